@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost, Update
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.dashboard.server import CommandQuestions, Feed, listen, serve
 from spark_cluster.errors import Unreachable
 
@@ -22,7 +22,7 @@ NAMES = ["spark1", "spark2"]
 SAMPLES = 600
 
 
-def sample(node: str, second: int) -> Row:
+def sample(node: str, second: int) -> TelemetryRow:
     """A model that is loaded in the first two minutes, and serves afterwards."""
     load = min(1.0, second / 120)
     serving = second > 150 and second % 200 > 40
@@ -31,7 +31,7 @@ def sample(node: str, second: int) -> Row:
     found = [ProcessMemory(pid=812, name="VLLM::Worker_TP", used_mib=ours)]
     if second < 400:
         found.append(ProcessMemory(pid=77, name="/usr/bin/<b>python3</b>", used_mib=6_000))
-    return Row(
+    return TelemetryRow(
         BEGAN + timedelta(seconds=second), node,
         sm_clock_mhz=2400.0 if serving else 800.0, power_w=20 + 40 * serving * wave,
         temperature_c=45 + 15 * load, throttle="sw_thermal_slowdown" if second == SAMPLES else "",

@@ -14,13 +14,12 @@ from typing_extensions import TypedDict
 from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.compare import Comparison as RunComparison
-from spark_cluster.bench.duration import Duration
-from spark_cluster.bench.expansion import PlannedCell, PlannedSetup
-from spark_cluster.bench.fabric_record import FabricRecord
+from spark_cluster.bench.expansion import Duration, PlannedCell, PlannedSetup
+from spark_cluster.bench.fabric_run import FabricRecord
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.references import PublishedComparison
 from spark_cluster.bench.suite import Suite
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.cli import cli as root
 from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
@@ -83,14 +82,12 @@ from spark_cluster.issues.explain import Explanation
 from spark_cluster.models import memory_share
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
-from spark_cluster.plan.evidence import Comparison
+from spark_cluster.plan.estimate import Constants, Estimate
+from spark_cluster.plan.evidence import ComparedEvidence
 from spark_cluster.plan.kv import KvCache
 from spark_cluster.plan.plan import Plan
-from spark_cluster.plan.proposal import Verdict
-from spark_cluster.plan.purpose import Advice
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.together import PlanTogether
+from spark_cluster.plan.planner import PlanTogether
+from spark_cluster.plan.proposal import Advice, SizeVerdict
 from spark_cluster.resources.base import Resource, resource_class
 from spark_cluster.resources.unit import Program
 from spark_cluster.runner import events
@@ -168,7 +165,7 @@ _RECIPE = {
     "base": NotRequired[str | None],
     "tensor_parallel": NotRequired[dict[str, Any]],
     "expected_tok_s": NotRequired[dict[str, Estimate]],
-    "measured_by_others": NotRequired[dict[str, Comparison]],
+    "measured_by_others": NotRequired[dict[str, ComparedEvidence]],
     "measured_tok_s": NotRequired[list[Headline]],
 }
 """A recipe of `recipes list`: a valid one has what is not required, another one `error`."""
@@ -192,7 +189,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
                     **dict.fromkeys(("recipe", "origin", "model", "base", "description"), str),
                     "quantization": str,
                     "tags": list[str],
-                    "verdicts": dict[str, Verdict],
+                    "verdicts": dict[str, SizeVerdict],
                 }
             ],
         },
@@ -213,7 +210,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
             "tp": int,
             "command": list[str],
             "expected_tok_s": dict[str, Estimate],
-            "measured_by_others": dict[str, Comparison],
+            "measured_by_others": dict[str, ComparedEvidence],
         },
     ),
     "plan": ("plan", Plan),
@@ -302,7 +299,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         {"run": str, "command": str, "memory": [MemoryOfNode], "plot": str | None},
     ),
     "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
-    "top": ("top", Row),
+    "top": ("top", TelemetryRow),
     "dashboard": ("dashboard", {"url": str}),
     "exec": (
         "exec",

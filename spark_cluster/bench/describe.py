@@ -15,8 +15,9 @@ from spark_cluster.bench.record import (
     ReplicaServer,
     Setup,
     VramReading,
+    number,
+    printable,
 )
-from spark_cluster.bench.run_folder import number, printable
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node

@@ -24,9 +24,8 @@ from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench.describe import node_record, of_repository, text_of
 from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
-from spark_cluster.bench.record import Record, Repeats, Setup
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import RECORD, load_record, printable
+from spark_cluster.bench.record import RECORD, Record, Repeats, Setup, load_record, printable
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
 from spark_cluster.config.extension import Allowances

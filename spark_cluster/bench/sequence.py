@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from spark_cluster.bench import describe, generators, run_telemetry
-from spark_cluster.bench.expansion import PlannedCell, Step, cells_text
-from spark_cluster.bench.generator import result
-from spark_cluster.bench.head import is_done_there, load_base, measure, settings_of
-from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.record import CellResult, CheckResult
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import printable
+from spark_cluster.bench import describe, generators, on_node
+from spark_cluster.bench.expansion import PlannedCell, Step, cells_text, result
+from spark_cluster.bench.record import CellResult, RecordedCheck, printable
+from spark_cluster.bench.references import predictions
+from spark_cluster.bench.steps import BenchRun, is_done_there, load_base, measure, settings_of
 from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.topology import Node
@@ -91,7 +88,7 @@ def on_loopback(endpoint: Endpoint) -> Endpoint:
     return replace(endpoint, host=LOOPBACK, api_key=None, tls=None, pem=None)
 
 
-def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[CheckResult, ...]:
+def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[RecordedCheck, ...]:
     """Return the checks of a step's server, those of the record where it has them; none where the
     suite does not want any.
 
@@ -118,7 +115,7 @@ def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[Ch
         )
     for one in found.failed:
         play.note(f"{step.setup.id}: {one.title}: {one.found}", warning=True)
-    return tuple(CheckResult.model_validate(one, from_attributes=True) for one in found.verdicts)
+    return tuple(RecordedCheck.model_validate(one, from_attributes=True) for one in found.verdicts)
 
 
 def take_down(play: Play, run: BenchRun, step: Step) -> None:
@@ -233,9 +230,13 @@ def go_on(
         raise
     finally:
         if not play.check:
-            run_telemetry.merge(run.folder)
-    if play.check:
-        return
+            on_node.merge(run.folder)
+    if not play.check:
+        _end(run)
+
+
+def _end(run: BenchRun) -> None:
+    """End a run; raises Failed where cells have no result."""
     left = sum(len(run.left(step)) for step in run.pending)
     run.end("failed" if left else "complete")
     if left:

@@ -14,10 +14,9 @@ from rich.table import Table
 
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import cells_text
-from spark_cluster.bench.fabric_record import EXPECTED_GB_S, FILE, FabricRecord
-from spark_cluster.bench.head import fetch as fetch_step
-from spark_cluster.bench.head import is_measuring
-from spark_cluster.bench.head import stop as stop_step
+from spark_cluster.bench.fabric_run import EXPECTED_GB_S, FILE, FabricRecord
+from spark_cluster.bench.on_node import merge
+from spark_cluster.bench.record import load_record, save_document
 from spark_cluster.bench.repeat import (
     SOURCE,
     Original,
@@ -29,9 +28,9 @@ from spark_cluster.bench.repeat import (
     must_be_trusted,
     pin,
 )
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import load_record, save_document
-from spark_cluster.bench.run_telemetry import merge
+from spark_cluster.bench.steps import BenchRun, is_measuring
+from spark_cluster.bench.steps import fetch as fetch_step
+from spark_cluster.bench.steps import stop as stop_step
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_measure import (
     RESULTS,
@@ -49,7 +48,7 @@ from spark_cluster.cli.serving import recipe_for_ray
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import UsageError, VerificationFailed
-from spark_cluster.plan.speed.constants import Constants
+from spark_cluster.plan.estimate import Constants
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 

@@ -13,25 +13,33 @@ from rich.table import Table
 
 from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row, part_of
 from spark_cluster.bench.compare import compare as compare_runs
-from spark_cluster.bench.duration import Duration, estimate
-from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
-from spark_cluster.bench.planned_speed import Preview, planned_speeds, preview
-from spark_cluster.bench.record import SHOWN_PERCENTILES, CellKey, CellResult, MetricName, Record
+from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand, measurable
+from spark_cluster.bench.record import (
+    REPORT,
+    SHOWN_PERCENTILES,
+    CellKey,
+    CellResult,
+    MetricName,
+    Record,
+    load_record,
+)
 from spark_cluster.bench.references import (
     ANY_OUTPUT,
     PredictedFigure,
+    Preview,
     PublishedComparison,
     against_plan,
     against_published,
     coverage,
     mean_error,
+    planned_speeds,
+    preview,
 )
 from spark_cluster.bench.report import Report, write_report
-from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.formats import Table as Figures
-from spark_cluster.bench.report.formats import number
+from spark_cluster.bench.report.rendering import Table as Figures
+from spark_cluster.bench.report.rendering import number
+from spark_cluster.bench.report.results import Results
 from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
-from spark_cluster.bench.run_folder import REPORT, load_record
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled

@@ -359,10 +359,10 @@ def _status(app: App, play: Play) -> dict[str, Any]:
 
 def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     """The inventory's recipe and its plan on these nodes; the hub is not asked."""
-    from spark_cluster.bench.planned_speed import own_evidence
+    from spark_cluster.bench.references import own_evidence
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey
-    from spark_cluster.plan.planner import Planner, Question, of_a_recipe
+    from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe
 
     recipe = usual_recipe(app.cluster)
     if recipe is None:
@@ -372,7 +372,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     subject = of_a_recipe(recipe, launch)
     rooms, facts = survey(play, subject.node_path)
     planner = Planner(app.project, hub(offline=True), partial(own_evidence, app.project))
-    archive.add_json("plan.json", planner.plan(subject, rooms, Question(), facts).to_dict())
+    archive.add_json("plan.json", planner.plan(subject, rooms, PlannedLoad(), facts).to_dict())
 
 
 def _records(archive: BundleArchive) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import click
 
-from spark_cluster.bench.planned_speed import own_evidence
+from spark_cluster.bench.references import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.cli.options import (
     Allowing,
@@ -46,10 +46,18 @@ from spark_cluster.engine.survey import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command, of_a_recipe
-from spark_cluster.plan.purpose import Purpose, advise
+from spark_cluster.plan.planner import (
+    Placed,
+    PlannedLoad,
+    Planner,
+    PlanTogether,
+    Subject,
+    of_a_command,
+    of_a_recipe,
+    plan_together,
+)
+from spark_cluster.plan.proposal import Purpose, advise
 from spark_cluster.plan.room import NodeMemory, assumed
-from spark_cluster.plan.together import Placed, PlanTogether, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
@@ -98,7 +106,7 @@ def plan(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
-    question = Question(context, prompt, users)
+    question = PlannedLoad(context, prompt, users)
     if recipe_name is None and text is None and serves_several(app.cluster):
         must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
         models = models_to_serve(app.cluster, allow)
@@ -201,7 +209,7 @@ def _advise(
     planner: Planner,
     subject: Subject,
     rooms: Sequence[NodeMemory],
-    question: Question,
+    question: PlannedLoad,
     purpose: Purpose,
 ) -> int:
     advice = advise(planner, subject, rooms, question, purpose)

@@ -11,13 +11,13 @@ from spark_cluster.cli.console import joined, labelled, mark, painted, plain_tab
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.launch import options_text
+from spark_cluster.plan.estimate import SHOWN_FROM, Estimate, range_text
 from spark_cluster.plan.evidence import said
 from spark_cluster.plan.fit import Fit
 from spark_cluster.plan.plan import Plan, Speed, times
-from spark_cluster.plan.purpose import Advice, Topology
+from spark_cluster.plan.planner import NodeTogether, PlanTogether
+from spark_cluster.plan.proposal import Advice, Topology
 from spark_cluster.plan.room import NodeMemory
-from spark_cluster.plan.speed.estimate import SHOWN_FROM, Estimate, range_text
-from spark_cluster.plan.together import NodeTogether, PlanTogether
 
 WIDTH = 48
 BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "▓", "left": "░"}

@@ -25,13 +25,11 @@ from spark_cluster.errors import UsageError
 from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
+from spark_cluster.plan.estimate import Constants, Estimate, load_constants
 from spark_cluster.plan.evidence import said
 from spark_cluster.plan.kv import KvCache, KvLayout
-from spark_cluster.plan.speed.constants import Constants, load_constants
-from spark_cluster.plan.speed.decode import Speculative, decode, speculative
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.speed.prefill import prefill
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.serving import ServingSetup
+from spark_cluster.plan.speed import Speculative, decode, prefill, speculative
 
 GB = 1e9
 ANSWER = 1024
@@ -182,7 +180,7 @@ def _rates(text: str | None) -> list[float]:
 
 def _drafted(
     recipe: Recipe | None,
-    serving: Serving,
+    serving: ServingSetup,
     context: int,
     concurrency: int,
     constants: Constants,

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabric
-from spark_cluster.bench.planned_speed import own_evidence
+from spark_cluster.bench.fabric_run import FabricRecord, is_fabric, load_fabric
+from spark_cluster.bench.references import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.config.launch import Launch, of_recipe
@@ -27,7 +27,8 @@ from spark_cluster.models.memory_share import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.node.durable import write_file
 from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
-from spark_cluster.plan.evidence import Comparison, Evidence, by_others
+from spark_cluster.plan.estimate import CALIBRATION, Constants, Estimate, carried, exchanges
+from spark_cluster.plan.evidence import ComparedEvidence, Evidence, by_others
 from spark_cluster.plan.room import assumed
 from spark_cluster.plan.runs import (
     UNFITTED,
@@ -37,11 +38,8 @@ from spark_cluster.plan.runs import (
     read_runs,
     with_runtime,
 )
-from spark_cluster.plan.speed.constants import CALIBRATION, Constants, carried, exchanges
-from spark_cluster.plan.speed.decode import Decode, Speculative
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.speed.prefill import Prefill
-from spark_cluster.plan.speed.serving import Serving, serving_of
+from spark_cluster.plan.serving import ServingSetup, serving_of
+from spark_cluster.plan.speed import Decode, Prefill, Speculative
 
 # The document of `predict speed`.
 
@@ -85,7 +83,7 @@ class PredictedSpeed(Document):
         return None if self.too_large else found.rounded(digits)
 
     @printed
-    def measured(self) -> Comparison | None:
+    def measured(self) -> ComparedEvidence | None:
         """What was measured, next to the prediction."""
         if self.evidence is None or self.too_large:
             return None
@@ -104,7 +102,7 @@ class PredictedSpeed(Document):
 
 def served_by(
     app: App, given: Mapping[str, str | None], hub: Hub | None = None
-) -> tuple[Recipe | None, Serving]:
+) -> tuple[Recipe | None, ServingSetup]:
     """Return the recipe, if one is named, and what is served by the options.
 
     Args:
@@ -129,11 +127,17 @@ def served_by(
     geometry = find(str(model), app.project.folder, hub=hub)
     quantization = must_be_known(asked) if asked else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
-    return None, Serving(geometry, quantization, kv_dtype, tp)
+    return None, ServingSetup(geometry, quantization, kv_dtype, tp)
 
 
 def evidence_of(
-    app: App, recipe: Recipe | None, serving: Serving, *, many: int, context: float, drafts: int
+    app: App,
+    recipe: Recipe | None,
+    serving: ServingSetup,
+    *,
+    many: int,
+    context: float,
+    drafts: int,
 ) -> Evidence | None:
     """Return what was measured of it, by the user's own runs first.
 
@@ -150,7 +154,7 @@ def evidence_of(
     return own or by_others(launch, serving, users=many, context=context, drafted=drafts)
 
 
-def too_large(serving: Serving) -> str:
+def too_large(serving: ServingSetup) -> str:
     """Return why the weights do not fit an idle Spark; empty when they do."""
 
     (room,) = assumed(1)
@@ -233,7 +237,7 @@ def _points(
     recipe = given.get("recipe")
     has_drafter = recipe is not None and load_recipe(recipe, app.project).drafter is not None
 
-    def ask(row: Mapping[str, str]) -> Serving:
+    def ask(row: Mapping[str, str]) -> ServingSetup:
         """Return the serving configuration of a row, else that of the command line."""
         tp = row.get("tp", "1")
         if not tp.isdecimal() or tp == "0":

@@ -29,13 +29,12 @@ from spark_cluster.config.recipes import (
     search_recipes,
 )
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.plan.estimate import SMALLEST, Estimate, load_constants
 from spark_cluster.plan.evidence import Evidence, by_others, said
 from spark_cluster.plan.planner import Planner
-from spark_cluster.plan.proposal import Verdict, verdicts
-from spark_cluster.plan.speed.constants import load_constants
-from spark_cluster.plan.speed.decode import CONTEXT, request_speed
-from spark_cluster.plan.speed.estimate import SMALLEST, Estimate
-from spark_cluster.plan.speed.serving import Serving, serving_of
+from spark_cluster.plan.proposal import SizeVerdict, verdicts
+from spark_cluster.plan.serving import ServingSetup, serving_of
+from spark_cluster.plan.speed import CONTEXT, request_speed
 
 _COMMANDS = {
     "list": "recipes:list_",
@@ -152,7 +151,7 @@ def evidence(recipe: Recipe, project: Project) -> dict[int, Evidence]:
     return found
 
 
-def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, Serving]]:
+def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, ServingSetup]]:
     """Yield the usual sizes whose weights fit, without those whose model's shape is not known."""
     for tp in recipe.tensor_parallel.usual:
         try:
@@ -198,7 +197,7 @@ def document(
     }
 
 
-def found_document(one: FoundRecipe, answers: list[Verdict]) -> dict[str, Any]:
+def found_document(one: FoundRecipe, answers: list[SizeVerdict]) -> dict[str, Any]:
     """Return it as `recipes search --json` prints it."""
     fields = one.fields
     return {
@@ -213,15 +212,15 @@ def found_document(one: FoundRecipe, answers: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def _verdicts(app: App, one: FoundRecipe) -> list[Verdict]:
+def _verdicts(app: App, one: FoundRecipe) -> list[SizeVerdict]:
     try:
         recipe = load_recipe(one.reference, app.project)
     except SparkClusterError as error:
-        return [Verdict(1, None, error.message)]
+        return [SizeVerdict(1, None, error.message)]
     return list(verdicts(recipe, Planner(app.project)))
 
 
-def _show_found(app: App, rows: list[tuple[FoundRecipe, list[Verdict]]]) -> None:
+def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]]) -> None:
     """Two lines a recipe: a name of a registry is too long for a column of a table."""
     for one, answers in rows:
         own = " (yours)" if one.origin == "yours" else ""
@@ -232,7 +231,7 @@ def _show_found(app: App, rows: list[tuple[FoundRecipe, list[Verdict]]]) -> None
         app.console.print(styled("  {}", joined(lines, "\n  ")), soft_wrap=True)
 
 
-def _answer(verdict: Verdict) -> Text:
+def _answer(verdict: SizeVerdict) -> Text:
     sparks = "one Spark" if verdict.tp == 1 else "two Sparks"
     if verdict.feasible is None:
         return styled("{}: [dim]not known ({})[/]", sparks, verdict.reason)

@@ -32,7 +32,7 @@ from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.models.lookup import Hub
 from spark_cluster.models.memory_share import GIB
-from spark_cluster.plan.speed.serving import serving_of
+from spark_cluster.plan.serving import serving_of
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20

@@ -111,14 +111,14 @@ def keep_plot(run: str, bus: Bus, memory: MemoryPhases) -> Path | None:
     """
     if all(node.under_load is None for node in memory.nodes.values()):
         return None  # nothing was started
-    from spark_cluster.bench.report import plot_run
+    from spark_cluster.bench.report import rendering
     from spark_cluster.engine import vram
 
-    if not plot_run.is_installed():
+    if not rendering.is_installed():
         return None
     path = vram.plot_path(run)
     try:
-        plot_run.write_plot(vram.of_run(run), path)
+        rendering.write_plot(vram.of_run(run), path)
     except SparkClusterError as error:
         bus.emit(Note(f"no plot of the memory: {error}", "warning"))
         return None

@@ -380,7 +380,7 @@ def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
 
     record = vram.of_run(None if run == LAST else run)
     if file is not None:
-        from spark_cluster.bench.report.plot_run import write_plot
+        from spark_cluster.bench.report.rendering import write_plot
 
         write_plot(record, file)
     phases = record.phases()

@@ -31,7 +31,7 @@ from spark_cluster.config.project import INVENTORY
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import Interrupted, Refused, SparkClusterError, UsageError
 from spark_cluster.plan.planner import Planner
-from spark_cluster.plan.proposal import USERS, Proposal, Speed, Want, propose
+from spark_cluster.plan.proposal import USERS, Preference, Proposal, Want, propose
 
 if TYPE_CHECKING:
     from spark_cluster.config.discovery import Answers
@@ -512,7 +512,7 @@ def model(
     if speed is None:
         speed = "latency" if want == "embedding" else _one_of(flow, "How fast?", SPEEDS)
     count = flow.count
-    found = proposals(flow, cast(Want, want), cast(Speed, speed), count)
+    found = proposals(flow, cast(Want, want), cast(Preference, speed), count)
     if not found:
         raise Refused(
             f"no recipe for {want} fits {count} idle Spark{'s' if count > 1 else ''}",
@@ -539,7 +539,7 @@ def _one_of(flow: Flow, question: str, options: dict[str, str]) -> str:
     return names[flow.ask.choice("Number", len(names))]
 
 
-def proposals(flow: Flow, want: Want, speed: Speed, nodes: int) -> list[Proposal]:
+def proposals(flow: Flow, want: Want, speed: Preference, nodes: int) -> list[Proposal]:
     """Return what fits, the best first; recipes that cannot be read are not among them."""
     project, recipes = flow.app.project, []
     for name in project.list("recipes"):

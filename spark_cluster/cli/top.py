@@ -19,9 +19,7 @@ from spark_cluster.bench.sampling import (
     metrics_url,
     warnings,
 )
-from spark_cluster.bench.telemetry import Row
-from spark_cluster.bench.telemetry_file import JsonLinesWriter, writer
-from spark_cluster.bench.telemetry_flags import size
+from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, size, writer
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, show_error, visible
 from spark_cluster.cli.options import DeclaredCommand, Positive
@@ -63,7 +61,7 @@ def _both(received: float | None, sent: float | None) -> str:
     return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))
 
 
-Figures = tuple[tuple[str, str, Callable[[Row], str]], ...]
+Figures = tuple[tuple[str, str, Callable[[TelemetryRow], str]], ...]
 """The title of a column, empty where there is none; how a line says it; the figure of a sample."""
 
 NODE: Figures = (
@@ -158,7 +156,7 @@ def _updates(
             return
         update = sampling.next(left)
         is_news = update is not None and live.take(update)
-        if kept is not None and isinstance(update, Row):
+        if kept is not None and isinstance(update, TelemetryRow):
             kept.write(update)
         yield update if is_news else None
         error = live.first_loss()
@@ -189,7 +187,7 @@ def _draw(app: App, live: LiveState, updates: Iterator[Update | None]) -> None:
 
 def _line_document(update: Update) -> dict[str, object]:
     """A line of --json: a sample, or a node that was lost."""
-    if isinstance(update, Row):
+    if isinstance(update, TelemetryRow):
         return update.to_dict()
     return {"node": update.node, **update.error.to_dict()}
 
@@ -268,7 +266,7 @@ def _table(first: str, *others: str) -> Table:
 
 def line(update: Update) -> str:
     """Return one line for a sample or a loss, for scripts and files that people read."""
-    if not isinstance(update, Row):
+    if not isinstance(update, TelemetryRow):
         return f"{update.node}: {update.error.message}"
     parts = [text.format(figure(update)) for _, text, figure in NODE]
     if update.running is not None:

@@ -40,7 +40,7 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from spark_cluster.bench.run_folder import PAGE, RECORD, REPORT, load_record
+from spark_cluster.bench.record import PAGE, RECORD, REPORT, load_record
 from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError

@@ -25,7 +25,7 @@ from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
     from spark_cluster.plan.plan import Feasibility
-    from spark_cluster.plan.together import PlanTogether
+    from spark_cluster.plan.planner import PlanTogether
 
 
 def serves(running: ContainerState, server: Server) -> bool:

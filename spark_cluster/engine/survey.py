@@ -21,9 +21,8 @@ from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.lookup import Hub, cached, known_models, online
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.plan.plan import Feasibility
-from spark_cluster.plan.planner import Planner, Subject
+from spark_cluster.plan.planner import Placed, Planner, PlanTogether, Subject, plan_together
 from spark_cluster.plan.room import NodeMemory, of_facts
-from spark_cluster.plan.together import Placed, PlanTogether, plan_together
 from spark_cluster.runner.play import Play
 
 DONE = ".complete"

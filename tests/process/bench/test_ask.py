@@ -16,9 +16,8 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import deployment_for
 
-from spark_cluster.bench import answers, generators, on_node
-from spark_cluster.bench.expansion import PlannedCell, expand
-from spark_cluster.bench.generator import At
+from spark_cluster.bench import generators, on_node
+from spark_cluster.bench.expansion import At, PlannedCell, expand
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite import Suite
 from spark_cluster.node import completions
@@ -272,7 +271,7 @@ CELL = PlannedCell("a", "s", expand(Suite.model_validate(
     ],
 )
 def test_a_file_that_is_none(data, why):
-    found = answers.parse(CELL, answers.of_suite(_one()), data)
+    found = generators.judged(CELL, generators.of_suite(_one()), data)
     assert found.status == "failed"
     assert why in found.reason
 

@@ -19,15 +19,18 @@ from serve_plans import server_for
 
 from spark_cluster.bench import fabric_run
 from spark_cluster.bench.fabric_probe import MARK
-from spark_cluster.bench.fabric_record import (
+from spark_cluster.bench.fabric_run import (
     FILE,
     FabricRecord,
     all_reduce,
     judged,
     load_fabric,
+    messages,
+    must_be_possible,
+    record_of,
+    result_in,
 )
-from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
-from spark_cluster.bench.run_folder import save_document
+from spark_cluster.bench.record import save_document
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.topology import Link
 from spark_cluster.engine.names import SERVER

@@ -17,9 +17,8 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import deployment_for
 
-from spark_cluster.bench import benchy, generators, guidellm, vllm_bench
-from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.generator import At
+from spark_cluster.bench import generators, open_loop
+from spark_cluster.bench.expansion import At, PlannedCell
 from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
 
@@ -56,7 +55,7 @@ def test_a_good_result():
     assert found.metrics["tg_tps"].mean == pytest.approx(275.847, abs=0.01)
     assert len(found.metrics["tg_tps"].values) == 3
     assert found.metrics["ttfr_ms"].mean < 100
-    assert set(found.metrics) == {*benchy.TOTALS, *benchy.OF_REQUESTS}
+    assert set(found.metrics) == {*generators.TOTALS, *generators.OF_REQUESTS}
 
 
 def test_nulls_are_a_failure_although_the_exit_status_was_0():
@@ -95,7 +94,7 @@ def good() -> dict:
 
 
 def read(data, **changed):
-    return benchy.parse(cell(**changed), data, benchy.Requests(), SETTINGS)[0]
+    return generators.benchy_results(cell(**changed), data, generators.Requests(), SETTINGS)[0]
 
 
 @pytest.mark.parametrize("data", [{}, {"benchmarks": []}, {"benchmarks": None}, {"benchmarks": 3}])
@@ -128,7 +127,7 @@ def test_requests_of_a_run_are_one_value():
     data = copy.deepcopy(good())
     entry = data["benchmarks"][0]
     entry["concurrency"] = 2
-    for field in benchy.OF_REQUESTS.values():
+    for field in generators.OF_REQUESTS.values():
         entry[field]["values"] = [1.0, 3.0, 2.0, 4.0, 10.0, 20.0]
     metric = read(data, concurrency=2).metrics["ttfr_ms"]
     assert metric.values == (2.0, 3.0, 15.0)
@@ -144,30 +143,30 @@ def test_a_file_that_was_cut_is_a_failure(text):
 
 def test_progress():
     lines = (DATA / "some.jsonl").read_text().splitlines()
-    progress = benchy.read_progress([*lines[:-1], '{"schema": "llama-ben', "[]", "null", ""])
+    progress = generators.read_progress([*lines[:-1], '{"schema": "llama-ben', "[]", "null", ""])
     assert (progress.ended, progress.short, len(progress.errors)) == (6, 0, 2)
     assert progress.complete == ""
-    assert benchy.read_progress(lines).complete == "ok"
+    assert generators.read_progress(lines).complete == "ok"
 
 
 def test_short_answers_are_a_failure_where_the_length_is_fixed():
     lines = (DATA / "ok.jsonl").read_text().replace('"total_tokens":8', '"total_tokens":5')
-    progress = benchy.read_progress(lines.splitlines())
-    (found,) = benchy.parse(cell(), good(), progress, SETTINGS)
+    progress = generators.read_progress(lines.splitlines())
+    (found,) = generators.benchy_results(cell(), good(), progress, SETTINGS)
     assert "3 of 3 answers were shorter" in found.reason
     free = MeasurementSettings(exact_output=False)
-    assert benchy.parse(cell(), good(), progress, free)[0].status == "ok"
+    assert generators.benchy_results(cell(), good(), progress, free)[0].status == "ok"
 
 
 def test_the_command_line():
-    words = benchy.arguments(at(CACHED), cell("c", 5, 4, 4096))
+    words = generators.benchy_arguments(at(CACHED), cell("c", 5, 4, 4096))
     text = " ".join(words)
     assert "--pp 64 --tg 8 --depth 4096 --concurrency 4 --runs 5" in text
     assert "--enable-prefix-caching --exact-tg --extra-body temperature=0" in text
     assert "--save-result /var/lib/x/raw/c.json --format json" in text
-    assert "--no-cache" in benchy.arguments(at(), cell())
+    assert "--no-cache" in generators.benchy_arguments(at(), cell())
     free = MeasurementSettings(temperature=None, exact_output=False, coherence=False)
-    others = benchy.arguments(at(free), cell())
+    others = generators.benchy_arguments(at(free), cell())
     assert "--skip-coherence" in others
     assert not {"--extra-body", "--exact-tg", "--api-key"} & set(others)
 
@@ -184,8 +183,8 @@ def test_the_launcher_gives_it_a_text_for_its_prompts(tmp_path):
     )
     (tmp_path / "book.txt").write_text("once")
     env = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path / "home")}
-    env[benchy.BOOK] = str(tmp_path / "book.txt")
-    argv = [sys.executable, "-c", benchy.LAUNCHER, "--pp", "1"]
+    env[generators.BOOK] = str(tmp_path / "book.txt")
+    argv = [sys.executable, "-c", generators.LAUNCHER, "--pp", "1"]
     for _ in range(2):
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
         assert done.stdout == "['--pp', '1']\nonce\n"
@@ -209,12 +208,12 @@ def served(**changed):
     }  # fmt: skip
     for name in ("ttft", "tpot", "itl", "e2el"):
         data[f"mean_{name}_ms"] = 40.0
-        data |= {f"p{p}_{name}_ms": 40.0 + p for p in vllm_bench.PERCENTILES}
+        data |= {f"p{p}_{name}_ms": 40.0 + p for p in open_loop.PERCENTILES}
     return {**data, **changed}
 
 
 def test_an_open_loop():
-    found = vllm_bench.parse(RATE, [served(), served(request_goodput=1.7)], SLO)
+    found = open_loop.parse(RATE, [served(), served(request_goodput=1.7)], SLO)
     assert found.status == "ok"
     assert found.metrics["goodput"].values == (1.5, 1.7)
     assert found.metrics["ttft_ms"].percentiles["p99"] == 139.0
@@ -258,25 +257,25 @@ def test_what_vllm_writes():
     ],
 )
 def test_what_fails(data, reason):
-    found = vllm_bench.parse(RATE, [served(), data], SLO)
+    found = open_loop.parse(RATE, [served(), data], SLO)
     assert found.status == "failed"
     assert reason in found.reason
 
 
 def test_a_server_that_does_not_keep_up():
     slow = served(request_throughput=0.5)
-    assert "kept up with 0.50 of 2 requests" in vllm_bench.parse(RATE, [slow, slow]).attention[0]
+    assert "kept up with 0.50 of 2 requests" in open_loop.parse(RATE, [slow, slow]).attention[0]
 
 
 def test_the_command_line_of_vllm():
-    words = vllm_bench.arguments(at(slo=SLO), RATE, "/out", run=2)
+    words = open_loop.vllm_arguments(at(slo=SLO), RATE, "/out", run=2)
     text = " ".join(words)
     assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
     assert "--request-rate 2 --ignore-eos --temperature 0" in text
     assert "--goodput ttft:500 tpot:50 --" in text
     assert "--result-dir /out --result-filename open.2.json" in text
     assert "--seed 2" in text
-    closed = vllm_bench.arguments(at(), cell(concurrency=4), "/out")
+    closed = open_loop.vllm_arguments(at(), cell(concurrency=4), "/out")
     assert closed[closed.index("--max-concurrency") + 1] == "4"
 
 
@@ -298,7 +297,7 @@ def guided(name, runs=1, requests=6):
 def test_what_guidellm_writes():
     found = guided("ok")
     assert (found.status, found.reason, found.attention) == ("ok", "", ())
-    assert set(found.metrics) == {*vllm_bench.TIMES, *vllm_bench.RATES}
+    assert set(found.metrics) == {*open_loop.TIMES, *open_loop.RATES}
     assert found.metrics["itl_ms"].mean == pytest.approx(18.83, abs=0.01)
     assert found.metrics["e2el_ms"].percentiles["p50"] == pytest.approx(245.9, abs=0.1)
     assert set(found.metrics["ttft_ms"].percentiles) == {"p5", "p50", "p90", "p95", "p99"}
@@ -315,28 +314,28 @@ def test_what_failed_says_guidellm_too():
 
 @pytest.mark.parametrize("data", [{}, {"metadata": 7}, {"metadata": {"guidellm_version": "0.5.0"}}])
 def test_a_report_of_another_version_or_shape(data):
-    why = guidellm.as_vllm(data)
+    why = open_loop.as_vllm(data)
     assert isinstance(why, str)
     assert "expected 0.8.1" in why
     own = {"metadata": {"guidellm_version": "0.8.1"}}
     for benchmarks in (None, [], [{"metrics": []}], [{"requests": {"errored": 7}}]):
-        found = vllm_bench.parse(RATE, [guidellm.as_vllm({**own, "benchmarks": benchmarks})])
+        found = open_loop.parse(RATE, [open_loop.as_vllm({**own, "benchmarks": benchmarks})])
         assert found.status == "failed"
 
 
 @pytest.mark.parametrize("huge", [10**400, 1e308], ids=["no float", "no sum"])
 def test_a_figure_that_nothing_has_counts_as_missing(huge):
     """A load generator, and the server that it measures, may write anything."""
-    told = {name: {"successful": {"mean": huge}} for name, _ in guidellm.FIELDS.values()}
+    told = {name: {"successful": {"mean": huge}} for name, _ in open_loop.FIELDS.values()}
     told["requests_per_second"] = {"successful": {"mean": huge}}
     report = {"metadata": {"guidellm_version": "0.8.1"}, "benchmarks": [{"metrics": told}]}
-    found = vllm_bench.parse(RATE, [guidellm.as_vllm(report)] * 2)
+    found = open_loop.parse(RATE, [open_loop.as_vllm(report)] * 2)
     assert "request_throughput has no value" in found.reason
     assert "mean_ttft_ms has no value" in found.reason
 
 
 def test_the_command_line_of_guidellm():
-    words = guidellm.arguments(at(), RATE, 2)
+    words = open_loop.guidellm_arguments(at(), RATE, 2)
     given = {
         name.removeprefix("--"): json.loads(value)
         for name, value in zip(words[1::2], words[2::2], strict=False)
@@ -348,5 +347,5 @@ def test_the_command_line_of_guidellm():
     assert given["output"]["path"] == "/var/lib/x/raw/open.2.json"
     assert given["backend"]["target"] == "http://127.0.0.1:8000"
     assert given["backend"]["extras"] == {"body": {"ignore_eos": True, "temperature": 0}}
-    closed = guidellm.arguments(at(), cell(concurrency=4), 1)
+    closed = open_loop.guidellm_arguments(at(), cell(concurrency=4), 1)
     assert '{"kind": "concurrent", "streams": [4]}' in closed

@@ -203,7 +203,7 @@ def test_one_benchmark_at_a_time_and_which_one_is_known(plan, tmp_path_factory):
 
 def test_what_root_works_in_is_roots():
     """The login user could put links into folders of its own, which root would follow."""
-    job = on_node.Job(f"{on_node.FOLDER}/r/s", ("http://x",), (), "nvidia", 600.0)
+    job = on_node.MeasurementJob(f"{on_node.FOLDER}/r/s", ("http://x",), (), "nvidia", 600.0)
     assert {r.owner for r in job.resources if isinstance(r, Directory)} == {"root"}
     assert {r.owner for r in job.resources if isinstance(r, File)} <= {None, "root"}
     (command,) = [r for r in job.resources if isinstance(r, Command)]

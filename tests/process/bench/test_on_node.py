@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from factories import put
 
-from spark_cluster.bench import on_node, run_telemetry
-from spark_cluster.bench.run_telemetry import FILE, Recording
+from spark_cluster.bench import on_node
+from spark_cluster.bench.on_node import FILE, Recording
 from spark_cluster.errors import Failed
 from spark_cluster.node.telemetry import KEPT_FILES
 from spark_cluster.runner.session import Session
@@ -163,6 +163,6 @@ def test_the_lines_of_telemetry_come_in_their_order(agent, tmp_path):
     recording.fetch(tmp_path / "in")
     lines = [*map(str, range(KEPT_FILES - 1, 0, -1)), "newest"]
     for name, found in (("spark1", lines), ("spark2", [])):
-        path = tmp_path / "in" / run_telemetry.LINES.format(name)
+        path = tmp_path / "in" / on_node.LINES.format(name)
         assert gzip.decompress(path.read_bytes()).decode().split() == found
     assert notes == []

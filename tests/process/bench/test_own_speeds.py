@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from bench_records import dual_record, write_run
 
-from spark_cluster.bench.planned_speed import own_evidence
+from spark_cluster.bench.references import own_evidence
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.project import Project
 

@@ -24,13 +24,18 @@ from made_once import made_once
 from ruamel.yaml import YAML
 
 from spark_cluster import Cluster
-from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
-from spark_cluster.bench.report import build, sections, write_report
-from spark_cluster.bench.report.arena import COLUMNS
-from spark_cluster.bench.report.cells import Results, is_noise, speed_up
-from spark_cluster.bench.report.formats import MARK, Table, escape, fenced, tabulate
-from spark_cluster.bench.report.plots_nodes import NodeTelemetry, thin_out
-from spark_cluster.bench.report.run_verdict import answers, headline, verdict
+from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool, load_record
+from spark_cluster.bench.report import COLUMNS, build, sections, write_report
+from spark_cluster.bench.report.plots import NodeTelemetry, thin_out
+from spark_cluster.bench.report.rendering import MARK, Table, escape, fenced, tabulate
+from spark_cluster.bench.report.results import (
+    Results,
+    answers,
+    headline,
+    is_noise,
+    speed_up,
+    verdict,
+)
 from spark_cluster.bench.report.tables import (
     acceptance_table,
     answers_table,
@@ -38,7 +43,6 @@ from spark_cluster.bench.report.tables import (
     served_table,
     sweep_table,
 )
-from spark_cluster.bench.run_folder import load_record
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
 from spark_cluster.cli.options import take_globals

@@ -15,16 +15,13 @@ from bench_runs import begun
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
-from spark_cluster.bench import benchy, generators
-from spark_cluster.bench.expansion import Step, expand, measurable
-from spark_cluster.bench.generator import result
-from spark_cluster.bench.head import job_of, results_of
+from spark_cluster.bench import generators
+from spark_cluster.bench.expansion import Step, expand, measurable, result
 from spark_cluster.bench.on_node import EndedCell
-from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.record import NodeRecord, Record, Setup
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import load_record, number, numbers
+from spark_cluster.bench.record import NodeRecord, Record, Setup, load_record, number, numbers
+from spark_cluster.bench.references import predictions
 from spark_cluster.bench.sequence import on_loopback
+from spark_cluster.bench.steps import BenchRun, job_of, results_of
 from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.cli import bench_measure
 from spark_cluster.config.project import Project
@@ -123,7 +120,7 @@ def test_the_record_says_which_vllm_measured(tmp_path):
     assert (run.record.tool.name, run.record.tool.version) == ("vllm-bench", "0.31.1, 0.32.0")
     plain = made(tmp_path / "plain")
     plain.add_version("0.32.0")
-    assert plain.record.tool.version == benchy.VERSION
+    assert plain.record.tool.version == generators.LLAMA_BENCHY_VERSION
     asked = made(tmp_path / "asked", kind="tool_call", questions=["one"])
     asked.add_version("0.32.0")
     assert asked.record.tool.version == tool_checks.VERSION

@@ -374,8 +374,8 @@ def test_it_ends_with_its_parent(root):
         "import os, subprocess, sys, time\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
         "from spark_cluster.node.telemetry import SamplerSettings, argv\n"
-        f"told = SamplerSettings(every=0.1, file={str(file)!r}, root={str(root)!r},\n"
-        "                        parent=os.getpid())\n"
+        f"told = SamplerSettings(every=0.1, file={str(file)!r}, "
+        f"parent=os.getpid(), root={str(root)!r})\n"
         "subprocess.Popen(argv(told))\n"
         "time.sleep(600)\n"
     )

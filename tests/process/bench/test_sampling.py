@@ -15,7 +15,7 @@ from spark_cluster.bench import sampling
 from spark_cluster.bench import sampling as sampling_module
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import LiveState, Lost, Sampling, metrics_url, warnings
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.top import line, picture
 from spark_cluster.errors import Failed, Unreachable
@@ -38,7 +38,7 @@ FULL = {
 
 
 def row(node="spark1", **more):
-    return Row(NOON, node, **more)
+    return TelemetryRow(NOON, node, **more)
 
 
 def drawn(live, width=80):
@@ -185,7 +185,7 @@ def test_rows_of_both(nodes):
     with nodes.sample() as sampling:
         for name in ("spark2", "spark1"):
             found = first(sampling, lambda u, n=name: u.node == n and u.rdma_rx_bytes_s is not None)
-            assert isinstance(found, Row)
+            assert isinstance(found, TelemetryRow)
             assert found.sm_clock_mhz == 2411.0
     assert len(nodes.sessions) == 2
 
@@ -196,7 +196,7 @@ def test_a_node_that_is_away_comes_back(nodes):
         told = first(sampling, lambda u: isinstance(u, Lost))
         assert (told.node, told.for_good) == ("spark2", False)
         del nodes.refused["spark2"]
-        assert first(sampling, lambda u: isinstance(u, Row) and u.node == "spark2")
+        assert first(sampling, lambda u: isinstance(u, TelemetryRow) and u.node == "spark2")
 
 
 def test_a_connection_that_is_cut_is_made_again(nodes):
@@ -205,7 +205,7 @@ def test_a_connection_that_is_cut_is_made_again(nodes):
         cut = next(s for s in nodes.sessions if s.node == "spark1")
         cut._channel._process.kill()
         assert first(sampling, lambda u: isinstance(u, Lost)).node == "spark1"
-        assert first(sampling, lambda u: isinstance(u, Row) and u.node == "spark1")
+        assert first(sampling, lambda u: isinstance(u, TelemetryRow) and u.node == "spark1")
 
 
 def test_what_connecting_again_does_not_help(nodes):

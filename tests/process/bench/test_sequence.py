@@ -16,10 +16,9 @@ from fake_programs import Said
 
 from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.compare import compare
-from spark_cluster.bench.expansion import expand
-from spark_cluster.bench.generator import result
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import load_record
+from spark_cluster.bench.expansion import expand, result
+from spark_cluster.bench.record import load_record
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench
 from spark_cluster.cli.bench_measure import BenchResult

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.bench.duration import CELL_S, STARTUP_S, STOP_S, Speed, estimate
-from spark_cluster.bench.expansion import Expansion, expand, varied
+from spark_cluster.bench.expansion import (
+    CELL_S,
+    STARTUP_S,
+    STOP_S,
+    Expansion,
+    ServerSpeed,
+    estimate,
+    expand,
+    varied,
+)
 from spark_cluster.bench.suite import MOST_CELLS, MeasurementSettings, Variant, load_suite
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
@@ -188,7 +196,7 @@ def test_the_name_is_the_files(tmp_path):
 
 def test_the_duration_of_a_cell(tmp_path):
     found = written(tmp_path, "recipes: [lab-paris]\nprompt: [1000]\noutput: [100]\nruns: 4\n")
-    told = estimate(found, lambda *_: Speed(500, 10), SETTINGS)
+    told = estimate(found, lambda *_: ServerSpeed(500, 10), SETTINGS)
     assert told.seconds == pytest.approx(STARTUP_S + STOP_S + CELL_S + 5 * (2 + 10))
     assert told.steps == (told.seconds,)
     assert not told.unknown
@@ -197,7 +205,7 @@ def test_the_duration_of_a_cell(tmp_path):
 def test_replicas_share_the_requests():
     def seconds(replicas: int) -> float:
         text = f"recipes: [lab-paris]\nconcurrency: [4]\nreplicas: {replicas}\n"
-        return estimate(written(folder, text), lambda *_: Speed(500, 10), SETTINGS).seconds
+        return estimate(written(folder, text), lambda *_: ServerSpeed(500, 10), SETTINGS).seconds
 
     import tempfile
 
@@ -208,7 +216,7 @@ def test_replicas_share_the_requests():
 
 def test_an_open_loop_takes_as_long_as_requests_come(tmp_path):
     text = "recipes: [lab-paris]\ntool: vllm-bench\nrequest_rate: [0.5]\nrequests: 50\nruns: 1\n"
-    told = estimate(written(tmp_path, text), lambda *_: Speed(1e9, 1e9), SETTINGS)
+    told = estimate(written(tmp_path, text), lambda *_: ServerSpeed(1e9, 1e9), SETTINGS)
     assert told.seconds == pytest.approx(STARTUP_S + STOP_S + CELL_S + 100, abs=0.1)
 
 
@@ -216,7 +224,7 @@ def test_what_is_skipped_takes_no_time_and_what_is_unknown_is_said():
     arena = expanded("spark-arena-v2", "lab-paris")
     short = sum(not cell.skip for cell in arena.cells)
     assert 0 < short < len(arena.cells)
-    told = estimate(arena, lambda setup, context: Speed(500, 10), SETTINGS)
+    told = estimate(arena, lambda setup, context: ServerSpeed(500, 10), SETTINGS)
     assert told.seconds < short * 200 + STARTUP_S + STOP_S
     nothing = estimate(arena, lambda *_: None, SETTINGS)
     assert nothing.unknown == ("lab-paris-tp1",)

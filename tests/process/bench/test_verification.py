@@ -16,12 +16,10 @@ from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, served_by
 
 from spark_cluster.bench import sequence
-from spark_cluster.bench.duration import Speed, estimate
-from spark_cluster.bench.expansion import expand
-from spark_cluster.bench.record import CheckResult
-from spark_cluster.bench.report.setup_tables import check_tables
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import load_record
+from spark_cluster.bench.expansion import ServerSpeed, estimate, expand
+from spark_cluster.bench.record import RecordedCheck, load_record
+from spark_cluster.bench.report.tables import check_tables
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.verify import CheckVerdict
@@ -99,19 +97,19 @@ def test_the_report_has_a_table_of_them(tmp_path):
 
 def _records() -> tuple[Any, ...]:
     one, two = (
-        CheckResult(
+        RecordedCheck(
             id=v.id, title=v.title, streamed=True, status=v.status, found=v.found, seconds=1
         )
         for v in VERDICTS
     )
     lost = {"status": "not run", "found": "the server is gone", "seconds": 0, "streamed": False}
-    return (one, two, CheckResult(id="three", title="three", **lost))
+    return (one, two, RecordedCheck(id="three", title="three", **lost))
 
 
 def test_the_estimate_counts_them(tmp_path):
     def seconds(verify: bool, **changed: Any) -> float:
         run = bench_run(tmp_path, verify=verify, **changed)
-        speeds = lambda *_: Speed(500, 10)  # noqa: E731
+        speeds = lambda *_: ServerSpeed(500, 10)  # noqa: E731
         return estimate(run.expansion, speeds, run.suite.settings, verify=verify).seconds
 
     assert seconds(True) - seconds(False) == pytest.approx(400)

@@ -13,9 +13,8 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import bare_server, deployment_for
 
-from spark_cluster.bench import generators, vllm_bench
-from spark_cluster.bench.expansion import expand
-from spark_cluster.bench.generator import At, Measurement
+from spark_cluster.bench import generators, open_loop
+from spark_cluster.bench.expansion import At, Measurement, expand
 from spark_cluster.bench.suite import Suite
 
 SUITE = Suite.model_validate(
@@ -108,7 +107,7 @@ def printed(tmp_path: Path) -> Any:
         path = tmp_path / "r.json"
         path.write_text("of an earlier run")
         text = f"import json, sys\npath = sys.argv[1]\nprint('progress')\n{program}"
-        argv = [sys.executable, "-c", vllm_bench.PRINTED, str(path), sys.executable, "-c", text]
+        argv = [sys.executable, "-c", open_loop.PRINTED, str(path), sys.executable, "-c", text]
         done = subprocess.run([*argv, str(path)], capture_output=True, text=True, check=False)
         assert not path.exists()
         return done.returncode, done.stdout, done.stderr

@@ -13,9 +13,9 @@ pytest.importorskip("scipy")
 from benchmarks.predictions.__main__ import COVERED, FITTED, WANTED, by_situation
 from benchmarks.predictions.evaluate import evaluate, outcomes
 from benchmarks.predictions.points import measured, serving_of
+from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.evidence import measured_runs
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.decode import shortest
+from spark_cluster.plan.speed import shortest
 
 
 @pytest.fixture(scope="module")

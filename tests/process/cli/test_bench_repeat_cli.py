@@ -14,7 +14,7 @@ from spark_cluster.bench import generators
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.record import Repeats, Tool
 from spark_cluster.bench.repeat import Original, expansion_of
-from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.cli import bench
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError

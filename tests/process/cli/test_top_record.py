@@ -14,7 +14,7 @@ from factories import put
 from parquet_rows import read_parquet
 from waiting import HANG_S, until
 
-from spark_cluster.bench.telemetry_file import lines_path, processes_path, writer
+from spark_cluster.bench.telemetry import lines_path, processes_path, writer
 from spark_cluster.errors import UsageError
 
 PROGRAM = """\
@@ -22,14 +22,14 @@ import signal, sys, time
 from datetime import UTC, datetime
 from spark_cluster.bench import sampling
 from spark_cluster.bench.record import ProcessMemory
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.cli import main
 
 def stream(self, node):
     held = (ProcessMemory(pid=7, name="VLLM::Worker", used_mib=100),)
     while True:
         now = datetime.now(UTC)
-        self._updates.put(Row(now, node.name, sm_clock_mhz=2411.0, processes=held))
+        self._updates.put(TelemetryRow(now, node.name, sm_clock_mhz=2411.0, processes=held))
         time.sleep(0.01)
 
 sampling.Sampling._stream = stream

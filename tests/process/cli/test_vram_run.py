@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from json_schema import document as fits
 
-from spark_cluster.bench.report import drawing, plot_run
+from spark_cluster.bench.report import rendering
 from spark_cluster.cli import run as record_module
 from spark_cluster.cli.run import RunRecord, keep_plot
 from spark_cluster.engine import vram
@@ -36,7 +36,7 @@ EVENTS: tuple[Event, ...] = (
 def recorded(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The record of a run, its last line torn, between others that read no memory."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(drawing, "PNG_DPI", 10)
+    monkeypatch.setattr(rendering, "PNG_DPI", 10)
     record = RunRecord(RUN)
     for event in EVENTS:
         record.take(event)
@@ -100,7 +100,7 @@ def test_up_keeps_the_plot_next_to_the_record(
     for node in phases.nodes.values():
         node.under_load = None
     assert keep_plot(RUN, bus, phases) is None, "nothing was started"
-    monkeypatch.setattr(plot_run, "is_installed", lambda: False)
+    monkeypatch.setattr(rendering, "is_installed", lambda: False)
     assert keep_plot(RUN, bus, vram.read(recorded).phases()) is None
     assert told == []
 

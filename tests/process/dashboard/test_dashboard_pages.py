@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.dashboard import server
 from spark_cluster.dashboard.server import (
@@ -33,8 +33,8 @@ TOKEN = "the-secret-token"
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def row(number: int = 0, node: str = "spark1") -> Row:
-    return Row(
+def row(number: int = 0, node: str = "spark1") -> TelemetryRow:
+    return TelemetryRow(
         BEGAN + timedelta(seconds=number), node, mem_total_mib=124_000, mem_available_mib=60_000,
         processes=(ProcessMemory(pid=7, name="VLLM::EngineCore", used_mib=50_000),),
     )  # fmt: skip

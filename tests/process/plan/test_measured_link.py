@@ -9,16 +9,16 @@ from speed_samples import GEMMA_31B
 
 from spark_cluster.errors import UsageError
 from spark_cluster.plan.calibrate import Point
+from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.runs import MeasuredLink, fitted
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.serving import ServingSetup
 
 LINK = MeasuredLink(latency_us=40, low_us=38, high_us=50, bytes_s=2e10)
 
 
 def points(constants: Constants, tp: int) -> list[Point]:
     """Runs of a Spark with these constants."""
-    serving = Serving(GEMMA_31B, "fp8", "auto", tp=tp)
+    serving = ServingSetup(GEMMA_31B, "fp8", "auto", tp=tp)
     blank = [Point(serving, "decode_tok_s", 1.0, n, label="planted") for n in (100, 2000, 8000)]
     return [replace(point, value=1 / point.predicted(constants)) for point in blank]
 

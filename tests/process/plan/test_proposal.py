@@ -9,7 +9,7 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.plan.planner import Planner
-from spark_cluster.plan.proposal import CODING_CONTEXT, Speed, Want, propose
+from spark_cluster.plan.proposal import CODING_CONTEXT, Preference, Want, propose
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_what_is_proposed_suits_and_fits(shipped, want: Want, nodes: int) -> Non
 
 
 @pytest.mark.parametrize("speed", ["latency", "throughput"])
-def test_the_fastest_comes_first(shipped, speed: Speed) -> None:
+def test_the_fastest_comes_first(shipped, speed: Preference) -> None:
     planner, recipes = shipped
     found = propose(planner, recipes.values(), "chat", speed, 2)
     figures = [one.tok_s if speed == "latency" else one.total_tok_s for one in found]

@@ -16,21 +16,22 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.lookup import find
 from spark_cluster.models.weights import BYTES
-from spark_cluster.plan.speed.constants import Constants, load_constants
-from spark_cluster.plan.speed.decode import (
+from spark_cluster.plan.estimate import Constants, load_constants
+from spark_cluster.plan.serving import ServingSetup, of_launch, serving_of
+from spark_cluster.plan.speed import (
     decode,
+    prefill,
     request_speed,
     speculative,
     step,
     tokens_per_step,
+    work,
 )
-from spark_cluster.plan.speed.prefill import prefill, work
-from spark_cluster.plan.speed.serving import Serving, of_launch, serving_of
 
 contexts = st.integers(0, 200_000)
 requests = st.integers(1, 128)
 servings = st.builds(
-    Serving,
+    ServingSetup,
     st.sampled_from(EVERY),
     st.sampled_from(sorted(BYTES)),
     st.sampled_from(["auto", "fp8"]),
@@ -119,11 +120,11 @@ def test_drafting(serving, context, drafted, acceptance, concurrency):
 
 
 def test_drafting_without_a_measured_acceptance_has_a_wide_range():
-    serving = Serving(GEMMA_26B, "fp8")
+    serving = ServingSetup(GEMMA_26B, "fp8")
     known = speculative(serving, 768, 4, (0.91, 0.90, 0.89, 0.85)).request
     unknown = speculative(serving, 768, 4)
     assert unknown.request.high - unknown.request.low > 1.5 * (known.high - known.low)
-    fp8_kv = speculative(Serving(GEMMA_26B, "fp8", "fp8"), 768, 4).request
+    fp8_kv = speculative(ServingSetup(GEMMA_26B, "fp8", "fp8"), 768, 4).request
     assert fp8_kv.low < 51 < 53.7 < 88 < fp8_kv.high, "prose, and what is easy to foresee"
     assert "that was not measured" in unknown.basis
 
@@ -158,19 +159,19 @@ OTHERS = [
 # The ranges were chosen with these figures in sight: they guard what is there, and prove no more.
 @pytest.mark.parametrize(("model", "quantization", "kv", "tp", "concurrency", "measured"), OTHERS)
 def test_other_published_figures(model, quantization, kv, tp, concurrency, measured):
-    found = decode(Serving(model, quantization, kv, tp), 1100, concurrency).total
+    found = decode(ServingSetup(model, quantization, kv, tp), 1100, concurrency).total
     assert found.low <= measured <= found.high
 
 
 def test_prefill_with_experts_against_what_the_constant_is_from():
-    serving = Serving(find("Qwen/Qwen3.6-35B-A3B"), "nvfp4", "fp8")
+    serving = ServingSetup(find("Qwen/Qwen3.6-35B-A3B"), "nvfp4", "fp8")
     found = prefill(serving, 8192).tokens_s
     assert found.low <= 6265 <= found.high
 
 
 def test_a_short_prompt_takes_no_less_than_reading_the_weights():
     """228 and 220 ms were measured at 128 tokens (forum report on Gemma 4 31B, runtime FP8)."""
-    serving = Serving(GEMMA_31B, "fp8-online", "fp8")
+    serving = ServingSetup(GEMMA_31B, "fp8-online", "fp8")
     found = prefill(serving, 128)
     one = prefill(serving, 1)
     assert found.seconds.expected == pytest.approx(one.seconds.expected, rel=0.05)
@@ -181,14 +182,14 @@ def test_a_short_prompt_takes_no_less_than_reading_the_weights():
 
 def test_prefill_without_cuda_graphs():
     """388 ms of 512 tokens (1,321 tokens/s) where 333 are usual (the same report)."""
-    found = prefill(Serving(GEMMA_31B, "fp8-online", "fp8", eager=True), 512)
+    found = prefill(ServingSetup(GEMMA_31B, "fp8-online", "fp8", eager=True), 512)
     assert found.seconds.low <= 0.388 <= found.seconds.high
 
 
 def test_the_range_says_why_it_is_wide():
-    narrow = decode(Serving(GEMMA_31B, "fp8"), 500)
+    narrow = decode(ServingSetup(GEMMA_31B, "fp8"), 500)
     assert narrow.basis == Constants().basis
-    wide = decode(Serving(replace(HYBRID, known=False), "gptq-int4", tp=4), 500, 8)
+    wide = decode(ServingSetup(replace(HYBRID, known=False), "gptq-int4", tp=4), 500, 8)
     for word in ("guessed", "not measured", "share experts", "several nodes", "than two nodes"):
         assert word in wide.basis
     spread = [f.request.high / f.request.low for f in (narrow, wide)]
@@ -196,26 +197,28 @@ def test_the_range_says_why_it_is_wide():
 
 
 def test_what_a_node_reads_of_the_cache():
-    assert Serving(GEMMA_31B).kv_bytes(500) == 2 * 500 * (50 * 16 * 512 + 10 * 4 * 1024)
-    beyond = Serving(GEMMA_31B, kv_dtype="fp8").kv_bytes(5000)
+    assert ServingSetup(GEMMA_31B).kv_bytes(500) == 2 * 500 * (50 * 16 * 512 + 10 * 4 * 1024)
+    beyond = ServingSetup(GEMMA_31B, kv_dtype="fp8").kv_bytes(5000)
     assert beyond == 50 * 16 * 512 * 1024 + 10 * 4 * 1024 * 5000
     # two key-value heads over four nodes: each holds one, so half of all is there twice
-    assert Serving(GEMMA_26B, tp=4).kv_bytes(100) == 2 * 100 * (25 * 2 * 512 + 5 * 1024)
-    latent = Serving(DEEPSEEK_LITE)
+    assert ServingSetup(GEMMA_26B, tp=4).kv_bytes(100) == 2 * 100 * (25 * 2 * 512 + 5 * 1024)
+    latent = ServingSetup(DEEPSEEK_LITE)
     assert latent.kv_bytes(100) == replace(latent, tp=2).kv_bytes(100) == 27 * 576 * 100 * 2
-    assert Serving(HYBRID).kv_bytes(0) == 2 * 36 * 2 * (24576 + 524288)
+    assert ServingSetup(HYBRID).kv_bytes(0) == 2 * 36 * 2 * (24576 + 524288)
 
 
 def test_other_types_of_cache():
-    assert Serving(GEMMA_31B, kv_dtype="nvfp4").kv_bytes(500) == 0.5625 * 500 * 450_560
+    assert ServingSetup(GEMMA_31B, kv_dtype="nvfp4").kv_bytes(500) == 0.5625 * 500 * 450_560
     asked = replace(GEMMA_31B, kv_dtype="fp8")  # by the checkpoint
-    assert Serving(asked).kv_bytes(500) == Serving(GEMMA_31B, kv_dtype="fp8").kv_bytes(500)
-    assert Serving(DEEPSEEK_LITE, kv_dtype="fp8_ds_mla").kv_bytes(10) == 27 * 656 * 10
+    assert ServingSetup(asked).kv_bytes(500) == ServingSetup(GEMMA_31B, kv_dtype="fp8").kv_bytes(
+        500
+    )
+    assert ServingSetup(DEEPSEEK_LITE, kv_dtype="fp8_ds_mla").kv_bytes(10) == 27 * 656 * 10
 
 
 def test_without_cuda_graphs():
     """Launching kernels is the limit of a model with experts, not of a large dense one."""
-    dense, moe = Serving(GEMMA_31B, "fp8"), Serving(find("openai/gpt-oss-120b"), "mxfp4")
+    dense, moe = ServingSetup(GEMMA_31B, "fp8"), ServingSetup(find("openai/gpt-oss-120b"), "mxfp4")
     for serving in (dense, moe):
         with_graphs, eager = decode(serving, 500), decode(replace(serving, eager=True), 500)
         assert eager.request.expected <= with_graphs.request.expected
@@ -229,15 +232,15 @@ def test_without_cuda_graphs():
 
 
 def test_attention_counts_only_what_sees_everything():
-    all_ = work(Serving(GEMMA_31B, "fp8"), 1000)
+    all_ = work(ServingSetup(GEMMA_31B, "fp8"), 1000)
     assert all_.attention == 10 * 32 * 1024 * 1000**2
-    later = work(Serving(GEMMA_31B, "fp8"), 1000, 3000)
+    later = work(ServingSetup(GEMMA_31B, "fp8"), 1000, 3000)
     assert later.attention == pytest.approx(10 * 32 * 1024 * (4000**2 - 3000**2))
     assert (later.fast, later.slow) == (all_.fast, all_.slow)
 
 
 def test_counts_that_cannot_be():
-    serving = Serving(GEMMA_31B)
+    serving = ServingSetup(GEMMA_31B)
     for wrong in (lambda: decode(serving, -1), lambda: decode(serving, 1, 0)):
         with pytest.raises(UsageError, match="context"):
             wrong()
@@ -245,20 +248,20 @@ def test_counts_that_cannot_be():
         with pytest.raises(UsageError, match="prompt"):
             wrong()
     with pytest.raises(UsageError, match="tensor-parallel"):
-        Serving(GEMMA_31B, tp=0)
+        ServingSetup(GEMMA_31B, tp=0)
     with pytest.raises(UsageError, match=r"32 attention heads .* 3 nodes"):
-        Serving(GEMMA_31B, tp=3)
+        ServingSetup(GEMMA_31B, tp=3)
     with pytest.raises(UsageError, match="no KV cache type 'fp7'"):
-        Serving(GEMMA_31B, kv_dtype="fp7")
+        ServingSetup(GEMMA_31B, kv_dtype="fp7")
 
 
 def test_a_launch():
     launch = Launch("nvidia/Gemma-4-31B-IT-NVFP4", quantization="nvfp4", tp=2)
-    assert of_launch(launch, GEMMA_31B) == Serving(GEMMA_31B, "nvfp4", "fp8", 2)
+    assert of_launch(launch, GEMMA_31B) == ServingSetup(GEMMA_31B, "nvfp4", "fp8", 2)
     online = Launch("google/gemma-4-31B-it", args={"quantization": "fp8", "kv-cache-dtype": "fp8"})
-    assert of_launch(online, GEMMA_31B) == Serving(GEMMA_31B, "fp8-online", "fp8")
+    assert of_launch(online, GEMMA_31B) == ServingSetup(GEMMA_31B, "fp8-online", "fp8")
     said = replace(GEMMA_26B, quantization="fp8", kv_dtype="fp8")
-    assert of_launch(Launch("a/b"), said) == Serving(said, "fp8", "fp8")
+    assert of_launch(Launch("a/b"), said) == ServingSetup(said, "fp8", "fp8")
     with pytest.raises(UsageError, match="'bitsandbytes'"):
         of_launch(Launch("a/b"), replace(GEMMA_26B, quantization="bitsandbytes"))
 
@@ -300,8 +303,8 @@ class TestConstantsOfTheProject:
         assert found.eta_moe == Constants().eta_moe
         assert "7 points" in found.basis
         assert "calibration.json" in found.basis
-        fast = decode(Serving(GEMMA_31B), 500).request.expected
-        assert decode(Serving(GEMMA_31B), 500, constants=found).request.expected < fast
+        fast = decode(ServingSetup(GEMMA_31B), 500).request.expected
+        assert decode(ServingSetup(GEMMA_31B), 500, constants=found).request.expected < fast
 
     @pytest.mark.parametrize(
         ("constants", "message"),

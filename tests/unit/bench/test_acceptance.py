@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.bench.record import CellResult
-from spark_cluster.bench.telemetry import read_lines
-from spark_cluster.bench.telemetry_flags import with_telemetry
+from spark_cluster.bench.telemetry import read_lines, with_telemetry
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()
 

@@ -10,14 +10,14 @@ import pytest
 from bench_runs import TOOL, cell, key, record, setup
 
 from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.planned_speed import preview
 from spark_cluster.bench.record import CellKey, CellResult, Record, Setup
+from spark_cluster.bench.references import preview
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.plan.calibrate import Point
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.serving import serving_of
+from spark_cluster.plan.estimate import Constants
+from spark_cluster.plan.serving import serving_of
 
 OWN = replace(Constants(), eta_dense=0.9 * Constants().eta_dense)
 LOADS = [key(prompt=2048, depth=depth) for depth in (0, 8192, 32768, 65536)]

@@ -8,8 +8,7 @@ import pytest
 from bench_records import dual_record
 
 from spark_cluster.bench.record import CellResult, Metric, Record
-from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.run_verdict import answers, lead
+from spark_cluster.bench.report.results import Results, answers, lead
 
 
 def metric(*values: float) -> Metric:

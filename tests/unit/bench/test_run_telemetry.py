@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parquet_rows import read_parquet
 
-from spark_cluster.bench.run_telemetry import LINES, merge
+from spark_cluster.bench.on_node import LINES, merge
 
 NOON = 1_795_348_800.0
 

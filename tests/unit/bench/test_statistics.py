@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_cluster.bench.statistics import (
+from spark_cluster.bench.compare import (
     FLOOR_ALONE,
     FLOOR_SEVERAL,
     Difference,

@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parquet_rows import read_parquet
 
-from spark_cluster.bench import telemetry_file
-from spark_cluster.bench.telemetry import LineReader, Row, read_lines
-from spark_cluster.bench.telemetry_file import COLUMNS, processes_path, write_parquet, writer
-from spark_cluster.bench.telemetry_flags import attention
+from spark_cluster.bench import telemetry
+from spark_cluster.bench.telemetry import (
+    COLUMNS,
+    LineReader,
+    TelemetryRow,
+    attention,
+    processes_path,
+    read_lines,
+    write_parquet,
+    writer,
+)
 from spark_cluster.errors import UsageError
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
@@ -115,7 +122,7 @@ def test_parquet_and_back(tmp_path):
 
 
 def test_each_figure_has_a_column():
-    names = {field.name for field in dataclasses.fields(Row)}
+    names = {field.name for field in dataclasses.fields(TelemetryRow)}
     assert names - set(COLUMNS) == {"processes", "notes"}
 
 
@@ -147,7 +154,7 @@ def test_json_lines_are_there_at_once(tmp_path):
 def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match="pyarrow") as caught:
-        telemetry_file.writer(tmp_path / "t.parquet")
+        telemetry.writer(tmp_path / "t.parquet")
     assert "[bench]" in caught.value.hint
 
 
@@ -159,7 +166,7 @@ LINK = {"rdma_rx_bytes_s": 1e9, "rdma_tx_bytes_s": 1e9, "link_rx_bytes_s": 1e3}
 def minute(node="spark1", seconds=range(61), **more):
     """A row each second of a minute under load."""
     usual = {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "throttle": "", **LINK}
-    return [Row(NOON + timedelta(seconds=s), node, **{**usual, **more}) for s in seconds]
+    return [TelemetryRow(NOON + timedelta(seconds=s), node, **{**usual, **more}) for s in seconds]
 
 
 def said(*parts, tp=1, nodes=("spark1",)):

@@ -12,10 +12,10 @@ from factories import make_inventory
 from program import invoke
 from rich.console import Console
 
-from spark_cluster.bench.fabric_record import judged, load_fabric
+from spark_cluster.bench.fabric_run import judged, load_fabric
 from spark_cluster.cli.bench import show_fabric, size_text
 from spark_cluster.errors import Refused, UsageError
-from spark_cluster.plan.speed.constants import Constants
+from spark_cluster.plan.estimate import Constants
 
 
 def shown(folder: str) -> str:

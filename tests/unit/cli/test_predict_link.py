@@ -10,9 +10,9 @@ from fabric_results import save
 from json_schema import document as fits
 from program import invoke
 
-from spark_cluster.bench.fabric_record import all_reduce
+from spark_cluster.bench.fabric_run import all_reduce
 from spark_cluster.errors import UsageError
-from spark_cluster.plan.speed.constants import Constants, read_constants
+from spark_cluster.plan.estimate import Constants, read_constants
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from gpu_runs import runs
 from program import invoke
 
 from spark_cluster.errors import UsageError
-from spark_cluster.plan.speed.constants import read_constants
+from spark_cluster.plan.estimate import read_constants
 
 RUNS = {run.name: run for run in runs() if run.lines}
 

@@ -9,12 +9,11 @@ import pytest
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.plan.planner import Planner, Question, of_a_recipe
+from spark_cluster.plan.estimate import Constants
+from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe
 from spark_cluster.plan.room import assumed
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.decode import decode, speculative, step
-from spark_cluster.plan.speed.prefill import work
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.serving import ServingSetup
+from spark_cluster.plan.speed import decode, speculative, step, work
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +21,15 @@ def plan():
     project = Project()
     recipe = load_recipe("gemma4-31b-fp8", project)
     subject = of_a_recipe(recipe, of_recipe(recipe, 4))
-    return Planner(project).plan(subject, assumed(4), Question())
+    return Planner(project).plan(subject, assumed(4), PlannedLoad())
 
 
 @pytest.fixture
-def serving(plan) -> Serving:
+def serving(plan) -> ServingSetup:
     return plan.fit.serving
 
 
-def at(serving: Serving, tp: int) -> Serving:
+def at(serving: ServingSetup, tp: int) -> ServingSetup:
     return replace(serving, tp=tp)
 
 
@@ -40,7 +39,7 @@ def test_a_plan_over_four_nodes(plan) -> None:
     assert "over a switch, of which none is published" in plan.speed.decode.basis
 
 
-def test_more_exchanges_and_more_bytes(serving: Serving) -> None:
+def test_more_exchanges_and_more_bytes(serving: ServingSetup) -> None:
     counts = [step(at(serving, tp), 1000).allreduces for tp in (1, 2, 4, 8)]
     two = 2 * serving.geometry.layers + 2
     assert counts == [0, two, 2 * two, 3 * two]
@@ -49,7 +48,9 @@ def test_more_exchanges_and_more_bytes(serving: Serving) -> None:
     assert sent[2] == pytest.approx(1.5 * sent[1])
 
 
-def test_the_range_of_four_reaches_from_one_quick_exchange_to_a_slow_ring(serving: Serving) -> None:
+def test_the_range_of_four_reaches_from_one_quick_exchange_to_a_slow_ring(
+    serving: ServingSetup,
+) -> None:
     usual = Constants()
     two, four = (decode(at(serving, tp), 1000) for tp in (2, 4))
     assert four.request.low / four.request.expected < two.request.low / two.request.expected
@@ -61,7 +62,7 @@ def test_the_range_of_four_reaches_from_one_quick_exchange_to_a_slow_ring(servin
     assert "over a switch" in drafted.basis
 
 
-def test_a_link_that_was_measured_between_two_narrows_only_two(serving: Serving) -> None:
+def test_a_link_that_was_measured_between_two_narrows_only_two(serving: ServingSetup) -> None:
     own = replace(Constants(), allreduce_us=50, allreduce_low_us=45, allreduce_high_us=60)
     two, four = (decode(at(serving, tp), 1000, constants=own).request for tp in (2, 4))
     assert two.low == pytest.approx(0.85 * two.expected)

@@ -15,12 +15,12 @@ from speed_samples import GEMMA_26B, GEMMA_31B, MODELS, published
 
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.plan.calibrate import Point, calibrate, is_read_bound, mean_error
+from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.runs import read_runs
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.serving import ServingSetup
 
-DENSE = Serving(GEMMA_31B, "fp8", "auto")
-MOE = Serving(GEMMA_26B, "fp8", "auto")
+DENSE = ServingSetup(GEMMA_31B, "fp8", "auto")
+MOE = ServingSetup(GEMMA_26B, "fp8", "auto")
 
 
 def measured(serving, constants, context=0.0, *, prompt=0, concurrency=1, noise=1.0) -> Point:
@@ -172,7 +172,7 @@ def test_the_published_decode_points_lead_near_the_published_constants():
     points = []
     for p in published():
         if p["group"] in ("decode", "decode TP=2"):
-            serving = Serving(MODELS[p["model"]], p["quantization"], p["kv_dtype"], p["tp"])
+            serving = ServingSetup(MODELS[p["model"]], p["quantization"], p["kv_dtype"], p["tp"])
             context = p["depth"] + (p["prompt"] or 100) + (p["generated"] or 500) / 2
             points.append(Point(serving, "decode_tok_s", p["measured"], context, label=p["id"]))
     found = calibrate(points, replace(Constants(), eta_dense=0.7, allreduce_us=60))

@@ -6,16 +6,16 @@ import pytest
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.models.lookup import find
+from spark_cluster.plan.estimate import Estimate
 from spark_cluster.plan.evidence import by_others, of_own, said
-from spark_cluster.plan.speed.decode import decode
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.serving import ServingSetup
+from spark_cluster.plan.speed import decode
 
 OSS = "openai/gpt-oss-120b"
 
 
 def measured(name=OSS, quantization="mxfp4", users=1, context=1024.0, drafted=0, **served):
-    serving = Serving(find(name), quantization, **served)
+    serving = ServingSetup(find(name), quantization, **served)
     return by_others(Launch(name), serving, users=users, context=context, drafted=drafted)
 
 
@@ -63,7 +63,7 @@ def test_own_runs():
 def test_a_contradiction_is_said():
     found = measured()
     assert found is not None
-    near = decode(Serving(find(OSS), "mxfp4"), 1024).request
+    near = decode(ServingSetup(find(OSS), "mxfp4"), 1024).request
     assert said(found, near) == found.text
     assert found.beside(near).contradicts_prediction is False
     far = Estimate(80.0, 70.0, 90.0, 100.0)

@@ -16,7 +16,7 @@ from spark_cluster.models.lookup import find
 from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.models.weights import memory_bytes
 from spark_cluster.plan.fit import fit, kv_bytes_given, kv_knob_bytes
-from spark_cluster.plan.nearest import nearest
+from spark_cluster.plan.plan import nearest
 from spark_cluster.plan.room import NodeMemory, assumed
 
 DENSE = find("google/gemma-4-31B-it")

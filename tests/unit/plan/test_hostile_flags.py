@@ -19,8 +19,8 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, SparkClusterError
 from spark_cluster.importers import commandline
 from spark_cluster.issues.rules import lint
-from spark_cluster.plan import nearest
-from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command
+from spark_cluster.plan import plan as plan_module
+from spark_cluster.plan.planner import PlannedLoad, Planner, Subject, of_a_command
 from spark_cluster.plan.room import assumed
 
 RECIPE = """\
@@ -47,7 +47,7 @@ YAML = (".inf", "-.inf", ".nan", "1e400", DIGITS, "9" * 5000, "99999999999999999
 def shipped_recipes_are_read_once() -> Iterator[None]:
     """Each plan that does not work looks through them for another build."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nearest, "load_recipe", functools.cache(load_recipe))
+        patch.setattr(plan_module, "load_recipe", functools.cache(load_recipe))
         yield
 
 
@@ -57,7 +57,7 @@ def plan(launch_of: Any) -> None:
         subject = launch_of()
         rooms = assumed(max(2, subject.launch.tp))
         lint(subject.launch)
-        json.dumps(Planner(PROJECT).plan(subject, rooms, Question()).to_dict())
+        json.dumps(Planner(PROJECT).plan(subject, rooms, PlannedLoad()).to_dict())
     except SparkClusterError as error:
         assert len(str(error)) < 2000
 

@@ -8,7 +8,7 @@ import kv_figures
 import pytest
 
 from spark_cluster.models.lookup import find
-from spark_cluster.plan.kv.layers import DrafterLayers, drafter_layers, is_mtp
+from spark_cluster.plan.kv import DrafterLayers, drafter_layers, is_mtp
 
 QWEN = replace(find("nvidia/Qwen3.6-35B-A3B-NVFP4"), mtp_layers=1)
 LLAMA = find("meta-llama/Llama-3.1-8B-Instruct")

@@ -16,7 +16,7 @@ from spark_cluster.models.config import from_config
 from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.plan import kv
-from spark_cluster.plan.kv.rules import NEWEST_READ, RULES
+from spark_cluster.plan.kv import NEWEST_READ, RULES
 
 GIB = 1024**3
 GEMMA_31B = find("google/gemma-4-31B-it")

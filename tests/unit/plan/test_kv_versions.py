@@ -17,7 +17,7 @@ from benchmarks.kv_oracle.older import LONGEST
 from benchmarks.kv_oracle.questions import questions
 from spark_cluster.models.config import from_config
 from spark_cluster.models.shape import Geometry
-from spark_cluster.plan.kv.rules import NEWEST_READ, RULES
+from spark_cluster.plan.kv import NEWEST_READ, RULES
 
 SAID: dict[str, list[list[Any]]] = json.loads(
     (Path(__file__).parents[2] / "data" / "kv_versions.json").read_text()

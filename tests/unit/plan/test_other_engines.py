@@ -11,8 +11,8 @@ from spark_cluster.models.lookup import find
 from spark_cluster.models.memory_share import GIB_KIB
 from spark_cluster.plan.fit import fit
 from spark_cluster.plan.room import NodeMemory
-from spark_cluster.plan.speed.decode import decode
-from spark_cluster.plan.speed.serving import of_launch
+from spark_cluster.plan.serving import of_launch
+from spark_cluster.plan.speed import decode
 
 VLLM = Launch("google/gemma-4-31B-it", args={"max-model-len": 8192, "kv-cache-dtype": "fp8"})
 SGLANG = replace(VLLM, engine="sglang")

@@ -13,9 +13,9 @@ from spark_cluster.config.schema import parse
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.models.lookup import find
-from spark_cluster.plan import whole_model
+from spark_cluster.plan import room
 from spark_cluster.plan.plan import Plan
-from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command, of_a_recipe
+from spark_cluster.plan.planner import PlannedLoad, Planner, Subject, of_a_command, of_a_recipe
 from spark_cluster.plan.room import assumed
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
@@ -34,7 +34,7 @@ def recipe_of(**changed: object) -> Recipe:
 
 def plan_of(tmp_path: Path, recipe: Recipe, tp: int, nodes: int = 4) -> Plan:
     subject = of_a_recipe(recipe, of_recipe(recipe, tp))
-    return Planner(Project(tmp_path)).plan(subject, assumed(nodes), Question())
+    return Planner(Project(tmp_path)).plan(subject, assumed(nodes), PlannedLoad())
 
 
 def test_stages_divide_weights_and_cache(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_stages_need_nodes(tmp_path: Path) -> None:
 
 def test_more_stages_than_layers() -> None:
     with pytest.raises(UsageError, match="the 80 layers of"):
-        whole_model.largest_stage(find(LLAMA), 81)
+        room.largest_stage(find(LLAMA), 81)
 
 
 def test_ranks_of_a_dense_model_hold_all_of_it(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_ranks_that_cannot_be_joined_are_said(tmp_path: Path) -> None:
 def test_of_a_command(tmp_path: Path) -> None:
     subject = of_a_command(parse_line(f"vllm serve {LLAMA} -tp 1 -pp 2 --max-model-len 8192"), None)
     assert (subject.launch.tp, subject.launch.pp, subject.launch.nodes) == (1, 2, 2)
-    plan = Planner(Project(tmp_path)).plan(subject, assumed(4), Question())
+    plan = Planner(Project(tmp_path)).plan(subject, assumed(4), PlannedLoad())
     assert plan.to_dict()["pipeline_parallel"] == 2
     assert len(plan.fit.rooms) == 2
 
@@ -136,18 +136,18 @@ def test_up_refuses_what_it_lacks() -> None:
 
 def test_nearest_has_smaller_builds_and_fewer_nodes(tmp_path: Path) -> None:
     line = parse_line("vllm serve google/gemma-4-31B-it --gpu-memory-utilization 0.95")
-    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(2), Question())
+    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(2), PlannedLoad())
     changes = {near.change for near in plan.nearest}
     assert "recipe gemma4-31b-nvfp4" in changes
     line = parse_line("vllm serve Qwen/Qwen3-8B -tp 4 --max-model-len 8192")
-    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(2), Question())
+    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(2), PlannedLoad())
     assert "--tp 2" in {near.change for near in plan.nearest}
 
 
 def test_every_offer_is_planned(tmp_path: Path) -> None:
     planner = Planner(Project(tmp_path))
     line = parse_line(f"vllm serve {LLAMA}")
-    plan = planner.plan(of_a_command(line, None), assumed(2), Question())
+    plan = planner.plan(of_a_command(line, None), assumed(2), PlannedLoad())
     assert plan.nearest
     for near in plan.nearest:
         assert near.launch is not None
@@ -156,7 +156,7 @@ def test_every_offer_is_planned(tmp_path: Path) -> None:
 
 def test_a_command_has_no_largest_size(tmp_path: Path) -> None:
     line = parse_line("vllm serve Qwen/Qwen3-8B -tp 4 --max-model-len 8192")
-    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(4), Question())
+    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(4), PlannedLoad())
     assert plan.reasons == ()
 
 

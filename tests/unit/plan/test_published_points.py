@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from speed_samples import MODELS, published
 
-from spark_cluster.plan.speed.decode import decode, speculative
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.speed.prefill import prefill
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.estimate import Estimate
+from spark_cluster.plan.serving import ServingSetup
+from spark_cluster.plan.speed import decode, prefill, speculative
 
 PROMPT, GENERATED = 100, 500
 """Tokens where a source does not say them; they move a figure by less than 1 %."""
@@ -25,7 +24,9 @@ POINTS = {point["id"]: point for point in published()}
 
 def predicted(point) -> Estimate:
     """In the unit of the point."""
-    serving = Serving(MODELS[point["model"]], point["quantization"], point["kv_dtype"], point["tp"])
+    serving = ServingSetup(
+        MODELS[point["model"]], point["quantization"], point["kv_dtype"], point["tp"]
+    )
     if point["kind"] == "ttfr_ms":
         return prefill(serving, point["prompt"]).seconds.times(1000)
     answer = (point["generated"] or GENERATED) / 2

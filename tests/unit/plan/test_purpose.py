@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.project import Project
 from spark_cluster.plan.evidence import of_own
-from spark_cluster.plan.planner import Planner, Question, Subject
-from spark_cluster.plan.purpose import advise, replica_gain
+from spark_cluster.plan.planner import PlannedLoad, Planner, Subject
+from spark_cluster.plan.proposal import advise, replica_gain
 from spark_cluster.plan.room import assumed
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
@@ -27,7 +27,9 @@ def advice(tmp_path):
         subject = Subject(model, Launch(model, quantization="fp8", args=flags), sizes)
         own = dict(measured)
         planner = Planner(Project(tmp_path), measured=lambda launch, *_: own.get(launch.tp))
-        return advise(planner, subject, assumed(2, available), Question(1024, 2048, users), purpose)
+        return advise(
+            planner, subject, assumed(2, available), PlannedLoad(1024, 2048, users), purpose
+        )
 
     return ask
 

@@ -11,12 +11,12 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.models.lookup import find
 from spark_cluster.models.weights import memory_bytes, parameters
 from spark_cluster.plan.planner import Planner
-from spark_cluster.plan.proposal import Verdict, verdicts
+from spark_cluster.plan.proposal import SizeVerdict, verdicts
 
 SHIPPED = sorted(set(Project(Path(__file__).parent).list("recipes")) - {"lab-paris"})
 
 
-def of(name: str) -> dict[int, Verdict]:
+def of(name: str) -> dict[int, SizeVerdict]:
     project = Project(Path(__file__).parent)
     recipe = load_recipe(name, project)
     found = verdicts(recipe, Planner(project), recipe.tensor_parallel.usual)

@@ -8,9 +8,15 @@ from factories import make_recipe
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.models.memory_share import OUTSIDE_GIB, RESERVE_GIB
-from spark_cluster.plan.planner import Planner, Subject, of_a_recipe
+from spark_cluster.plan.planner import (
+    Placed,
+    Planner,
+    PlanTogether,
+    Subject,
+    of_a_recipe,
+    plan_together,
+)
 from spark_cluster.plan.room import assumed
-from spark_cluster.plan.together import Placed, PlanTogether, plan_together
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 

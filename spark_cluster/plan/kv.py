@@ -1,24 +1,184 @@
-"""The cache of each kind of layer: the size of its page, how many a request needs, and the pool of
-blocks that the kinds share."""
+"""The KV cache arithmetic of vLLM, version by version: how much context fits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import tomllib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from itertools import accumulate
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from packaging.version import InvalidVersion, Version
+
+from spark_cluster.config.schema import Hidden, Rounded
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
-from spark_cluster.plan.kv.dtypes import (
-    FP8_DS_MLA,
-    FP8_DS_MLA_BYTES,
-    Element,
-    element,
-    state_bytes,
-)
-from spark_cluster.plan.kv.rules import Rule, for_version
+
+# The rules of the arithmetic by vLLM version: one rule for each span of versions.
+#
+# They are data (plan/data/kv_rules.toml), read in the released sources of 0.19.0 to 0.33.0.
+
+_FILE = tomllib.loads((Path(__file__).parent / "data/kv_rules.toml").read_text())
+
+NEWEST_READ: str = _FILE["newest_read"]
+"""The newest version whose source was compared."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule of one span of versions.
+
+    Attributes:
+        since: the first version of the span.
+        why, source: what changed with it, and where.
+        printed: what "KV cache size" in the log means: `pool`, the blocks shared out to the
+            groups of layers, which understates a hybrid; `requests`, the maximum concurrency
+            times --max-model-len.
+        padding_limit: kinds of layers whose numbers differ by less than this factor are padded to
+            the larger number.
+        in_flight: windows are kept for every batch in flight (two with async scheduling), not
+            for one.
+        null_block: a block that is never given out is left aside when the longest request is
+            looked for.
+        pads_attention: a page that does not divide the largest one is padded; else it is refused.
+        hybrid_prefix_caching: prefix caching is on by default for models with recurrent layers.
+        speculative_states: in cache mode `all`, drafting keeps additional states.
+        all_mode: Mamba's cache mode `all` exists.
+        checkpoints: kinds of recurrent layers that keep one more state a request in mode `align`.
+        gdn_checkpoints: gated delta nets do so too where FlashInfer runs their prefill; their
+            block is then a multiple of 64 tokens.
+        block_alignment: the block of a hybrid is a multiple of --block-size; before, of 16 tokens.
+        latent_alignment: tokens to which a hybrid MLA model's block is aligned at least.
+        sliding_block: the block of sliding layers is `asked` for by --block-size, is the
+            `smallest` that the attention's kernels can do, or the longest `fitting` into a page.
+        cpu_kernel: tokens of the smallest block of vLLM's attention for CPUs.
+    """
+
+    since: str
+    why: str
+    source: str
+    printed: Literal["pool", "requests"]
+    padding_limit: float
+    in_flight: bool
+    null_block: bool
+    pads_attention: bool
+    hybrid_prefix_caching: bool
+    speculative_states: bool
+    all_mode: bool
+    checkpoints: Sequence[str]
+    gdn_checkpoints: bool
+    block_alignment: bool
+    latent_alignment: int
+    sliding_block: Literal["asked", "smallest", "fitting"]
+    cpu_kernel: int
+
+
+RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
+"""All rules, oldest first; each is the one before with what changed."""
+
+
+def for_version(version: str | None) -> tuple[Rule, str]:
+    """The rule of a version, and words that say which one it is and how sure that is.
+
+    Args:
+        version: such as `0.19.0`, `0.20.2rc1.dev9+g1234`; None or `latest`: the newest rule.
+
+    Raises:
+        UsageError: it is no version.
+    """
+    newest = RULES[-1]
+    if version is None or version.strip().lower() in ("", "latest", "nightly"):
+        return newest, f"rule of vLLM {newest.since} (the newest; no version was given)"
+    try:
+        wanted = Version(version.strip())
+    except InvalidVersion:
+        raise UsageError(
+            f"{version!r} is not a version of vLLM", hint="such as 0.19.0; see vllm --version"
+        ) from None
+    if wanted < Version(RULES[0].since):
+        first = RULES[0]
+        return first, f"rule of vLLM {first.since} (the oldest known; {version} may differ)"
+    found = [rule for rule in RULES if Version(rule.since) <= wanted][-1]
+    text = f"rule of vLLM {found.since}"
+    if wanted.release > Version(NEWEST_READ).release:
+        return found, f"{text} (the newest known, read up to {NEWEST_READ}; {version} may differ)"
+    return found, text if found.since == version else f"{text}, also for {version}"
+
+
+# Bytes of an element in a KV cache of a given type.
+
+BYTES = {
+    "float32": 4,
+    "float": 4,
+    "bfloat16": 2,
+    "bf16": 2,
+    "float16": 2,
+    "half": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+}
+"""vLLM's `--kv-cache-dtype`, and the types a model's config names; `bf16` is ours."""
+
+NVFP4 = "nvfp4"
+NVFP4_GROUP = 16
+"""Elements that share one scale of a byte."""
+
+FP8_DS_MLA = "fp8_ds_mla"
+FP8_DS_MLA_BYTES = 656
+"""Of one token: 512 in fp8, 4 scales of 4 bytes, 64 rotary elements in 16 bits (FlashMLA)."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """The element type of the cache."""
+
+    name: str
+    bytes: int = 1
+    packed: bool = False
+
+    def width(self, elements: int) -> int:
+        """Bytes of that many elements of one head."""
+        if self.packed:  # two in a byte, and a scale for each group
+            return elements // 2 + elements // NVFP4_GROUP
+        return elements * self.bytes
+
+
+def element(name: str, geometry: Geometry, *, latent: bool = False) -> Element:
+    """Return the element type that `--kv-cache-dtype NAME` gives for a model.
+
+    `auto` is what the checkpoint asks for, else the type of the activations.
+
+    Raises:
+        UsageError: there is no such type.
+    """
+    wanted = name.strip().lower()
+    if wanted == "auto":
+        wanted = (geometry.kv_dtype or geometry.dtype).lower()
+        wanted = "bfloat16" if wanted == "auto" else wanted
+    if wanted == NVFP4:
+        return Element(NVFP4, packed=True)
+    if wanted == FP8_DS_MLA and latent:
+        return Element(FP8_DS_MLA)
+    if wanted not in BYTES:
+        known = ("auto", *BYTES, NVFP4)
+        raise UsageError(
+            f"there is no KV cache type {name!r}", hint=did_you_mean(wanted, known, "known types")
+        )
+    return Element(wanted, BYTES[wanted])
+
+
+def state_bytes(name: str | None, geometry: Geometry) -> int:
+    """Bytes of an element of a recurrent state; None: as the model's activations."""
+    return BYTES.get((name or geometry.dtype).lower(), 2)
+
 
 FLASHINFER_GDN_ALIGNMENT = 64
 """Tokens between which FlashInfer's prefill of gated delta nets can emit a state
@@ -28,6 +188,10 @@ FLASHINFER_GDN_ALIGNMENT = 64
 BLOCK = 16
 """vLLM's default block, tokens (`CacheConfig.DEFAULT_BLOCK_SIZE`), and the smallest that the
 kernels of Triton and FlashAttention do."""
+
+
+# The cache of each kind of layer: the size of its page, how many a request needs, and the pool of
+# blocks that the kinds share.
 
 
 @dataclass(frozen=True)
@@ -96,6 +260,49 @@ class DrafterLayers:
 
 
 NO_DRAFTER = DrafterLayers()
+
+
+def is_mtp(speculative: Mapping[str, Any], model: str) -> bool:
+    """Return whether the model drafts with MTP layers of its own.
+
+    Args:
+        speculative: `--speculative-config`.
+    """
+    method, name = str(speculative.get("method", "")), speculative.get("model")
+    return method.endswith("mtp") and name in (None, "", model)
+
+
+def drafter_layers(geometry: Geometry, speculative: Mapping[str, Any], model: str) -> DrafterLayers:
+    """The layers that a drafter adds to the cache of the model.
+
+    Args:
+        geometry: of the model, with its `drafter` where that is a model of its own.
+        speculative: `--speculative-config`; empty without one.
+        model: that is served, by name.
+    """
+    method = str(speculative.get("method", ""))
+    if not speculative or method in WITHOUT_LAYERS:
+        return NO_DRAFTER
+    if method.endswith("mtp") and geometry.model_type.startswith("gemma4"):
+        return NO_DRAFTER
+    if is_mtp(speculative, model):
+        return _of_mtp(geometry)
+    if geometry.drafter is not None:
+        return DrafterLayers(geometry.drafter.attention, known=not geometry.drafter.latent)
+    return DrafterLayers(known=False)
+
+
+def _of_mtp(geometry: Geometry) -> DrafterLayers:
+    count = geometry.mtp_layers or 1  # vLLM's own default
+    if geometry.latent is not None:
+        return DrafterLayers(latent=count)
+    full = next((part for part in geometry.attention if part.kind == "full"), None)
+    if full is None:
+        return DrafterLayers(known=False)
+    return DrafterLayers((replace(full, layers=count, borrowed=0),))
+
+
+__all__ = ["KvCache", "KvLayout", "Rule", "bytes_for", "cache", "for_version"]
 
 
 @dataclass(frozen=True)
@@ -420,41 +627,100 @@ def _one_size(parts: list[Pages], rule: Rule) -> list[Pages]:
     return found
 
 
-def is_mtp(speculative: Mapping[str, Any], model: str) -> bool:
-    """Return whether the model drafts with MTP layers of its own.
+# A KV cache of a given size: what vLLM prints for it, and the other way round.
+
+GIB = 1024**3
+
+FLASHINFER_ASSUMED = (
+    "FlashInfer's GDN prefill is assumed, which keeps one more state a request (the log says "
+    '"Using ... GDN prefill kernel")'
+)
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The KV cache as a server's log describes it, figures of one GPU.
+
+    Attributes:
+        blocks: in the pool, counted in blocks of `--block-size`. Where vLLM takes longer ones
+            because a CPU's kernels want them, one of its blocks counts as several.
+        blocks_per_request: that a request of full length needs.
+        tokens: as "KV cache size" in the log.
+        max_concurrency: requests of full length at once.
+        gib_per_request: that such a request takes, GiB a GPU.
+        max_model_len: the longest request that fits, tokens; at most what the model was made for.
+        rule: which version's arithmetic it is.
+        block_size: tokens of the shortest block, after alignment.
+    """
+
+    blocks: int
+    blocks_per_request: int
+    tokens: int
+    max_concurrency: Annotated[float, Rounded(2)]
+    gib_per_request: Annotated[float, Rounded(4)]
+    max_model_len: int
+    rule: str
+    block_size: Hidden[int]
+
+
+def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
+    """Compute what a cache of that size holds.
 
     Args:
-        speculative: `--speculative-config`.
+        size: of the cache on each GPU, bytes.
+        max_model_len: `--max-model-len`, tokens.
+
+    Raises:
+        UsageError: a value is out of its range, or the model cannot be laid out like this.
     """
-    method, name = str(speculative.get("method", "")), speculative.get("model")
-    return method.endswith("mtp") and name in (None, "", model)
+
+    if size <= 0:
+        raise UsageError(f"a KV cache of {size} bytes holds nothing")
+    rule, words = for_version(layout.vllm)
+    if layout.gdn_checkpoints and not layout.gdn_prefill:
+        words += f"; {FLASHINFER_ASSUMED}"
+    shared = pool(layout)
+    needed = shared.needed(max_model_len)
+    if shared.block_bytes <= 0 or needed <= 0:
+        raise UsageError(f"{layout.geometry.name} has no layers with a KV cache, by its config")
+    blocks = size // shared.block_bytes
+    concurrency = blocks / needed
+    if rule.printed == "pool":
+        tokens = blocks // shared.groups * shared.smallest_block
+    else:
+        tokens = int(concurrency * max_model_len)
+    usable = blocks - 1 if rule.null_block else blocks
+    lengths = range(1, (layout.geometry.max_positions or max_model_len) + 1)
+    unit = _unit(layout)
+    return KvCache(
+        blocks=blocks * unit,
+        blocks_per_request=needed * unit,
+        tokens=tokens,
+        max_concurrency=concurrency,
+        gib_per_request=needed * shared.block_bytes / GIB,
+        max_model_len=bisect_right(lengths, usable, key=shared.needed),
+        rule=words,
+        block_size=shared.smallest_block,
+    )
 
 
-def drafter_layers(geometry: Geometry, speculative: Mapping[str, Any], model: str) -> DrafterLayers:
-    """The layers that a drafter adds to the cache of the model.
+def bytes_for(layout: KvLayout, requests: int, length: int) -> int:
+    """The bytes on each GPU that hold that many requests of that length, whole blocks.
 
-    Args:
-        geometry: of the model, with its `drafter` where that is a model of its own.
-        speculative: `--speculative-config`; empty without one.
-        model: that is served, by name.
+    Raises:
+        UsageError: as `cache`.
     """
-    method = str(speculative.get("method", ""))
-    if not speculative or method in WITHOUT_LAYERS:
-        return NO_DRAFTER
-    if method.endswith("mtp") and geometry.model_type.startswith("gemma4"):
-        return NO_DRAFTER
-    if is_mtp(speculative, model):
-        return _of_mtp(geometry)
-    if geometry.drafter is not None:
-        return DrafterLayers(geometry.drafter.attention, known=not geometry.drafter.latent)
-    return DrafterLayers(known=False)
+
+    if requests < 1:
+        raise UsageError(f"the number of requests should be at least 1, found {requests}")
+    shared = pool(layout)
+    spare = 1 if layout.rule.null_block else 0
+    return (requests * shared.needed(length) + spare) * shared.block_bytes
 
 
-def _of_mtp(geometry: Geometry) -> DrafterLayers:
-    count = geometry.mtp_layers or 1  # vLLM's own default
-    if geometry.latent is not None:
-        return DrafterLayers(latent=count)
-    full = next((part for part in geometry.attention if part.kind == "full"), None)
-    if full is None:
-        return DrafterLayers(known=False)
-    return DrafterLayers((replace(full, layers=count, borrowed=0),))
+def _unit(layout: KvLayout) -> int:
+    """Return how many blocks of the requested size one block counts as."""
+    sliding = any(part.kind == "sliding" for part in layout.geometry.attention)
+    if not sliding or layout.rule.sliding_block == "asked":
+        return 1
+    return max(1, layout.kernel // layout.block)

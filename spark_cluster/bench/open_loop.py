@@ -1,36 +1,40 @@
-"""`vllm bench serve`: its command line for a cell, and its result.
+"""Load generators for open loops: requests come at a rate, whether the server keeps up or not.
 
-For open loops: requests come at a rate, whether the server keeps up or not. The format is that of
-vLLM 0.32 (`vllm/benchmarks/serve.py`; source: vllm-source).
+`vllm bench serve`: its command line for a cell, and its result in the format of vLLM 0.32
+(`vllm/benchmarks/serve.py`; source: vllm-source). GuideLLM 0.8: the same, its report read as
+vLLM's.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from spark_cluster.bench.expansion import REQUESTS, PlannedCell
-from spark_cluster.bench.generator import (
+from spark_cluster.bench.expansion import (
     OFFLINE,
+    REQUESTS,
     RUN_S,
     At,
     Generator,
+    GeneratorRun,
     Measurement,
-    Run,
+    PlannedCell,
     metric,
     result,
 )
-from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.run_folder import json_of, number
+from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool, json_of, number
 from spark_cluster.bench.suite import Slo, Suite
 from spark_cluster.config.folders import CACHES
 from spark_cluster.engine.deployment import Server
 from spark_cluster.node import confinement, measure
+from spark_cluster.node.replies import at as found_at
+from spark_cluster.node.replies import objects_of
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.resources.unit import split_mount
 
-NAME = "vllm-bench"
+VLLM_BENCH = "vllm-bench"
 
 FIRST_TO_END = "500"
 """Of `--oom-score-adj`: where memory is short, the kernel ends the load before the server."""
@@ -114,7 +118,7 @@ class VllmBench(Generator):
         limits = suite.slo.model_dump(exclude_none=True) if suite.slo else {}
         settings = suite.settings
         own = {"exact_output": settings.exact_output, "temperature": settings.temperature}
-        return Tool(name=NAME, version="", settings={**own, "slo": limits})
+        return Tool(name=VLLM_BENCH, version="", settings={**own, "slo": limits})
 
     def measurement(self, at: At, cell: PlannedCell) -> Measurement:
         server = at.deployment.first
@@ -126,9 +130,11 @@ class VllmBench(Generator):
         runs = []
         for run in range(1, cell.runs + 1):
             name = file_name(cell, run)
-            words = (*arguments(at, cell, out, run), *_passed_on(server.flags))
+            words = (*vllm_arguments(at, cell, out, run), *_passed_on(server.flags))
             argv = (python, "-c", PRINTED, f"{out}/{name}", vllm, "bench", "serve", *words)
-            runs.append(Run((*container(server), *argv) if in_container else argv, prints=name))
+            runs.append(
+                GeneratorRun((*container(server), *argv) if in_container else argv, prints=name)
+            )
         env = {} if in_container else environment(server, out)
         return Measurement(tuple(runs), env, as_root=in_container)
 
@@ -175,7 +181,7 @@ def container(server: Server) -> tuple[str, ...]:
     return (*words, server.image)
 
 
-def arguments(at: At, cell: PlannedCell, folder: str, run: int = 1) -> list[str]:
+def vllm_arguments(at: At, cell: PlannedCell, folder: str, run: int = 1) -> list[str]:
     """Return the words after `vllm bench serve`; the endpoint's key is not among them.
 
     Args:
@@ -339,3 +345,107 @@ def _passed_on(flags: Mapping[str, Any]) -> list[str]:
         elif given in values:
             words += [f"--{name}", str(given)]
     return words
+
+
+# -- GuideLLM --------------------------------------------------------------------------------------
+#
+# Closed loops by its profile `concurrent`, open ones by `poisson`. It sends no request before those
+# that it measures (source: guidellm).
+
+GUIDELLM = "guidellm"
+GUIDELLM_VERSION = "0.8.1"
+
+SAMPLES = 20
+"""Requests of each kind (answered, failed) that its report keeps whole; figures are of all."""
+
+FIELDS = {
+    "ttft": ("time_to_first_token_ms", 1.0),
+    "tpot": ("time_per_output_token_ms", 1.0),
+    "itl": ("inter_token_latency_ms", 1.0),
+    "e2el": ("request_latency", 1e3),
+}
+"""Times, by vLLM's names: its field, and milliseconds of its unit."""
+
+
+class GuideLlm(Generator):
+    """GuideLLM, in an environment of its own on the head."""
+
+    role = "guidellm"
+    version = GUIDELLM_VERSION
+
+    def tool(self, suite: Suite) -> Tool:
+        settings = suite.settings.model_dump(include={"exact_output", "temperature"})
+        return Tool(name=GUIDELLM, version=GUIDELLM_VERSION, settings=settings)
+
+    def measurement(self, at: At, cell: PlannedCell) -> Measurement:
+        program, each = f"{at.settings.path}/bin/guidellm", range(1, cell.runs + 1)
+        runs = tuple(GeneratorRun((program, *guidellm_arguments(at, cell, run))) for run in each)
+        return Measurement(runs, OFFLINE)
+
+    def limit_s(self, _suite: Suite, cell: PlannedCell) -> float:
+        return cell.runs * open_loop_s(cell)
+
+    def results(
+        self, _suite: Suite, cell: PlannedCell, files: Mapping[str, str]
+    ) -> list[CellResult]:
+        runs = read_runs(cell, files)
+        found = [one if isinstance(one, str) else as_vllm(one) for one in runs]
+        return [parse(cell, found)]
+
+
+def guidellm_arguments(at: At, cell: PlannedCell, run: int) -> list[str]:
+    """Return the words after `guidellm`, which writes its report below `at.folder`.
+
+    Args:
+        run: repetition, from 1: each has a seed and a file of its own.
+    """
+    settings = at.suite.settings
+    key, rate = cell.key, cell.key.request_rate
+    body = {"ignore_eos": settings.exact_output, "temperature": settings.temperature}
+    extras = {"body": {name: value for name, value in body.items() if value is not None}}
+    server = at.base_url.removesuffix("/v1")
+    path = f"{at.folder}/raw/{file_name(cell, run)}"
+    options: dict[str, dict[str, Any]] = {
+        "backend": {
+            "kind": "openai_http", "target": server, "model": at.served_name, "extras": extras
+        },
+        "profile": {"kind": "concurrent", "streams": [key.concurrency]}
+        if rate is None
+        else {"kind": "poisson", "rate": [rate]},
+        "constraint": {"kind": "max_requests", "count": cell.requests or REQUESTS},
+        "tokenizer": {"kind": "hf_auto", "model": at.tokenizer},
+        "data": {
+            "kind": "synthetic_text", "prompt_tokens": key.prompt, "output_tokens": key.output
+        },
+        "seed": {"kind": "static", "value": run},
+        "metrics": {"kind": "generative", "sample_size": SAMPLES},
+        "output": {"kind": "json", "path": path},
+    }  # fmt: skip
+    words = [word for name, given in options.items() for word in (f"--{name}", json.dumps(given))]
+    return ["run", *words, "--disable-console-interactive"]
+
+
+def as_vllm(report: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return a report as `vllm bench serve` would have written it, or why it cannot be read."""
+    version = found_at(report, "metadata", "guidellm_version")
+    if version != GUIDELLM_VERSION:
+        return f"written by {GUIDELLM} {version}, expected {GUIDELLM_VERSION}"
+
+    def figure(*keys: str | int) -> Any:
+        return found_at(report, "benchmarks", 0, "metrics", *keys)
+
+    failed = found_at(report, "benchmarks", 0, "requests", "errored")
+    completed = figure("request_totals", "successful")
+    found: dict[str, Any] = {
+        "completed": completed,
+        "errors": [str(found_at(one, "info", "error")) for one in objects_of(failed)],
+        "request_throughput": figure("requests_per_second", "successful", "mean"),
+        "output_throughput": figure("output_tokens_per_second", "successful", "mean"),
+        "output_lens": [figure("output_token_count", "successful", "min")] if completed else [],
+    }
+    for name, (field, unit) in FIELDS.items():
+        names = {"mean": ("mean",)} | {f"p{p}": ("percentiles", f"p{p:02}") for p in PERCENTILES}
+        for stem, keys in names.items():
+            value = number(figure(field, "successful", *keys))
+            found[f"{stem}_{name}_ms"] = None if value is None else value * unit
+    return found

@@ -21,7 +21,7 @@ from spark_cluster.models.weights import (
     quantization_of,
     weights_of,
 )
-from spark_cluster.plan.kv.dtypes import (
+from spark_cluster.plan.kv import (
     FP8_DS_MLA,
     FP8_DS_MLA_BYTES,
     element,
@@ -38,7 +38,7 @@ MARLIN_VARIABLE = "VLLM_TEST_FORCE_FP8_MARLIN"
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingSetup:
     """A model as it is served.
 
     Attributes:
@@ -131,7 +131,7 @@ class Serving:
         return total
 
 
-def of_launch(launch: Launch, geometry: Geometry) -> Serving:
+def of_launch(launch: Launch, geometry: Geometry) -> ServingSetup:
     """Return what a launch serves.
 
     Raises:
@@ -142,7 +142,7 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
     if kv_dtype == "auto":
         kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
     layers = launch.text("mxfp4-layers")
-    return Serving(
+    return ServingSetup(
         geometry,
         quantization,
         kv_dtype,
@@ -159,7 +159,7 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
     )
 
 
-def serving_of(recipe: Recipe, tp: int, *folders: Path, hub: Hub | None = None) -> Serving:
+def serving_of(recipe: Recipe, tp: int, *folders: Path, hub: Hub | None = None) -> ServingSetup:
     """Return what a recipe serves.
 
     Args:
@@ -215,7 +215,7 @@ class Reading:
         return self.dense + self.dense_fp4 + self.experts + self.experts_4bit
 
 
-def weights_read(serving: Serving, tokens: float = 1, sharing: float = 1.0) -> Reading:
+def weights_read(serving: ServingSetup, tokens: float = 1, sharing: float = 1.0) -> Reading:
     """Compute what a node reads in a step.
 
     Args:
@@ -237,12 +237,12 @@ def weights_read(serving: Serving, tokens: float = 1, sharing: float = 1.0) -> R
     return Reading(dense, fp4, 0.0 if few_bits else size, size if few_bits else 0.0)
 
 
-def least_read(serving: Serving) -> float:
+def least_read(serving: ServingSetup) -> float:
     """Bytes that a node cannot do without in a step, however many requests it serves."""
     return weights_read(serving).total
 
 
-def draft_read(serving: Serving) -> float:
+def draft_read(serving: ServingSetup) -> float:
     """Bytes that a node reads for one drafted token with the model's own MTP head: one more layer
     of the usual kind, and the output layer. 0 with a drafter of its own weights, which are not
     known here.
@@ -260,7 +260,7 @@ def _output(stored: StoredWeights) -> Part:
     return "embedding" if stored.tied else "output"
 
 
-def _as_served(part: StoredPart, serving: Serving) -> StoredPart:
+def _as_served(part: StoredPart, serving: ServingSetup) -> StoredPart:
     """Return a part in the format that flags of the launch make of it."""
     words = [word for word in serving.mxfp4_layers if MXFP4_LAYERS.get(word) == part.name]
     if not words or part.format != "bf16":
@@ -268,7 +268,7 @@ def _as_served(part: StoredPart, serving: Serving) -> StoredPart:
     return StoredPart(part.name, part.parameters, part.parameters * BYTES["mxfp4"], format="mxfp4")
 
 
-def _experts(stored: StoredWeights, size: float, serving: Serving, tokens: float) -> float:
+def _experts(stored: StoredWeights, size: float, serving: ServingSetup, tokens: float) -> float:
     """Bytes of experts that the busiest node reads.
 
     With expert parallelism an expert is on one node, and the nodes wait for that with most of the

@@ -1,10 +1,13 @@
-"""Decoding: one step gives every request a token, and takes as long as reading all it needs.
+"""The speed of a served model: decoding, decoding with a drafter, and prefill.
 
-With a drafter a small model drafts, and the large one verifies all drafts in one step.
+A step of decoding gives every request a token, and takes as long as reading all it needs. With a
+drafter a small model drafts, and the large one verifies all drafts in one step. Prefill is the
+prompt's way through the model, which ends with the first response.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -14,22 +17,22 @@ from typing import Annotated
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
-from spark_cluster.plan.speed.constants import (
+from spark_cluster.models.shape import MATRICES, Geometry
+from spark_cluster.plan.estimate import (
     MEASURED_NODES,
     Constants,
-    exchanges,
-    most_exchanges,
-)
-from spark_cluster.plan.speed.estimate import (
     Estimate,
     Uncertainty,
+    carried,
     correction,
+    exchanges,
     family,
+    most_exchanges,
     usual_range,
 )
-from spark_cluster.plan.speed.serving import (
+from spark_cluster.plan.serving import (
     Reading,
-    Serving,
+    ServingSetup,
     draft_read,
     least_read,
     weights_read,
@@ -44,7 +47,7 @@ OF_LINK = ("allreduce_us", "allreduce_low_us", "allreduce_high_us", "link", "bas
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """The cost of one step on each node, in the units of the constants.
 
     Attributes:
@@ -99,13 +102,13 @@ class Decode:
 
 
 def step(
-    serving: Serving,
+    serving: ServingSetup,
     context: float,
     concurrency: int = 1,
     *,
     sharing: float = 1.0,
     drafted: int = 0,
-) -> Step:
+) -> DecodeStep:
     """Compute what one step reads.
 
     Args:
@@ -121,7 +124,7 @@ def step(
         raise UsageError(
             f"found context {context:g} and concurrency {concurrency}, expected at least 0 and 1"
         )
-    return Step(
+    return DecodeStep(
         read=weights_read(serving, concurrency * (1 + drafted), sharing),
         cache=concurrency * serving.kv_bytes(context),
         allreduces=(2 * serving.geometry.layers + 2) * exchanges(serving.tp),
@@ -129,7 +132,9 @@ def step(
     )
 
 
-def shortest(serving: Serving, context: float, concurrency: int, constants: Constants) -> float:
+def shortest(
+    serving: ServingSetup, context: float, concurrency: int, constants: Constants
+) -> float:
     """Return how long a step takes at least, seconds: what cannot be left out, at the full
     bandwidth; requests could all choose the same experts.
     """
@@ -138,7 +143,7 @@ def shortest(serving: Serving, context: float, concurrency: int, constants: Cons
 
 
 def decode(
-    serving: Serving, context: float, concurrency: int = 1, constants: Constants | None = None
+    serving: ServingSetup, context: float, concurrency: int = 1, constants: Constants | None = None
 ) -> Decode:
     """Predict how fast it decodes.
 
@@ -164,7 +169,7 @@ def decode(
     return Decode(request, request.times(concurrency), read, doubt.text(constants.basis))
 
 
-def known(serving: Serving, constants: Constants, situation: str) -> float | None:
+def known(serving: ServingSetup, constants: Constants, situation: str) -> float | None:
     """Return what is known of the model itself; nothing where the constants are the user's own,
     but for those of the link.
     """
@@ -175,14 +180,16 @@ def known(serving: Serving, constants: Constants, situation: str) -> float | Non
     return correction(serving, situation)
 
 
-def step_seconds(serving: Serving, one: Step, constants: Constants) -> float:
+def step_seconds(serving: ServingSetup, one: DecodeStep, constants: Constants) -> float:
     """Return how long a step is expected to take."""
     least = serving.geometry.layers * constants.eager_layer_ms / 1e3 if serving.eager else 0.0
     pace = EAGER if serving.eager else 1.0
     return max(least, one.seconds(constants) / pace)
 
 
-def over_switch(doubt: Uncertainty, serving: Serving, one: Step, constants: Constants) -> None:
+def over_switch(
+    doubt: Uncertainty, serving: ServingSetup, one: DecodeStep, constants: Constants
+) -> None:
     """Widen for all-reduces of more than two nodes: from one exchange at best to a slow ring."""
     nodes = serving.tp
     if nodes <= MEASURED_NODES:
@@ -198,7 +205,7 @@ def over_switch(doubt: Uncertainty, serving: Serving, one: Step, constants: Cons
     doubt.more(reason, max(0.0, 1 - usual / slow), max(0.0, usual / fast - 1))
 
 
-def doubts(serving: Serving, concurrency: int, *, known_model: bool) -> Uncertainty:
+def doubts(serving: ServingSetup, concurrency: int, *, known_model: bool) -> Uncertainty:
     """Return how far off it may be."""
     situation = "decode" if concurrency == 1 else "users"
     if serving.tp > 1:
@@ -289,7 +296,7 @@ def _gained(
 
 
 def speculative(
-    serving: Serving,
+    serving: ServingSetup,
     context: float,
     drafted: int,
     acceptance: Sequence[float] = (),
@@ -315,13 +322,10 @@ def speculative(
     constants = constants or Constants()
     gained = _gained(drafted, acceptance, accepted_share)
     usual = known(serving, constants, "drafter")
-    doubt = doubts(serving, concurrency, known_model=usual is not None)
-    down, up = usual_range("drafter", known_model=usual is not None)
-    doubt.down, doubt.up = max(down, doubt.down), max(up, doubt.up)
-    doubt.why.append("drafting")
     verified = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
-    over_switch(doubt, serving, verified, constants)
     is_known = len(set(gained)) == 1
+    doubt = _drafting_doubts(serving, concurrency, known_model=usual is not None)
+    over_switch(doubt, serving, verified, constants)
     if not is_known:
         doubt.why.append("an acceptance that was not measured")
     slower = drafting_seconds(serving, context, drafted, concurrency, constants)
@@ -337,8 +341,17 @@ def speculative(
     return Speculative(request, request.times(concurrency), gained[0], gain, basis)
 
 
+def _drafting_doubts(serving: ServingSetup, concurrency: int, *, known_model: bool) -> Uncertainty:
+    """Return how far off decoding with a drafter may be, as far as the model says it."""
+    doubt = doubts(serving, concurrency, known_model=known_model)
+    down, up = usual_range("drafter", known_model=known_model)
+    doubt.down, doubt.up = max(down, doubt.down), max(up, doubt.up)
+    doubt.why.append("drafting")
+    return doubt
+
+
 def drafting_seconds(
-    serving: Serving, context: float, drafted: int, concurrency: int, constants: Constants
+    serving: ServingSetup, context: float, drafted: int, concurrency: int, constants: Constants
 ) -> float:
     """Return how long a step with drafted tokens is expected to take."""
     one = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
@@ -348,7 +361,7 @@ def drafting_seconds(
 
 def request_speed(
     recipe: Recipe,
-    serving: Serving,
+    serving: ServingSetup,
     *,
     context: float = CONTEXT,
     constants: Constants | None = None,
@@ -360,3 +373,244 @@ def request_speed(
     return speculative(
         serving, context, drafter.tokens, drafter.acceptance, constants=constants
     ).request
+
+
+# Prefill.
+
+PEAK_FLOPS = 250e12
+"""FP8 without sparsity (a quarter of the 1,000 that the data sheet of GB10 gives for sparse
+FP4)."""
+
+BIG_HEAD = 256
+"""Larger heads than this no flash attention kernel of the chip takes (vLLM 40677)."""
+
+
+@dataclass(frozen=True)
+class PrefillWork:
+    """The cost of a prefill, all nodes together unless said otherwise.
+
+    Attributes:
+        fast: operations of matrix products in FP8 or FP4.
+        slow: the same in BF16.
+        unpacked, unpacked_fp8: the same where weights of 4 bits, or in FP8, are unpacked to BF16
+            first.
+        experts: the same of experts, in any format.
+        attention: operations that grow with the square of the prompt, with heads above 256.
+        flash: the same with smaller heads.
+        activations: bytes between the products, each written and read once: hidden states, and
+            what recurrent layers work on.
+        read: bytes of experts that a node reads, once for each chunk of the prompt. Their tokens
+            are few, so that reading and computing do not overlap.
+        dense_read: the same of other weights, which are read while products are computed.
+        exchanged: bytes that the nodes exchange.
+        tp: over how many nodes the operations are divided.
+    """
+
+    fast: float
+    slow: float
+    unpacked: float
+    unpacked_fp8: float
+    experts: float
+    attention: float
+    flash: float
+    activations: float
+    read: float
+    dense_read: float
+    exchanged: float
+    tp: int
+
+    @property
+    def operations(self) -> float:
+        """All of them."""
+        products = self.fast + self.slow + self.unpacked + self.unpacked_fp8
+        return products + self.experts + self.attention + self.flash
+
+    def is_read_bound(self, constants: Constants) -> bool:
+        """Return whether reading the weights takes longer than computing with them."""
+        return self._dense_read(constants) > self._dense(constants)
+
+    def _dense(self, constants: Constants) -> float:
+        """Products of weights other than experts, s."""
+        tera = (
+            self.fast / constants.prefill_tflops
+            + self.slow / constants.prefill_bf16_tflops
+            + self.unpacked / constants.prefill_unpacked_tflops
+            + self.unpacked_fp8 / constants.prefill_unpacked_fp8_tflops
+        )
+        return tera / 1e12 / self.tp
+
+    def _dense_read(self, constants: Constants) -> float:
+        return self.dense_read / (constants.bandwidth * constants.eta_dense)
+
+    def seconds(self, constants: Constants) -> float:
+        """Return how long it takes."""
+        other = (
+            self.experts / constants.prefill_moe_tflops
+            + self.attention / constants.attention_tflops
+            + self.flash / constants.flash_tflops
+        )
+        passed = self.activations * constants.activation_passes / constants.bandwidth
+        computed = other / 1e12 + passed
+        products = max(self._dense(constants), self._dense_read(constants))
+        read = self.read * constants.prefill_read / constants.bandwidth
+        exchange = self.exchanged / constants.link
+        return products + computed / self.tp + read + exchange + constants.prefill_ms / 1e3
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A request's prefill when no other is served.
+
+    Attributes:
+        seconds: to the first response (TTFR), s; `low` is the fastest, and `roofline` what the
+            chip's arithmetic or its memory allows at best.
+        tokens_s: of the prompt that are new, tokens/s.
+        basis: what the figures rest on.
+    """
+
+    seconds: Estimate
+    tokens_s: Estimate
+    basis: str
+
+
+def work(serving: ServingSetup, prompt: int, cached: int = 0) -> PrefillWork:
+    """Compute what a prefill costs.
+
+    Args:
+        prompt: its new tokens.
+        cached: tokens before them that are in the cache.
+
+    Raises:
+        UsageError: a count that cannot be.
+    """
+    if prompt < 1 or cached < 0:
+        raise UsageError(f"found prompt {prompt} and cached {cached}, expected at least 1 and 0")
+    geometry = serving.geometry
+    products = _products(serving, prompt)
+    pairs = (prompt + cached) ** 2 - cached**2
+    big, small = _per_pair(serving)
+    exchanged = 0.0
+    if serving.tp > 1:
+        added_up = (2 * geometry.layers + 1) * prompt * geometry.hidden * 2.0
+        exchanged = added_up * carried(serving.tp)
+    chunks = math.ceil(prompt / serving.batched_tokens)
+    weights = weights_read(serving, prompt / chunks)
+    return PrefillWork(
+        **products,
+        attention=float(big) * pairs,
+        flash=float(small) * pairs,
+        activations=2.0 * prompt * _activations(geometry),
+        read=chunks * (weights.experts + weights.experts_4bit),
+        dense_read=chunks * (weights.dense + weights.dense_fp4),
+        exchanged=exchanged,
+        tp=serving.tp,
+    )
+
+
+def _products(serving: ServingSetup, prompt: int) -> dict[str, float]:
+    """Operations of matrix products, by the field of `PrefillWork`."""
+    chosen = serving.geometry.experts
+    found = dict.fromkeys(("fast", "slow", "unpacked", "unpacked_fp8", "experts"), 0.0)
+    for name in MATRICES:
+        part = serving.weights.part(name)
+        share = chosen.top_k / chosen.count if chosen and name == "experts" else 1.0
+        kind = "experts" if name == "experts" else _kind(part.format, unpacked=serving.unpacked)
+        found[kind] += 2 * part.parameters * prompt * share
+    return found
+
+
+def _kind(form: str, *, unpacked: bool) -> str:
+    """Name the kind of product that weights in a format make."""
+    if form == "bf16":
+        return "slow"
+    if form in NATIVE and not unpacked:
+        return "fast"
+    return "unpacked_fp8" if form.startswith("fp8") else "unpacked"
+
+
+def _activations(geometry: Geometry) -> float:
+    """Elements between the products of all layers for one token."""
+    recurrent = sum(p.layers * p.conv_elements / max(p.conv_width, 1) for p in geometry.recurrent)
+    return geometry.layers * geometry.hidden + recurrent
+
+
+NATIVE = ("fp8", "fp8-online", "nvfp4")
+"""Formats whose products the chip computes as such; the others are unpacked to BF16."""
+
+
+def _per_pair(serving: ServingSetup) -> tuple[float, float]:
+    """Operations for a pair of tokens: with heads above 256, and with smaller ones."""
+    big = small = 0.0
+    for part in serving.geometry.attention:
+        if part.kind == "full":
+            each = part.layers * part.q_heads * (part.head_dim + part.value_dim)
+            if part.head_dim > BIG_HEAD:
+                big += each
+            else:
+                small += each
+    latent = serving.geometry.latent
+    if latent:
+        width = latent.nope_dim + latent.rope_dim + latent.value_dim
+        small += latent.layers * latent.q_heads * width
+    return big, small
+
+
+def expected_seconds(
+    serving: ServingSetup, prompt: int, cached: int, constants: Constants
+) -> float:
+    """Return the time to the first response, s; no shorter than a step over what is cached."""
+    return max(
+        work(serving, prompt, cached).seconds(constants),
+        step(serving, cached).seconds(constants),
+    )
+
+
+def _doubts(serving: ServingSetup, prompt: int, *, known_model: bool) -> Uncertainty:
+    """Return how far off it may be.
+
+    Without CUDA graphs prefills are 4 to 18 % slower (source: forum-gemma4-31b-fp8), and so are
+    short ones, of which few were measured.
+    """
+    doubt = Uncertainty(*usual_range("prefill", known_model=known_model))
+    if not known_model:
+        doubt.why.append("a model whose prefill was not measured")
+    family(serving, doubt)
+    if prompt < SHORT:
+        doubt.more("so short a prompt", 0.25)
+    if serving.eager:
+        doubt.more("--enforce-eager", 0.15, 0.0)
+    return doubt
+
+
+SHORT = 1024
+"""Tokens of a prompt below which no fitted run is."""
+
+
+def prefill(
+    serving: ServingSetup, prompt: int, cached: int = 0, constants: Constants | None = None
+) -> Prefill:
+    """Predict the time to the first response.
+
+    Attention within a window grows with the prompt only, and is part of what was fitted for the
+    products.
+
+    Args:
+        prompt: new tokens of the prompt, as the server counts them.
+        cached: tokens before them that are in the cache (prefix caching).
+
+    Raises:
+        UsageError: a count that cannot be.
+    """
+    constants = constants or Constants()
+    todo = work(serving, prompt, cached)
+    usual = known(serving, constants, "prefill")
+    doubt = _doubts(serving, prompt, known_model=usual is not None)
+    best = max(
+        todo.operations / PEAK_FLOPS / serving.tp,
+        least_read(serving) / constants.bandwidth,
+    )
+    expected = max(expected_seconds(serving, prompt, cached, constants) / (usual or 1.0), best)
+    fastest, slowest = expected / (1 + doubt.up), expected / (1 - doubt.down)
+    seconds = Estimate(expected, max(fastest, best), slowest, best)
+    rate = Estimate(*(prompt / s for s in (expected, seconds.high, seconds.low, best)))
+    return Prefill(seconds, rate, doubt.text(constants.basis))
