@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import launches, runtime
+from spark_cluster.engine import runtime, tuning
 from spark_cluster.engine.deployment import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import engine_of, judge_health
 from spark_cluster.engine.launches import Upcoming, Warmth
@@ -144,7 +144,7 @@ def _serving_state(
         kind=kind,
         overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.label(launches.TUNED).split()),
+        tuned=tuple(server.label(tuning.TUNED).split()),
         data_parallel=server.number(DATA_PARALLEL, 1),
     )
 
