@@ -26,12 +26,12 @@ from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.bench_results import PlanComparison
-from spark_cluster.cli.event_stream import EventStream
+from spark_cluster.cli.doctor import Versions
+from spark_cluster.cli.first_steps import CompletionScript, JumpHostKey, NodeKey, UnreadKey, Written
 from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
-from spark_cluster.cli.init import Written
-from spark_cluster.cli.opened import Opened
+from spark_cluster.cli.opened import EventStream, Opened
 from spark_cluster.cli.predict import KvOnBoth
-from spark_cluster.cli.predicted_speed import PredictedSpeed
+from spark_cluster.cli.predictions import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
     FactsResult,
@@ -44,15 +44,8 @@ from spark_cluster.cli.results import (
     RunSummary,
     VramResult,
 )
-from spark_cluster.cli.serving_results import (
-    DownResult,
-    RayUpResult,
-    UpModelsResult,
-    UpResult,
-)
-from spark_cluster.cli.setup_flow import Step
-from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
-from spark_cluster.cli.version import Completion, Versions
+from spark_cluster.cli.serving import DownResult, RayUpResult, UpModelsResult, UpResult
+from spark_cluster.cli.setup_flow import SetupStep
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.document import Document, ErrorKeys, Flat
 from spark_cluster.config.inventory_schema import InventoryFile
@@ -183,8 +176,8 @@ _RECIPE = {
 
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "version": ("version", Versions),
-    "completion": ("completion", Completion),
-    "setup": ("setup", {"ok": bool, "check": bool, "steps": [Step]}),
+    "completion": ("completion", CompletionScript),
+    "setup": ("setup", {"ok": bool, "check": bool, "steps": [SetupStep]}),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
     "ping": ("ping", PingResult),

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.options import Command, Group, Port
-from spark_cluster.cli.visible import visible
+from spark_cluster.cli.console import painted, plain_table, styled, visible
+from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Port
 from spark_cluster.config.caches import state_folder
 from spark_cluster.engine import client_target, proxy
 from spark_cluster.engine.client_target import (
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def clients(
     app: App,
     *,
@@ -112,7 +111,7 @@ def _show_clients(app: App, target: ClientTarget, made: list[Snippet]) -> None:
         click.echo(visible(snippet.text), nl=False)
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def keys() -> None:
     """Add, list and revoke API keys of the endpoint by name, while it serves.
 
@@ -171,7 +170,7 @@ def revoke(app: App, *, name: str) -> None:
     app.show({"name": name, "revoked": True}, f"{name} is revoked")
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def tunnel(
     app: App,
     *,

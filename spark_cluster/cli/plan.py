@@ -11,9 +11,16 @@ import click
 
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
-from spark_cluster.cli.options import Allowing, Command, EndpointPort, Finite, Overriding, hub
+from spark_cluster.cli.options import (
+    Allowing,
+    DeclaredCommand,
+    EndpointPort,
+    Finite,
+    Overriding,
+    hub,
+)
 from spark_cluster.cli.plan_picture import show, show_advice, show_together
-from spark_cluster.cli.recipes_to_serve import (
+from spark_cluster.cli.serving import (
     OVERRIDE,
     changed,
     changed_launch,
@@ -49,7 +56,7 @@ NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME
 PURPOSES = ("latency", "throughput", "capacity")
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def command(
     app: App,
     *,

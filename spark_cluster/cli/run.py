@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.cli.recap import Recap
-from spark_cluster.cli.results import RunSummary
+from spark_cluster.cli.results import Recap, RunSummary
 from spark_cluster.config.caches import state_folder
 from spark_cluster.config.document import as_json
 from spark_cluster.config.inventory import Inventory, InventoryNode
@@ -28,6 +27,9 @@ from spark_cluster.runner.play import Play
 
 KEPT = 200
 """Runs whose records are kept."""
+
+LOADING = "load"
+"""Stage of `up` in which a server loads by itself, whoever waits for it."""
 
 
 class RunRecord:
@@ -122,10 +124,6 @@ def keep_plot(run: str, bus: Bus, memory: MemoryPhases) -> Path | None:
         bus.emit(Note(f"no plot of the memory: {error}", "warning"))
         return None
     return path
-
-
-LOADING = "load"
-"""Stage of `up` in which a server loads by itself, whoever waits for it."""
 
 
 class Run:
