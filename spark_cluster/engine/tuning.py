@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.engines import words
+from spark_cluster.config.schema import Document
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
-from spark_cluster.models.tables import json_object
+from spark_cluster.models.naming import json_object
 from spark_cluster.node import images
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.kernel_tuner import CONTAINER
