@@ -112,7 +112,7 @@ def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch)
         sizes.add(size)
         return logs.get((session, program), "")
 
-    monkeypatch.setattr(sequence.logs, "read_beginning", read)
+    monkeypatch.setattr(sequence.runtime, "read_beginning", read)
     play: Any = SimpleNamespace(
         nodes=[SimpleNamespace(name=name) for name in ("spark1", "spark2")],
         session=lambda node: node.name,
