@@ -32,7 +32,7 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.runtime import BEGINNING_BYTES
 from spark_cluster.engine.tuning import fitting
 from spark_cluster.errors import Refused, SparkClusterError
-from spark_cluster.node import durable, images, launch_records, unit_state
+from spark_cluster.node import containers, dockerd, durable, launch_records
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.launch_records import LaunchRecord
@@ -257,7 +257,7 @@ class Upcoming:
         state = session.submit("caches", what="state", folder=self.folders[node])
         if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
             return Asked(state, None)  # Docker takes longer to answer than all else
-        asked = {"image": images.question(self.image or self.recipe.image.ref)}
+        asked = {"image": dockerd.image_question(self.image or self.recipe.image.ref)}
         return Asked(state, session.submit("gather", commands=asked))
 
     def judge(self, asked: Mapping[str, Asked], tp: int) -> Warmth:
@@ -276,7 +276,7 @@ class Upcoming:
             answer = asked.image.wait()["commands"]["image"] if asked.image is not None else None
         except SparkClusterError as error:
             return NodeWarmth("unknown", (error.message,))
-        recipe, image = self.recipe, images.answered(answer)
+        recipe, image = self.recipe, dockerd.image_answer(answer)
         own = image.id if image is not None else ""
         entries = fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
@@ -364,7 +364,7 @@ def _made(one: Member) -> LaunchRecord | None:
 
 def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
     asked = session.request("gather", commands={"inspect": runtime.question(server.program)})
-    state = unit_state.answered(asked["commands"]["inspect"])
+    state = containers.answered(asked["commands"]["inspect"])
     run = f"{state.id[:12]} {state.started}".strip()
     answer = session.request(
         "caches",

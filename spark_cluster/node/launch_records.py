@@ -14,9 +14,6 @@ from typing import Any
 
 from spark_cluster.node import durable, paths
 
-FILE = paths.LAUNCHES
-"""On every node; mode 600 in a folder of mode 700."""
-
 MOST = 48
 """Records that are kept, the ones used last; a record takes 1 to 3 KiB."""
 
@@ -108,7 +105,7 @@ def _are_texts(found: object) -> bool:
 def read(root: Path) -> list[LaunchRecord]:
     """Return the records of this node, newest first; none without the file."""
     try:
-        with (root / FILE.lstrip("/")).open("rb") as source:
+        with (root / paths.LAUNCHES.lstrip("/")).open("rb") as source:
             text = source.read(LARGEST + 1).decode(errors="replace")
     except OSError:
         return []
@@ -143,7 +140,7 @@ def write(root: Path, records: Iterable[LaunchRecord]) -> None:
     Raises:
         OSError: the disk is full, or not writable; the file is as it was.
     """
-    path = root / FILE.lstrip("/")
+    path = root / paths.LAUNCHES.lstrip("/")
     durable.make_folder(path.parent)
     kept = sorted(records, key=lambda record: -record.last)[:MOST]
     listed = {"launches": [record.to_dict() for record in kept]}

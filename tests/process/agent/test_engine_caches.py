@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent import operations
-from spark_cluster.node import cache_usage, durable, launch_records
+from spark_cluster.node import durable, engine_caches, launch_records, paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.launch_records import LaunchRecord
 from tests.factories import put
@@ -42,8 +42,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def entries(root: Path) -> dict[str, cache_usage.CacheEntry]:
-    return {entry.path: entry for entry in cache_usage.usage(root)}
+def entries(root: Path) -> dict[str, engine_caches.CacheEntry]:
+    return {entry.path: entry for entry in engine_caches.usage(root)}
 
 
 # -- records -------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def entries(root: Path) -> dict[str, cache_usage.CacheEntry]:
 
 def test_a_record_is_kept_for_root_alone(tmp_path: Path) -> None:
     launch_records.add(tmp_path, ONE)
-    path = tmp_path / launch_records.FILE.lstrip("/")
+    path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert launch_records.read(tmp_path) == [ONE]
@@ -75,7 +75,7 @@ def test_records_are_bounded(tmp_path: Path) -> None:
     assert found[0].recipe == many[-1].recipe
     keys = tuple(f"torch_aot_compile/{n:064}" for n in range(launch_records.MOST_KEYS))
     launch_records.write(tmp_path, [replace(record, keys=keys) for record in many])
-    path = tmp_path / launch_records.FILE.lstrip("/")
+    path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_size <= launch_records.LARGEST
     assert launch_records.read(tmp_path)[0].recipe == many[-1].recipe
 
@@ -146,7 +146,7 @@ def test_every_entry_has_its_kind_and_size(root: Path) -> None:
 def test_a_key_counts_once_a_rank_has_left_something(root: Path) -> None:
     (root / OWN / "vllm/torch_compile_cache" / ("f" * 10) / "rank_1_0").mkdir(parents=True)
     put(root / "images/another/vllm/torch_compile_cache" / AOT / "rank_0_0/model", "y")
-    found = cache_usage.compiled_keys(root)
+    found = engine_caches.compiled_keys(root)
     assert {name: sorted(keys) for name, keys in found.items()} == {
         OWN.removeprefix("images/"): sorted([SHORT, AOT]),
         "another": [AOT],
@@ -158,7 +158,7 @@ def test_what_all_images_shared_before_is_listed_and_removed(root: Path) -> None
     put(root / "triton/a", "x")
     shared = {f"vllm/torch_compile_cache/{SHORT}", "triton"}
     assert shared <= entries(root).keys()
-    assert set(cache_usage.remove(root, shared)) == shared
+    assert set(engine_caches.remove(root, shared)) == shared
 
 
 def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -171,7 +171,7 @@ def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFac
     compiled.symlink_to(outside)
     assert not [entry for entry in entries(root).values() if entry.kind == "compile"]
     chosen = {f"{OWN}/vllm/torch_compile_cache/0123456789", f"{OWN}/triton"}
-    cache_usage.remove(root, chosen)
+    engine_caches.remove(root, chosen)
     assert (outside / "0123456789/rank_0_0/model").exists()
     assert list((root / OWN / "triton").iterdir()) == []
 
@@ -179,13 +179,13 @@ def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFac
 def test_a_count_that_takes_too_long_is_a_lower_bound(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_usage, "MOST_FILES", 3)
-    assert not all(entry.whole for entry in cache_usage.usage(root))
+    monkeypatch.setattr(engine_caches, "MOST_FILES", 3)
+    assert not all(entry.whole for entry in engine_caches.usage(root))
 
 
 def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
-    assert cache_usage.usage(tmp_path / "none") == []
-    assert cache_usage.compiled_keys(tmp_path / "none") == {}
+    assert engine_caches.usage(tmp_path / "none") == []
+    assert engine_caches.compiled_keys(tmp_path / "none") == {}
 
 
 # -- removal -------------------------------------------------------------------------------------
@@ -193,18 +193,18 @@ def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
 
 def test_only_what_is_chosen_is_removed(root: Path) -> None:
     chosen = {f"{OWN}/vllm/torch_compile_cache/{AOT}", f"{OWN}/triton", "huggingface"}
-    removed = cache_usage.remove(root, {*chosen, "../etc", "vllm", "", OWN, "images"})
+    removed = engine_caches.remove(root, {*chosen, "../etc", "vllm", "", OWN, "images"})
     assert sorted(removed) == [f"{OWN}/triton", f"{OWN}/vllm/torch_compile_cache/{AOT}"]
     assert (root / OWN / "triton").is_dir(), "the containers mount what is above it"
     assert (root / "huggingface/hub/models--a--b/blobs/1").exists()
-    assert cache_usage.compiled_keys(root) == {OWN.removeprefix("images/"): [SHORT]}
+    assert engine_caches.compiled_keys(root) == {OWN.removeprefix("images/"): [SHORT]}
 
 
 def test_what_a_cut_left_of_a_removal_goes_with_the_next(root: Path) -> None:
     left = root / OWN / "vllm/torch_compile_cache/.removing-0123456789ab/rank_0_0/model"
     put(left, "x")
     assert not any(".removing-" in path for path in entries(root))
-    cache_usage.remove(root, set())
+    engine_caches.remove(root, set())
     assert not left.parent.parent.exists()
 
 

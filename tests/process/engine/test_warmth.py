@@ -17,11 +17,11 @@ from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Member
-from spark_cluster.node import launch_records, tuned_kernels
+from spark_cluster.node import engine_caches, launch_records, paths
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.engine_caches import tuned_folder
 from spark_cluster.node.launch_records import LaunchRecord
-from spark_cluster.node.tuned_kernels import folder_of
 from spark_cluster.runner.events import Options
 
 KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
@@ -198,8 +198,8 @@ def has(
 def is_tuned(node: FakeNode, file: str, tp: int) -> None:
     """Have parameters of kernels on a node, for the image with the digit 3."""
     caches, made = node.root / CACHE_ROOT.lstrip("/"), node.put(f"{CACHE_ROOT}/{tp}/{file}", "{}")
-    name = folder_of(str(caches), "3" * 12, make_recipe().model.name, tp)
-    tuned_kernels.keep(Folder(caches), Path(name), made.parent)
+    name = tuned_folder(str(caches), "3" * 12, make_recipe().model.name, tp)
+    engine_caches.keep_tuned(Folder(caches), Path(name), made.parent)
 
 
 def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
@@ -230,7 +230,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
     assert (smaller.state, smaller.reasons) == ("unknown", (launches.OTHER_ARGUMENTS,))
     other = judged(four)
     assert (other.state, other.tuned) == ("cold", ())
-    (one.root / launch_records.FILE.lstrip("/")).unlink()
+    (one.root / paths.LAUNCHES.lstrip("/")).unlink()
     assert judged(one).state == "unknown"
 
 
@@ -313,7 +313,7 @@ def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -
     play, head = cluster.play, cluster.head
     server = server_for(make_recipe(), *play.nodes)
     one = Member(play, server, ContainerState("running"))
-    (head.root / launch_records.FILE.lstrip("/")).mkdir(parents=True)
+    (head.root / paths.LAUNCHES.lstrip("/")).mkdir(parents=True)
     new = {server.key: (one, launches.wanted(server.recipe, server.tp))}
     launches.record(new, {server.key: "0.32.0"})
     docker = head.programs["docker"]

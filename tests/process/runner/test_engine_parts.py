@@ -107,7 +107,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
 
     def paths():
         wire.archive.cache_clear()
-        modules = ("supervision.main", "supervision.start_limit", "model_loader.main")
+        modules = ("supervisor", "start_limit", "model_loader")
         return [wire.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
     def changed(name):
@@ -117,9 +117,9 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
         return [one != other for one, other in zip(before, paths(), strict=True)]
 
     assert paths() == paths()
-    assert changed("node/supervision/policy.py") == [True, False, False]
-    assert changed("node/supervision/look.py") == [True, True, True]
-    assert changed("node/model_loader/policy.py") == [False, False, True]
+    assert changed("node/supervisor.py") == [True, False, False]
+    assert changed("node/local_server.py") == [True, True, True]
+    assert changed("node/model_loader.py") == [False, False, True]
     assert changed("__init__.py") == [False, False, False]
     assert changed("node/units.py") == [False, False, False]
     wire.archive.cache_clear()

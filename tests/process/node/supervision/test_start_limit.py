@@ -15,9 +15,9 @@ from unit_programs import installed
 from waiting import until
 
 from spark_cluster.engine import supervision
+from spark_cluster.node import start_limit
 from spark_cluster.node.containers import RESTART_LIMIT, ContainerState
-from spark_cluster.node.supervision import start_limit
-from spark_cluster.node.supervision.start_limit import WINDOW_S, Known, count
+from spark_cluster.node.start_limit import WINDOW_S, Known, count
 
 
 def free() -> str:

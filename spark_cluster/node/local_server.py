@@ -1,4 +1,5 @@
-"""Look at the engine's server on the head: its program, a completion, its memory, its addresses.
+"""The engine's server on its head, without the laptop: its program, a completion, its memory and
+addresses, its start and stop.
 
 What the laptop knows (names, labels, paths, requests) comes in the configuration that the role
 `supervise` writes, so that this module repeats none of it.
@@ -17,14 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node import (
-    engine_metrics,
-    load_guard,
-    memory,
-    nvidia_smi,
-    own_program,
-    unit_state,
-)
+from spark_cluster.node import containers, load_watch, nvidia_smi, own_program, telemetry
 from spark_cluster.node.containers import (
     DASHBOARD,
     ENDPOINT,
@@ -35,9 +29,8 @@ from spark_cluster.node.containers import (
     ContainerState,
     parse_state,
 )
-from spark_cluster.node.health import Completion
+from spark_cluster.node.health import Completion, completion_of, request_of
 from spark_cluster.node.http import ask
-from spark_cluster.node.supervision.model_probe import completion_of, request_of
 
 COMMAND_S = 20.0
 """Seconds for a question to Docker, systemd or nvidia-smi."""
@@ -69,10 +62,39 @@ def output(argv: Sequence[str], limit_s: float = COMMAND_S) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def stop(name: str, runtime: str) -> list[str]:
+def stop_command(name: str, runtime: str) -> list[str]:
     """Return the command that stops a program as a person does, so that it stays stopped."""
     unit = ["systemctl", "stop", f"{name}.service"]
     return unit if runtime == "venv" else ["docker", "stop", "-t", "5", name]
+
+
+def start(
+    name: str, runtime: str, programs: Sequence[str], limit_s: float, config: Mapping[str, Any]
+) -> str:
+    """Start a server with memory given back before and its load guarded.
+
+    Args:
+        programs: those that the guard ends, with the server.
+        limit_s: seconds after which the guard ends.
+
+    Returns:
+        The command that failed; empty where it did not.
+    """
+    end_guard(name, config)
+    prepare_memory(config)
+    unit = ["systemctl", "start", f"{name}.service"]
+    argv = unit if runtime == "venv" else ["docker", "start", name]
+    if output(argv, ACT_S) is None:
+        return " ".join(argv)
+    guard_load(name, programs, limit_s, config)
+    return ""
+
+
+def stop(name: str, runtime: str, config: Mapping[str, Any]) -> str:
+    """Stop a server, so that it stays stopped, and the guard of its load; returns as `start`."""
+    end_guard(name, config)
+    argv = stop_command(name, runtime)
+    return "" if output(argv, ACT_S) is not None else " ".join(argv)
 
 
 def boot() -> str:
@@ -84,8 +106,8 @@ def program(name: str, config: Mapping[str, Any]) -> ContainerState:
     """Return a program of ours; `unknown` where Docker or systemd does not answer."""
     folder = str(config["unit_folder"])
     if Path(f"{folder}/{name}.service").exists():
-        shown = output(unit_state.question(name, folder))
-        return unit_state.parse(shown, name) if shown else UNSEEN
+        shown = output(containers.question(name, folder))
+        return containers.parse(shown, name) if shown else UNSEEN
     # One question that both a missing container and a Docker that is down answer differently.
     listed = output(
         ["docker", "container", "ls", "--all", "--quiet", "--filter", f"name=^/?{name}$"]
@@ -123,8 +145,8 @@ def answer(server: ContainerState, limit_s: float) -> Completion:
 def tokens(server: ContainerState) -> float | None:
     """Return the tokens that the server has read and written so far; None where it does not say."""
     base = server.label(ENDPOINT).removesuffix("/v1")
-    reply = ask({"url": f"{base}/metrics", "timeout": engine_metrics.ASK_S})
-    found = engine_metrics.figures(str(reply["body"])) if reply["status"] == 200 else None
+    reply = ask({"url": f"{base}/metrics", "timeout": telemetry.ASK_S})
+    found = telemetry.figures(str(reply["body"])) if reply["status"] == 200 else None
     if found is None:
         return None
     return (found["prompt_tokens"] or 0.0) + (found["generation_tokens"] or 0.0)
@@ -163,7 +185,7 @@ def memory_obstacle(need_mib: int, title: str) -> str:
     for (_, name, _), text in zip(listed, named, strict=True):
         if re.match(title, name):
             return f"memory is still held by {text}"
-    available = memory.meminfo().get("MemAvailable", 0) // 1024
+    available = load_watch.meminfo().get("MemAvailable", 0) // 1024
     if available >= need_mib * RETURNED:
         return ""
     holder = f"; GPU memory is held by {', '.join(named[:3])}" if named else ""
@@ -213,7 +235,7 @@ def _is_own(address: str) -> bool:
 def prepare_memory(config: Mapping[str, Any]) -> None:
     """Give the page cache back and compact memory, where that is the GPU's, too."""
     if config["unified_memory"]:
-        output(own_program.argv(memory.__name__, "/"), memory.RECLAIM_S)
+        output(own_program.argv(load_watch.RECLAIM, "/"), load_watch.RECLAIM_S)
 
 
 def guard_load(
@@ -221,14 +243,14 @@ def guard_load(
 ) -> None:
     """Guard the load of a server that has been started."""
     if config["unified_memory"]:
-        told = load_guard.Settings(server, tuple(programs), limit_s)
-        output(load_guard.start(told, os.environ.get("PATH", os.defpath)))
+        told = load_watch.GuardSettings(server, tuple(programs), limit_s)
+        output(load_watch.start(told, os.environ.get("PATH", os.defpath)))
 
 
 def load_ended_for(server: str) -> str:
     """Return why the load of a server was ended; empty where it was not."""
     try:
-        found = load_guard.parse(Path(load_guard.reason_file(server)).read_text())
+        found = load_watch.parse(Path(load_watch.reason_file(server)).read_text())
     except OSError:
         return ""
     return f"its load was ended before the node ran out of memory: {found}" if found else ""
@@ -237,5 +259,5 @@ def load_ended_for(server: str) -> str:
 def end_guard(server: str, config: Mapping[str, Any]) -> None:
     """End the guard_load of a server, and forget its load_ended_for."""
     if config["unified_memory"]:
-        output(["systemctl", "stop", load_guard.unit(server)])
-        Path(load_guard.reason_file(server)).unlink(missing_ok=True)
+        output(["systemctl", "stop", load_watch.unit(server)])
+        Path(load_watch.reason_file(server)).unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node import local_server
 from spark_cluster.node.containers import RESTART_LIMIT, ContainerState
-from spark_cluster.node.supervision import look as looking
 
 WINDOW_S = 3 * 3600.0
 """Seconds in which they count: a load that fails after half an hour is stopped as well, a server
@@ -64,7 +64,7 @@ def count(
 def names(config: Mapping[str, Any]) -> set[str]:
     """Return the names that servers have on this node, whether they are there or not."""
     server = str(config["server"])
-    listed = looking.output(config["servers"]) or ""
+    listed = local_server.output(config["servers"]) or ""
     units = (path.stem for path in Path(config["unit_folder"]).glob(f"{server}-*.service"))
     return {server, *listed.split(), *units}
 
@@ -78,10 +78,10 @@ def look_once(
     """
     found = {}
     for name in sorted(names(config)):
-        seen = looking.program(name, config)
+        seen = local_server.program(name, config)
         if not seen.id:  # Docker does not answer, or there is no such server
             continue
-        obstacle = partial(looking.ray_obstacle, seen, config)
+        obstacle = partial(local_server.ray_obstacle, seen, config)
         found[name] = count(known.get(name), seen, now, obstacle)
         if len(found[name].at) >= RESTART_LIMIT and seen.kept_up:
             _stop(name, seen)
@@ -89,8 +89,8 @@ def look_once(
 
 
 def _stop(name: str, seen: ContainerState) -> None:
-    argv = looking.stop(name, seen.runtime)
-    done = looking.output(argv, looking.ACT_S)
+    argv = local_server.stop_command(name, seen.runtime)
+    done = local_server.output(argv, local_server.ACT_S)
     said = "stopped" if done is not None else f"not stopped, {' '.join(argv)} failed"
     often = f"{RESTART_LIMIT} times within {WINDOW_S / 3600:g} hours"
     print(
