@@ -14,14 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_cluster.node import (
-    dockerd,
-    engine_caches,
-    launch_records,
-    load_watch,
-    own_program,
-    paths,
-)
+from spark_cluster.node import dockerd, engine_caches, load_watch, own_program, paths
 from spark_cluster.node.containers import parse_containers
 from spark_cluster.node.dockerd import CONTAINERD_STORE, STORE, docker, image, parse_images
 from spark_cluster.node.host import Host
@@ -47,7 +40,7 @@ def _cache_folder(host: Host, request: Request) -> Path:
 def _cache_state(host: Host, request: Request) -> Reply:
     """The records, and the compiled configurations that are there; sizes take longer."""
     return {
-        "launches": [record.to_dict() for record in launch_records.read(host.root)],
+        "launches": [record.to_dict() for record in engine_caches.launches(host.root)],
         "compiled": engine_caches.compiled_keys(_cache_folder(host, request)),
         "tuned": engine_caches.tuned(_cache_folder(host, request)),
     }
@@ -58,7 +51,7 @@ def _launch_known(host: Host, request: Request) -> Reply:
 
     The log is searched here, so that it need not travel.
     """
-    newest = next(iter(launch_records.read(host.root)), None)
+    newest = next(iter(engine_caches.launches(host.root)), None)
     if newest is not None and newest.run == request["run"]:
         return {"known": True, "found": []}
     done = host.run(request["log"], timeout=LOG_S)
@@ -68,16 +61,16 @@ def _launch_known(host: Host, request: Request) -> Reply:
 
 def _record_launch(host: Host, request: Request) -> Reply:
     """Keep a record, with this node's clock."""
-    record = launch_records.from_dict(request["record"])
+    record = engine_caches.launch_from_dict(request["record"])
     if record is None:
         return {"error": "the record of the launch does not have the form of one"}
-    launch_records.add(host.root, replace(record, last=time.time()))
+    engine_caches.add_launch(host.root, replace(record, last=time.time()))
     return {}
 
 
 def _cache_usage(host: Host, request: Request) -> Reply:
     entries = engine_caches.usage(_cache_folder(host, request))
-    records = launch_records.read(host.root)
+    records = engine_caches.launches(host.root)
     return {
         "entries": [entry.to_dict() for entry in entries],
         "launches": [record.to_dict() for record in records],

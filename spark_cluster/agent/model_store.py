@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from spark_cluster.node import dockerd, launch_records, paths
+from spark_cluster.node import dockerd, engine_caches, paths
 from spark_cluster.node.durable import read_object, write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, verify
@@ -96,7 +96,7 @@ class Store:
         }
 
     def _usage(self) -> Usage:
-        served = launch_records.served(self.host.root)
+        served = engine_caches.served(self.host.root)
         return usage(self.cache, served, self.host.path("/proc"))
 
     def pin(self) -> Reply:

@@ -438,14 +438,12 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
     if killed is not None:
         host = dataclasses.replace(host, run_id=killed)
     plan = RevertPlanner(host, history, run, killed).plan()
-    reply: dict[str, Any] = {
+    reply = {
         "of": run,
         "left": [{"what": what, "why": why} for what, why in plan.left],
+        **({"notes": notes} if (notes := history.notes(run)) else {}),
+        **({} if killed is None else {"continued": killed}),
     }
-    if notes := history.notes(run):
-        reply["notes"] = notes
-    if killed is not None:
-        reply["continued"] = killed
     for path, why in plan.refused.items():
         name = _named(path, host.shape(path))
         emit({"event": "result", "id": name, "verdict": "failed", "error": why})

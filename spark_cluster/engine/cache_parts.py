@@ -21,8 +21,14 @@ from spark_cluster.engine.node_copies import Copied, copy_folder
 from spark_cluster.errors import Refused
 from spark_cluster.node import containers
 from spark_cluster.node.containers import RECIPE
-from spark_cluster.node.engine_caches import COMPILED_IN, IMAGES, VENV, short
-from spark_cluster.node.launch_records import LaunchRecord, from_dict
+from spark_cluster.node.engine_caches import (
+    COMPILED_IN,
+    IMAGES,
+    VENV,
+    LaunchRecord,
+    launch_from_dict,
+    short,
+)
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -113,7 +119,7 @@ def _of_node(
     recipes: Collection[str],
 ) -> list[CachePart]:
     """Return the parts of one node from its answer."""
-    records = [r for one in usage["launches"] if (r := from_dict(one)) is not None]
+    records = [r for one in usage["launches"] if (r := launch_from_dict(one)) is not None]
     now = float(usage["now"])
     found = []
     for entry in usage["entries"]:

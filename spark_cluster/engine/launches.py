@@ -32,10 +32,9 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.runtime import BEGINNING_BYTES
 from spark_cluster.engine.tuning import fitting
 from spark_cluster.errors import Refused, SparkClusterError
-from spark_cluster.node import containers, dockerd, durable, launch_records
+from spark_cluster.node import containers, dockerd, durable, engine_caches
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
-from spark_cluster.node.engine_caches import of_environment, short
-from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.node.engine_caches import LaunchRecord, of_environment, short
 from spark_cluster.node.store.manifest import revision_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session
@@ -282,7 +281,7 @@ class Upcoming:
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
         found = without_nodes(recipe)
         if found is None:
-            read = map(launch_records.from_dict, state["launches"])
+            read = map(engine_caches.launch_from_dict, state["launches"])
             records = [record for record in read if record is not None]
             environment = of_environment(recipe.venv.path) if recipe.venv else ""
             launch = replace(wanted(recipe, tp), image=own)

@@ -101,7 +101,7 @@ STATE = f"{paths.SUPERVISION}/state/state.json"
 
 START_LIMIT = OwnUnit(
     "spark-cluster-start-limit",
-    "spark_cluster.node.start_limit",
+    "spark_cluster.node.local_server:limit_restarts",
     paths.START_LIMIT,
     paths.START_LIMIT_SETTINGS,
 )

@@ -21,7 +21,7 @@ _EARLY = timedelta(milliseconds=50)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 RESTART_LIMIT = 5
-"""Restarts within the window of `node/start_limit.py` after which a server is stopped;
+"""Restarts within the window of `node/local_server.py` after which a server is stopped;
 after a reboot one or two are usual, until its peers are there."""
 
 NODES = "spark-cluster.nodes"

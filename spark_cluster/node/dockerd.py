@@ -174,6 +174,12 @@ def docker(
         )
     else:
         done = host.run(argv, stdin=stdin, timeout=timeout, on_output=on_output)
+    _check_answered(host, done)
+    return done
+
+
+def _check_answered(host: Host, done: Completed) -> None:
+    """Raise as `docker` where the daemon did not answer."""
     stderr = done.stderr.lower()
     if done.status != 0 and any(text in stderr for text in _NO_DAEMON):
         raise Missing(RUNNING, *_why_down(host))
@@ -181,7 +187,6 @@ def docker(
         raise ResourceError(
             "this user has no access to the Docker daemon", "let the agent use sudo (become: true)"
         )
-    return done
 
 
 def container(host: Host, name: str) -> ContainerState | None:

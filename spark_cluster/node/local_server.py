@@ -12,8 +12,10 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +27,7 @@ from spark_cluster.node.containers import (
     MODEL,
     NODES,
     RAY_NODES,
+    RESTART_LIMIT,
     TP,
     ContainerState,
     parse_state,
@@ -261,3 +264,106 @@ def end_guard(server: str, config: Mapping[str, Any]) -> None:
     if config["unified_memory"]:
         output(["systemctl", "stop", load_watch.unit(server)])
         Path(load_watch.reason_file(server)).unlink(missing_ok=True)
+
+
+# Stop a server that ends again and again, without the laptop and without `supervise`.
+#
+# Docker and systemd start a program again for ever, and each start of an engine that fails may
+# leave memory behind, until sshd no longer answers (source: eugr-257). Docker's own `on-failure:N`
+# counts over the whole life of a container, does not start one again that ended with status 0, and
+# starts one at boot that was stopped by hand (moby: daemon/internal/restartmanager); so this counts
+# restarts within a window, and stops the program as a person does, which Docker respects at boot,
+# too.
+
+RESTARTS_WINDOW_S = 3 * 3600.0
+"""Seconds in which they count: a load that fails after half an hour is stopped as well, a server
+that dies now and then is not."""
+
+RESTARTS_LOOK_S = 15.0
+"""Seconds between two looks."""
+
+
+@dataclass(frozen=True)
+class KnownRestarts:
+    """The restarts of one program.
+
+    Attributes:
+        program: its id, which changes when `up` makes it again.
+        counted: how often its runtime had started it again at the last look.
+        at: moments of those within the window, in seconds of the monotonic clock.
+    """
+
+    program: str
+    counted: int
+    at: tuple[float, ...] = ()
+
+
+def count_restarts(
+    known: KnownRestarts | None, seen: ContainerState, now: float, obstacle: Callable[[], str]
+) -> KnownRestarts:
+    """Return the restarts after a look.
+
+    What happened before the first look is not known by its moment and does not count. A start by
+    hand lets the runtime count from 0, and so does a start of Docker.
+
+    Args:
+        obstacle: says what the server had to wait for, so that its restarts do not count.
+    """
+    if known is None or known.program != seen.id or seen.restarts < known.counted:
+        return KnownRestarts(seen.id, seen.restarts)
+    recent = tuple(t for t in known.at if now - t < RESTARTS_WINDOW_S)
+    new = seen.restarts - known.counted
+    return KnownRestarts(
+        seen.id, seen.restarts, recent + (now,) * (0 if new and obstacle() else new)
+    )
+
+
+def _servers_of(config: Mapping[str, Any]) -> set[str]:
+    """Return the names that servers have on this node, whether they are there or not."""
+    server = str(config["server"])
+    listed = output(config["servers"]) or ""
+    units = (path.stem for path in Path(config["unit_folder"]).glob(f"{server}-*.service"))
+    return {server, *listed.split(), *units}
+
+
+def stop_restarted(
+    config: Mapping[str, Any], known: Mapping[str, KnownRestarts], now: float
+) -> dict[str, KnownRestarts]:
+    """Look at each server, and stop those that were started again too often.
+
+    Restarts do not count while Ray lacks a node: the server serves again when the node is back.
+    """
+    found = {}
+    for name in sorted(_servers_of(config)):
+        seen = program(name, config)
+        if not seen.id:  # Docker does not answer, or there is no such server
+            continue
+        obstacle = partial(ray_obstacle, seen, config)
+        found[name] = count_restarts(known.get(name), seen, now, obstacle)
+        if len(found[name].at) >= RESTART_LIMIT and seen.kept_up:
+            _stop_restarted(name, seen)
+    return found
+
+
+def _stop_restarted(name: str, seen: ContainerState) -> None:
+    argv = stop_command(name, seen.runtime)
+    done = output(argv, ACT_S)
+    said = "stopped" if done is not None else f"not stopped, {' '.join(argv)} failed"
+    often = f"{RESTART_LIMIT} times within {RESTARTS_WINDOW_S / 3600:g} hours"
+    print(
+        f"{name} was started again {often} and is {said}: its log says why it ends, and "
+        "`spark-cluster up` starts it",
+        flush=True,
+    )
+
+
+def limit_restarts(config: str) -> int:
+    """Look again and again, until the unit is stopped."""
+    read = json.loads(Path(config).read_text())
+    known: Mapping[str, KnownRestarts] = {}
+    while True:
+        try:
+            known = stop_restarted(read, known, time.monotonic())
+        except OSError as error:
+            print(f"this look failed: {error}", flush=True)
+        time.sleep(RESTARTS_LOOK_S)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent import operations
-from spark_cluster.node import durable, engine_caches, launch_records, paths
+from spark_cluster.node import durable, engine_caches, paths
+from spark_cluster.node.engine_caches import LaunchRecord
 from spark_cluster.node.host import Host
-from spark_cluster.node.launch_records import LaunchRecord
 from tests.factories import put
 
 SHORT, AOT = "0a1b2c3d4e", "torch_aot_compile/" + "cd" * 32
@@ -50,48 +50,50 @@ def entries(root: Path) -> dict[str, engine_caches.CacheEntry]:
 
 
 def test_a_record_is_kept_for_root_alone(tmp_path: Path) -> None:
-    launch_records.add(tmp_path, ONE)
+    engine_caches.add_launch(tmp_path, ONE)
     path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert launch_records.read(tmp_path) == [ONE]
+    assert engine_caches.launches(tmp_path) == [ONE]
 
 
 def test_a_repeated_launch_keeps_its_keys(tmp_path: Path) -> None:
     """A warm start may log less than the cold one did."""
-    launch_records.add(tmp_path, ONE)
-    launch_records.add(tmp_path, replace(ONE, arguments="b" * 64, last=20.0))
-    launch_records.add(tmp_path, replace(ONE, keys=(AOT,), last=30.0, run="new"))
-    found = launch_records.read(tmp_path)
+    engine_caches.add_launch(tmp_path, ONE)
+    engine_caches.add_launch(tmp_path, replace(ONE, arguments="b" * 64, last=20.0))
+    engine_caches.add_launch(tmp_path, replace(ONE, keys=(AOT,), last=30.0, run="new"))
+    found = engine_caches.launches(tmp_path)
     assert [record.last for record in found] == [30.0, 20.0]
     assert (found[0].keys, found[0].run) == ((AOT, SHORT), "new")
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:
-    many = [replace(ONE, recipe=f"r{n}", last=float(n)) for n in range(launch_records.MOST + 9)]
-    launch_records.write(tmp_path, many)
-    found = launch_records.read(tmp_path)
-    assert len(found) == launch_records.MOST
+    many = [
+        replace(ONE, recipe=f"r{n}", last=float(n)) for n in range(engine_caches.MOST_LAUNCHES + 9)
+    ]
+    engine_caches.write_launches(tmp_path, many)
+    found = engine_caches.launches(tmp_path)
+    assert len(found) == engine_caches.MOST_LAUNCHES
     assert found[0].recipe == many[-1].recipe
-    keys = tuple(f"torch_aot_compile/{n:064}" for n in range(launch_records.MOST_KEYS))
-    launch_records.write(tmp_path, [replace(record, keys=keys) for record in many])
+    keys = tuple(f"torch_aot_compile/{n:064}" for n in range(engine_caches.MOST_KEYS))
+    engine_caches.write_launches(tmp_path, [replace(record, keys=keys) for record in many])
     path = tmp_path / paths.LAUNCHES.lstrip("/")
-    assert path.stat().st_size <= launch_records.LARGEST
-    assert launch_records.read(tmp_path)[0].recipe == many[-1].recipe
+    assert path.stat().st_size <= engine_caches.LARGEST_RECORDS
+    assert engine_caches.launches(tmp_path)[0].recipe == many[-1].recipe
 
 
 def test_a_full_disk_leaves_the_records_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch_records.add(tmp_path, ONE)
+    engine_caches.add_launch(tmp_path, ONE)
 
     def full(_handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        launch_records.add(tmp_path, replace(ONE, recipe="qwen"))
-    assert launch_records.read(tmp_path) == [ONE]
+        engine_caches.add_launch(tmp_path, replace(ONE, recipe="qwen"))
+    assert engine_caches.launches(tmp_path) == [ONE]
 
 
 @pytest.mark.parametrize(
@@ -113,14 +115,14 @@ def test_a_full_disk_leaves_the_records_as_they_were(
     ],
 )
 def test_what_is_no_record_is_left_out(text: str | None) -> None:
-    assert launch_records.parse(text) == []
+    assert engine_caches.parse_launches(text) == []
 
 
 def test_a_record_of_another_version_is_read(tmp_path: Path) -> None:
     """An older one has all flags and no digest: it still says whose the compiled code is."""
     older = {"recipe": "a", "engine": "vllm", "tp": 2, "flags": {"x": "1"}, "keys": [SHORT]}
     text = json.dumps({"launches": [older]})
-    assert launch_records.parse(text) == [LaunchRecord("a", "vllm", keys=(SHORT,))]
+    assert engine_caches.parse_launches(text) == [LaunchRecord("a", "vllm", keys=(SHORT,))]
 
 
 # -- usage ---------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
     assert found["found"] == [f"torch_compile_cache/{key}/rank" for key in (SHORT, AOT)]
     record = replace(ONE, keys=(SHORT, AOT), run="c1").to_dict()
     ask(host, what="record", record=json.loads(json.dumps(record)))
-    kept = launch_records.read(tmp_path)[0]
+    kept = engine_caches.launches(tmp_path)[0]
     assert kept.keys == (SHORT, AOT)
     assert kept.last > 1e9
     assert ask(host, run="c1", **asked) == {"known": True, "found": []}

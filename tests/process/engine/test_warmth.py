@@ -17,11 +17,10 @@ from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Member
-from spark_cluster.node import engine_caches, launch_records, paths
+from spark_cluster.node import engine_caches, paths
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.containers import ContainerState
-from spark_cluster.node.engine_caches import tuned_folder
-from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.node.engine_caches import LaunchRecord, tuned_folder
 from spark_cluster.runner.events import Options
 
 KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
@@ -188,7 +187,7 @@ def has(
 ) -> None:
     """Have these records and compiled code on a node, and its image by an id of this digit."""
     for one in records:
-        launch_records.add(node.root, one)
+        engine_caches.add_launch(node.root, one)
     for key in compiled:
         node.put(f"{CACHE_ROOT}/images/{number * 12}/vllm/torch_compile_cache/{key}/rank_0_0/model")
     if number:
@@ -302,11 +301,11 @@ def test_a_launch_is_recorded_once_on_each_node(cluster: FakeCluster) -> None:
     assert made.run.startswith(f"{1:064x}"[:12] + " 2026-11-23T01:02:03")
     assert made.models == (f"{recipe.model.name}@{'c' * 40}",)
     launches.record(new, {server.key: "0.32.0"})
-    (kept,) = launch_records.read(cluster.head.root)
+    (kept,) = engine_caches.launches(cluster.head.root)
     assert (kept.version, kept.run) == ("0.32.0", made.run)
     assert launches.unrecorded(play, found, ["Paris"]) == {}
     launches.record({}, {server.key: "0.32.0"})
-    assert launch_records.read(cluster.head.root) == [kept]
+    assert engine_caches.launches(cluster.head.root) == [kept]
 
 
 def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -> None:
