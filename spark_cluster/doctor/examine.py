@@ -19,7 +19,7 @@ from spark_cluster.config.facts import Pins
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.yamlfile import shown
-from spark_cluster.doctor import driver, link, pair, probes, serving, system
+from spark_cluster.doctor import hardware, link, pair, probes, serving, system
 from spark_cluster.doctor.check import Check, Look, NodeCheck, PairCheck, ProbeCheck, explained
 from spark_cluster.doctor.observations import (
     TIMEOUT_S,
@@ -118,8 +118,9 @@ def _of(*modules: ModuleType) -> tuple[Any, ...]:
 
 
 NODE: tuple[NodeCheck, ...] = (
-    *_of(link, driver, system, serving),
+    *_of(link, hardware, serving),
     *serving.CHECKS,
+    *_of(system),
 )
 PAIR: tuple[PairCheck, ...] = _of(pair)
 PROBES: tuple[ProbeCheck, ...] = _of(probes)

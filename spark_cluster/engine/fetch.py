@@ -15,7 +15,7 @@ from functools import partial
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import MountedPatch
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import image_copies, launches, vram
+from spark_cluster.engine import image_copies, tuning, vram
 from spark_cluster.engine.admission import stays
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.hub_models import (
@@ -68,7 +68,7 @@ class Found:
     members: list[Member]
     before: list[vram.NodeVram]
     stores: Mapping[str, Stored]
-    kernels: Mapping[str, launches.TunedOn]
+    kernels: Mapping[str, tuning.TunedOn]
     jobs: Sequence[Job]
     ray_token: str | None = field(default=None, repr=False)
     replicas: Sequence[Replica] = ()
@@ -114,11 +114,11 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
         lambda: running_jobs(play),
         lambda: token(play.session(play.head)) if deployment.first.on_ray else None,
         *[partial(stored, play, server.recipe, server.nodes) for server in recipes],
-        *[partial(launches.tuned_on, play, server, server.nodes) for server in recipes],
+        *[partial(tuning.tuned_on, play, server, server.nodes) for server in recipes],
     )
     names = [server.recipe.name for server in recipes]
     stores: dict[str, Stored] = dict(zip(names, rest[:count], strict=True))
-    kernels: dict[str, launches.TunedOn] = dict(zip(names, rest[count:], strict=True))
+    kernels: dict[str, tuning.TunedOn] = dict(zip(names, rest[count:], strict=True))
     for server in recipes if offline else ():
         must_be_present(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
     for store in stores.values():

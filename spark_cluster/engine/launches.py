@@ -3,8 +3,7 @@
 Whether the next launch of a recipe finds its compiled code is told by what the last one like it has
 logged: one of the same recipe with the same image and the same arguments on the same node. "Warm"
 says that its compiled code is still on the disk; weights are loaded and CUDA graphs are captured at
-each start, warm or not. Which arguments make vLLM compile anew is not known here. What `tune` has
-made for a launch is found on the nodes, and handed to the engine that starts.
+each start, warm or not. Which arguments make vLLM compile anew is not known here.
 """
 
 from __future__ import annotations
@@ -31,95 +30,14 @@ from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.runtime import BEGINNING_BYTES
+from spark_cluster.engine.tuning import fitting
 from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.node import containers, dockerd, durable, engine_caches
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
-from spark_cluster.node.engine_caches import (
-    TUNED_VARIABLE,
-    LaunchRecord,
-    of_environment,
-    short,
-    tuned_folder,
-)
+from spark_cluster.node.engine_caches import LaunchRecord, of_environment, short
 from spark_cluster.node.store.manifest import revision_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session
-
-TUNED = "spark-cluster.tuned"
-"""Of the engine's containers: files with tuned parameters that they were started with."""
-
-TunedOn = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Node to what is tuned there."""
-
-
-def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
-    """Ask the nodes for what is tuned for a server's model; nothing is asked where it cannot be."""
-    recipe, folder = server.recipe, server.cache_root
-    if recipe.engine != "vllm" or recipe.venv is not None or TUNED_VARIABLE in recipe.env:
-        return {}
-    waiting = {
-        node.name: play.session(node).submit("caches", what="state", folder=folder)
-        for node in nodes
-    }
-    answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}
-    return {
-        name: [entry for entry in entries if entry["model"] == recipe.model.name]
-        for name, entries in answers.items()
-    }
-
-
-def with_tuned(play: Play, deployment: Deployment, found: Mapping[str, TunedOn]) -> Deployment:
-    """Return a deployment whose servers get what is tuned for them.
-
-    Args:
-        found: recipe to what is tuned for it.
-    """
-    made = [
-        with_tuned_kernels(play, server, found[server.recipe.name]) for server in deployment.servers
-    ]
-    return deployment.with_servers(made)
-
-
-def with_tuned_kernels(play: Play, server: Server, found: TunedOn) -> Server:
-    """Return the server with what is tuned for its model, size and image on all its nodes.
-
-    Without it on each of them the server stays as it is: all ranks get the same environment.
-    """
-    if not all(fitting(found.get(node.name, ()), server.tp) for node in server.nodes):
-        return server
-    image = image_on_head(play, server)
-    tuned = [fitting(found[node.name], server.tp, image) for node in server.nodes]
-    files = set.intersection(*({str(entry["file"]) for entry in entries} for entries in tuned))
-    if not files:
-        play.note(
-            "kernels are tuned for this model with another image, and not used: "
-            f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
-        )
-        return server
-    folder = tuned_folder(server.cache_root, image, server.recipe.model.name, server.tp)
-    return replace(
-        server,
-        env={**server.env, TUNED_VARIABLE: folder},
-        mounts=(*server.mounts, f"{folder}:{folder}:ro"),
-        labels={**server.labels, TUNED: " ".join(sorted(files))},
-    )
-
-
-def fitting(
-    entries: Iterable[Mapping[str, Any]], tp: int, image: str = ""
-) -> list[Mapping[str, Any]]:
-    """Return what is tuned for a size and an image's id; for any image without one."""
-    wanted = {"tp": tp, **({"image": short(image)} if image else {})}
-    return [entry for entry in entries if wanted.items() <= entry.items()]
-
-
-def image_on_head(play: Play, server: Server) -> str:
-    """Return the id of the image on the head; `-` where it is not there yet."""
-    asked = {"image": dockerd.image_question(server.image)}
-    answer = play.session(server.nodes[0]).request("gather", commands=asked)
-    found = dockerd.image_answer(answer["commands"]["image"])
-    return found.id if found is not None else "-"
-
 
 State = Literal["warm", "cold", "unknown", "not compiled"]
 

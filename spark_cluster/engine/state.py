@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.recipe_schema import ModelKind, Probe
-from spark_cluster.engine import launches, runtime
+from spark_cluster.engine import runtime, tuning
 from spark_cluster.engine.deployment import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import engine_of, judge_health
 from spark_cluster.engine.launches import Upcoming, Warmth
@@ -90,60 +90,70 @@ def _serving_state(
     play: Play, nodes: list[NodeState], endpoint_key: str | None, probe: Probe
 ) -> Status:
     known = {node.name: node for node in nodes}
-    head_state = next((known[node.name] for node in play.nodes if node.is_head), None)
-    if head_state and (models := models_of(head_state.description)):
+    head = next((known[node.name] for node in play.nodes if node.is_head), None)
+    if head and (models := models_of(head.description)):
         return _with_models(play, nodes, models, endpoint_key, probe)
     server = _server(play, known)
-    if server is None or head_state is None:
+    if server is None or head is None:
         return _without_server(play, nodes)
-    head, description = head_state.name, head_state.description
-    behind = replicas_of(description)
-    tp, model, on_ray = server.number(TP, 1), server.label(MODEL), server.on_ray
-    size = server.number(NODES, tp)
-    dark = _without_link(play, size)
-    endpoint = running(server.labels, description, endpoint_key)
-    kind = server.kind
+    return _with_server(play, nodes, head, server, key=endpoint_key, probe=probe)
 
+
+def _with_server(
+    play: Play,
+    nodes: list[NodeState],
+    head: NodeState,
+    server: ContainerState,
+    *,
+    key: str | None,
+    probe: Probe,
+) -> Status:
+    """The state where one server answers, or replicas of one model."""
+    behind = replicas_of(head.description)
+    size = server.number(NODES, server.number(TP, 1))
+    dark = _without_link(play, size)
+    endpoint = running(server.labels, head.description, key)
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
-    session = play.connections.session(head)
+    session = play.connections.session(head.name)
+    known = {node.name: node for node in nodes}
     jobs: dict[str, Callable[[], Any]] = {
         # Without the link Ray knows no node, which says nothing new and takes its time.
         "servers": lambda: (
-            _ray(play, head, server) if on_ray and not dark else None,
+            _ray(play, head.name, server) if server.on_ray and not dark else None,
             look_at(play, behind, known, probe),
         ),
         "endpoint": lambda: _asked(server, session, endpoint, probe, limit),
     }
     (ray, replicas), (health, completion) = all_of(jobs).values()
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
-    problems += _problems(play, nodes, server, size, ray, on_ray=on_ray, behind=behind)
+    problems += _problems(play, nodes, server, size, ray, behind=behind)
     problems += [replica.problem for replica in replicas if replica.problem]
-    problems += _of_proxy(head_state)
+    problems += _of_proxy(head)
     loading_too = {one.problem for one in replicas if one.state == "loading"}
     of_nodes = set(problems) - loading_too
     found = judge_health(engine_of(server), health.status, None, completion)
     if not found.serves:
-        problems.append(_unanswered(endpoint, health, completion, kind, limit))
+        problems.append(_unanswered(endpoint, health, completion, server.kind, limit))
     if health.status == 0 and server.restarts and not behind:
-        problems.append(_restarted(play.connections.session(head), head, server.restarts))
-    if not found.serves and on_ray:
+        problems.append(_restarted(session, head.name, server.restarts))
+    if not found.serves and server.on_ray:
         problems += _ray_restarted(play, nodes, size)
     life = judge_health(engine_of(server), health.status, server).life
-    loads = endpoint is not None and life is Life.LOADING
-    access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
+    loads = endpoint is not None and life is Life.LOADING and not of_nodes
+    access = described(head.description) or (Access(endpoint.url) if endpoint is not None else None)
     return Status(
-        _state(answer=found.serves, problems=problems, loading=loads and not of_nodes),
+        _state(answer=found.serves, problems=problems, loading=loads),
         nodes,
         ray or [],
         endpoint=access.url if access is not None else None,
         access=replace(access, fingerprint=health.certificate) if access is not None else None,
-        model=model or None,
-        tp=tp,
+        model=server.label(MODEL) or None,
+        tp=server.number(TP, 1),
         problems=tuple(problems),
-        kind=kind,
+        kind=server.kind,
         overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.label(launches.TUNED).split()),
+        tuned=tuple(server.label(tuning.TUNED_LABEL).split()),
         data_parallel=server.number(DATA_PARALLEL, 1),
     )
 
@@ -254,14 +264,12 @@ def _problems(
     size: int,
     ray: list[RayNode] | None,
     *,
-    on_ray: bool,
     behind: Sequence[Replica],
 ) -> list[str]:
     """In words.
 
     Args:
         ray: its nodes; None when it was not asked.
-        on_ray: whether the nodes are joined by Ray.
         behind: the replicas, whose own problems are told elsewhere.
     """
     problems = _unreachable(nodes)
@@ -274,6 +282,7 @@ def _problems(
         problems += _open(nodes, wanted)
     if size == 1:
         return problems
+    on_ray = server.on_ray
     name, whose = (RAY, "Ray's container") if on_ray else (SERVER, "the rank's container")
     for node in nodes:
         state = node.containers.get(name)

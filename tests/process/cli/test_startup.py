@@ -104,6 +104,15 @@ def test_connecting_begins_before_the_remainder_is_imported(args, closed_port):
     assert all(order("fabric") < order(name) for name in after)
 
 
+def test_up_reads_no_formulas_before_something_is_to_be_started(tmp_path):
+    """They and the catalogue's rules are for a plan: when all is up, none is made."""
+    code = "import sys, playbooks.up; print([m for m in sys.modules if '.plan.' in m])"
+    done = python(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "spark_cluster.plan.planner" not in done.stdout
+    assert "spark_cluster.plan.fit" not in done.stdout
+
+
 def test_only_the_client_of_jobs_imports_ray():
     """It takes 0.6 s: only `ray submit`, `logs`, `list`, `stop` and `bench fabric` need it."""
     importing = re.compile(r"^( *)(?:from|import) (?:aiohttp|ray)\b", re.MULTILINE)

@@ -112,8 +112,8 @@ def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("1 / 0", r"own\.py:7: ZeroDivisionError: division by zero"),
-        ("seen.nothing", r"own\.py:7: AttributeError"),
+        ("1 / 0", r"own\.py:6: ZeroDivisionError: division by zero"),
+        ("seen.nothing", r"own\.py:6: AttributeError"),
         ("5", r"own\.py: TypeError: it returned int, expected ok, warn or fail"),
         ("seen.output('gpu') and ok('x')", "nvidia-smi"),
     ],
@@ -134,10 +134,10 @@ SOURCE = 'needs=("x",), sources={"x": NodeSource("x", argv=("true",))}'
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("def thing(seen):", "def thing(seen:", r"checks/own\.py:6: checks own: SyntaxError"),
-        ("from spark_cluster.doctor.observations", "import nothing_here\nfrom x", r"own\.py:3: "),
+        ("def thing(seen):", "def thing(seen:", r"checks/own\.py:5: checks own: SyntaxError"),
+        ("from spark_cluster.doctor.observations", "import nothing_here\nfrom x", r"own\.py:2: "),
         ("@check", "# @check", r"checks/own\.py:1: checks own: no check\n  put @check"),
-        ("own.thing", "Own", r"own\.py:5: check Own: id: found 'Own', expected area\.what"),
+        ("own.thing", "Own", r"own\.py:4: check Own: id: found 'Own', expected area\.what"),
         ("own.thing", examine.NODE[0].id, "id: there is a check of this id already"),
         ("risks", "harm", "effect: found 'harm', expected blocks"),
         ('"hosts"', '"hostz"', "needs: hostz: no such source"),
@@ -157,7 +157,7 @@ def test_wrong_ones(project_folder: Path, old: str, new: str, expected: str) -> 
 def test_two_of_one_id(project_folder: Path) -> None:
     put(project_folder, CHECK)
     put(project_folder, CHECK, "second.py")
-    with pytest.raises(InvalidFile, match=r"second\.py:5: check own\.thing: id: there is a check"):
+    with pytest.raises(InvalidFile, match=r"second\.py:4: check own\.thing: id: there is a check"):
         examine.checks()
 
 

@@ -13,7 +13,7 @@ from serve_plans import bare_server
 from spark_cluster.engine import runtime
 from spark_cluster.engine.engine import EngineProcess
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.node import containers
+from spark_cluster.node import containers, paths
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import Unit
 
@@ -47,8 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     (tmp_path / "active").write_text("active")
-    for module in (runtime, containers):
-        monkeypatch.setattr(module, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(paths, "SYSTEMD_UNITS", str(tmp_path))
 
     def command(argv: list[str]) -> str:
         path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}

@@ -13,7 +13,7 @@ from serve_plans import server_for
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.folders import CACHE_ROOT
-from spark_cluster.engine import launches, tuning
+from spark_cluster.engine import tuning
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.node.beneath import Folder
@@ -48,7 +48,7 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
             keep_tuned(Folder(caches), Path(folder), caches / "output")
     play = cluster.play
     server = server_for(make_recipe(), *play.nodes)
-    return launches.with_tuned_kernels(play, server, launches.tuned_on(play, server, server.nodes))
+    return tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes))
 
 
 def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
@@ -58,7 +58,7 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
     folder = tuned_folder(made.cache_root, "1" * 12, make_recipe().model.name, 2)
     assert made.env[TUNED_VARIABLE] == folder
     assert f"{folder}:{folder}:ro" in made.mounts
-    assert made.labels[launches.TUNED] == FILE
+    assert made.labels[tuning.TUNED_LABEL] == FILE
     assert cluster.notes == []
 
 
@@ -75,7 +75,7 @@ def test_without_one_on_each_node_nothing_is_changed_nor_asked(
     cluster: FakeCluster, there: Any
 ) -> None:
     made = started(cluster, **there)
-    assert (TUNED_VARIABLE in made.env, launches.TUNED in made.labels) == (False, False)
+    assert (TUNED_VARIABLE in made.env, tuning.TUNED_LABEL in made.labels) == (False, False)
     assert not [words for words in cluster.head.calls("docker") if words[0] == "image"]
 
 
@@ -90,7 +90,7 @@ def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> Non
     started(cluster, a=[entry()], b=[entry()])
     recipe = make_recipe(env={TUNED_VARIABLE: "/nothing"})
     nodes = cluster.play.nodes
-    assert launches.tuned_on(cluster.play, server_for(recipe, *nodes), nodes) == {}
+    assert tuning.tuned_on(cluster.play, server_for(recipe, *nodes), nodes) == {}
 
 
 def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster) -> None:
@@ -187,9 +187,9 @@ def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> 
     cluster.nodes["b"].put(f"{server.cache_root}/images/.keep", "")
     assert tuning.hand_on(play, server) == (FILE, (4, 16))
     assert (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).read_text() == text
-    assert launches.with_tuned_kernels(
-        play, server, launches.tuned_on(play, server, server.nodes)
-    ).env[TUNED_VARIABLE]
+    assert tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes)).env[
+        TUNED_VARIABLE
+    ]
 
 
 def test_what_is_no_parameters_goes_to_no_other_node(cluster: FakeCluster) -> None:
