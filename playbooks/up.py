@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from spark_cluster.engine import firewall, launches, ray_cluster, start
 from spark_cluster.engine.admission import admit
-from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.look import look
-from spark_cluster.engine.members import with_servers
+from spark_cluster.engine.fetch import fetch, look
+from spark_cluster.engine.readiness import with_servers
 from spark_cluster.engine.ready import ready, under_load, verify
 from spark_cluster.engine.result import Served, served
 from spark_cluster.engine.start import announce, prepare

@@ -33,7 +33,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # No test asks the real hub, nor sees what its user's own commands have read from it; those that
-# have a hub of their own say so (tests/models/conftest.py).
+# have a hub of their own say so (tests/process/models/conftest.py).
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["SPARK_CLUSTER_CACHE"] = os.devnull
 

@@ -45,7 +45,7 @@ from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
-FAKES = Path(__file__).parent / "resources/fakes"
+FAKES = Path(__file__).parent / "fakes"
 KEPT = {"docker": "docker", "systemctl": "systemd", "journalctl": "systemd", "nft": "nft"}
 """Programs that keep their state in a file, and the module of `resources/fakes` that they are."""
 NOT_THERE = {

@@ -17,10 +17,9 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Venv
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.admission import Admitted
-from spark_cluster.engine.copies.state import hub_folder
-from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.members import members
+from spark_cluster.engine.deployment import Deployment, Endpoint, Server
+from spark_cluster.engine.hub_models import hub_folder
+from spark_cluster.engine.readiness import members
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served, VerifiedServer
 from spark_cluster.engine.start import Starting, token

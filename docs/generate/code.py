@@ -26,12 +26,12 @@ from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.bench_results import PlanComparison
-from spark_cluster.cli.event_stream import EventStream
+from spark_cluster.cli.doctor import Versions
+from spark_cluster.cli.first_steps import CompletionScript, JumpHostKey, NodeKey, UnreadKey, Written
 from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
-from spark_cluster.cli.init import Written
-from spark_cluster.cli.opened import Opened
+from spark_cluster.cli.opened import EventStream, Opened
 from spark_cluster.cli.predict import KvOnBoth
-from spark_cluster.cli.predicted_speed import PredictedSpeed
+from spark_cluster.cli.predictions import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
     FactsResult,
@@ -44,15 +44,8 @@ from spark_cluster.cli.results import (
     RunSummary,
     VramResult,
 )
-from spark_cluster.cli.serving_results import (
-    DownResult,
-    RayUpResult,
-    UpModelsResult,
-    UpResult,
-)
-from spark_cluster.cli.setup_flow import Step
-from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
-from spark_cluster.cli.version import Completion, Versions
+from spark_cluster.cli.serving import DownResult, RayUpResult, UpModelsResult, UpResult
+from spark_cluster.cli.setup_flow import SetupStep
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.document import Document, ErrorKeys, Flat
 from spark_cluster.config.inventory_schema import InventoryFile
@@ -61,27 +54,24 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.bundle_archive import BundleEntry
-from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.doctor.observations import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
-from spark_cluster.engine.client_target import ClientTarget, Snippet
-from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.images import PrunedImages, StoredImages
-from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.upkeep import (
+from spark_cluster.engine.client_target import ClientTarget, Snippet, TunnelEvent
+from spark_cluster.engine.hub_models import PulledModel
+from spark_cluster.engine.image_copies import PrunedImages, StoredImages
+from spark_cluster.engine.memory_phases import MemoryOfNode
+from spark_cluster.engine.model_upkeep import (
     ModelSizes,
     Pruned,
     RepairedModel,
     StoredModels,
     VerifiedModel,
 )
-from spark_cluster.engine.endpoint_tunnel import TunnelEvent
-from spark_cluster.engine.job_client import RayJobs
-from spark_cluster.engine.memory_phases import MemoryOfNode
-from spark_cluster.engine.named_keys import NamedKey
+from spark_cluster.engine.node_copies import Copied
+from spark_cluster.engine.proxy import NamedKey
 from spark_cluster.engine.ray import Job
-from spark_cluster.engine.ray_cluster import RayMember, RayStatus
-from spark_cluster.engine.result import Served
-from spark_cluster.engine.status import Status
+from spark_cluster.engine.ray_cluster import RayJobs, RayMember, RayStatus
+from spark_cluster.engine.result import Served, Status
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
@@ -186,8 +176,8 @@ _RECIPE = {
 
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "version": ("version", Versions),
-    "completion": ("completion", Completion),
-    "setup": ("setup", {"ok": bool, "check": bool, "steps": [Step]}),
+    "completion": ("completion", CompletionScript),
+    "setup": ("setup", {"ok": bool, "check": bool, "steps": [SetupStep]}),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
     "ping": ("ping", PingResult),

@@ -16,7 +16,7 @@ from spark_cluster.bench.generator import At, Generator, Measurement, Run, metri
 from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult, Tool
 from spark_cluster.bench.run_folder import json_of, number
 from spark_cluster.bench.suite import Suite
-from spark_cluster.engine.checks.questions import VERSION, Question, chosen, why_wrong
+from spark_cluster.engine.tool_checks import VERSION, ExactQuestion, chosen, why_wrong
 from spark_cluster.node.replies import at, objects_of, short, text_of
 
 ANSWER_S = 600.0
@@ -85,13 +85,13 @@ class Questions(Generator):
         return [parse(cell, of_suite(suite), json_of(files, f"{cell.id}.json"))]
 
 
-def of_suite(suite: Suite) -> tuple[Question, ...]:
+def of_suite(suite: Suite) -> tuple[ExactQuestion, ...]:
     """Return the questions of a suite."""
     return chosen(suite.kind, tuple(suite.questions))
 
 
 def parse(
-    cell: PlannedCell, questions: Sequence[Question], data: dict[str, Any] | str
+    cell: PlannedCell, questions: Sequence[ExactQuestion], data: dict[str, Any] | str
 ) -> CellResult:
     """Return a cell's result.
 
@@ -161,7 +161,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _by_question(
-    questions: Sequence[Question], found: Sequence[Answer]
+    questions: Sequence[ExactQuestion], found: Sequence[Answer]
 ) -> Iterable[QuestionResult]:
     for question in questions:
         own = [answer for answer in found if answer.question == question.id]
@@ -179,7 +179,7 @@ def _by_question(
 # -- one answer ------------------------------------------------------------------------------------
 
 
-def answer_of(question: Question, entry: Mapping[str, Any]) -> Answer:
+def answer_of(question: ExactQuestion, entry: Mapping[str, Any]) -> Answer:
     """Return an answer, judged; what the server sent is foreign input."""
     rounds = objects_of(entry.get("rounds"))
     failed = next((short(text) for one in rounds if (text := text_of(one.get("error")))), "")

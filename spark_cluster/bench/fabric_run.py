@@ -24,9 +24,9 @@ from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import ray_cluster, vram
 from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING
+from spark_cluster.engine.ray_cluster import ray_jobs
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.plan.room import batched_tokens
 from spark_cluster.plan.speed.serving import serving_of

@@ -37,7 +37,7 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.topology import Node
 from spark_cluster.config.yamlfile import Problem, dotted
-from spark_cluster.engine.copies.images import why_not_in_registry
+from spark_cluster.engine.image_copies import why_not_in_registry
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.images import DockerImage, answered, question

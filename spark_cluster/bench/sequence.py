@@ -19,10 +19,10 @@ from spark_cluster.bench.run_folder import printable
 from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import logs, runtime, verify
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine import runtime, verify
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.launches import previous_server_of
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.previous_server import previous_server_of
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
@@ -114,7 +114,7 @@ def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[Ch
     longest = max(cell.key.depth + cell.key.prompt for cell in run.expansion.cells)
     with play.stage("checks"):
         found = verify.verify(
-            play, server, plan.recipe, verify.Selection(), context=max(longest, SHORTEST)
+            play, server, plan.recipe, verify.CheckSelection(), context=max(longest, SHORTEST)
         )
     for one in found.failed:
         play.note(f"{step.setup.id}: {one.title}: {one.found}", warning=True)
@@ -177,7 +177,7 @@ def _read(play: Play, node: Node, program: str) -> str:
     """Return the beginning of a log; empty where there is none."""
     text = ""
     with contextlib.suppress(SparkClusterError):  # no reason not to measure
-        text = logs.read_beginning(play.session(node), program, LOG_BYTES)
+        text = runtime.read_beginning(play.session(node), program, LOG_BYTES)
     if _NOTHING.fullmatch(text):
         return ""
     return printable(str(mask(text, play.secrets)))

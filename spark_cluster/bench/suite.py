@@ -18,7 +18,7 @@ from spark_cluster.config.schema import Schema, validate
 from spark_cluster.config.secret_text import is_secret_setting, looks_secret
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Problem, load
-from spark_cluster.engine.checks.questions import CATALOGUE
+from spark_cluster.engine.tool_checks import CATALOGUE
 
 MOST_CELLS = 5000
 """A suite with more is a mistake: at 10 s a cell it would take 14 hours without one request."""

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from spark_cluster.cli.console import styled
+from spark_cluster.cli.console import show_failure, styled, visible
 from spark_cluster.cli.display import Display, recap, show_diff, summary
-from spark_cluster.cli.visible import show_failure, visible
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
@@ -116,6 +116,7 @@ class App:
         cluster: does what the commands do; it has the global options that are about nodes.
         as_json: one JSON document on standard output and nothing else there.
         verbose: also show what was fine already.
+        started: when the command's time began, seconds on the monotonic clock.
 
     Attributes:
         exit_code: a check that would change something ends with WOULD_CHANGE.
@@ -124,6 +125,7 @@ class App:
     cluster: Cluster
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
+    started: float = field(default_factory=time.monotonic, kw_only=True)
     last_run: Run | None = field(default=None, init=False)
     exit_code: bool = field(default=False, init=False)
 

@@ -13,7 +13,10 @@ from spark_cluster import __version__
 from spark_cluster.bench import generators
 from spark_cluster.bench.expansion import expand, measurable
 from spark_cluster.bench.record import CellResult, Record
-from spark_cluster.bench.repeat import continued, suite_of
+from spark_cluster.bench.repeat import (
+    continued,
+    suite_of,
+)
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import RECORD, load_record, save_record
 from spark_cluster.bench.suite import Suite, canonical, load_suite

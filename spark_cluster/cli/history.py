@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import plain_table, styled
+from spark_cluster.cli.console import plain_table, show_error, styled
 from spark_cluster.cli.display import summary
-from spark_cluster.cli.options import Command
-from spark_cluster.cli.recap import NodeError
-from spark_cluster.cli.visible import show_error
+from spark_cluster.cli.options import DeclaredCommand
+from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
 from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
 from spark_cluster.runner.options import Options
@@ -93,7 +92,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Change:
+class JournalEntry:
     """An entry of a journal; what does not apply to its action is null.
 
     Attributes:
@@ -121,7 +120,7 @@ class Change:
 class ChangesOnNode:
     """The entries of a run in one node's journal, in order, and remarks on the journal."""
 
-    entries: list[Change]
+    entries: list[JournalEntry]
     notes: list[str]
 
 
@@ -138,7 +137,7 @@ class RunDetails(RunHead):
     memory_plot: str | None
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def command(
     app: App,
     *,
@@ -199,10 +198,10 @@ def runs(answers: Answers) -> list[PastRun]:
 
 
 def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDetails:
-    keys = [each.name for each in dataclasses.fields(Change)]
+    keys = [each.name for each in dataclasses.fields(JournalEntry)]
     nodes = {
         name: ChangesOnNode(
-            [Change(*map(entry.get, keys)) for entry in answer["entries"]],
+            [JournalEntry(*map(entry.get, keys)) for entry in answer["entries"]],
             answer.get("notes", []),
         )
         for name, answer in found.items()
@@ -214,7 +213,7 @@ def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDe
 
 
 def _memory_plot(run: str) -> str | None:
-    from spark_cluster.engine.memory_record import plot_path
+    from spark_cluster.engine.vram import plot_path
 
     path = plot_path(run)
     return str(path) if path.is_file() else None
@@ -323,7 +322,7 @@ class Reverted:
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftAsIs:
     """A path that a revert leaves as the run left it, and why."""
 
     what: str
@@ -344,12 +343,12 @@ class RevertedNode:
 
     of: str | None = None
     reverted: list[Reverted] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[LeftAsIs] = field(default_factory=list)
     continued: str | None = None
     error: str | None = None
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def revert_command(
     app: App,
     *,
@@ -447,7 +446,7 @@ def _on_node(
     if "missing" in reply:
         return reply
     done.of = reply["of"]
-    done.left = [Left(item["what"], item["why"]) for item in reply["left"]]
+    done.left = [LeftAsIs(item["what"], item["why"]) for item in reply["left"]]
     done.continued = reply.get("continued") or None
     for note in reply.get("notes", ()):
         bus.emit(Note(f"run {done.of}: {note}", "warning", session.node))

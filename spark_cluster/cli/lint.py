@@ -11,11 +11,10 @@ import click
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
-from spark_cluster.cli.options import Allowing, Command, Offline, hub
-from spark_cluster.cli.recipes_to_serve import changed_launch
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled, visible
+from spark_cluster.cli.options import Allowing, DeclaredCommand, Offline, hub
+from spark_cluster.cli.serving import changed_launch
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.visible import visible
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.registries import is_of_registry
 from spark_cluster.config.suggest import did_you_mean
@@ -87,7 +86,7 @@ def _found_by(issue: Issue) -> str:
     return ", ".join(ways) or "nothing (for information)"
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def command(
     app: App,
     *,
@@ -284,7 +283,7 @@ NAMED = 4
 """Logs whose names stand in the headline."""
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def explain_command(
     app: App, *, files: Annotated[tuple[str, ...], {"metavar": "FILE..."}], about: str | None
 ) -> None:

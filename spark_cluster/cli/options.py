@@ -175,7 +175,7 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     return about, texts
 
 
-class Command(click.Command):
+class DeclaredCommand(click.Command):
     """A command whose options are declared by its function.
 
     The function gets click's context as `ctx` and the program as `app`, where it has such
@@ -217,7 +217,7 @@ def _called(
     return function(*(passed[name] for name in _PASSED if name in wanted), **given)
 
 
-class Group(Command, click.Group):
+class DeclaredGroup(DeclaredCommand, click.Group):
     """A group whose help shows the first sentence of each command whole.
 
     Args:
@@ -226,7 +226,7 @@ class Group(Command, click.Group):
         about: name to the line of --help, so that it imports nothing.
     """
 
-    command_class = Command
+    command_class = DeclaredCommand
 
     def __init__(
         self,

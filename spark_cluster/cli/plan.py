@@ -11,9 +11,16 @@ import click
 
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
-from spark_cluster.cli.options import Allowing, Command, EndpointPort, Finite, Overriding, hub
+from spark_cluster.cli.options import (
+    Allowing,
+    DeclaredCommand,
+    EndpointPort,
+    Finite,
+    Overriding,
+    hub,
+)
 from spark_cluster.cli.plan_picture import show, show_advice, show_together
-from spark_cluster.cli.recipes_to_serve import (
+from spark_cluster.cli.serving import (
     OVERRIDE,
     changed,
     changed_launch,
@@ -34,10 +41,9 @@ from spark_cluster.config.recipe_settings import (
 )
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine import firewall, launches
-from spark_cluster.engine.copies.state import stored_models
-from spark_cluster.engine.hub_on_node import NodeDocuments
-from spark_cluster.engine.models import ServedModel
-from spark_cluster.engine.models import placed as placed_on_nodes
+from spark_cluster.engine.hub_models import NodeDocuments, stored_models
+from spark_cluster.engine.resolve import ServedModel
+from spark_cluster.engine.survey import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
@@ -50,7 +56,7 @@ NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME
 PURPOSES = ("latency", "throughput", "capacity")
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def command(
     app: App,
     *,

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
-from spark_cluster.cli.options import Command, Finite, Group, Offline, Positive, hub
-from spark_cluster.cli.predict_calibrate import calibration
-from spark_cluster.cli.predicted_speed import (
+from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Finite, Offline, Positive, hub
+from spark_cluster.cli.predictions import (
     PredictedSpeed,
+    calibration,
     evidence_of,
     served_by,
     too_large,
@@ -41,7 +41,7 @@ Quantization = Annotated[str | None, "(Q): Quantization of --model (default: as 
 KvDtype = Annotated[str | None, "(D): Type of the KV cache of --model."]
 
 
-@click.group(cls=Group, later={"kv": "predict:kv_command"}, invoke_without_command=True)
+@click.group(cls=DeclaredGroup, later={"kv": "predict:kv_command"}, invoke_without_command=True)
 def command(
     ctx: click.Context,
     app: App,
@@ -282,7 +282,7 @@ ROWS = {
 }
 
 
-@click.command(name="kv", cls=Command)
+@click.command(name="kv", cls=DeclaredCommand)
 def kv_command(
     app: App,
     *,

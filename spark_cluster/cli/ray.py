@@ -17,19 +17,24 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.options import Allowing, Changing, EndingJobs, Group, Port
-from spark_cluster.cli.served import show_stopped
-from spark_cluster.cli.visible import LinePrinter, coloured, lines_of, visible
-from spark_cluster.cli.vram import table
+from spark_cluster.cli.console import (
+    LinePrinter,
+    coloured,
+    lines_of,
+    painted,
+    plain_table,
+    styled,
+    visible,
+)
+from spark_cluster.cli.options import Allowing, Changing, DeclaredGroup, EndingJobs, Port
+from spark_cluster.cli.served import show_stopped, vram_table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.serving_results import RayUpResult
-    from spark_cluster.engine.job_client import RayJobs
-    from spark_cluster.engine.ray_cluster import RayStatus
+    from spark_cluster.cli.serving import RayUpResult
+    from spark_cluster.engine.ray_cluster import RayJobs, RayStatus
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -41,7 +46,7 @@ def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 JobId = Annotated[str, {"metavar": "JOB", "callback": _job_id}]
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def command() -> None:
     """Start a Ray cluster over all nodes, without a model, and run jobs on it.
 
@@ -50,7 +55,7 @@ def command() -> None:
     """
 
 
-class Given(TypedDict):
+class RayUpOptions(TypedDict):
     """What is handed on to `Cluster.ray_up`."""
 
     recipe: str | None
@@ -60,7 +65,7 @@ class Given(TypedDict):
 
 
 @command.command()
-def up(app: App, **given: Unpack[Given]) -> None:
+def up(app: App, **given: Unpack[RayUpOptions]) -> None:
     """Start Ray on all nodes, over the fabric, in the image of a recipe.
 
     Running it again changes nothing. Jobs that run on it are not ended without --end-jobs.
@@ -182,9 +187,8 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
         with_token (--token): Print the token that the page asks for.
         open_it (--open): Open the page in the browser.
     """
-    from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open
-    from spark_cluster.engine.job_client import token_of
-    from spark_cluster.engine.ray_cluster import running_port
+    from spark_cluster.engine.client_target import TunnelEvent, keep_open
+    from spark_cluster.engine.ray_cluster import running_port, token_of
     from spark_cluster.runner.tunnel import free_port
 
     head, dialer = app.inventory.head, app.cluster.dialer
@@ -290,7 +294,7 @@ def _show(app: App, found: RayStatus) -> None:
         else:
             console.print(painted("no job is running", "dim"))
     console.print()
-    console.print(table([node.vram for node in found.nodes]))
+    console.print(vram_table([node.vram for node in found.nodes]))
     if found.state == "stopped":
         console.print("spark-cluster ray up starts one")
 

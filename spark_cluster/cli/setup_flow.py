@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import click
 from rich.padding import Padding
 
-from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, show_failure, styled, visible
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.visible import show_failure, visible
 from spark_cluster.config import discovery
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.discovery import Candidate, Found
@@ -42,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Step:
+class SetupStep:
     """A step of `setup`.
 
     Attributes:
@@ -55,7 +52,7 @@ class Step:
     commands: list[str] = field(default_factory=list)
 
 
-class Stopped(Exception):
+class StepFailed(Exception):
     """A step did not succeed, so that those after it are not begun.
 
     Args:
@@ -84,7 +81,7 @@ class Flow:
     root: click.Command
     app: App
     ask: Asker
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SetupStep] = field(default_factory=list)
     count: int = 1
     planned: Answers | None = None
 
@@ -94,29 +91,29 @@ class Flow:
         return self.ask.check
 
     @contextlib.contextmanager
-    def step(self, name: str, title: str) -> Iterator[Step]:
+    def step(self, name: str, title: str) -> Iterator[SetupStep]:
         """Run one step under its title; what fails in it stops the run.
 
         Raises:
-            Stopped: it failed, or was interrupted.
+            StepFailed: it failed, or was interrupted.
         """
-        now = Step(name)
+        now = SetupStep(name)
         self.steps.append(now)
         place = f"{STEPS.index(name) + 1}/{len(STEPS)}"
         self.say(styled("\n[bold]{}  {}[/]", place, title))
         try:
             yield now
-        except Stopped:
+        except StepFailed:
             now.state = "failed"
             raise
         except (KeyboardInterrupt, click.Abort):
             now.state = "failed"
             click.echo("", err=True)  # the question's line has no end
-            raise Stopped(Interrupted.exit_code, self.line("setup")) from None
+            raise StepFailed(Interrupted.exit_code, self.line("setup")) from None
         except SparkClusterError as error:
             now.state = "failed"
             show_failure(error)
-            raise Stopped(error.exit_code, self.line("setup")) from None
+            raise StepFailed(error.exit_code, self.line("setup")) from None
 
     def say(self, text: Any = "") -> None:
         """Print for people: with --json on standard error."""
@@ -143,14 +140,14 @@ class Flow:
         """Return a command as a user types it."""
         return shlex.join(["spark-cluster", *self.words(*words)])
 
-    def run(self, step: Step, *words: str, quiet: bool = False) -> None:
+    def run(self, step: SetupStep, *words: str, quiet: bool = False) -> None:
         """Run a command in this process, in its own display.
 
         Args:
             quiet: leave out what it prints on standard output, such as what to do next.
 
         Raises:
-            Stopped: it did not succeed.
+            StepFailed: it did not succeed.
         """
         line = self.line(*words)
         step.commands.append(line)
@@ -160,11 +157,10 @@ class Flow:
             return
         status = self._status(self.words(*words), quiet=quiet)
         if status:
-            raise Stopped(status, line)
+            raise StepFailed(status, line)
 
     def _status(self, words: Sequence[str], *, quiet: bool) -> int:
         """Run it as the program does, and print its error; return the exit status."""
-        process_start.STARTED = time.monotonic()  # what a run shows is its own time
         out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
         try:
             with contextlib.redirect_stdout(out):
@@ -188,11 +184,11 @@ class Flow:
             return None
         return found if isinstance(found, dict) else None
 
-    def offer(self, step: Step, question: str, *words: str) -> None:
+    def offer(self, step: SetupStep, question: str, *words: str) -> None:
         """Run a command where the user wants it now.
 
         Raises:
-            Stopped: it did not succeed.
+            StepFailed: it did not succeed.
         """
         if self.ask.consent(question):
             self.run(step, *words)
@@ -202,7 +198,7 @@ class Flow:
         step.commands.append(line)
         self.say(styled("[dim]not now; later:[/] {}", line))
 
-    def nothing_to_do(self, step: Step, text: str) -> None:
+    def nothing_to_do(self, step: SetupStep, text: str) -> None:
         """Note that a step was done before."""
         step.state = "nothing to do"
         self.note("ok", text)
@@ -225,7 +221,7 @@ class Flow:
         ):
             self.say(styled("  {:<24}  [dim]{}[/]", self.line(words), meaning))
 
-    def show_way_on(self, stopped: Stopped) -> None:
+    def show_way_on(self, stopped: StepFailed) -> None:
         """Print which command goes on from here."""
         name = self.steps[-1].name
         self.say(styled("\n{} step {} is not done. Go on with:", mark("warn"), name))
@@ -311,7 +307,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Asked:
+class NamedNodes:
     """The nodes as the options name them."""
 
     addresses: tuple[str, ...]
@@ -322,7 +318,7 @@ class Asked:
     recipe: str | None = None
 
 
-def nodes(flow: Flow, step: Step, asked: Asked) -> None:
+def nodes(flow: Flow, step: SetupStep, asked: NamedNodes) -> None:
     """Have an inventory: the one that is there, or one of the machines that are named or found.
 
     Raises:
@@ -337,7 +333,7 @@ def nodes(flow: Flow, step: Step, asked: Asked) -> None:
     write(flow, step, answers, new=True)
 
 
-def _known(flow: Flow, step: Step, asked: Asked) -> None:
+def _known(flow: Flow, step: SetupStep, asked: NamedNodes) -> None:
     inventory = flow.app.inventory
     known = [node.address for node in inventory.nodes.values()]
     if asked.addresses and list(asked.addresses) != known:
@@ -368,7 +364,7 @@ def own_answers(flow: Flow) -> Answers | None:
     return answers_in(path)
 
 
-def write(flow: Flow, step: Step, answers: Answers, *, new: bool = False) -> None:
+def write(flow: Flow, step: SetupStep, answers: Answers, *, new: bool = False) -> None:
     """Write the inventory, or write it again with other answers, where that changes anything."""
     if not new and own_answers(flow) == answers:
         return
@@ -390,7 +386,7 @@ def write(flow: Flow, step: Step, answers: Answers, *, new: bool = False) -> Non
     flow.app.cluster.read_again()
 
 
-def _answers(flow: Flow, asked: Asked) -> Answers:
+def _answers(flow: Flow, asked: NamedNodes) -> Answers:
     port, addresses = asked.port, asked.addresses
     if not addresses:
         chosen = _choose(flow, asked.interface)
@@ -479,11 +475,11 @@ def chosen(text: str, found: Sequence[Candidate]) -> list[Candidate]:
     return picked
 
 
-# -- what is served -------------------------------------------------------------------------------
+# -- what is served --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedChoice:
     """What is served: a recipe, and the option of `up` that says on which nodes."""
 
     recipe: str
@@ -491,8 +487,8 @@ class Model:
 
 
 def model(
-    flow: Flow, step: Step, recipe: str | None, want: str | None, speed: str | None
-) -> Model | None:
+    flow: Flow, step: SetupStep, recipe: str | None, want: str | None, speed: str | None
+) -> ServedChoice | None:
     """Choose what to serve; None leaves it to the inventory as it is.
 
     Raises:
@@ -501,12 +497,12 @@ def model(
     """
     if recipe is not None:
         flow.app.project.find("recipes", recipe)
-        return _taken(flow, step, Model(recipe, ""))
+        return _taken(flow, step, ServedChoice(recipe, ""))
     # In check mode the inventory may not be there yet.
     have = "" if flow.app.inventory_is_missing else flow.app.inventory.serve.recipe
     if have and want is None and flow.ask.silent and _was_there(flow):
         flow.nothing_to_do(step, f"the inventory names the recipe {have}")
-        return Model(have, "")
+        return ServedChoice(have, "")
     want = want or _one_of(flow, "What is it for?", WANTS)
     if speed is None:
         speed = "latency" if want == "embedding" else _one_of(flow, "How fast?", SPEEDS)
@@ -520,7 +516,7 @@ def model(
         )
     _show_proposals(flow, found)
     picked = found[flow.ask.choice("Which one", len(found[:SHOWN]))]
-    return _taken(flow, step, Model(picked.recipe, picked.option))
+    return _taken(flow, step, ServedChoice(picked.recipe, picked.option))
 
 
 def _was_there(flow: Flow) -> bool:
@@ -565,7 +561,7 @@ def _show_proposals(flow: Flow, found: list[Proposal]) -> None:
         flow.text(one.description, indent=5)
 
 
-def _taken(flow: Flow, step: Step, chosen: Model) -> Model:
+def _taken(flow: Flow, step: SetupStep, chosen: ServedChoice) -> ServedChoice:
     """Write the choice into the inventory where that is ours; otherwise it goes to `up`."""
     answers = own_answers(flow)
     if answers is not None:

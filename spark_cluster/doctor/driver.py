@@ -12,9 +12,16 @@ from spark_cluster.config import pins
 from spark_cluster.config.facts import BUSY_PERCENT, LOW_MHZ, LOW_W
 from spark_cluster.config.pins import Pins
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.observations import Observations, Ran
-from spark_cluster.doctor.question import KEPT_LINES
-from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.observations import (
+    KEPT_LINES,
+    NotSeen,
+    Observations,
+    Ran,
+    Verdict,
+    fail,
+    ok,
+    warn,
+)
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import Issue, catalogue
 from spark_cluster.issues.log_matching import recognise

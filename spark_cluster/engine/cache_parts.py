@@ -14,11 +14,10 @@ from typing import Any
 from spark_cluster.config.caches import CACHES
 from spark_cluster.config.document import Document
 from spark_cluster.engine import runtime
-from spark_cluster.engine.caches import root_of_all
-from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.copy_model import named_nodes
-from spark_cluster.engine.copies.folders import copy_folder
+from spark_cluster.engine.deployment import root_of_all
+from spark_cluster.engine.model_upkeep import named_nodes
 from spark_cluster.engine.names import PROGRAMS, instance_of
+from spark_cluster.engine.node_copies import Copied, copy_folder
 from spark_cluster.errors import Refused
 from spark_cluster.node import unit_state
 from spark_cluster.node.cache_usage import COMPILED_IN

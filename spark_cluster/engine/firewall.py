@@ -25,8 +25,7 @@ from spark_cluster.config.ports import (
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
-from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.engine.endpoint import running
+from spark_cluster.engine.deployment import Deployment, Server, running
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT as PROXY_UNIT

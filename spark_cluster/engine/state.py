@@ -12,9 +12,9 @@ from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import launches, logs, runtime
-from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, running, short
-from spark_cluster.engine.engine import ask_health, engine_of, judge_health
+from spark_cluster.engine import launches, runtime
+from spark_cluster.engine.deployment import ANSWERS, Endpoint, probe_once, running, short
+from spark_cluster.engine.engine import engine_of, judge_health
 from spark_cluster.engine.launches import Upcoming, Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
@@ -28,7 +28,8 @@ from spark_cluster.engine.proxy import (
     replicas_of,
 )
 from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
-from spark_cluster.engine.status import ModelState, NodeState, ServerState, Status, Word, ask_nodes
+from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status, Word, ask_nodes
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import (
@@ -281,13 +282,15 @@ def _problems(
         if checked and state is not None and state.status != "running":
             what = "gone" if state.status == "absent" else state.in_words
             problems.append(f"{whose} on {node.name} is {what}")
-    if ray is None:
-        return problems
-    if len(ray) < size:
-        problems.append(f"Ray shows {len(ray)} of {size} nodes")
-    elif sum(node.gpus for node in ray) < size:
-        problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {size} GPUs")
-    return problems
+    return problems if ray is None else [*problems, *_of_ray(ray, size)]
+
+
+def _of_ray(nodes: Sequence[RayNode], size: int) -> list[str]:
+    """Return what Ray lacks of the nodes and GPUs of a server over `size` nodes."""
+    gpus = sum(node.gpus for node in nodes)
+    if len(nodes) < size:
+        return [f"Ray shows {len(nodes)} of {size} nodes"]
+    return [f"Ray shows {gpus:g} of {size} GPUs"] if gpus < size else []
 
 
 def _serving(play: Play, size: int) -> tuple[list[str], list[str]]:
@@ -317,7 +320,7 @@ def _ray_restarted(play: Play, nodes: list[NodeState], size: int) -> list[str]:
 
 def _restarted(session: Session, head: str, times: int) -> str:
     """Return that the server does not stay up, with the first error in its log."""
-    fault = logs.first_error({head: logs.read(session, SERVER)})
+    fault = runtime.first_error({head: runtime.read_log(session, SERVER)})
     cause = f", its log says: {fault.text}" if fault else ""
     known = fault.known if fault else None
     fix = f"; {known.title} ({known.id}): {known.fix}" if known else ""
@@ -490,8 +493,8 @@ def _of_model(play: Play, server: ModelServer, state: State, completion: Complet
         return f"{_name(server)}: {why}"
     cause = ""
     if state.life is Life.ENDED:
-        log = logs.read(play.connections.session(server.node), server.program)
-        fault = logs.first_error({server.node: log})
+        log = runtime.read_log(play.connections.session(server.node), server.program)
+        fault = runtime.first_error({server.node: log})
         cause = f", its log says: {fault.text}" if fault else ""
     prefix = f"{_name(server)}: "
     return state.of(f"{prefix}its server", prefix) + cause

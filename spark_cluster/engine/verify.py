@@ -24,12 +24,19 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness_checks, runtime, vram
-from spark_cluster.engine.client import PATIENCE_S, Check, Client, NotApplicable, RequestFailed
-from spark_cluster.engine.endpoint import Endpoint, running
-from spark_cluster.engine.engine import Engine, ask_health, engine
+from spark_cluster.engine.answer_checks import (
+    PATIENCE_S,
+    AnswerCheck,
+    Client,
+    NotApplicable,
+    RequestFailed,
+)
+from spark_cluster.engine.deployment import Endpoint, running
+from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
 from spark_cluster.node import durable, unit_state
@@ -222,7 +229,7 @@ class Verification(Document):
 
 
 @dataclass(frozen=True)
-class Selection:
+class CheckSelection:
     """The checks that are wanted, by their ids or rungs; all without `only`."""
 
     only: tuple[str, ...] = ()
@@ -244,7 +251,7 @@ class Selection:
                     f"unknown check {name}", hint=f"there are: {', '.join(dict.fromkeys(known))}"
                 )
 
-    def of(self, checks: Sequence[Check]) -> tuple[Check, ...]:
+    def of(self, checks: Sequence[AnswerCheck]) -> tuple[AnswerCheck, ...]:
         """Return those that are wanted."""
         return tuple(
             check
@@ -343,7 +350,7 @@ def verify(
     play: Play,
     server: RunningServer,
     recipe: Recipe,
-    selection: Selection,
+    selection: CheckSelection,
     *,
     patience_s: float = PATIENCE_S,
     context: int | None = None,
@@ -410,7 +417,7 @@ def with_other_sizes(
     return replace(found, other_sizes=own.compared(folder))
 
 
-def _progress(play: Play) -> Callable[[Check], None]:
+def _progress(play: Play) -> Callable[[AnswerCheck], None]:
     return lambda check: play.bus.emit(Progress(play.head.name, "verify", check.title))
 
 
@@ -424,10 +431,10 @@ def _launch(recipe: Recipe, tp: int) -> Launch | None:
 
 def _verdicts(
     client: Client,
-    checks: Sequence[Check],
+    checks: Sequence[AnswerCheck],
     recipe: Recipe,
     launch: Launch | None,
-    on_check: Callable[[Check], None],
+    on_check: Callable[[AnswerCheck], None],
 ) -> Iterator[CheckVerdict]:
     """Yield each check's verdict; once the server is lost the others are not run."""
     lost = ""
@@ -466,7 +473,7 @@ def _lost(client: Client, serving: Engine) -> str:
 
 
 def _verdict(
-    check: Check, status: VerdictStatus, found: str, seconds: float = 0.0, fix: str = ""
+    check: AnswerCheck, status: VerdictStatus, found: str, seconds: float = 0.0, fix: str = ""
 ) -> CheckVerdict:
     return CheckVerdict(
         check.id,

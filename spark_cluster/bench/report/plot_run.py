@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench.report.drawing import SMALL, SOFT, Plot, PlotCanvas, clipped, colour, style
-from spark_cluster.engine.memory_record import MemoryRecord
+from spark_cluster.engine.vram import MemoryRecord
 from spark_cluster.errors import Failed, UsageError, install_extra
 from spark_cluster.node.durable import write_file
 

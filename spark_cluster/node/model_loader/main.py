@@ -55,7 +55,7 @@ class Servers:
     """The models that are loaded on request.
 
     Args:
-        config: what the role `model_loader` wrote; see `serving.model_loading.configuration`.
+        config: what the role `model_loader` wrote; see `engine.supervision.loader_configuration`.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
