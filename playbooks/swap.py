@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from spark_cluster.config.document import Document, Flat, Rounded
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Flat, Rounded
 from spark_cluster.engine import (
     admission,
     launches,

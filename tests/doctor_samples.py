@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.pins import load
+from spark_cluster.config.facts import load_pins
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.resources.nft_table import normalised
 
@@ -15,7 +15,7 @@ Answer = dict[str, Any]
 
 PARTS = ("commands", "files", "trees", "requests")
 
-PINS = load(Path(__file__).parents[1] / "roles/drivers/pins.json")
+PINS = load_pins(Path(__file__).parents[1] / "roles/drivers/pins.json")
 
 DGX = """\
 DGX_NAME="DGX Spark"

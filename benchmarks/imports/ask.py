@@ -13,9 +13,8 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Imported
-from spark_cluster.importers.recipe_text import write
 from spark_cluster.plan.planner import Planner, Question, of_a_recipe
 from spark_cluster.plan.room import assumed
 

@@ -12,7 +12,7 @@ from typing import cast
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.evidence import MeasuredPoint, MeasuredRun, measured_runs
 from spark_cluster.plan.speed.serving import BATCHED_TOKENS, Serving

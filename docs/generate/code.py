@@ -46,13 +46,13 @@ from spark_cluster.cli.results import (
 )
 from spark_cluster.cli.serving import DownResult, RayUpResult, UpModelsResult, UpResult
 from spark_cluster.cli.setup_flow import SetupStep
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.document import Document, ErrorKeys, Flat
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.registries import Registries
+from spark_cluster.config.schema import Document, ErrorKeys, Flat
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.observations import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
@@ -78,10 +78,9 @@ from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
-from spark_cluster.issues.entries import Issue, files, read
+from spark_cluster.issues.entries import Issue, KnownIssueMatch, files, read
 from spark_cluster.issues.explain import Explanation
-from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.models import memory
+from spark_cluster.models import memory_share
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
 from spark_cluster.plan.evidence import Comparison
@@ -95,7 +94,7 @@ from spark_cluster.plan.together import PlanTogether
 from spark_cluster.resources.base import Resource, resource_class
 from spark_cluster.resources.program import Program
 from spark_cluster.runner import events
-from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.events import Options, Selection
 from spark_cluster_lab import documents as lab
 
 CHECKOUT = Path(__file__).parents[2]
@@ -106,7 +105,7 @@ SUITE: type[BaseModel] = Suite
 REGISTRIES: type[BaseModel] = Registries
 BENCH_RUN: type[BaseModel] = Record
 
-PLANNING: tuple[ModuleType, ...] = (memory, room, fit, plan)
+PLANNING: tuple[ModuleType, ...] = (memory_share, room, fit, plan)
 SPEED = Constants
 
 CLUSTER = Cluster

@@ -11,8 +11,7 @@ from pathlib import Path
 from pydantic import Field, InstanceOf, SecretStr
 
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.topology import Node, render
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import (
     CONNECTIONS,

@@ -1,7 +1,7 @@
 """The few lines that start an agent on a bare node; the laptop sends their text.
 
 All of it is in the first flight from the laptop, so that a node that knows the code costs no turn
-(see runner/payload.py): this text, then a JSON frame (`sha256` of the files, `folder`, `root`),
+(see runner/wire.py): this text, then a JSON frame (`sha256` of the files, `folder`, `root`),
 then the first request. A node that lacks the code, or has it damaged (a power cut can leave empty
 files), answers `need_code` and gets a zip, which no request (JSON) can be taken for. The code is
 kept in a folder that only its user may write, by the digest of its files, and is checked against it

@@ -17,8 +17,8 @@ from spark_cluster.bench.record import (
     Setup,
 )
 from spark_cluster.bench.statistics import Difference, Verdict, differences, floor_of
-from spark_cluster.config.document import Document, Flat, Hidden, derived, printed
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
 
 HEADLINES: tuple[MetricName, ...] = (

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from spark_cluster.bench.expansion import Expansion, PlannedCell, PlannedSetup, Step
 from spark_cluster.bench.suite import MeasurementSettings
-from spark_cluster.config.document import Rounded
+from spark_cluster.config.schema import Rounded
 
 STARTUP_S = 240.0
 """Seconds until a server is ready, where nothing is known of it: a start with compilation took 3

@@ -17,9 +17,9 @@ from itertools import chain, groupby, product
 
 from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import Pair, Stage, Suite, Sweep, Variant
-from spark_cluster.config.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import Refused, UsageError
 
 RUNS = 5

@@ -18,8 +18,7 @@ from pydantic import AfterValidator, Field
 from spark_cluster.bench.record import Part
 from spark_cluster.bench.run_folder import printable, read_document
 from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
-from spark_cluster.issues.entries import catalogue
-from spark_cluster.issues.log_matching import marks_in, recognise
+from spark_cluster.issues.entries import catalogue, marks_in, recognise
 from spark_cluster.plan.speed.constants import (
     MEASURED_NODES,
     Constants,

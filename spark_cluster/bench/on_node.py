@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config import programs
 from spark_cluster.errors import Failed
 from spark_cluster.node import own_program, paths
 from spark_cluster.node.bench import measure
 from spark_cluster.node.replies import decoded
 from spark_cluster.resources import Command, Directory, File, Resource
+from spark_cluster.runner import wire
 from spark_cluster.runner.session import Session
 
 FOLDER = paths.BENCH
@@ -69,7 +69,7 @@ class Job:
         parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
         folders = ["/".join((FOLDER, *parts[:n])) for n in range(len(parts) + 1)]
         text = json.dumps(plan, indent=1).encode()
-        sent = {ARCHIVE: programs.archive(MAIN, ASK), measure.PLAN: text}
+        sent = {ARCHIVE: wire.archive(MAIN, ASK), measure.PLAN: text}
         return [
             *[Directory(folder, mode=0o755, owner="root") for folder in folders],
             *[File(f"{self.folder}/{name}", content=content) for name, content in sent.items()],

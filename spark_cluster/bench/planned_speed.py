@@ -29,10 +29,10 @@ from spark_cluster.bench.record import (
     Setup,
 )
 from spark_cluster.bench.run_folder import RECORD, load_record
-from spark_cluster.config.document import Document, Hidden
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Hidden
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.plan.calibrate import Calibration, Point, calibrate, is_read_bound
 from spark_cluster.plan.evidence import SHORT, Evidence, of_own

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Record, Setup
-from spark_cluster.config.document import (
+from spark_cluster.config.schema import (
     Document,
     Flat,
     Hidden,

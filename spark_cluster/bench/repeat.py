@@ -29,10 +29,9 @@ from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import RECORD, load_record, printable
 from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
-from spark_cluster.config import recipe_checks
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import Project
-from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.topology import Node
@@ -130,7 +129,7 @@ def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
         InvalidFile: it is wrong, with every problem.
     """
     place = f"recipe_text of {setup.id}"
-    recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_checks.check)
+    recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_problems)
     return recipe.with_allowances(allow)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from spark_cluster.config.document import Document, Hidden, PrintedAs
+from spark_cluster.config.schema import Document, Hidden, PrintedAs
 from spark_cluster.errors import Failed, install_extra
 
 Verdict = Literal["better", "worse", "same", "too noisy", "too few runs"]

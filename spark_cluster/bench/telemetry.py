@@ -12,8 +12,8 @@ from pydantic import PlainSerializer
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.run_folder import number
-from spark_cluster.config.document import Document
 from spark_cluster.config.facts import BUSY_PERCENT, SLOW_MHZ
+from spark_cluster.config.schema import Document
 from spark_cluster.node.telemetry import FORMAT
 
 KIB = 1024

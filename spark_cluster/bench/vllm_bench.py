@@ -24,7 +24,7 @@ from spark_cluster.bench.generator import (
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool
 from spark_cluster.bench.run_folder import json_of, number
 from spark_cluster.bench.suite import Slo, Suite
-from spark_cluster.config.caches import CACHES
+from spark_cluster.config.folders import CACHES
 from spark_cluster.engine.deployment import Server
 from spark_cluster.node import confinement
 from spark_cluster.node.bench import measure

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected
-from spark_cluster.config.allowances import NOTHING, Allowances
-from spark_cluster.config.caches import state_folder
-from spark_cluster.config.extension import where_raised
+from spark_cluster.config.extension import NOTHING, Allowances, where_raised
+from spark_cluster.config.folders import state_folder
+from spark_cluster.config.launch import options_text
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 if TYPE_CHECKING:
     from fabric import ThreadingGroup
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.serving import DownResult, RayUpResult, UpResult
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.overrides import Changes
+    from spark_cluster.config.launch import Changes
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Probe
-    from spark_cluster.config.role import Playbook
+    from spark_cluster.config.topology import Playbook
     from spark_cluster.engine.deployment import Deployment
     from spark_cluster.engine.launches import Upcoming
     from spark_cluster.engine.ray_cluster import RayJobs, RayStatus
@@ -216,11 +217,10 @@ class Cluster(Opened):
             SparkClusterError: no node is reached.
         """
         from spark_cluster.cli.opened import with_keys
-        from spark_cluster.config.secret import Secret
 
-        password = Secret(prompt=True) if ask_password else None
+        password = SecretReference(prompt=True) if ask_password else None
         if password_env is not None:
-            password = Secret(env=password_env)
+            password = SecretReference(env=password_env)
         nodes, keys = with_keys(self.nodes, password)
         with self.play("provision", nodes, options) as run:
             playbook = self.project.load_playbook("provision")  # while connections are being made
@@ -638,7 +638,6 @@ def _recipe(
         SparkClusterError: the recipe or the number of nodes does not do this.
     """
     from spark_cluster.cli.serving import recipe_to_serve, size_on
-    from spark_cluster.config.overrides import text
     from spark_cluster.engine.resolve import must_have_nodes, resolve
 
     name = name or opened.inventory.serve.recipe
@@ -652,7 +651,7 @@ def _recipe(
     if replicas > 1:
         must_have_nodes([node.name for node in opened.nodes], replicas)
     how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
-    return f"{how} {text(recipe.overrides)}".rstrip(), lambda play: resolve(
+    return f"{how} {options_text(recipe.overrides)}".rstrip(), lambda play: resolve(
         recipe, play.inventory, play.nodes, size, replicas=replicas
     )
 

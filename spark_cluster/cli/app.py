@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.extension import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
 
@@ -187,7 +187,7 @@ class App:
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
-        from spark_cluster.config.document import as_json
+        from spark_cluster.config.schema import as_json
 
         click.echo(json.dumps(as_json(document), indent=2, default=str))
 

@@ -46,11 +46,11 @@ from spark_cluster.cli.bench_results import figures_table
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.options import Allowing, Changing, DeclaredCommand, DeclaredGroup
 from spark_cluster.cli.serving import recipe_for_ray
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import UsageError, VerificationFailed
 from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 COMMANDS = {

@@ -23,11 +23,11 @@ from spark_cluster.bench.suite import Suite, canonical, load_suite
 from spark_cluster.bench.telemetry_file import need_pyarrow
 from spark_cluster.cli.opened import Opened, new_run
 from spark_cluster.cli.results import RunSummary
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.document import Document
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 RESULTS = "bench-results"

@@ -39,7 +39,7 @@ from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.predictions import show_fit
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 
 STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
 """Of the marks of rows."""

@@ -21,13 +21,13 @@ from spark_cluster.cli.options import (
     Sized,
 )
 from spark_cluster.cli.serving import recipe_to_serve, size_on
-from spark_cluster.config.caches import PRUNED_KINDS
+from spark_cluster.config.folders import PRUNED_KINDS
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart, copy_caches
 from spark_cluster.engine.deployment import root_on
 from spark_cluster.engine.tuning import SIZES, Tuning
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 DEFAULT_H = 24.0

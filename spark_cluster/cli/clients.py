@@ -16,7 +16,7 @@ import click
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table, styled, visible
 from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Port
-from spark_cluster.config.caches import state_folder
+from spark_cluster.config.folders import state_folder
 from spark_cluster.engine import client_target, proxy
 from spark_cluster.engine.client_target import (
     CLIENTS,

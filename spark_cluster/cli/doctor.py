@@ -38,17 +38,18 @@ from spark_cluster.cli.console import (
     styled,
 )
 from spark_cluster.cli.options import DeclaredCommand, hub
-from spark_cluster.config.caches import state_folder
-from spark_cluster.config.document import as_json
+from spark_cluster.config.facts import load_pins
+from spark_cluster.config.folders import state_folder
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.project import INVENTORY
+from spark_cluster.config.schema import as_json
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from spark_cluster.config.pins import Pins
+    from spark_cluster.config.facts import Pins
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.doctor.bundle_archive import BundleArchive
     from spark_cluster.doctor.examine import Diagnosis
@@ -136,12 +137,11 @@ def _served_recipe(app: App) -> Recipe | None:
 
 def _known_pins(app: App) -> Pins | None:
     """Return the known combinations of kernel and driver, from the role `drivers`."""
-    from spark_cluster.config import pins
 
     folder = app.project.find("roles", "drivers")
     app.project.must_be_own(folder, "role drivers")
     with contextlib.suppress(SparkClusterError, OSError):
-        return pins.load(folder / "pins.json")
+        return load_pins(folder / "pins.json")
     return None
 
 

@@ -19,15 +19,14 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import coloured
 from spark_cluster.cli.options import DeclaredCommand, Port
-from spark_cluster.config.fields import env_name
-from spark_cluster.config.new_inventory import DEFAULT_RECIPE, Answers
-from spark_cluster.config.new_inventory import write as write_inventory
+from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers
+from spark_cluster.config.discovery import write as write_inventory
+from spark_cluster.config.schema import env_name
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, UsageError, worst
 from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.runner.ssh import Connection
-from spark_cluster.runner.ssh_errors import REVOKED_HINT
-from spark_cluster.runner.ssh_route import Hop, Target, route
+from spark_cluster.runner.ssh import REVOKED_HINT, Connection
+from spark_cluster.runner.ssh_route import SshHop, Target, route
 
 PROGRAM = "spark-cluster"
 VARIABLE = "_SPARK_CLUSTER_COMPLETE"
@@ -216,7 +215,7 @@ def trust(app: App, *, replace: bool, yes: bool) -> int:
         node.name: app.cluster.dialer.target(node) for node in app.nodes if not node.is_local
     }
     asking = _Asking(app, targets, replace=replace, yes=yes)
-    routes: dict[str, tuple[Hop, ...]] = {}
+    routes: dict[str, tuple[SshHop, ...]] = {}
     for name, outcome in in_parallel({n: partial(route, t) for n, t in targets.items()}).items():
         if isinstance(outcome, SparkClusterError):
             asking.fail(name, outcome)
@@ -235,7 +234,7 @@ class _Host:
     """A host whose key is asked for: a node, or a jump host of some."""
 
     nodes: list[str]
-    hops: tuple[Hop, ...]
+    hops: tuple[SshHop, ...]
 
     @property
     def label(self) -> str:
@@ -255,7 +254,7 @@ class _Asking:
     jump_rows: list[JumpHostKey] = field(default_factory=list)
     errors: list[SparkClusterError] = field(default_factory=list)
 
-    def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
+    def look(self, routes: Mapping[str, tuple[SshHop, ...]], count: int) -> None:
         """Ask the hosts that are `count` connections away, and write down what is accepted."""
         hosts: dict[object, _Host] = {}
         for name, hops in routes.items():

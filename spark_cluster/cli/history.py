@@ -17,8 +17,7 @@ from spark_cluster.cli.display import summary
 from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
-from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, NodeFailed, Note, Options, Result
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session

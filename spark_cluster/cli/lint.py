@@ -15,24 +15,22 @@ from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.options import Allowing, DeclaredCommand, Offline, hub
 from spark_cluster.cli.serving import changed_launch
 from spark_cluster.cli.terminal import Console
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.registries import is_of_registry
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError
-from spark_cluster.issues import fix_recipe, lint_target, log_reading
-from spark_cluster.issues.entries import Issue, catalogue
+from spark_cluster.issues import lint_target, log_reading
+from spark_cluster.issues.entries import Issue, KnownIssueMatch, catalogue
 from spark_cluster.issues.explain import Explanation, explain
 from spark_cluster.issues.lint_target import Fixed, LintTarget
-from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.issues.seen import Seen
+from spark_cluster.issues.log_reading import Seen
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.issues.entries import Issue
-    from spark_cluster.issues.match import KnownIssueMatch
+    from spark_cluster.issues.entries import Issue, KnownIssueMatch
 
 
 def show_finding(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
@@ -238,7 +236,7 @@ def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
     """The text; a recipe's name follows its file."""
     is_recipe = chosen.path is not None and chosen.path.suffix.lower() in (".yaml", ".yml")
     if is_recipe and chosen.path is not None and place.stem != chosen.path.stem:
-        return fix_recipe.fixed(done.text, [], place.stem)
+        return lint_target.fixed_recipe(done.text, [], place.stem)
     return done.text
 
 

@@ -16,11 +16,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.prompts import Prompts
+from spark_cluster.config.extension import Allowances, Prompts
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Failed, Interrupted, SparkClusterError, UsageError
-from spark_cluster.runner.events import Event, RunFinished, Sink
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Event, Options, RunFinished, Sink
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from spark_cluster.config.discovery import Peer
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
-    from spark_cluster.config.secret import Secret
     from spark_cluster.runner.dialer import Dialer
 
     Watch = Callable[[Run], Sink]
@@ -137,7 +135,7 @@ class Opened:
         if self.named is None or isinstance(self.named, str | Path):
             source = self.project.inventory_source(self.named)
         else:
-            from spark_cluster.config.new_inventory import source_of
+            from spark_cluster.config.discovery import source_of
 
             source = source_of(self.named)
         return replace(checked(source, self.project.list("roles")), prompts=self.prompts)
@@ -442,7 +440,7 @@ class FirstLogin:
 
 
 def log_in(
-    dialer: Dialer, nodes: Iterable[InventoryNode], password: Secret | None = None
+    dialer: Dialer, nodes: Iterable[InventoryNode], password: SecretReference | None = None
 ) -> dict[str, FirstLogin | SparkClusterError]:
     """Log in to every node, without sudo, and ask.
 
@@ -469,7 +467,7 @@ def _ask(dialer: Dialer, node: InventoryNode) -> FirstLogin:
 
 
 def with_keys(
-    nodes: Sequence[InventoryNode], password: Secret | None
+    nodes: Sequence[InventoryNode], password: SecretReference | None
 ) -> tuple[Sequence[InventoryNode], dict[str, str]]:
     """Return the nodes as they are logged in to, and by name the public keys to install there.
 

@@ -29,10 +29,9 @@ from spark_cluster.cli.serving import (
     serves_several,
 )
 from spark_cluster.config import image_build
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.facts import Facts
-from spark_cluster.config.launch import of_recipe
-from spark_cluster.config.overrides import Changes
+from spark_cluster.config.launch import Changes, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import (
     files_must_be_allowed,

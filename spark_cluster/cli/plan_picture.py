@@ -10,7 +10,7 @@ from rich.text import Text
 from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.engines import dialect
-from spark_cluster.config.overrides import text
+from spark_cluster.config.launch import options_text
 from spark_cluster.plan.evidence import said
 from spark_cluster.plan.fit import Fit
 from spark_cluster.plan.plan import Plan, Speed, times
@@ -33,7 +33,9 @@ def show(console: Console, plan: Plan) -> None:
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
     console.print(_verdict(feasible=plan.feasible) + title + painted(assumed, "dim"))
     if plan.overrides:
-        console.print(styled("  changed: [cyan]{}[/]", text(plan.overrides)), soft_wrap=True)
+        console.print(
+            styled("  changed: [cyan]{}[/]", options_text(plan.overrides)), soft_wrap=True
+        )
     _reasons(console, plan)
     console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
     for room in plan.fit.rooms:

@@ -19,10 +19,10 @@ from spark_cluster.cli.predictions import (
     served_by,
     too_large,
 )
-from spark_cluster.config.document import Document, Flat
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Flat
 from spark_cluster.errors import UsageError
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
 from spark_cluster.plan.evidence import said

@@ -14,17 +14,16 @@ from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabr
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.config.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.issues.log_reading import Reader, of_file
-from spark_cluster.issues.memory_account import ANCHORS, MemoryAccount, account_in
-from spark_cluster.models.find import find
-from spark_cluster.models.hub.lookup import Hub
-from spark_cluster.models.memory import GIB, RESERVE_GIB
+from spark_cluster.issues.startup import ACCOUNT_ANCHORS, MemoryAccount, account_in
+from spark_cluster.models.lookup import Hub, find
+from spark_cluster.models.memory_share import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.node.durable import write_file
 from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
@@ -343,7 +342,7 @@ def memory_accounts(paths: Sequence[Path]) -> tuple[list[MemoryAccount], list[st
     """
     found, left_out = [], []
     for path in paths:
-        reader = Reader(of_file(str(path)), ANCHORS)
+        reader = Reader(of_file(str(path)), ACCOUNT_ANCHORS)
         account = account_in(candidate.text for candidate in reader.candidates())
         if account is None:
             left_out.append(

@@ -189,7 +189,7 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
     """
     from spark_cluster.engine.client_target import TunnelEvent, keep_open
     from spark_cluster.engine.ray_cluster import running_port, token_of
-    from spark_cluster.runner.tunnel import free_port
+    from spark_cluster.runner.dialer import free_port
 
     head, dialer = app.inventory.head, app.cluster.dialer
     with app.play("ray dashboard", [head], change=False, gather_facts=False) as run:

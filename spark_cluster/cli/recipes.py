@@ -18,10 +18,9 @@ from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Positive
 from spark_cluster.cli.predictions import too_large
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.launch import of_recipe as launched
-from spark_cluster.config.model_kind import CHECKS_OF_KIND
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import Measured
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, Measured
 from spark_cluster.config.recipes import (
     FoundRecipe,
     RecipeFile,

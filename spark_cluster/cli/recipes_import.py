@@ -19,21 +19,19 @@ from spark_cluster.cli.console import mark, painted, styled, visible
 from spark_cluster.cli.options import DeclaredCommand, Offline, Overriding, hub
 from spark_cluster.cli.serving import changed
 from spark_cluster.config import registries
-from spark_cluster.config.document import ErrorDocument, as_json
-from spark_cluster.config.overrides import text as overrides_text
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.project import Project
-from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.saved_recipe import NAME, folders_of, write_recipe
-from spark_cluster.config.saved_recipe import save as save_recipe
+from spark_cluster.config.recipes import NAME, folders_of, load_recipe, write_recipe
+from spark_cluster.config.recipes import save as save_recipe
+from spark_cluster.config.schema import ErrorDocument, as_json
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.fetching import Update, look, take
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Choice, Imported, Source
-from spark_cluster.importers.recipe_text import write
-from spark_cluster.models.hub.lookup import Hub
-from spark_cluster.models.memory import GIB
+from spark_cluster.models.lookup import Hub
+from spark_cluster.models.memory_share import GIB
 from spark_cluster.plan.speed.serving import serving_of
 
 _STDIN = "standard input"
@@ -344,6 +342,6 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
             {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
         )
         return
-    with_changes = f" with {overrides_text(recipe.overrides)}" if recipe.overrides else ""
+    with_changes = f" with {options_text(recipe.overrides)}" if recipe.overrides else ""
     click.echo(visible(f"{path}: {recipe.name}{with_changes}"))
     click.echo(visible(f"Next: spark-cluster plan {name}"))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from spark_cluster.config.document import Document, ErrorDocument, Flat, Hidden, PrintedAs, printed
 from spark_cluster.config.facts import Facts
+from spark_cluster.config.schema import Document, ErrorDocument, Flat, Hidden, PrintedAs, printed
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import SparkClusterError

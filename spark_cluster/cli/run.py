@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.cli.results import Recap, RunSummary
-from spark_cluster.config.caches import state_folder
-from spark_cluster.config.document import as_json
+from spark_cluster.config.folders import state_folder
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.project import Project
+from spark_cluster.config.schema import as_json
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import Failed, Interrupted, SparkClusterError
 from spark_cluster.runner import connections
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.events import Bus, Event, Note, RunFinished, RunStarted, Sink
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, Event, Note, Options, RunFinished, RunStarted, Sink
 from spark_cluster.runner.play import Play
 
 KEPT = 200

@@ -13,24 +13,23 @@ from pathlib import Path
 
 from spark_cluster.cli.opened import Opened
 from spark_cluster.cli.results import RunSummary
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.document import Document, Flat, Hidden
-from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.config.overrides import (
+from spark_cluster.config.extension import Allowances
+from spark_cluster.config.launch import (
     DATA_PARALLEL,
     EXPERT_PARALLEL,
     Changes,
+    Launch,
     Overrides,
-    apply,
-    apply_to_launch,
-    read,
+    override,
+    override_launch,
+    read_overrides,
     value_text,
 )
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.recipe_schema import EngineValue, must_be_served
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document, Flat, Hidden
 from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.ray_cluster import RayStatus, must_suit
 from spark_cluster.engine.resolve import ServedModel, must_be_on_head, must_go_together, serving
@@ -38,7 +37,7 @@ from spark_cluster.engine.result import Served, ServedModels
 from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 
 OVERRIDE = "an override such as -o, -e or --max-model-len"
 
@@ -180,7 +179,7 @@ def changed(recipe: Recipe, changes: Changes) -> Recipe:
     if not changes:
         return recipe
     found = _read(changes, recipe.engine, set(recipe.engine_args))
-    return apply(recipe, _with_whole_experts(recipe, found))
+    return override(recipe, _with_whole_experts(recipe, found))
 
 
 def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
@@ -215,12 +214,12 @@ def changed_launch(launch: Launch, changes: Changes) -> Launch:
     """
     if not changes:
         return launch
-    return apply_to_launch(launch, _read(changes, launch.engine, set(launch.args)))
+    return override_launch(launch, _read(changes, launch.engine, set(launch.args)))
 
 
 def _read(changes: Changes, engine: str, own: set[str]) -> Overrides:
     """The changes; a flag that is given already is known, whatever the tables say."""
-    return read(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})
+    return read_overrides(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})
 
 
 # -- results: `up`, `down`, `ray up`, `ray down` ---------------------------------------------------

@@ -29,10 +29,10 @@ from spark_cluster.cli.setup_flow import (
 )
 from spark_cluster.config.discovery import Peer
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.ssh_errors import KeysRefused
+from spark_cluster.runner.ssh import KeysRefused
 
 TRIES = 3
 """Passwords that are tried: sshd drops an address that fails more often for a while."""
@@ -136,17 +136,17 @@ class Login:
 
     def _with(
         self, nodes: list[InventoryNode], refused: Collection[str], password: str | None
-    ) -> tuple[list[InventoryNode], Secret]:
+    ) -> tuple[list[InventoryNode], SecretReference]:
         """Return the nodes that are left, and where their password comes from."""
         missing = [node for node in nodes if node.name in refused]
         if password is None:
-            return missing, Secret(env=self.variable)
+            return missing, SecretReference(env=self.variable)
         for node in missing:
             self._dialer.remember_password(node.name, password)
-        return missing, Secret(prompt=True)
+        return missing, SecretReference(prompt=True)
 
     def _logged_in(
-        self, nodes: list[InventoryNode], password: Secret | None = None
+        self, nodes: list[InventoryNode], password: SecretReference | None = None
     ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
         """Log in to nodes; return what was found, and who refused and why."""
         outcomes = log_in(self._dialer, nodes, password)

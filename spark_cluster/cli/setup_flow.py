@@ -19,9 +19,14 @@ from spark_cluster.cli.app import App, exit_status
 from spark_cluster.cli.console import mark, painted, show_failure, styled, visible
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config import discovery
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.discovery import Candidate, Found
-from spark_cluster.config.new_inventory import DEFAULT_RECIPE, Answers, answers_in
+from spark_cluster.config.discovery import (
+    DEFAULT_RECIPE,
+    Answers,
+    Candidate,
+    Discovered,
+    answers_in,
+)
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import INVENTORY
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import Interrupted, Refused, SparkClusterError, UsageError
@@ -29,7 +34,7 @@ from spark_cluster.plan.planner import Planner
 from spark_cluster.plan.proposal import USERS, Proposal, Speed, Want, propose
 
 if TYPE_CHECKING:
-    from spark_cluster.config.new_inventory import Answers
+    from spark_cluster.config.discovery import Answers
 
 State = Literal["done", "nothing to do", "declined", "failed", "would run"]
 
@@ -423,7 +428,7 @@ def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
     return flow.ask.until_valid(question, default, lambda text: chosen(text, found.candidates))
 
 
-def find(flow: Flow, interface: str | None) -> Found:
+def find(flow: Flow, interface: str | None) -> Discovered:
     """Look for Sparks on the local network, and print what was found."""
     flow.say(
         painted(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...", "dim")

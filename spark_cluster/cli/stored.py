@@ -13,7 +13,7 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, plain_table, styled, visible
 from spark_cluster.cli.options import DeclaredGroup, Finite
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import hub_models, model_upkeep
 from spark_cluster.engine.deployment import root_on
@@ -40,7 +40,7 @@ from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 

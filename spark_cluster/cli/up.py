@@ -26,6 +26,7 @@ from spark_cluster.cli.options import (
     Unloading,
 )
 from spark_cluster.cli.served import vram_table
+from spark_cluster.config.launch import options_text
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.errors import UsageError
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from spark_cluster.engine.launches import PreviousServer
     from spark_cluster.engine.result import Served
     from spark_cluster.engine.supervision import Supervision
-    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.events import Options
 
 SHOWN = 10
 """Events of the supervision that are shown; --json has all of them."""
@@ -214,7 +215,6 @@ def swap(
     """
     from spark_cluster.cli.run import keep_plot
     from spark_cluster.cli.serving import recipe_to_serve, size_on
-    from spark_cluster.config.overrides import text
 
     options.adopt = adopt
     if options.selection.partial:
@@ -228,7 +228,9 @@ def swap(
     def load(previous: PreviousServer) -> Recipe:
         return recipe_to_serve(app.cluster, previous.recipe, previous.changes, allow)
 
-    title = " ".join(filter(None, [f"swap {recipe.name} --tp {size}", text(recipe.overrides)]))
+    title = " ".join(
+        filter(None, [f"swap {recipe.name} --tp {size}", options_text(recipe.overrides)])
+    )
     memory = MemoryPhases()
     with app.play(title, app.nodes, options) as run:
         run.bus.add(memory)

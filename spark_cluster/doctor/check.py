@@ -17,8 +17,7 @@ from spark_cluster.doctor.observations import (
     ok,
     unknown,
 )
-from spark_cluster.issues.entries import Issue, catalogue, fill, for_check
-from spark_cluster.issues.match import Effect
+from spark_cluster.issues.entries import Effect, Issue, catalogue, fill, for_check
 
 S = TypeVar("S")
 Look = Callable[[S], Verdict]

@@ -8,9 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from spark_cluster.config import pins
-from spark_cluster.config.facts import BUSY_PERCENT, LOW_MHZ, LOW_W
-from spark_cluster.config.pins import Pins
+from spark_cluster.config.facts import BUSY_PERCENT, LOW_MHZ, LOW_W, Pins, driver_of
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import (
     KEPT_LINES,
@@ -23,9 +21,7 @@ from spark_cluster.doctor.observations import (
     warn,
 )
 from spark_cluster.issues import log_lines
-from spark_cluster.issues.entries import Issue, catalogue
-from spark_cluster.issues.log_matching import recognise
-from spark_cluster.issues.match import ORDER
+from spark_cluster.issues.entries import ORDER, Issue, catalogue, recognise
 
 KHO = "kernel-kho"
 XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
@@ -101,7 +97,7 @@ def known_bad(seen: Observations) -> Verdict:
     """kernel and driver are not a known bad combination"""
     smi = seen.ran("gpu")
     seen.ran("dpkg")
-    shown = f"kernel {seen.kernel}, driver {pins.driver(seen.facts) or smi.output[:80]}"
+    shown = f"kernel {seen.kernel}, driver {driver_of(seen.facts) or smi.output[:80]}"
     seen.text("cmdline")
     known = _known(seen)
     bad = [catalogue()[found.issue] for found in known.running(seen.facts)]

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any, get_args
 
 from spark_cluster.config.extension import CHECKS, Extensions, extensions_in_use, where_raised
+from spark_cluster.config.facts import Pins
 from spark_cluster.config.inventory import Inventory, InventoryNode
-from spark_cluster.config.pins import Pins
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.doctor import driver, link, pair, probes, serving, system
@@ -38,8 +38,14 @@ from spark_cluster.doctor.observations import (
 )
 from spark_cluster.engine.deployment import root_on
 from spark_cluster.errors import InvalidFile, SparkClusterError, Unreachable, UsageError
-from spark_cluster.issues.entries import catalogue, own, per_project
-from spark_cluster.issues.match import Effect, KnownIssueMatch, ordered
+from spark_cluster.issues.entries import (
+    Effect,
+    KnownIssueMatch,
+    catalogue,
+    ordered,
+    own,
+    per_project,
+)
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel

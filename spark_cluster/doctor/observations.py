@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.config.facts import Facts, Hca, Interface, Memory
-from spark_cluster.config.pins import Pins
+from spark_cluster.config.facts import Facts, Hca, Interface, Memory, Pins
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.topology import cabled_port
 from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.link_check import Cabling
 from spark_cluster.engine.names import PAUSE, PROGRAMS
 from spark_cluster.engine.runtime import JOURNAL
-from spark_cluster.issues.entries import shipped
-from spark_cluster.issues.match import Effect
+from spark_cluster.issues.entries import Effect, shipped
 from spark_cluster.node import container_gpu, unit_state
 from spark_cluster.node.containers import ContainerState, parse_containers, with_logs
 from spark_cluster.node.health import Completion

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeVar
 
-from spark_cluster.config import fact_parsers
-from spark_cluster.config.fact_parsers import LISTENERS
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.fact_gathering import LISTENERS
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.config.recipe_schema import Probe
@@ -102,7 +102,7 @@ def parse_listeners(text: str) -> dict[int, str]:
     """Parse the output of `ss -Hltnp`; programs on loopback addresses are left out."""
     return {
         one.port: one.program
-        for one in fact_parsers.listeners(text)
+        for one in fact_gathering.listeners(text)
         if not one.address.startswith("127.0.0.") and one.address != "::1"
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from spark_cluster.config.fact_parsers import compute_apps
+from spark_cluster.config.fact_gathering import compute_apps
 from spark_cluster.doctor.check import NodeCheck, check
 from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, ok, warn
@@ -15,9 +15,7 @@ from spark_cluster.engine import firewall
 from spark_cluster.engine.ray import parse_nodes
 from spark_cluster.engine.runtime import first_error
 from spark_cluster.errors import InvalidFile
-from spark_cluster.issues.entries import Issue, LogCheck, catalogue, shipped
-from spark_cluster.issues.log_pattern import LogPattern
-from spark_cluster.issues.match import ORDER
+from spark_cluster.issues.entries import ORDER, Issue, LogCheck, LogPattern, catalogue, shipped
 from spark_cluster.node import container_gpu
 from spark_cluster.node.containers import FIREWALL, ContainerState, LogLine
 from spark_cluster.node.images import parse_images

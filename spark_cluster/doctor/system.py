@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 
-from spark_cluster.config.fact_parsers import compute_apps, free_blocks
+from spark_cluster.config.fact_gathering import compute_apps, free_blocks
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, ok, warn
 from spark_cluster.engine.names import RAY, SERVER, TITLE
-from spark_cluster.issues.rules_container import SYSTEM_UID_MAX
+from spark_cluster.issues.rules_flags import SYSTEM_UID_MAX
 from spark_cluster.node.memory import SSH_STOPS_KIB
 
 GIB = 2**30

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.config import overrides
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness, runtime, vram
 from spark_cluster.engine.deployment import Key, Server
@@ -19,7 +19,7 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.resolve import ServedModel
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
+from spark_cluster.models.memory_share import LOWEST, RESERVE_GIB, utilization
 from spark_cluster.node.containers import NEEDS, OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.runner.play import Play
 
@@ -180,7 +180,7 @@ def _refuse(play: Play, server: Server, found: Feasibility, *, force: bool) -> N
 
 def _named(server: Server) -> str:
     """The arguments of `plan` for the same."""
-    words = [server.recipe.name, "--tp", str(server.tp), overrides.text(server.recipe.overrides)]
+    words = [server.recipe.name, "--tp", str(server.tp), options_text(server.recipe.overrides)]
     return " ".join(filter(None, words))
 
 

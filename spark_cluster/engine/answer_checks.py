@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from spark_cluster.config.model_kind import ReadinessCheck
+from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.config.caches import CACHES
-from spark_cluster.config.document import Document
+from spark_cluster.config.folders import CACHES
+from spark_cluster.config.schema import Document
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import root_of_all
 from spark_cluster.engine.model_upkeep import named_nodes

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from spark_cluster.config.document import Document, Hidden
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
-from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.config.secret import Secret
-from spark_cluster.config.template import render
+from spark_cluster.config.recipe_schema import ModelKind
+from spark_cluster.config.schema import Document, Hidden
+from spark_cluster.config.secret import SecretReference
+from spark_cluster.config.topology import render
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import running
 from spark_cluster.engine.names import SERVER
@@ -36,10 +36,9 @@ from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, describ
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node import durable, replies, unit_state
 from spark_cluster.node.containers import ENDPOINT
-from spark_cluster.runner.dialer import SshConnection
+from spark_cluster.runner.dialer import SshConnection, carried
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
-from spark_cluster.runner.tunnel import carried
 
 KEY_VARIABLE = "SPARK_API_KEY"
 """Variable of clients for a key that the inventory takes from elsewhere than a variable."""
@@ -160,12 +159,12 @@ def _parts(url: str) -> tuple[str, str, int]:
     return scheme, host, port
 
 
-def key_variable(secret: Secret | None) -> str:
+def key_variable(secret: SecretReference | None) -> str:
     """Return the variable in which clients have the key: the inventory's own, if it names one."""
     return secret.env if secret is not None and secret.env is not None else KEY_VARIABLE
 
 
-def _key_notes(secret: Secret | None) -> list[str]:
+def _key_notes(secret: SecretReference | None) -> list[str]:
     name = key_variable(secret)
     if secret is not None and secret.env is not None:
         return [f"{name} has to hold the API key"]

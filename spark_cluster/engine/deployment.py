@@ -13,15 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
-from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.engines import words
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry, Tls
 from spark_cluster.config.launch import Launch, of_recipe
-from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import EngineValue, Probe, Ray
+from spark_cluster.config.recipe_schema import EngineValue, ModelKind, Probe, Ray
 from spark_cluster.config.recipe_settings import MountedPatch, mounted_patches, mounts_of
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy

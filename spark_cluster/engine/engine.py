@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from spark_cluster.config import engines
-from spark_cluster.config.caches import CACHES
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import ReadinessCheck
+from spark_cluster.config.folders import CACHES
 from spark_cluster.config.ports import Span
+from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.errors import Failed
 from spark_cluster.node.containers import ENGINE, ContainerState
 from spark_cluster.node.health import Completion, State, judge

@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from spark_cluster.config.fact_parsers import EVERYWHERE, LISTENERS, Listener, listeners
+from spark_cluster.config.fact_gathering import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import (
     LOOPBACK,

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.deployment import root_of_all
 from spark_cluster.engine.image_copies import Images, ask_images, read_images
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.models.hub.documents import (
+from spark_cluster.models.hub import (
     GIVEN,
-    Asked,
     DocumentSource,
     HubDocuments,
     HubError,
     HubLibrary,
+    HubRequest,
     Listing,
     unreachable,
     wrong_answer,
@@ -517,7 +517,7 @@ class NodeDocuments(HubDocuments):
         self._endpoint = _without_password(named)
 
     def _answers(
-        self, repository: str, revision: str, asked: Sequence[Asked]
+        self, repository: str, revision: str, asked: Sequence[HubRequest]
     ) -> list[tuple[bytes, bool]]:
         """Ask AT_A_TIME in one exchange, and in one more for each time that they are sent on."""
         found: list[tuple[bytes, bool]] = []
@@ -530,7 +530,7 @@ class NodeDocuments(HubDocuments):
                 found.append(one.answered(reply["status"], content_range, body))
         return found
 
-    def _replies(self, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+    def _replies(self, asked: Sequence[HubRequest]) -> list[dict[str, Any]]:
         """Return the last reply to each; one that is sent on without end has one that says so."""
         replies: dict[int, dict[str, Any]] = {}
         urls = {i: self._endpoint + one.path for i, one in enumerate(asked)}
@@ -546,7 +546,7 @@ class NodeDocuments(HubDocuments):
         return [replies[i] for i in range(len(asked))]
 
     def _exchange(
-        self, urls: Mapping[int, str], asked: Sequence[Asked]
+        self, urls: Mapping[int, str], asked: Sequence[HubRequest]
     ) -> dict[int, dict[str, Any]]:
         requests = {
             str(i): {

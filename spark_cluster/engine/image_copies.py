@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spark_cluster.config.image_build import Image, bases
+from spark_cluster.config.image_build import RecipeImage, bases
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.node_copies import copy_image, route
@@ -241,7 +241,7 @@ def why_not_in_registry(session: Session, image: str) -> str:
     return why if done.status else ""
 
 
-def must_be_present(image: Image, before: Images) -> None:
+def must_be_present(image: RecipeImage, before: Images) -> None:
     """Refuse to go on without a registry where no node has the image.
 
     Raises:

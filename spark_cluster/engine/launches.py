@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from spark_cluster.config import overrides
-from spark_cluster.config.caches import state_folder
-from spark_cluster.config.document import Document, PrintedAs, printed
+from spark_cluster.config.folders import state_folder
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, PrintedAs, printed
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Deployment, Key, Server, root_on
@@ -548,7 +548,7 @@ def plan_again(
             where=error.where,
             hint="--no-restore swaps without a way back",
         ) from error
-    if overrides.text(recipe.overrides) != previous.overrides:
+    if options_text(recipe.overrides) != previous.overrides:
         raise Refused(
             f"{previous} serves now, and its options cannot be read back from its labels",
             hint="--no-restore swaps without a way back",

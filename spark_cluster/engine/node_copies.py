@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.ports import COPIES
+from spark_cluster.config.schema import Document
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, WhenSet
-from spark_cluster.config.model_kind import KINDS, ModelKind
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.config.recipe_schema import MODEL_KINDS, ModelKind
+from spark_cluster.config.schema import Document, Hidden, WhenSet
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import paths
@@ -193,7 +193,7 @@ def models_of(text: str | None) -> tuple[ModelServer, ...]:
                 on_request=m.get("on_request") is True,
             )
             for m in found
-            if m["kind"] in KINDS
+            if m["kind"] in MODEL_KINDS
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
@@ -298,7 +298,7 @@ def error_body(message: str, code: str, param: str | None = None) -> str:
 # be revoked.
 
 PREFIX = "sk-spark-"
-"""Of each key: texts in which it turns up are known to hold a secret (`config/secret_text.py`)."""
+"""Of each key: texts in which it turns up are known to hold a secret (`config/secret.py`)."""
 
 BYTES = 32
 """Random bytes of a key."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.ports import EnginePorts
+from spark_cluster.config.schema import Document
 from spark_cluster.engine.engine import Engine, EngineProcess, needs_rdma
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, UsageError

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.deployment import Deployment, Server

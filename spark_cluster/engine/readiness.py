@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from spark_cluster.config.fact_parsers import HIGH_PRESSURE, free_blocks
+from spark_cluster.config.fact_gathering import HIGH_PRESSURE, free_blocks
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime, vram

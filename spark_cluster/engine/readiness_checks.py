@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import CHECKS_OF_KIND, ModelKind, ReadinessCheck
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ModelKind, ReadinessCheck
 from spark_cluster.engine import readiness
 from spark_cluster.engine.answer_checks import (
     FOREIGN,

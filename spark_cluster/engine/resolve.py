@@ -14,11 +14,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.inventory import Inventory, InventoryNode
-from spark_cluster.config.launch import Launch, of_recipe
-from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.config.overrides import text
+from spark_cluster.config.launch import Launch, of_recipe, options_text
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import must_be_served
 from spark_cluster.config.recipe_settings import (
     image_settings,
     model_settings,
@@ -156,7 +155,7 @@ def _labels(recipe: Recipe, launch: Launch, endpoint: Endpoint) -> dict[str, str
     return {
         **({NODES: str(count)} if count != tp else {}),
         **({DATA_PARALLEL: str(recipe.data_parallel)} if recipe.data_parallel > 1 else {}),
-        **({OVERRIDES: text(recipe.overrides)} if recipe.overrides else {}),
+        **({OVERRIDES: options_text(recipe.overrides)} if recipe.overrides else {}),
         RECIPE: recipe.name,
         MODEL: endpoint.model,
         TP: str(tp),

@@ -9,9 +9,8 @@ from typing import Annotated, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from spark_cluster.config.document import Document, Hidden, PrintedAs, WhenSet
-from spark_cluster.config.model_kind import ModelKind, ReadinessCheck
-from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.recipe_schema import EngineValue, ModelKind, ReadinessCheck
+from spark_cluster.config.schema import Document, Hidden, PrintedAs, WhenSet
 from spark_cluster.engine import firewall, runtime, vram
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server
 from spark_cluster.engine.engine import engine

@@ -28,7 +28,7 @@ from spark_cluster.engine.names import PAUSE, PROGRAMS, RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of, refused_by_proxy
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.issues import log_lines
-from spark_cluster.issues.match import KnownIssueMatch
+from spark_cluster.issues.entries import KnownIssueMatch
 from spark_cluster.node import confinement, unit_state
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.engine_caches import of_environment
@@ -356,7 +356,7 @@ class Fault:
     @property
     def known(self) -> KnownIssueMatch | None:
         """The known issue that explains it; None when none does."""
-        from spark_cluster.issues.log_matching import known_for
+        from spark_cluster.issues.entries import known_for
 
         return known_for(self.text, self.before)
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.config.recipe_schema import ModelKind, Probe
 from spark_cluster.engine import launches, runtime
 from spark_cluster.engine.deployment import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import engine_of, judge_health

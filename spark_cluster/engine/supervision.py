@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config import programs
-from spark_cluster.config.document import Document, Hidden, derived
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.schema import Document, Hidden, derived
+from spark_cluster.config.topology import Node, render
 from spark_cluster.engine import proxy, runtime, vram
 from spark_cluster.engine.deployment import Deployment, Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER, TITLE
@@ -23,13 +21,14 @@ from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.models.memory import RESERVE_GIB
+from spark_cluster.models.memory_share import RESERVE_GIB
 from spark_cluster.node import locks, own_program, paths, replies
 from spark_cluster.node.health import judge
 from spark_cluster.node.supervision.look import stop
 from spark_cluster.node.supervision.policy import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
+from spark_cluster.runner import wire
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, printed
 
@@ -68,7 +67,7 @@ class OwnUnit:
             enabled: it is started at boot.
             values: more of the template.
         """
-        program = programs.program(self.folder, self.program)
+        program = wire.program(self.folder, self.program)
         yield Directory(self.folder, mode=0o700)
         yield program
         above = str(Path(self.config).parent)

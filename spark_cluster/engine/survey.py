@@ -18,8 +18,7 @@ from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.engine.resolve import ServedModel
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.find import known_models
-from spark_cluster.models.hub.lookup import Hub, cached, online
+from spark_cluster.models.lookup import Hub, cached, known_models, online
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.plan.plan import Feasibility
 from spark_cluster.plan.planner import Planner, Subject

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from spark_cluster.config.model_kind import ReadinessCheck
+from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.answer_checks import AnswerCheck, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 from spark_cluster.node.bench.completions import Completion

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.engines import words
+from spark_cluster.config.schema import Document
 from spark_cluster.engine import launches, readiness, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
-from spark_cluster.models.tables import json_object
+from spark_cluster.models.naming import json_object
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in

@@ -18,11 +18,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from spark_cluster.config import launch as launches
-from spark_cluster.config.document import Document, printed
-from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import ModelKind
+from spark_cluster.config.schema import Document, printed
 from spark_cluster.engine import readiness_checks, runtime, vram
 from spark_cluster.engine.answer_checks import (
     PATIENCE_S,
@@ -424,7 +423,7 @@ def _progress(play: Play) -> Callable[[AnswerCheck], None]:
 def _launch(recipe: Recipe, tp: int) -> Launch | None:
     """The launch by which known issues are looked for; None where the recipe has no such size."""
     try:
-        return launches.of_recipe(recipe, tp)
+        return of_recipe(recipe, tp)
     except SparkClusterError:
         return None
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.config.ports import Span
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.engine.engine import Engine, EngineProcess, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed

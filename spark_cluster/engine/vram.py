@@ -18,9 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.caches import state_folder
-from spark_cluster.config.document import Document, Hidden, printed
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.folders import state_folder
+from spark_cluster.config.schema import Document, Hidden, printed
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.memory_phases import PHASES, MemoryPhases
 from spark_cluster.engine.names import TITLE
@@ -58,7 +58,7 @@ class NodeVram(Document):
     """
 
     name: str
-    processes: tuple[Process, ...]
+    processes: tuple[GpuProcess, ...]
     mem_total_mib: int
     mem_available_mib: int
 
@@ -153,7 +153,7 @@ def missing_mib(before: NodeVram, now: NodeVram) -> int:
     return max(0, expected - now.mem_available_mib) if ended else 0
 
 
-def holding(reading: NodeVram, ignored: Pids) -> list[Process]:
+def holding(reading: NodeVram, ignored: Pids) -> list[GpuProcess]:
     """Return the processes that hold memory, without those that are ignored."""
     return [p for p in reading.processes if p.pid not in ignored.get(reading.name, ())]
 
@@ -322,12 +322,12 @@ def unload_ollama(session: Session, where: str, models: Iterable[Loaded]) -> Non
             )
 
 
-def held_by(readings: Iterable[NodeVram], ignored: Pids) -> list[tuple[str, Process]]:
+def held_by(readings: Iterable[NodeVram], ignored: Pids) -> list[tuple[str, GpuProcess]]:
     """Return node and process of all that still holds memory."""
     return [(r.name, process) for r in readings for process in holding(r, ignored)]
 
 
-def described(held: Iterable[tuple[str, Process]]) -> str:
+def described(held: Iterable[tuple[str, GpuProcess]]) -> str:
     """Return them as text: program, process id, MiB, node."""
     return "; ".join(
         f"{p.name} (pid {p.pid}, {'?' if p.used_mib is None else p.used_mib} MiB) on {node}"
@@ -335,7 +335,7 @@ def described(held: Iterable[tuple[str, Process]]) -> str:
     )
 
 
-def advice(held: Iterable[tuple[str, Process]]) -> str:
+def advice(held: Iterable[tuple[str, GpuProcess]]) -> str:
     """Return what to do about what holds memory."""
     found, steps = list(held), []
     others = [one for one in found if "ollama" not in one[1].name.lower()]

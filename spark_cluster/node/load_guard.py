@@ -14,7 +14,7 @@ from spark_cluster.node import memory, own_program, paths
 
 FLOOR_KIB = memory.SSH_STOPS_KIB + 2**19
 """MemAvailable below which the load is ended: 3.5 GiB, between what the plan leaves (4 GiB, see
-models/memory.py) and where SSH stops."""
+models/memory_share.py) and where SSH stops."""
 
 LAST_RESORT_S = 60.0
 """Seconds after its own limit at which systemd ends the guard."""

@@ -1,7 +1,7 @@
 """Every path of our own on a node; no other module spells one.
 
 Root executes, trusts or writes what is there, so no recipe reaches one of them, whatever the user
-allows: `config/node_paths.py` refuses them and the folders above them.
+allows: `config/recipe.py` refuses them and the folders above them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from typing_extensions import TypedDict
 
-from spark_cluster.config.document import Document, Hidden, PrintedAs, Rounded, derived, printed
+from spark_cluster.config.schema import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.errors import Failed, UsageError, install_extra
 from spark_cluster.plan.speed import decode as decoding
 from spark_cluster.plan.speed import prefill as prefilling

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from spark_cluster.config.document import Rounded
 from spark_cluster.config.launch import Launch
-from spark_cluster.models.tables import table
+from spark_cluster.config.schema import Rounded
+from spark_cluster.models.naming import table
 from spark_cluster.plan.speed.estimate import Estimate
 from spark_cluster.plan.speed.serving import Serving
 

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.engines import with_unit
 from spark_cluster.config.launch import Launch, finite
-from spark_cluster.models import memory
-from spark_cluster.models.memory import GIB
+from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
+from spark_cluster.models import memory_share
+from spark_cluster.models.memory_share import GIB
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv, whole_model
 from spark_cluster.plan.kv.layers import DrafterLayers, drafter_layers
@@ -127,10 +127,10 @@ def fit(
     loading = whole_model.stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
     peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
     runtime = runtime_on(launch, rooms, runtime_gib)
-    highest = min(memory.utilization(room.memory) for room in rooms)
+    highest = min(memory_share.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
     asked = _asked_gib(launch, serving)
-    needed = memory.least(weights + runtime + asked + SPARE_GIB, smallest)
+    needed = memory_share.least(weights + runtime + asked + SPARE_GIB, smallest)
     share, kv_gib = _share(launch, smallest, weights + runtime, needed, highest)
     cache = _cache(launch, serving, kv_gib)
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
@@ -276,8 +276,8 @@ def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
     """Return what a node has too little of, the first reason only."""
     held = f"; {room.held_gib:.1f} GiB are held by {_names(room)}" if room.held else ""
     reserved = fitted.reserved_gib if fitted.share is None else fitted.share * room.total_gib
-    margins = memory.margins(room.memory)
-    gate = memory.gate_gib(room.memory)
+    margins = memory_share.margins(room.memory)
+    gate = memory_share.gate_gib(room.memory)
     if fitted.peak_gib + margins.reserve_gib > room.available_gib:
         how = " while loading" if fitted.peak_gib > fitted.weights_gib else ""
         kept = margins.reserve_gib
@@ -291,7 +291,7 @@ def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
             f"{room.name}: {reserved:.1f} GiB are asked for and vLLM would see {gate:.1f} free, so "
             f"it would not start{held}"
         ]
-    if reserved > memory.safe_gib(room.memory):
+    if reserved > memory_share.safe_gib(room.memory):
         left = room.available_gib - reserved - margins.outside_gib
         end = (
             f"would leave {max(left, 0):.1f} for everything else; below {margins.reserve_gib:g} a "
@@ -338,7 +338,7 @@ def _disk(fitted: Fit) -> list[str]:
 def _remarks(fitted: Fit) -> list[str]:
     found = []
     for room in fitted.rooms:
-        cached = room.memory.cached_kib / memory.GIB_KIB
+        cached = room.memory.cached_kib / memory_share.GIB_KIB
         if cached >= 1:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")

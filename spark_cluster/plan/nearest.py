@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from spark_cluster.config.document import Document, Hidden
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document, Hidden
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.models.find import known_models
+from spark_cluster.models.lookup import known_models
 from spark_cluster.models.naming import base_of
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.fit import Fit, fit

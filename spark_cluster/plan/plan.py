@@ -8,11 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Flat, Hidden, Rounded, derived, printed
-from spark_cluster.config.launch import Launch
-from spark_cluster.config.overrides import Overrides
+from spark_cluster.config.launch import Launch, Overrides
 from spark_cluster.config.recipe_schema import NotCarriedOver
-from spark_cluster.issues.match import KnownIssueMatch
+from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
+from spark_cluster.issues.entries import KnownIssueMatch
 from spark_cluster.plan.evidence import Comparison, Evidence, by_others
 from spark_cluster.plan.fit import Fit, kv_knob_bytes
 from spark_cluster.plan.nearest import Nearest

@@ -11,19 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spark_cluster.config.facts import Facts
-from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import inferred, must_be_served
-from spark_cluster.config.overrides import Overrides
+from spark_cluster.config.launch import Launch, Overrides
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import MOST_NODES, NotCarriedOver
+from spark_cluster.config.recipe_schema import (
+    MOST_NODES,
+    NotCarriedOver,
+    inferred_kind,
+    must_be_served,
+)
 from spark_cluster.config.recipe_settings import why_not_data_parallel
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.issues.rules import lint
-from spark_cluster.models.find import find
-from spark_cluster.models.hub.documents import DocumentSource
-from spark_cluster.models.hub.lookup import Hub, cached
+from spark_cluster.models.hub import DocumentSource
+from spark_cluster.models.lookup import Hub, cached, find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.evidence import Evidence
 from spark_cluster.plan.fit import Fit, fit
@@ -235,7 +237,7 @@ class Planner:
         must_be_served(subject.launch.kind, subject.title)
         geometry = self.geometry(subject)
         if subject.launch.origin == "command":  # it says no kind; the model's config does
-            kind = inferred(subject.launch.args, subject.launch.model, geometry.architectures)
+            kind = inferred_kind(subject.launch.args, subject.launch.model, geometry.architectures)
             subject = replace(subject, launch=replace(subject.launch, kind=kind))
         launch = subject.launch
         fitted = self.fit(subject, rooms, geometry)

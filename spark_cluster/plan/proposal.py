@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from spark_cluster.config.document import Document, Hidden, derived
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Hidden, derived
 from spark_cluster.errors import Refused, SparkClusterError, UsageError
 from spark_cluster.plan.planner import Planner, Question, Subject, of_a_recipe
 from spark_cluster.plan.purpose import Topology, advise

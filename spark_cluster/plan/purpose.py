@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.schema import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.plan.evidence import Evidence
 from spark_cluster.plan.fit import Fit, fit
 from spark_cluster.plan.plan import speed

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, Rounded, printed
-from spark_cluster.config.facts import Facts, Memory, Process
+from spark_cluster.config.facts import Facts, GpuProcess, Memory
 from spark_cluster.config.launch import Launch
-from spark_cluster.models.memory import GIB, GIB_KIB
+from spark_cluster.config.schema import Document, Hidden, Rounded, printed
+from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.plan.speed.constants import Constants
 from spark_cluster.plan.speed.serving import BATCHED_TOKENS
 
@@ -34,7 +34,7 @@ class NodeMemory(Document):
 
     name: str
     memory: Hidden[Memory] = SPARK
-    held: Annotated[tuple[Process, ...], Field(serialization_alias="held_by")] = ()
+    held: Annotated[tuple[GpuProcess, ...], Field(serialization_alias="held_by")] = ()
     disk_free_gib: Hidden[float | None] = None
     has_model: Hidden[bool] = False
     assumed: bool = False
@@ -62,7 +62,7 @@ def assumed(count: int, available_gib: float | None = None) -> list[NodeMemory]:
     return [NodeMemory(f"spark{n}", memory, assumed=True) for n in range(1, count + 1)]
 
 
-def of_facts(name: str, facts: Facts, held: Iterable[Process], *, has_model: bool) -> NodeMemory:
+def of_facts(name: str, facts: Facts, held: Iterable[GpuProcess], *, has_model: bool) -> NodeMemory:
     """A node that was asked."""
     return NodeMemory(
         name,

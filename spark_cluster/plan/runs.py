@@ -23,10 +23,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import shown
+from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.issues.memory_account import MemoryAccount
+from spark_cluster.issues.startup import MemoryAccount
 from spark_cluster.plan.calibrate import Calibration, Point, calibrate
 from spark_cluster.plan.room import for_batch_gib
 from spark_cluster.plan.speed.constants import LIMITS, Constants

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Flat, Hidden, Rounded, WhenSet, derived, printed
 from spark_cluster.config.facts import Facts
+from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, WhenSet, derived, printed
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.memory import GIB_KIB, Margins, margins
+from spark_cluster.models.memory_share import GIB_KIB, Margins, margins
 from spark_cluster.plan.fit import Fit, kv_bytes_given
 from spark_cluster.plan.plan import Plan
 from spark_cluster.plan.planner import Planner, Question, Subject

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
-from spark_cluster.models.memory import GIB
+from spark_cluster.models.memory_share import GIB
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import drafter_bytes
 from spark_cluster.plan.kv.layers import is_mtp

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.fact_parsers import public_keys
+from spark_cluster.config.fact_gathering import public_keys
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner.known_hosts import (
@@ -25,7 +25,7 @@ from spark_cluster.runner.known_hosts import (
     without,
 )
 from spark_cluster.runner.node_connection import NodeConnection
-from spark_cluster.runner.ssh_route import Hop, Target, node_of
+from spark_cluster.runner.ssh_route import SshHop, Target, node_of
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
@@ -213,7 +213,7 @@ def forget_keys(target: Target, shown: bytes, current: Callable[[], Iterable[str
     return sorted(replaced)
 
 
-def _announced(node: Hop) -> dict[PublicKey, str]:
+def _announced(node: SshHop) -> dict[PublicKey, str]:
     """Return each announced key with the fingerprint of the one that it replaces."""
     found = {}
     for path in filter(Path.is_file, node.own_known_hosts):

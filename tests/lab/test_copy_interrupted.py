@@ -9,7 +9,7 @@ from commandline import CommandLine, Started, until
 from copies_left import left_of_copies
 from small_disk import small_disk
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.node.store.manifest import OURS
 from spark_cluster_lab import Lab, LabNode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_cluster import Make
 from fake_programs import Said
 
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import vram
 
 
@@ -16,7 +16,7 @@ def test_facts_and_memory_are_what_the_test_says(fake_cluster: Make) -> None:
     assert first.facts.gpu is not None
     assert first.facts.gpu.name == "NVIDIA GB10"
     assert [str(node.fabric_ip) for node in (first, second)] == ["192.168.177.11", "192.168.177.12"]
-    cluster.nodes["spark2"].held = [Process(7, "VLLM::Worker", 900)]
+    cluster.nodes["spark2"].held = [GpuProcess(7, "VLLM::Worker", 900)]
     readings = vram.sample(cluster.play.sessions)
     assert [one.used_mib for one in readings] == [0, 900]
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Annotated
 
-from spark_cluster.config.document import Hidden, Rounded
+from spark_cluster.config.schema import Hidden, Rounded
 from spark_cluster.errors import UsageError
 from spark_cluster.plan.kv.layers import KvLayout, pool
 from spark_cluster.plan.kv.rules import Rule, for_version

@@ -11,8 +11,8 @@ from itertools import accumulate
 from operator import mul
 from typing import Annotated
 
-from spark_cluster.config.document import Document, Hidden, Rounded, derived
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
 from spark_cluster.plan.speed.constants import (
     MEASURED_NODES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 from spark_cluster.plan.speed.constants import MEASURED_NODES, Constants
 from spark_cluster.plan.speed.serving import Serving
 

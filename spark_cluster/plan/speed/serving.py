@@ -12,8 +12,7 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
-from spark_cluster.models.find import find
-from spark_cluster.models.hub.lookup import Hub
+from spark_cluster.models.lookup import Hub, find
 from spark_cluster.models.shape import EVERY_TOKEN, Geometry, Part, StoredPart, StoredWeights
 from spark_cluster.models.weights import (
     BYTES,

@@ -16,7 +16,7 @@ from spark_cluster.agent.history import History
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.durable import is_temporary
 from spark_cluster.resources import Directory, File, Line
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 from spark_cluster.runner.session import Session
 
 SOAK_KILLS = 300
@@ -257,7 +257,7 @@ def revert_and_kill(root, after_s, *, begun):
     Args:
         begun: count from the revert's first entry in the journal, not from the agent's start.
     """
-    channel = PipeChannel(payload.argv("test"))
+    channel = PipeChannel(wire.argv("test"))
     session = Session("spark1", channel, as_root=False, root=str(root))
     ended = threading.Event()
     entries = root / "var/lib/spark-cluster/journal/r2/changes.jsonl"

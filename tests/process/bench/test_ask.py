@@ -21,9 +21,9 @@ from spark_cluster.bench.expansion import PlannedCell, expand
 from spark_cluster.bench.generator import At
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite import Suite
-from spark_cluster.config import programs
 from spark_cluster.node.bench import ask
 from spark_cluster.node.bench.measure import PLAN
+from spark_cluster.runner import wire
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
 """From a request to a status and the lines of the reply."""
@@ -95,7 +95,7 @@ def measured(
     (tmp_path / "raw").mkdir()
     plan = {"cells": [{"id": cell.id, **asdict(how)}]}
     (tmp_path / PLAN).write_text(json.dumps(plan))
-    (tmp_path / on_node.ARCHIVE).write_bytes(programs.archive(on_node.MAIN, on_node.ASK))
+    (tmp_path / on_node.ARCHIVE).write_bytes(wire.archive(on_node.MAIN, on_node.ASK))
     (program,) = how.runs
     done = subprocess.run(
         [sys.executable, *program.argv[1:]], capture_output=True, text=True, timeout=60,

@@ -28,7 +28,7 @@ from spark_cluster.bench.fabric_record import (
 )
 from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
 from spark_cluster.bench.run_folder import save_document
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.topology import Link
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -356,7 +356,7 @@ def test_the_real_program_says_which_nodes_are_missing(
 
 def test_programs_that_hold_gpu_memory_are_named(fake_cluster: Make) -> None:
     cluster = fake_cluster()
-    cluster.nodes["spark2"].held = [Process(7, "python3", 900)]
+    cluster.nodes["spark2"].held = [GpuProcess(7, "python3", 900)]
     fabric_run.warn_of_others(cluster.play)
     assert cluster.notes == [
         "python3 (pid 7) holds GPU memory on spark2: if it is at work, it disturbs the figures"

@@ -22,7 +22,7 @@ from spark_cluster.node.gpu_readings import AppsReader, GpuReader
 from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
 from spark_cluster.node.telemetry import File, Pipe, Sampler, Settings
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 
 QUICK = {"every": 0.1, "slowly": 0.1}
 
@@ -420,7 +420,7 @@ def test_the_agent_starts_a_unit_for_it(agent, agents_home, tmp_path):
     assert said.count("\n") == 1
     assert "--unit=spark-cluster-telemetry-r1" in said
     assert '"file": "/var/lib/t.jsonl", "parent": 0' in said
-    kept = f"{agents_home}/.cache/spark-cluster/agent/{payload.digest()}/compiled/"
+    kept = f"{agents_home}/.cache/spark-cluster/agent/{wire.digest()}/compiled/"
     assert f"-I -S -X pycache_prefix={kept}" in said, "its modules are compiled once in a boot"
 
 

@@ -14,7 +14,7 @@ from json_schema import document as fits
 from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import App
 from spark_cluster.cli.first_steps import init
-from spark_cluster.config.new_inventory import Answers, write
+from spark_cluster.config.discovery import Answers, write
 from spark_cluster.config.project import Project
 from spark_cluster.errors import UsageError
 

@@ -11,11 +11,11 @@ import pytest
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 from factories import put
 
+from spark_cluster.models import lookup
 from spark_cluster.models.checkpoint import count
 from spark_cluster.models.config import from_config
-from spark_cluster.models.hub import lookup
-from spark_cluster.models.hub.documents import HubLibrary
-from spark_cluster.models.memory import GIB
+from spark_cluster.models.hub import HubLibrary
+from spark_cluster.models.memory_share import GIB
 from spark_cluster_lab.hub import Conduct, LabHub, serve
 
 Run = Callable[..., tuple[int, str, str]]

@@ -20,7 +20,7 @@ from factories import make_node, put
 from proxied import HAPROXY, LOG, Engine, converse, proxied
 from waiting import until
 
-from spark_cluster.config.secret_text import looks_secret
+from spark_cluster.config.secret import looks_secret
 from spark_cluster.engine import proxy
 from spark_cluster.errors import Unreachable, UsageError
 

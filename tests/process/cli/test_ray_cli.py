@@ -23,7 +23,7 @@ from waiting import until
 
 from spark_cluster.cli import ray as ray_command
 from spark_cluster.cli.terminal import Console
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import ray, ray_cluster, readiness
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING, TOKEN_FILE, Job
@@ -32,7 +32,7 @@ from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 INVENTORY = """\
 nodes:
@@ -165,7 +165,7 @@ def test_ray_up_needs_two_nodes_and_a_recipe(server, run):
 
 
 def status_of(**given: Any) -> RayStatus:
-    held = (Process(4711, "python3 train.py", 20_480),)
+    held = (GpuProcess(4711, "python3 train.py", 20_480),)
     nodes = tuple(
         RayMember(name, f"192.168.177.1{n}", True, 1.0, NodeVram(name, held, 122_000, 90_000))
         for n, name in enumerate(("spark1", "spark2"), 1)

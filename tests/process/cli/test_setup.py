@@ -21,8 +21,8 @@ from spark_cluster import Cluster
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
 from spark_cluster.config import discovery
+from spark_cluster.config.discovery import answers_in
 from spark_cluster.config.inventory import read_inventory
-from spark_cluster.config.new_inventory import answers_in
 
 CHECKOUT = Path(__file__).parents[3]
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGOJY3p6rXnYJvUxOGJBSuqAVgEcwTGDkRQx0cDwZzrp"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from program import invoke
 
-from spark_cluster.config.allowances import NOTHING, Allowances
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from program import invoke
 
-from spark_cluster.config.allowances import LAB_MODELS, Allowances
+from spark_cluster.config.extension import LAB_MODELS, Allowances
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed

@@ -17,7 +17,7 @@ from spark_cluster import resources as shipped
 from spark_cluster.config.project import LARGEST, Project
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.resources.base import from_wire, resource_class, to_wire
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 
 GOOD = """\
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def error_of(project: Project) -> str:
 
 def test_the_example_of_the_page_is_imported_as_ours_are(project: Project) -> None:
     write_files("extend-resource.md", project.folder)
-    plain = payload.digest()
+    plain = wire.digest()
     project.load_resources()
     mount = shipped.Mount("/models", "nas:/models")
     assert type(mount).__module__ == f"{project.extensions.package}.resources.mount"
@@ -65,7 +65,7 @@ def test_the_example_of_the_page_is_imported_as_ours_are(project: Project) -> No
         "spark_cluster_project/resources/__init__.py",
         "spark_cluster_project/resources/mount.py",
     ]
-    assert payload.digest() != plain
+    assert wire.digest() != plain
     project.load_playbook(project.folder / "models.py")
     assert not list(project.folder.rglob("resources/__pycache__"))
 
@@ -83,22 +83,22 @@ def test_a_role_imports_them_without_more_ado(project: Project) -> None:
 
 
 def test_a_project_without_any_costs_and_changes_nothing(project: Project) -> None:
-    before, digest = set(sys.modules), payload.digest()
+    before, digest = set(sys.modules), wire.digest()
     project.load_resources()
-    assert payload.digest() == digest
+    assert wire.digest() == digest
     assert "spark_cluster.config.project" not in set(sys.modules) - before
     assert project.extensions.resource_files == ()
 
 
 def test_another_project_has_none_of_the_first(project: Project, tmp_path: Path) -> None:
-    digest = payload.digest()
+    digest = wire.digest()
     put(project, "thing.py")
     project.load_resources()
-    assert payload.digest() != digest
+    assert wire.digest() != digest
     other = Project(tmp_path)
     other.load_resources()
     with other.in_use():
-        assert payload.digest() == digest
+        assert wire.digest() == digest
         assert resource_class("Thing") is None
         assert not hasattr(shipped, "Thing")
     assert shipped.Thing("/x").id == "Thing:/x"
@@ -152,7 +152,7 @@ def test_modules_that_resources_share(project: Project) -> None:
         ("thing.py", "import tomllib\n" + GOOD, r"thing\.py:1: resource thing: imports tomllib"),
         (
             "thing.py",
-            "from spark_cluster.config import caches\n" + GOOD,
+            "from spark_cluster.config import folders\n" + GOOD,
             r"resource thing: imports spark_cluster\.config",
         ),
         (

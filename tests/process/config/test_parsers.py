@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.config import fact_gathering, fact_parsers
-from spark_cluster.config.facts import Facts, Gpu, Hca, Memory, Process
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.facts import Facts, Gpu, GpuProcess, Hca, Memory
 
 DGX_RELEASE = """\
 DGX_NAME="DGX Spark"
@@ -55,24 +55,24 @@ HugePages_Total:       0
 
 
 def test_dgx_version():
-    assert fact_parsers.dgx_version(DGX_RELEASE) == "7.2.3"
-    assert fact_parsers.dgx_version(DGX_RELEASE + OTAS) == "7.4.0", "the last block counts"
-    assert fact_parsers.dgx_version("") is None
-    assert fact_parsers.dgx_version(None) is None
-    assert fact_parsers.dgx_version('NAME="DGX SPARK FASTOS"\n') is None
+    assert fact_gathering.dgx_version(DGX_RELEASE) == "7.2.3"
+    assert fact_gathering.dgx_version(DGX_RELEASE + OTAS) == "7.4.0", "the last block counts"
+    assert fact_gathering.dgx_version("") is None
+    assert fact_gathering.dgx_version(None) is None
+    assert fact_gathering.dgx_version('NAME="DGX SPARK FASTOS"\n') is None
 
 
 def test_os_name():
     text = 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nVERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\n'
-    assert fact_parsers.os_name(text) == "ubuntu 24.04"
-    assert fact_parsers.os_name("ID=debian\n") == "debian"
-    assert fact_parsers.os_name("") == ""
+    assert fact_gathering.os_name(text) == "ubuntu 24.04"
+    assert fact_gathering.os_name("ID=debian\n") == "debian"
+    assert fact_gathering.os_name("") == ""
 
 
 def test_meminfo():
-    assert fact_parsers.meminfo(MEMINFO) == Memory(127600748, 123731900)
-    assert fact_parsers.meminfo("") == Memory()
-    assert fact_parsers.meminfo("MemTotal: many kB\n") == Memory()
+    assert fact_gathering.meminfo(MEMINFO) == Memory(127600748, 123731900)
+    assert fact_gathering.meminfo("") == Memory()
+    assert fact_gathering.meminfo("MemTotal: many kB\n") == Memory()
 
 
 # -- the GPU -----------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ HEADER = "pid, process_name, used_gpu_memory [MiB]\n"
     ],
 )  # fmt: skip
 def test_compute_apps(text, processes):
-    assert fact_parsers.compute_apps(text) == tuple(Process(*p) for p in processes)
+    assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
 
 
 names = st.text(
@@ -119,19 +119,19 @@ def test_compute_apps_round_trip(processes, header, units):
         return f"{pid}, {name}, {'[N/A]' if used is None else f'{used} MiB' if units else used}\n"
 
     text = (HEADER if header else "") + "".join(line(*p) for p in processes)
-    assert fact_parsers.compute_apps(text) == tuple(Process(*p) for p in processes)
+    assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
 
 
 def test_gpu():
-    assert fact_parsers.gpu("NVIDIA GB10, 12.1, 580.159.03, 45, 11.17, 208\n") == Gpu(
+    assert fact_gathering.gpu("NVIDIA GB10, 12.1, 580.159.03, 45, 11.17, 208\n") == Gpu(
         "NVIDIA GB10", "12.1", "580.159.03", 45.0, 11.17, 208.0
     )
-    bare = fact_parsers.gpu("NVIDIA GB10, 12.1, 580.159.03, 35, [N/A], [Not Supported]\n")
+    bare = fact_gathering.gpu("NVIDIA GB10, 12.1, 580.159.03, 35, [N/A], [Not Supported]\n")
     assert (bare.temperature_c, bare.power_w, bare.sm_clock_mhz) == (35.0, None, None)
-    units = fact_parsers.gpu("NVIDIA GB10, 12.1, 580.159.03, 35, 11.17 W, 208 MHz\n")
+    units = fact_gathering.gpu("NVIDIA GB10, 12.1, 580.159.03, 35, 11.17 W, 208 MHz\n")
     assert (units.power_w, units.sm_clock_mhz) == (11.17, 208.0)
     for text in ("", "No devices were found\n", MISMATCH, "NVIDIA GB10, 12.1\n"):
-        assert fact_parsers.gpu(text) is None
+        assert fact_gathering.gpu(text) is None
 
 
 # -- the network -------------------------------------------------------------------------------
@@ -146,16 +146,16 @@ HCAS = (
 
 @given(st.permutations(IBDEV2NETDEV.splitlines(keepends=True)))
 def test_ibdev2netdev_in_any_order(lines):
-    assert fact_parsers.ibdev2netdev("".join(lines)) == HCAS
+    assert fact_gathering.ibdev2netdev("".join(lines)) == HCAS
 
 
 def test_rdma_link():
-    assert fact_parsers.rdma_link(RDMA_LINK) == (
+    assert fact_gathering.rdma_link(RDMA_LINK) == (
         Hca("rocep1s0f0", "enp1s0f0np0", True),
         Hca("rocep1s0f1", "enp1s0f1np1", False),
     )
-    assert fact_parsers.rdma_link("link mlx5_0/1 state ACTIVE physical_state LINK_UP\n") == ()
-    assert fact_parsers.rdma_link("") == fact_parsers.ibdev2netdev("") == ()
+    assert fact_gathering.rdma_link("link mlx5_0/1 state ACTIVE physical_state LINK_UP\n") == ()
+    assert fact_gathering.rdma_link("") == fact_gathering.ibdev2netdev("") == ()
 
 
 def row(name, *addresses, flags=("UP", "LOWER_UP"), **more):
@@ -178,7 +178,7 @@ def test_ip_addr():
             {},
         ]
     )
-    found = {i.name: i for i in fact_parsers.ip_addr(text)}
+    found = {i.name: i for i in fact_gathering.ip_addr(text)}
     assert list(found) == ["lo", "enP7s7", "enp1s0f0np0", "enp1s0f1np1", "enP2p1s0f1np1"]
     assert found["enP7s7"].mac == "3c:6d:66:00:2a:60"
     assert found["enP7s7"].addresses == (IPv4Interface("192.168.1.163/24"),)
@@ -187,13 +187,13 @@ def test_ip_addr():
     assert not found["enp1s0f0np0"].up
     assert len(found["enP2p1s0f1np1"].addresses) == 2
     for nothing in ("", "[]", "not json", "{}", "5", "null", "[1]"):
-        assert fact_parsers.ip_addr(nothing) == ()
+        assert fact_gathering.ip_addr(nothing) == ()
 
 
 def test_dpkg():
     text = "docker-ce\t5:29.1.3\tinstalled\ndocker.io\t\tnot-installed\nx\t1\tconfig-files\n"
-    assert fact_parsers.dpkg(text) == {"docker-ce": "5:29.1.3"}
-    assert fact_parsers.dpkg("dpkg-query: no packages found matching docker-ce\n") == {}
+    assert fact_gathering.dpkg(text) == {"docker-ce": "5:29.1.3"}
+    assert fact_gathering.dpkg("dpkg-query: no packages found matching docker-ce\n") == {}
 
 
 @given(st.text() | st.sampled_from([DGX_RELEASE, IBDEV2NETDEV, MEMINFO, HEADER]).flatmap(
@@ -201,15 +201,15 @@ def test_dpkg():
 ))  # fmt: skip
 def test_no_text_breaks_a_parser(text):
     for parse in (
-        fact_parsers.os_name,
-        fact_parsers.dgx_version,
-        fact_parsers.meminfo,
-        fact_parsers.compute_apps,
-        fact_parsers.gpu,
-        fact_parsers.ibdev2netdev,
-        fact_parsers.rdma_link,
-        fact_parsers.ip_addr,
-        fact_parsers.dpkg,
+        fact_gathering.os_name,
+        fact_gathering.dgx_version,
+        fact_gathering.meminfo,
+        fact_gathering.compute_apps,
+        fact_gathering.gpu,
+        fact_gathering.ibdev2netdev,
+        fact_gathering.rdma_link,
+        fact_gathering.ip_addr,
+        fact_gathering.dpkg,
     ):
         parse(text)
 
@@ -308,5 +308,5 @@ def test_where_sshd_listens():
     )
     sockets = "Listen=[::]:22 (Stream)\n\nListen=0.0.0.0:41022 (Stream)\nListen=/run/x (Stream)\n"
     found = (22, 2222, 40022, 40023, 40024, 41022)
-    assert fact_parsers.ssh_ports(config, sockets) == found
-    assert fact_parsers.ssh_ports("", "Listen=\n") == ()
+    assert fact_gathering.ssh_ports(config, sockets) == found
+    assert fact_gathering.ssh_ports("", "Listen=\n") == ()

@@ -16,7 +16,7 @@ import pytest
 from spark_cluster.config.extension import load_module
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project, shipped_folder
-from spark_cluster.config.template import render
+from spark_cluster.config.topology import render
 from spark_cluster.errors import InvalidFile, UsageError
 
 GOOD_ROLE = """\

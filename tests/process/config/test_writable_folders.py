@@ -12,7 +12,7 @@ import pytest
 from hostile import user
 from program import invoke
 
-from spark_cluster.config import trust
+from spark_cluster.config import extension
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Refused, SparkClusterError
 
@@ -178,8 +178,8 @@ def test_a_checkout_of_who_owns_the_program(
 
 def test_what_is_installed_is_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever could write it could write the code that looks."""
-    inside = Path(trust.__file__).parent / "role.py"
-    monkeypatch.setattr(trust, "why_foreign", lambda path, _program: (f"{path} is foreign", ""))
+    inside = Path(extension.__file__).parent / "role.py"
+    monkeypatch.setattr(extension, "why_foreign", lambda path, _program: (f"{path} is foreign", ""))
     assert Project(tmp_path).foreign(inside) is None
 
 
@@ -244,18 +244,18 @@ def test_what_belongs_to_others_or_their_group(
     monkeypatch.delenv("SUDO_GID", raising=False)
     path = folder / "roles/drivers"
     os.chown(path, OTHER, 0)
-    assert "belongs to another user" in str(trust.why_foreign(path))
+    assert "belongs to another user" in str(extension.why_foreign(path))
     with pytest.raises(Refused, match="belongs to another user"):
         load(folder)
     monkeypatch.setenv("SUDO_UID", str(OTHER))
-    assert trust.why_foreign(path) is None
+    assert extension.why_foreign(path) is None
     os.chown(path, 0, OTHER)
     path.chmod(0o775)
-    assert "another group" in str(trust.why_foreign(path))
+    assert "another group" in str(extension.why_foreign(path))
     monkeypatch.setenv("SUDO_GID", str(OTHER))
-    assert trust.why_foreign(path) is None, "the group of who became root with sudo"
+    assert extension.why_foreign(path) is None, "the group of who became root with sudo"
     os.chown(path, 0, 0)
-    assert trust.why_foreign(path) is None
+    assert extension.why_foreign(path) is None
 
 
 @needs_root

@@ -13,15 +13,14 @@ from factories import make_node, make_recipe, put
 from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
 
-from spark_cluster.config import overrides
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.launch import override
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.engine import admission, survey
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.node.containers import ContainerState
-from spark_cluster.runner.events import MemoryPlanned
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import MemoryPlanned, Options
 from spark_cluster_lab.hub import Conduct, LabHub, serve
 
 FREE = ContainerState("absent")
@@ -106,7 +105,7 @@ def test_what_serves_already_is_not_asked_again(spark):
     assert cluster.notes == []
 
 
-def runs(node: FakeNode, *held: Process, pids: tuple[int, ...] = (1,)) -> None:
+def runs(node: FakeNode, *held: GpuProcess, pids: tuple[int, ...] = (1,)) -> None:
     """Have a server with these processes, and what is held of the GPU's memory."""
     node.run_container(SERVER, pids=pids)
     node.held = list(held)
@@ -114,7 +113,7 @@ def runs(node: FakeNode, *held: Process, pids: tuple[int, ...] = (1,)) -> None:
 
 def test_memory_of_what_will_be_ended_counts_as_available(spark):
     cluster = spark(12)
-    runs(cluster.head, Process(1, "VLLM::EngineCore", 100 * 1024))
+    runs(cluster.head, GpuProcess(1, "VLLM::EngineCore", 100 * 1024))
     admit(cluster, make_recipe(), serving("another", 1))
     with pytest.raises(Refused):
         admit(cluster, make_recipe())
@@ -123,7 +122,7 @@ def test_memory_of_what_will_be_ended_counts_as_available(spark):
 def test_memory_of_others_does_not_count_as_available(spark):
     """Ending what we serve gives back what our containers hold, not a stranger's memory."""
     cluster = spark(12)
-    ours, other = Process(1, "VLLM::EngineCore", 4 * 1024), Process(2, "comfyui", 100 * 1024)
+    ours, other = GpuProcess(1, "VLLM::EngineCore", 4 * 1024), GpuProcess(2, "comfyui", 100 * 1024)
     runs(cluster.head, ours, other, pids=(1, 7))
     with pytest.raises(Refused, match="16"):
         admit(cluster, make_recipe(), serving("another", 1))
@@ -257,7 +256,7 @@ def test_a_share_that_the_recipe_gives(spark, given):
 
 
 def changed(**flags):
-    return overrides.apply(make_recipe(), flags)
+    return override(make_recipe(), flags)
 
 
 def running_as(server):
@@ -286,7 +285,7 @@ def test_without_them_it_is_another_server_and_says_so():
 
 def test_the_hint_names_the_arguments(spark):
     with pytest.raises(Refused) as caught:
-        admit(spark(60), overrides.apply(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2}))
+        admit(spark(60), override(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2}))
     assert "spark-cluster plan gemma4-31b-fp8 --tp 1 -o max-num-seqs=2" in caught.value.hint
 
 

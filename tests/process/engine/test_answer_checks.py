@@ -13,7 +13,7 @@ from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.config.model_kind import CHECKS_OF_KIND
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND
 from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
 from spark_cluster.engine.answer_checks import Client, NotApplicable
 from spark_cluster.engine.deployment import Endpoint

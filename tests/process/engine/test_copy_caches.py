@@ -7,7 +7,7 @@ import os
 import pytest
 from fake_cluster import FakeCluster
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.engine import cache_parts
 from spark_cluster.errors import Refused, UsageError
 

@@ -21,7 +21,7 @@ from spark_cluster.node.store import copy_work, progress
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.parallel import in_parallel
 
 HUB = "/hub"

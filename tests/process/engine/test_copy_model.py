@@ -6,14 +6,14 @@ import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from stored_models import COMMIT, model
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.engine import model_upkeep
 from spark_cluster.engine.hub_models import Wanted, hub_folder
 from spark_cluster.engine.node_copies import Copied
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import OURS
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 WANTED = Wanted("org/model")
 UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"

@@ -15,7 +15,7 @@ from spark_cluster.engine import start
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.events import Options, Selection
 
 DROPPED = "/proc/sys/vm/drop_caches"
 

@@ -13,7 +13,7 @@ from factories import make_recipe
 from spark_cluster.config.facts import Facts, Interface
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry, Tls
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import deployment, proxy
 from spark_cluster.engine.deployment import Endpoint
@@ -37,7 +37,7 @@ def key(monkeypatch):
 
     def refer(text):
         monkeypatch.setenv("A_KEY", text)
-        return Secret(env="A_KEY")
+        return SecretReference(env="A_KEY")
 
     return refer
 

@@ -15,7 +15,7 @@ from spark_cluster.engine.hub_models import Have, PullPreview, Stored, Wanted, w
 from spark_cluster.engine.node_copies import Copied
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 HUB = "/hub"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ollama_server import Ollama
 
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import vram
 from spark_cluster.engine.vram import NodeVram, missing_mib
 from spark_cluster.errors import Failed
@@ -71,9 +71,9 @@ def test_where_no_ollama_runs(ollama):
 
 def test_each_holder_has_its_advice():
     held = [
-        ("spark1", Process(7, "/usr/local/bin/ollama", 900)),
-        ("spark2", Process(8, "VLLM::Worker_TP1", None)),
-        ("spark2", Process(9, "python3", 5)),
+        ("spark1", GpuProcess(7, "/usr/local/bin/ollama", 900)),
+        ("spark2", GpuProcess(8, "VLLM::Worker_TP1", None)),
+        ("spark2", GpuProcess(9, "python3", 5)),
     ]
     text = vram.described(held)
     assert "/usr/local/bin/ollama (pid 7, 900 MiB) on spark1" in text
@@ -87,9 +87,9 @@ def test_each_holder_has_its_advice():
 
 @pytest.mark.parametrize(
     ("available", "left", "missing"),
-    [(990, (), 0), (910, (), 0), (500, (), 410), (100, (Process(7, "x", 900),), 0)],
+    [(990, (), 0), (910, (), 0), (500, (), 410), (100, (GpuProcess(7, "x", 900),), 0)],
 )
 def test_memory_is_back_when_most_of_it_is_available(available, left, missing):
     """Of 900 MiB that ended processes held, 90 % must be available in addition."""
-    before = NodeVram("spark1", (Process(7, "x", 900),), 1000, 100)
+    before = NodeVram("spark1", (GpuProcess(7, "x", 900),), 1000, 100)
     assert missing_mib(before, NodeVram("spark1", left, 1000, available)) == missing

@@ -10,7 +10,7 @@ from fake_cluster import Make
 
 from spark_cluster.engine.hub_models import must_be_the_hubs
 from spark_cluster.errors import Failed
-from spark_cluster.models.hub.documents import HubLibrary
+from spark_cluster.models.hub import HubLibrary
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest
 from spark_cluster_lab.hub import LabHub
 

@@ -9,9 +9,8 @@ import pytest
 
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.engine.hub_models import NodeDocuments
-from spark_cluster.models.find import find
-from spark_cluster.models.hub.documents import HubError, HubLibrary
-from spark_cluster.models.hub.lookup import Hub, ModelStore
+from spark_cluster.models.hub import HubError, HubLibrary
+from spark_cluster.models.lookup import Hub, ModelStore, find
 from spark_cluster.node.host import Host
 from spark_cluster_lab.hub import Conduct, LabHub
 

@@ -13,7 +13,7 @@ from factories import make_node
 from program import invoke
 from serve_plans import server_for
 
-from spark_cluster.config.allowances import NOTHING, Allowances
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.image_build import Build
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe

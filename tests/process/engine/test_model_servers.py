@@ -14,7 +14,7 @@ from free_ports import BESIDE_RAY, free_port
 from health_server import HealthServer
 from serve_plans import inventory_of
 
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import start as starting
 from spark_cluster.engine import supervision
 from spark_cluster.engine.admission import Admitted, admit
@@ -193,7 +193,7 @@ def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
     starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
     assert cluster.head.calls("nvidia-smi") == [], "nothing was there: no memory is waited for"
     cluster.head.run_container(CHATS[1], pids=[7])
-    cluster.head.held = [Process(7, "VLLM::EngineCore", 900)]
+    cluster.head.held = [GpuProcess(7, "VLLM::EngineCore", 900)]
     for name in ("spark-vllm-old", SERVER):
         cluster.head.run_container(name)
     starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)

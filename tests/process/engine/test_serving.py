@@ -16,7 +16,7 @@ from free_ports import free_port
 from health_server import HealthServer
 from serve_plans import bare_server
 
-from spark_cluster.config.facts import Facts, Hca, Process
+from spark_cluster.config.facts import Facts, GpuProcess, Hca
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import ray, readiness, runtime, state, vram
 from spark_cluster.engine.deployment import Endpoint, probe_once
@@ -798,7 +798,7 @@ def test_the_key_is_in_the_header_and_nowhere_else():
 
 def test_vram_sample(fake_cluster):
     cluster = fake_cluster("spark1", "spark2")
-    cluster.head.held = [Process(7, "VLLM::Worker_TP0", 102843), Process(8, "x", None)]
+    cluster.head.held = [GpuProcess(7, "VLLM::Worker_TP0", 102843), GpuProcess(8, "x", None)]
     for node in cluster.nodes.values():
         node.put("/proc/meminfo", "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n")
     one, two = vram.sample(cluster.play.sessions)
@@ -827,7 +827,7 @@ def test_vram_that_cannot_be_asked_is_not_taken_for_none(fake_cluster):
 
 def test_the_peak_is_node_by_node():
     def reading(name, used):
-        return NodeVram(name, (Process(1, "x", used),), 100, 50)
+        return NodeVram(name, (GpuProcess(1, "x", used),), 100, 50)
 
     peak = vram.peak([reading("a", 5), reading("b", 9)], [reading("a", 7), reading("b", 1)])
     assert [(r.name, r.used_mib) for r in peak] == [("a", 7), ("b", 9)]

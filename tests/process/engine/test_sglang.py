@@ -14,7 +14,7 @@ from fake_cluster import Make
 from serve_plans import bare_server, deployment_for
 
 from spark_cluster.config.facts import Facts, Hca
-from spark_cluster.config.facts import Process as ProcessHeld
+from spark_cluster.config.facts import GpuProcess as ProcessHeld
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse

@@ -15,7 +15,7 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, served_by
 
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import ready
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.names import SERVER
@@ -86,7 +86,7 @@ class Loaded:
 
     def _hold_more(self) -> None:
         self.used += 24
-        self.cluster.head.held = [Process(7, "vllm", self.used)]
+        self.cluster.head.held = [GpuProcess(7, "vllm", self.used)]
         self.server.read.set()
 
     def __call__(self) -> Served:

@@ -9,7 +9,7 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, inventory_of
 
-from spark_cluster.config.fact_parsers import Listener, listeners
+from spark_cluster.config.fact_gathering import Listener, listeners
 from spark_cluster.engine import firewall
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.resolve import ServedModel, resolve_models

@@ -11,8 +11,8 @@ from factories import make_node, make_recipe, put
 from fake_cluster import FakeCluster, Make
 from serve_plans import server_for
 
-from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.engine import launches, tuning
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
@@ -102,7 +102,7 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster
         tuning.must_be_free(play, server)
     assert "spark-cluster down" in caught.value.hint
     head.run_container(SERVER, status="exited")
-    head.held = [Process(7, "ollama", 900)]
+    head.held = [GpuProcess(7, "ollama", 900)]
     with pytest.raises(Refused, match=r"held by ollama \(PID 7, 900 MiB\)"):
         tuning.must_be_free(play, server)
     head.run_container(CONTAINER)

@@ -12,7 +12,7 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches
 from spark_cluster.engine.names import SERVER
@@ -22,7 +22,7 @@ from spark_cluster.node.beneath import Folder
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.node.tuned_kernels import folder_of
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
 IMAGE, OTHER_IMAGE = "sha256:" + "1" * 64, "sha256:" + "2" * 64

@@ -9,9 +9,9 @@ from factories import make_node
 
 from spark_cluster.config.facts import Facts, Interface
 from spark_cluster.config.launch import Launch, Volume
-from spark_cluster.issues.match import ORDER
+from spark_cluster.issues.entries import ORDER
 from spark_cluster.issues.rules import lint
-from spark_cluster.models.memory import utilization
+from spark_cluster.models.memory_share import utilization
 from spark_cluster.models.shape import Attention, Experts, Geometry
 
 GEMMA = "google/gemma-4-31B-it"

@@ -9,8 +9,8 @@ import checkpoints
 import pytest
 from checkpoints import SMALL
 
-from spark_cluster.models.hub.documents import HubLibrary
-from spark_cluster.models.hub.lookup import Hub, ModelStore
+from spark_cluster.models.hub import HubLibrary
+from spark_cluster.models.lookup import Hub, ModelStore
 from spark_cluster_lab.hub import LabHub, serve
 
 

@@ -12,11 +12,9 @@ import pytest
 from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models import checkpoint
-from spark_cluster.models.find import find
-from spark_cluster.models.hub import documents, lookup
-from spark_cluster.models.hub.documents import HubError, HubLibrary
-from spark_cluster.models.hub.lookup import Hub, ModelStore, cached, online
+from spark_cluster.models import checkpoint, hub, lookup
+from spark_cluster.models.hub import HubError, HubLibrary
+from spark_cluster.models.lookup import Hub, ModelStore, cached, find, online
 from spark_cluster_lab.hub import Conduct, LabHub
 
 Clients = Callable[[], Hub]
@@ -176,7 +174,7 @@ def test_no_server_and_no_name(hub_allowed: None, tmp_path: Path) -> None:
 def test_a_server_that_never_answers(
     lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "REQUEST_S", 0.2)
+    monkeypatch.setattr("spark_cluster.models.hub.REQUEST_S", 0.2)
     lab_hub.conduct["org/small"] = Conduct(silent=True)
     hub = client()
     with pytest.raises(HubError, match=r"no answer within 0\.2 s"):
@@ -190,7 +188,7 @@ def test_a_server_that_never_answers(
 def test_an_answer_that_does_not_end_soon(
     lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "TOTAL_S", -1.0)
+    monkeypatch.setattr(hub, "TOTAL_S", -1.0)
     with pytest.raises(HubError, match="took more than"):
         client().checkpoint("org/small")
 

@@ -16,7 +16,7 @@ import pytest
 from factories import put
 from waiting import FAR_S, until
 
-from spark_cluster.models.memory import RESERVE_GIB
+from spark_cluster.models.memory_share import RESERVE_GIB
 from spark_cluster.node import load_guard, memory, own_program
 from spark_cluster.node.load_guard import FLOOR_KIB, Reason, Settings, parse
 

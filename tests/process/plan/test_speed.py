@@ -14,7 +14,7 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.weights import BYTES
 from spark_cluster.plan.speed.constants import Constants, load_constants
 from spark_cluster.plan.speed.decode import (

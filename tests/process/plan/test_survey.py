@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fake_cluster import FakeCluster, Make
 
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine.survey import survey
 
 
@@ -19,7 +19,7 @@ def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_t
     cluster = fake_cluster("b", "a")
     head = cluster.nodes["a"]
     head.put("/data/m/.complete", "org/m@main\n")
-    head.held = [Process(4711, "VLLM::EngineCore", 2048)]
+    head.held = [GpuProcess(4711, "VLLM::EngineCore", 2048)]
     play = cluster.play.part(["a", "b"])
     facts = {node.name: node.facts for node in play.nodes}
     before = asked(cluster)

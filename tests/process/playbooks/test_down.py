@@ -11,20 +11,19 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from ollama_server import Ollama
 from ray_server import ray_server
 
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import vram
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.node.containers import RECIPE
-from spark_cluster.runner.events import MemoryHeld
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import MemoryHeld, Options
 
 GIB = 1024
-ENGINE = Process(7, "VLLM::Worker", 90 * GIB)
-OLLAMA = Process(9, "/usr/local/bin/ollama", 50)
+ENGINE = GpuProcess(7, "VLLM::Worker", 90 * GIB)
+OLLAMA = GpuProcess(9, "/usr/local/bin/ollama", 50)
 
 
-def serve(node: FakeNode, *others: Process, returns: float | None = 90, after: int = 1) -> None:
+def serve(node: FakeNode, *others: GpuProcess, returns: float | None = 90, after: int = 1) -> None:
     """Have a server, whose memory comes back when its container is gone.
 
     Args:

@@ -23,8 +23,7 @@ from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING, TOKEN_FILE
 from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import Failed
-from spark_cluster.runner.events import Event, Progress
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Event, Options, Progress
 
 PREPARED = ["network", "firewall", "containers", "caches", "images"]
 ENDED = ["stop", f"{UNIT}.timer"]

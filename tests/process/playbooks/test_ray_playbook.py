@@ -14,7 +14,7 @@ from ray_server import RayServer, ray_server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import ALONE
 from spark_cluster.errors import Refused
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 ROLES = ("network", "firewall", "containers", "caches", "images", "ray")
 

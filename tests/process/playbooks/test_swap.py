@@ -11,7 +11,7 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from ray_server import ray_server
 
-from spark_cluster.config import overrides
+from spark_cluster.config.launch import options_text
 from spark_cluster.engine.launches import PreviousServer, previous_server_of
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
@@ -233,7 +233,7 @@ def test_a_node_that_is_away_or_a_wish_not_to_restore(swap: Swap, error: str, te
 
 def test_the_labels_give_the_command_back():
     given = {"compilation-config": '{"level": 3}', "max-num-seqs": 2, "no-enable-x": None}
-    previous = previous_server_of(ContainerState(labels=labels(text=overrides.text(given))))
+    previous = previous_server_of(ContainerState(labels=labels(text=options_text(given))))
     assert previous is not None
     assert previous.changes == (
         'compilation-config={"level": 3}',

@@ -19,8 +19,7 @@ from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.runner.events import Result
-from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.events import Options, Result, Selection
 
 NAMES = ("gemma", "words")
 PROGRAMS = [f"spark-vllm-{name}" for name in NAMES]

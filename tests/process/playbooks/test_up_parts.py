@@ -13,12 +13,12 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from serve_plans import deployment_for, located, server_for, snapshot_of, starting
 
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.caches import CACHES as UP_CACHES
+from spark_cluster.config.extension import Allowances
+from spark_cluster.config.folders import CACHES as UP_CACHES
 from spark_cluster.config.inventory_schema import Tls
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.engine.deployment import Endpoint, management_ip
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -26,8 +26,7 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.start import announce, guard, start
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.resources import Container, Resource, Unit
-from spark_cluster.runner.events import Note
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Note, Options
 
 
 def test_where_the_endpoint_binds():
@@ -62,7 +61,7 @@ def pair():
 
 def test_labels_name_what_status_reads(monkeypatch):
     monkeypatch.setenv("A_KEY", "hunter2")
-    plan = server_for(make_recipe(), *pair(), api_key=Secret(env="A_KEY"))
+    plan = server_for(make_recipe(), *pair(), api_key=SecretReference(env="A_KEY"))
     labels = plan.labels
     assert labels["spark-cluster.endpoint"].endswith("/v1")
     assert labels["spark-cluster.tp"] == "2"
@@ -84,7 +83,10 @@ def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
 
 def test_a_new_key_or_certificate_does_not_load_the_model_again(monkeypatch):
     monkeypatch.setenv("A_KEY", "a")
-    serve = ({"api_key": Secret(env="A_KEY")}, {"port": 9000, "tls": Tls(self_signed=True)})
+    serve = (
+        {"api_key": SecretReference(env="A_KEY")},
+        {"port": 9000, "tls": Tls(self_signed=True)},
+    )
     role, node = SHIPPED.load_role("vllm"), make_node("a")
     servers = [server_for(make_recipe(), node, **given) for given in serve]
     one, two = (list(role.function(node, role.settings_model(server=s))) for s in servers)

@@ -15,8 +15,7 @@ from spark_cluster.config.project import Project
 from spark_cluster.engine import link_check
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.runner import host_key_change
-from spark_cluster.runner.events import Result
-from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.events import Options, Result, Selection
 from spark_cluster.runner.play import Applied, RoleCall
 from spark_cluster.runner.session import Output
 

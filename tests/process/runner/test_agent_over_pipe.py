@@ -24,7 +24,7 @@ from spark_cluster.agent import frames
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, HubModel, Line
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.session import Session
@@ -80,19 +80,19 @@ def fresh(tmp_path, monkeypatch):
 def test_code_is_sent_when_it_is_lacking_and_not_again(fresh, tmp_path):
     sent = []
     for _ in "ab":
-        channel = Recorded(payload.argv("test"))
+        channel = Recorded(wire.argv("test"))
         session = Session("n", channel, as_root=False, root=str(tmp_path))
         assert session.run(["echo", "hello"]).stdout == "hello\n"
         session.close()
-        sent.append(payload.code() in channel.sent)
+        sent.append(wire.code() in channel.sent)
     assert sent == [True, False]
     kept = list((fresh / ".cache/spark-cluster/agent").iterdir())
-    assert [path.name for path in kept] == [payload.digest()]
+    assert [path.name for path in kept] == [wire.digest()]
     assert kept[0].stat().st_mode & 0o777 == 0o700
 
 
 def test_requests_that_were_sent_before_the_code_was_there(fresh, tmp_path):
-    session = Session("n", PipeChannel(payload.argv("test")), as_root=False, root=str(tmp_path))
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
     pending = [session.submit("run", argv=["echo", str(i)]) for i in range(5)]
     assert [p.wait()["stdout"] for p in pending] == [f"{i}\n" for i in range(5)]
     session.close()
@@ -100,7 +100,7 @@ def test_requests_that_were_sent_before_the_code_was_there(fresh, tmp_path):
 
 def test_two_agents_that_both_lack_the_code(fresh, tmp_path):
     sessions = [
-        Session(str(i), PipeChannel(payload.argv("test")), as_root=False, root=str(tmp_path))
+        Session(str(i), PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
         for i in range(3)
     ]
     pending = [s.submit("run", argv=["echo", "x"]) for s in sessions]
@@ -130,21 +130,21 @@ DAMAGES = {
 def test_code_that_was_damaged_is_sent_again(fresh, tmp_path, damage):
     folder = fresh / ".cache/spark-cluster/agent"
     for number in range(3):
-        channel = Recorded(payload.argv("test"))
+        channel = Recorded(wire.argv("test"))
         session = Session("n", channel, as_root=False, root=str(tmp_path))
         assert session.request("history", of=None)["runs"] == []
         session.close()
-        assert (payload.code() in channel.sent) == (number < 2)
+        assert (wire.code() in channel.sent) == (number < 2)
         if number == 0:
-            DAMAGES[damage](folder / payload.digest() / "spark_cluster")
-    assert [path.name for path in folder.iterdir()] == [payload.digest()]
+            DAMAGES[damage](folder / wire.digest() / "spark_cluster")
+    assert [path.name for path in folder.iterdir()] == [wire.digest()]
 
 
 def test_what_python_compiled_is_of_this_boot_only(fresh, tmp_path):
     """It is not synced: after a power cut it can be torn, and Python would fail for ever."""
-    folder = fresh / ".cache/spark-cluster/agent" / payload.digest()
+    folder = fresh / ".cache/spark-cluster/agent" / wire.digest()
     for _ in "ab":
-        session = Session("n", PipeChannel(payload.argv("test")), as_root=False, root=str(tmp_path))
+        session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
         assert session.run(["echo", "x"]).stdout == "x\n"
         session.close()
         (boot,) = (folder / "compiled").iterdir()
@@ -161,10 +161,10 @@ def test_older_versions_of_the_code_go_but_the_last(fresh, tmp_path):
         os.utime(folder / f"{number:064x}", (number, number))
     (folder / f"{9:064x}.{2**22 + 1}").mkdir()
     (folder / "mine").mkdir()
-    session = Session("n", PipeChannel(payload.argv("test")), as_root=False, root=str(tmp_path))
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
     session.run(["true"])
     session.close()
-    left = {payload.digest(), f"{3:064x}", "mine"}
+    left = {wire.digest(), f"{3:064x}", "mine"}
     assert {path.name for path in folder.iterdir()} == left
 
 
@@ -176,10 +176,10 @@ def test_versions_stay_from_which_units_run(fresh, tmp_path):
     unit = tmp_path / "run/systemd/transient/spark-cluster-telemetry-r1.service"
     unit.parent.mkdir(parents=True)
     unit.write_text(f"[Service]\nExecStart=python3 {folder}/{1:064x}/spark_cluster/node x:main\n")
-    session = Session("n", PipeChannel(payload.argv("test")), as_root=False, root=str(tmp_path))
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
     session.run(["true"])
     session.close()
-    left = {payload.digest(), f"{1:064x}", f"{3:064x}"}
+    left = {wire.digest(), f"{1:064x}", f"{3:064x}"}
     assert {path.name for path in folder.iterdir()} == left
 
 
@@ -189,19 +189,19 @@ HUB = {"what": "state", "hub": "/srv/hub", "wanted": []}
 def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, tmp_path):
     sent = []
     for _ in "ab":
-        channel = Recorded(payload.argv("test"))
+        channel = Recorded(wire.argv("test"))
         session = Session("n", channel, as_root=False, root=str(tmp_path))
         session.run(["true"])
-        assert payload.code("store") not in channel.sent
+        assert wire.code("store") not in channel.sent
         pending = [session.submit("store", **HUB) for _ in range(4)]
         assert [one.wait()["models"] for one in pending] == [[]] * 4
         session.close()
-        assert payload.code("tuner") not in channel.sent
-        sent.append(channel.sent.count(payload.code("store")))
+        assert wire.code("tuner") not in channel.sent
+        sent.append(channel.sent.count(wire.code("store")))
     assert sent == [1, 0]
     folder = fresh / ".cache/spark-cluster/agent"
-    assert [path.name for path in folder.iterdir()] == [payload.digest()]
-    assert not list((folder / payload.digest()).rglob("kernel_tuner.py"))
+    assert [path.name for path in folder.iterdir()] == [wire.digest()]
+    assert not list((folder / wire.digest()).rglob("kernel_tuner.py"))
 
 
 # As a power cut leaves it, or an agent that was killed while it wrote the part.
@@ -216,31 +216,31 @@ def test_a_part_that_was_damaged_is_sent_again(fresh, tmp_path, damage):
     folder = fresh / ".cache/spark-cluster/agent"
     sent = []
     for number in range(3):
-        channel = Recorded(payload.argv("test"))
+        channel = Recorded(wire.argv("test"))
         session = Session("n", channel, as_root=False, root=str(tmp_path))
         assert session.request("store", **HUB)["models"] == []
         session.close()
-        sent.append((payload.code() in channel.sent, payload.code("store") in channel.sent))
+        sent.append((wire.code() in channel.sent, wire.code("store") in channel.sent))
         if number == 0:
-            DAMAGES_OF_A_PART[damage](folder / payload.digest() / "spark_cluster")
+            DAMAGES_OF_A_PART[damage](folder / wire.digest() / "spark_cluster")
     assert sent == [(True, True), (False, True), (False, False)]
 
 
 def test_a_resource_brings_its_part(fresh, tmp_path):
-    channel = Recorded(payload.argv("test"))
+    channel = Recorded(wire.argv("test"))
     session = Session("n", channel, as_root=False, root=str(tmp_path))
     model = HubModel("org/model", "a" * 40, "/srv/hub")
     results = apply(session, model, check=True)
     session.close()
     assert results["HubModel:org/model"]["verdict"] == "change"
-    assert payload.code("store") in channel.sent
+    assert wire.code("store") in channel.sent
 
 
 def test_no_room_for_a_part_of_the_code(fresh, tmp_path):
-    channel = Recorded(payload.argv("test"))
+    channel = Recorded(wire.argv("test"))
     session = Session("n", channel, as_root=False, root=str(tmp_path))
     session.run(["true"])
-    place = fresh / ".cache/spark-cluster/agent" / payload.digest() / "spark_cluster/node/store"
+    place = fresh / ".cache/spark-cluster/agent" / wire.digest() / "spark_cluster/node/store"
     place.write_text("a file where a folder should be")
     for _ in "ab":
         with pytest.raises(Failed, match=r"node/store: .*(exists|directory)"):
@@ -248,12 +248,12 @@ def test_no_room_for_a_part_of_the_code(fresh, tmp_path):
     place.unlink()
     assert session.request("store", **HUB)["models"] == []
     session.close()
-    assert channel.sent.count(payload.code("store")) == 1, "what has come is not asked for again"
+    assert channel.sent.count(wire.code("store")) == 1, "what has come is not asked for again"
 
 
 def test_no_room_for_the_code(fresh, tmp_path):
     (fresh / ".cache").write_text("a file where a folder should be")
-    session = Session("n", PipeChannel(payload.argv("test")), as_root=False, root=str(tmp_path))
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
     with pytest.raises(Failed, match=r"the agent cannot be stored there: .*\.cache.*directory"):
         session.run(["true"])
     session.close()
@@ -485,7 +485,7 @@ def test_content_travels_only_when_it_is_lacking(agents_home, tmp_path, monkeypa
     content = os.urandom(100_000)
     sent = []
     for text in (content, content, content[1:]):
-        channel = Recorded(payload.argv("test"))
+        channel = Recorded(wire.argv("test"))
         session = Session("n", channel, as_root=False, root=str(tmp_path))
         verdict = apply(session, File("/big", content=text))["File:/big"]["verdict"]
         session.close()

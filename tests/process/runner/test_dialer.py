@@ -10,10 +10,10 @@ import pytest
 from free_ports import free_port
 from waiting import HANG_S, until
 
+from spark_cluster.config.extension import Prompts
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import BecomeEntry
-from spark_cluster.config.prompts import Prompts
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 
@@ -63,7 +63,7 @@ def test_a_password_is_not_offered_to_a_node_of_that_name_in_another_inventory(m
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr(getpass, "getpass", lambda what: f"typed for {what}")
     node = InventoryNode(
-        "spark1", "192.0.2.1", 0, "head", become=BecomeEntry(password=Secret(prompt=True))
+        "spark1", "192.0.2.1", 0, "head", become=BecomeEntry(password=SecretReference(prompt=True))
     )
     mine, theirs = Dialer(), Dialer()
     mine.remember_password("spark1", "secret")

@@ -22,12 +22,12 @@ from spark_cluster.cli import run as record
 from spark_cluster.cli.opened import new_run
 from spark_cluster.cli.results import Recap
 from spark_cluster.cli.run import RunRecord
-from spark_cluster.config import caches, programs
-from spark_cluster.config.role import tagged
+from spark_cluster.config import folders
+from spark_cluster.config.topology import tagged
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 from spark_cluster.runner.delivery import INLINE, check, document
 from spark_cluster.runner.events import (
     Bus,
@@ -37,8 +37,8 @@ from spark_cluster.runner.events import (
     Note,
     Result,
     RunStarted,
+    Selection,
 )
-from spark_cluster.runner.options import Selection
 
 # -- payload and bootstrap ---------------------------------------------------------------------
 
@@ -51,64 +51,64 @@ def unpacked(archive):
 def modules():
     """Return all modules that run on nodes: those of the agent and of units."""
     found = {}
-    for part in payload.PARTS:
-        found |= unpacked(payload.code(part))
-    for folder in payload.UNITS:
-        for path in (payload.PACKAGE.parent / folder).rglob("*.py"):
-            found[str(path.relative_to(payload.PACKAGE.parent))] = path.read_bytes()
+    for part in wire.PARTS:
+        found |= unpacked(wire.code(part))
+    for folder in wire.UNITS:
+        for path in (wire.PACKAGE.parent / folder).rglob("*.py"):
+            found[str(path.relative_to(wire.PACKAGE.parent))] = path.read_bytes()
     return {name: data for name, data in found.items() if name.endswith(".py")}
 
 
 def test_payload_is_the_same_for_the_same_sources():
-    first = payload.code()
-    payload._zip.cache_clear()
-    assert payload.code() == first
+    first = wire.code()
+    wire._zip.cache_clear()
+    assert wire.code() == first
 
 
 def test_the_code_of_an_agent_is_agent_node_and_resources_each_file_in_one_part():
-    parts = {part: set(unpacked(payload.code(part))) for part in payload.PARTS}
-    core = parts[payload.CORE] - {bootstrap.PARTS}
-    here = payload.PACKAGE.parent
+    parts = {part: set(unpacked(wire.code(part))) for part in wire.PARTS}
+    core = parts[wire.CORE] - {bootstrap.PARTS}
+    here = wire.PACKAGE.parent
     wanted = {"spark_cluster/__init__.py"}
     for folder in ("agent", "node", "resources"):
-        paths = (payload.PACKAGE / folder).rglob("*.py")
-        wanted |= {str(p.relative_to(here)) for p in paths if p not in payload.LAPTOP_ONLY}
+        paths = (wire.PACKAGE / folder).rglob("*.py")
+        wanted |= {str(p.relative_to(here)) for p in paths if p not in wire.LAPTOP_ONLY}
     sent = [name for names in (core, *(parts[p] for p in parts if p)) for name in names]
-    assert sorted(sent) == sorted(name for name in wanted if not name.startswith(payload.UNITS))
+    assert sorted(sent) == sorted(name for name in wanted if not name.startswith(wire.UNITS))
     assert all(parts.values())
 
 
 def test_what_every_agent_gets_is_small():
-    assert len(payload.code()) < 235_000, "it is sent over slow links, once a version"
-    assert sum(len(payload.code(part)) for part in payload.PARTS) < 315_000
+    assert len(wire.code()) < 235_000, "it is sent over slow links, once a version"
+    assert sum(len(wire.code(part)) for part in wire.PARTS) < 315_000
 
 
 def test_what_every_agent_gets_imports_nothing_of_a_part():
-    later = {name for part in payload.PARTS if part for name in unpacked(payload.code(part))}
-    for name, source in unpacked(payload.code()).items():
+    later = {name for part in wire.PARTS if part for name in unpacked(wire.code(part))}
+    for name, source in unpacked(wire.code()).items():
         if name.endswith(".py") and name != "spark_cluster/resources/__init__.py":
-            imported = set(programs.imported(name[:-3].replace("/", ".")))
+            imported = set(wire.imported(name[:-3].replace("/", ".")))
             assert not imported & later, f"{name} needs {imported & later}: {source[:60]!r}"
 
 
 def test_a_program_of_a_unit_is_all_that_it_imports_and_no_more():
-    found = programs.program("/x", "spark_cluster.node.supervision.start_limit")
+    found = wire.program("/x", "spark_cluster.node.supervision.start_limit")
     names = set(unpacked(found.content))
     assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "supervision/look")} <= names
     assert "spark_cluster/node/supervision/main.py" not in names
-    guards = unpacked(programs.program("/x", "spark_cluster.node.supervision.main").content)
+    guards = unpacked(wire.program("/x", "spark_cluster.node.supervision.main").content)
     assert "spark_cluster/node/load_watch.py" in guards, "it is started by its name"
 
 
 def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
     """A new version restarts those units only whose program is another one."""
-    copy = shutil.copytree(payload.PACKAGE, tmp_path / "spark_cluster")
-    monkeypatch.setattr(programs, "PACKAGE", copy)
+    copy = shutil.copytree(wire.PACKAGE, tmp_path / "spark_cluster")
+    monkeypatch.setattr(wire, "PACKAGE", copy)
 
     def paths():
-        programs.archive.cache_clear()
+        wire.archive.cache_clear()
         modules = ("supervision.main", "supervision.start_limit", "model_loader.main")
-        return [programs.program("/x", f"spark_cluster.node.{name}").path for name in modules]
+        return [wire.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
     def changed(name):
         before = paths()
@@ -122,7 +122,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
     assert changed("node/model_loader/policy.py") == [False, False, True]
     assert changed("__init__.py") == [False, False, False]
     assert changed("node/units.py") == [False, False, False]
-    programs.archive.cache_clear()
+    wire.archive.cache_clear()
 
 
 ONLY_TYPES = "if TYPE_CHECKING"
@@ -168,13 +168,13 @@ BOOTSTRAP = Path(bootstrap.__file__)
 
 def test_bootstrap_can_be_parsed_by_an_old_python():
     ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
-    ast.parse(payload.COMMAND, feature_version=(3, 6))
+    ast.parse(wire.COMMAND, feature_version=(3, 6))
 
 
 def start(source, sent):
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", payload.COMMAND],
-        input=payload.MARKER + b"\n%d\n" % len(source) + source + sent,
+        [sys.executable, "-I", "-S", "-c", wire.COMMAND],
+        input=wire.MARKER + b"\n%d\n" % len(source) + source + sent,
         capture_output=True,
         check=False,
         timeout=HANG_S,
@@ -191,13 +191,13 @@ def test_bootstrap_on_an_old_python():
 
 
 def head(folder):
-    digests = {"sha256": payload.digest()}
+    digests = {"sha256": wire.digest()}
     return frames.pack({**digests, "folder": str(folder), "root": "/"})
 
 
 def test_bootstrap_without_room(tmp_path):
     (tmp_path / "file").write_text("")
-    sent = head(tmp_path / "file") + frames.pack({"op": "run"}) + frames.pack(payload.code())
+    sent = head(tmp_path / "file") + frames.pack({"op": "run"}) + frames.pack(wire.code())
     done = start(BOOTSTRAP.read_bytes(), sent)[1]
     stream = io.BytesIO(done.stdout)
     assert frames.read(stream) == {"event": "need_code"}
@@ -211,7 +211,7 @@ def test_bootstrap_leaves_nothing_behind_when_the_disk_is_full(tmp_path):
         b"\nimport zipfile\ndef full(*_):\n    raise OSError(28, 'No space left on device')\n"
         b"zipfile.ZipFile.extractall = full\n"
     )
-    sent = head(tmp_path / "code") + frames.pack({"op": "run"}) + frames.pack(payload.code())
+    sent = head(tmp_path / "code") + frames.pack({"op": "run"}) + frames.pack(wire.code())
     done = start(source, sent)[1]
     assert b"No space left on device" in done.stdout
     assert list((tmp_path / "code").iterdir()) == []
@@ -419,10 +419,10 @@ def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
 
 def test_where_the_record_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert caches.state_folder() == tmp_path / "state" / "spark-cluster"
+    assert folders.state_folder() == tmp_path / "state" / "spark-cluster"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert caches.state_folder() == tmp_path / ".local/state/spark-cluster"
+    assert folders.state_folder() == tmp_path / ".local/state/spark-cluster"
 
 
 def test_run_ids_sort_by_time(monkeypatch):

@@ -13,7 +13,7 @@ from spark_cluster import Cluster
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.topology import Node
 from spark_cluster.errors import Refused, Unreachable
-from spark_cluster.runner.local_connection import LocalConnection
+from spark_cluster.runner.node_connection import LocalConnection
 
 ME = getpass.getuser()
 FABFILE = """\

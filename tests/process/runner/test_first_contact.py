@@ -13,7 +13,7 @@ import pytest
 
 from spark_cluster.cli.opened import public_key
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 
@@ -147,7 +147,9 @@ def test_no_password_for_a_jump_host(server, wanted):
 
 def test_it_is_the_sudo_password_too(monkeypatch):
     monkeypatch.setenv("FIRST", PASSWORD)
-    node = InventoryNode("spark1", "10.0.0.1", 0, "head", login_password=Secret(env="FIRST"))
+    node = InventoryNode(
+        "spark1", "10.0.0.1", 0, "head", login_password=SecretReference(env="FIRST")
+    )
     assert Dialer().target(node).login_password() == PASSWORD
     assert Dialer().target(node).sudo_password() == PASSWORD
     assert Dialer().target(replace(node, login_password=None)).sudo_password() is None

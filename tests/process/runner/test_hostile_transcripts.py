@@ -27,8 +27,7 @@ from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.resources import Command, Directory, File, Reboot
 from spark_cluster.runner import delivery, wire
 from spark_cluster.runner.connections import Connections
-from spark_cluster.runner.events import Bus
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 

@@ -9,14 +9,14 @@ import pytest
 
 from spark_cluster.errors import Failed
 from spark_cluster.runner import known_hosts
-from spark_cluster.runner.known_hosts import HostKey, Line, write
+from spark_cluster.runner.known_hosts import HostKey, KnownHostsLine, write
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "E" * 43
 NEW = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "F" * 43
 
 
 def shown(host="[127.0.0.1]:22022", verdict="changed"):
-    line = None if verdict == "new" else Line(b"", "known_hosts:1", False)
+    line = None if verdict == "new" else KnownHostsLine(b"", "known_hosts:1", False)
     return HostKey(base64.b64decode(NEW.split()[1]), host, verdict, line)
 
 

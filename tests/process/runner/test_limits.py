@@ -14,7 +14,7 @@ from waiting import FAR_S, HANG_S, until
 from spark_cluster.agent import frames, messages
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.resources import Command, File, LaptopFile
-from spark_cluster.runner import channel as channel_module
+from spark_cluster.runner import wire
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.session import Session
@@ -80,7 +80,7 @@ def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
 
 def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
     """Its pipe is full, and it never reads: the request cannot be sent, nor an answer come."""
-    monkeypatch.setattr(channel_module, "TAKES_NOTHING_S", 0.3)
+    monkeypatch.setattr(wire, "TAKES_NOTHING_S", 0.3)
     monkeypatch.setattr(wire_module, "START_WITHIN", 0.5)
     session = fake("import time; time.sleep(600)")
     with pytest.raises(Unreachable):
@@ -88,8 +88,8 @@ def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
 
 
 def test_an_agent_that_takes_a_byte_now_and_then_is_lost(fake, monkeypatch):
-    monkeypatch.setattr(channel_module, "TAKES_NOTHING_S", 0.3)
-    monkeypatch.setattr(channel_module, "SLOWEST", 1 << 40)
+    monkeypatch.setattr(wire, "TAKES_NOTHING_S", 0.3)
+    monkeypatch.setattr(wire, "SLOWEST", 1 << 40)
     alive = frames.pack({"event": "alive"})
     session = fake(
         f"import os,time\nwhile os.read(0, 5000): os.write(1, {alive!r}); time.sleep(0.1)\n"

@@ -19,13 +19,12 @@ from waiting import FAR_S, until
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
 from spark_cluster.resources import File
-from spark_cluster.runner import delivery, host_key_change, local_connection, payload
+from spark_cluster.runner import delivery, host_key_change, node_connection, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus
-from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.runner.node_connection import agent_argv
+from spark_cluster.runner.node_connection import LocalConnection, agent_argv
 from spark_cluster_lab import namespaces
 from spark_cluster_lab.namespaces import NamespacesConnection
 
@@ -55,7 +54,7 @@ def home(tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     python = tmp_path / "bin" / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(local_connection, "SEARCH_PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(node_connection, "SEARCH_PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     return agents_home
 
 
@@ -150,7 +149,7 @@ def test_an_agent_that_does_not_end_is_left(
     connect: Callable[..., LocalConnection], home: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Its session is closed under the reader, which takes that for the end."""
-    monkeypatch.setattr(local_connection, "LEAVES_WITHIN_S", 0.1)
+    monkeypatch.setattr(node_connection, "LEAVES_WITHIN_S", 0.1)
     (tmp_path / "bin/python3").write_text(f"#!/bin/sh\nexec sleep {FAR_S}\n")
     session = connect().session("r1", become=False)
     pending = session.submit("gather")
@@ -212,7 +211,7 @@ def test_sudo_with_a_password(connect: Callable[..., LocalConnection], user: Pat
 def test_without_python_there_is_no_agent(
     connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(local_connection, "SEARCH_PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(node_connection, "SEARCH_PATH", str(tmp_path / "nothing"))
     with pytest.raises(Unreachable, match="python3 cannot be started on this machine"):
         connect().session("r1", become=False)
 
@@ -247,7 +246,7 @@ def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
 
 def test_commands_need_no_ssh(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the real root, which these commands only read; the agent's code is kept elsewhere."""
-    monkeypatch.setattr(payload, "ROOT_FOLDER", str(tmp_path / "agent"))
+    monkeypatch.setattr(wire, "ROOT_FOLDER", str(tmp_path / "agent"))
     text = "nodes:\n  here: {address: 127.0.0.1, roles: [head], connection: local}\n"
     file = str(factories.put(tmp_path / "inventory.yaml", text))
     done = invoke("--inventory", file, "--json", "ping", project=tmp_path)

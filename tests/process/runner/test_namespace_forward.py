@@ -51,7 +51,9 @@ def asked(port):
 
 def test_a_port_leads_into_a_namespace(node, monkeypatch):
     file, port = node
-    monkeypatch.setattr("spark_cluster.config.trust.foreign", lambda *_: None)  # a test's folder
+    monkeypatch.setattr(
+        "spark_cluster.config.extension.foreign", lambda *_: None
+    )  # a test's folder
     with pytest.raises(ConnectionRefusedError):
         asked(port)
     with forward_into("spark1", file, port) as here:

@@ -17,8 +17,15 @@ from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
-from spark_cluster.runner.events import Applying, Bus, NodeFailed, Result, StageFinished
-from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.events import (
+    Applying,
+    Bus,
+    NodeFailed,
+    Options,
+    Result,
+    Selection,
+    StageFinished,
+)
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 

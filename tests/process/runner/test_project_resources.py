@@ -21,8 +21,8 @@ from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File
-from spark_cluster.runner import payload
-from spark_cluster.runner.options import Options
+from spark_cluster.runner import wire
+from spark_cluster.runner.events import Options
 
 PAGE = "extend-resource.md"
 
@@ -240,10 +240,10 @@ def test_a_secret_of_it_is_nowhere(folder: Path, node: ScratchNode, tmp_path: Pa
 def test_a_changed_file_is_another_code(folder: Path, node: ScratchNode) -> None:
     source = KEY.replace("Key", "Note").replace("value: Secret", "value: str")
     load(folder, note=source)
-    first = payload.digest()
+    first = wire.digest()
     assert run(folder, node, resources.Note("/n", "a")) == {"Note:/n": "change"}
     load(folder, note=source.replace("self.value.encode()", "self.value.upper().encode()"))
-    assert payload.digest() != first
+    assert wire.digest() != first
     with pytest.raises(Failed, match="it did not converge"):
         run(folder, node, resources.Note("/n", "b"), run="r2")
     assert node.text("n") == "B"
@@ -251,7 +251,7 @@ def test_a_changed_file_is_another_code(folder: Path, node: ScratchNode) -> None
 
 def test_the_payload_has_them_below_their_package(folder: Path) -> None:
     load(folder, broken=BROKEN)
-    with zipfile.ZipFile(io.BytesIO(payload.code())) as archive:
+    with zipfile.ZipFile(io.BytesIO(wire.code())) as archive:
         names = {n for n in archive.namelist() if n.startswith("spark_cluster_project")}
         assert names == {
             "spark_cluster_project/__init__.py",
@@ -259,9 +259,9 @@ def test_the_payload_has_them_below_their_package(folder: Path) -> None:
             "spark_cluster_project/resources/broken.py",
         }
         assert archive.namelist().count("spark_cluster/__init__.py") == 1
-    again = payload.code()
+    again = wire.code()
     use(folder)
-    assert payload.code() == again
+    assert wire.code() == again
 
 
 def test_code_of_the_project_that_was_damaged_is_sent_again(
@@ -269,7 +269,7 @@ def test_code_of_the_project_that_was_damaged_is_sent_again(
 ) -> None:
     load(folder, broken=BROKEN.replace('{}["nothing"]', "1"))
     run(folder, node, resources.Broken("/observe"))
-    code = agents_home / ".cache/spark-cluster/agent" / payload.digest()
+    code = agents_home / ".cache/spark-cluster/agent" / wire.digest()
     damaged = code / "spark_cluster_project/resources/broken.py"
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:40])

@@ -6,7 +6,7 @@ from waiting import FAR_S, HANG_S
 
 from spark_cluster.errors import Failed, NotBack, Unreachable
 from spark_cluster.resources import Command, File, Reboot
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 BEFORE, AFTER = File("/before", content="1"), File("/after", content="2")
 

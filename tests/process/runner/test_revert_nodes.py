@@ -8,7 +8,7 @@ from spark_cluster.cli import history as history_command
 from spark_cluster.cli.history import LeftAsIs, revert
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.session import Session
 
 CONFIG = File("/config", content="new\n")

@@ -10,7 +10,7 @@ import pytest
 from pipe_channel import PipeChannel
 
 from spark_cluster.errors import Failed
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 from spark_cluster.runner.node_connection import PROMPT, why_no_agent
 from spark_cluster.runner.session import Session
 
@@ -51,7 +51,7 @@ def become(tmp_path, agents_home, monkeypatch):
         log.touch()
         sudo.write_text(f"#!{sys.executable} -IS\n" + SUDO.format(log=str(log), tries=tries))
         sudo.chmod(sudo.stat().st_mode | stat.S_IXUSR)
-        argv = payload.argv("test", says_ready=True)
+        argv = wire.argv("test", says_ready=True)
         channel = PipeChannel([str(sudo), "-S", "-p", PROMPT, "--", *argv])
         explain = partial(why_no_agent, "spark1", "me")
         session = Session(

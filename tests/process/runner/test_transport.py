@@ -21,7 +21,7 @@ from own_sshd import STUBBORN_PROXY, keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import known_hosts, payload
+from spark_cluster.runner import known_hosts, wire
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.dialer import Target
 from spark_cluster.runner.session import Session
@@ -75,7 +75,7 @@ def test_a_laptop_without_the_socket_option(ssh, trusted, monkeypatch):
 
 def test_an_agent_over_ssh(ssh, trusted, agents_home, tmp_path):
     (tmp_path / "root").mkdir()
-    argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
+    argv = ["env", f"HOME={agents_home}", *wire.argv("test")]
     session = Session("n", ssh().start(argv), as_root=False, root=str(tmp_path / "root"))
     pending = [session.submit("run", argv=["echo", str(i)]) for i in range(3)]
     assert [p.wait()["stdout"] for p in pending] == ["0\n", "1\n", "2\n"]
@@ -243,7 +243,7 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
 
 def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
     monkeypatch.setattr(wire_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
-    argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
+    argv = ["env", f"HOME={agents_home}", *wire.argv("test")]
     session = Session("spark1", ssh().start(argv), as_root=False, root=str(tmp_path))
     parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])
     agent = int(parent.stdout.split()[0])

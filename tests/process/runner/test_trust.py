@@ -156,9 +156,9 @@ def test_a_revoked_jump_host(call, second_sshd, home):
     [
         ("Host *\n ConnectTimeout soon\n", ".ssh/config:2", "invalid time value"),
         ('Host *\n\n UserKnownHostsFile "x\n', ".ssh/config:3", "invalid quotes"),
-        ("Host *\n Nonsense yes\n", ".ssh/config:2", "Bad configuration option"),
+        ("Host *\n Nonsense yes\n", ".ssh/config:2", "KnownBad configuration option"),
         ("Include ~/.ssh/config\nInclude {HOME}/.ssh/config\n", "ssh_config", "recursive"),
-        ("Match nonsense\n", ".ssh/config:1", "Bad Match condition"),
+        ("Match nonsense\n", ".ssh/config:1", "KnownBad Match condition"),
         ("Host *\n ProxyJump 127.0.0.1\n", "ssh_config", "jumphost loop"),
         (
             "Host 127.0.0.1\n ProxyJump b\nHost b\n ProxyJump a\nHost a\n ProxyJump b\n",

@@ -30,9 +30,9 @@ from spark_cluster.engine import client_target
 from spark_cluster.engine.client_target import TunnelEvent, keep_open, url_on_head
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Unreachable, UsageError
-from spark_cluster.runner import tunnel
+from spark_cluster.runner import dialer
+from spark_cluster.runner.dialer import carried, forward
 from spark_cluster.runner.ssh_route import Target
-from spark_cluster.runner.tunnel import carried, forward
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -124,7 +124,7 @@ class Running:
 
 @pytest.fixture
 def run(target, monkeypatch):
-    """`run(remote_port, **target) -> (tunnel, relay)`: through a relay that can be cut."""
+    """`run(remote_port, **target) -> (dialer, relay)`: through a relay that can be cut."""
     monkeypatch.setattr(client_target, "PAUSES_S", (0.01, 0.02))
     made = []
 
@@ -247,7 +247,7 @@ def test_the_port_is_on_the_loopback_only(target, endpoint):
 
 
 def test_a_server_that_is_silent_is_taken_to_be_cut(run, endpoint, monkeypatch):
-    monkeypatch.setattr(tunnel, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(dialer, "KEEPALIVE_S", 1)
     running, relay = run(endpoint)
     running.next("open")
     relay.hold()
@@ -330,7 +330,7 @@ def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint
 
 
 def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
-    monkeypatch.setattr(tunnel, "ENDS_WITHIN_S", 0.2)
+    monkeypatch.setattr(dialer, "ENDS_WITHIN_S", 0.2)
     with forward(target(), "127.0.0.1", endpoint) as port:
         processes = group_of(port)
         os.killpg(os.getpgid(next(iter(processes))), signal.SIGSTOP)

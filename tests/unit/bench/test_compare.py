@@ -19,7 +19,7 @@ from spark_cluster.bench.references import (
     coverage,
     published,
 )
-from spark_cluster.config.document import as_json
+from spark_cluster.config.schema import as_json
 from spark_cluster.errors import UsageError
 
 PLAIN = record(cell(tg_tps=STEADY))

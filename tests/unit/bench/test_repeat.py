@@ -25,7 +25,7 @@ from spark_cluster.bench.repeat import (
     load_original,
 )
 from spark_cluster.bench.suite import Suite, canonical
-from spark_cluster.config.allowances import NOTHING, Allowances
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.facts import Gpu
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed

@@ -16,10 +16,9 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.opened import FirstLogin
 from spark_cluster.cli.setup import Login
 from spark_cluster.cli.setup_flow import Asker, Flow, StepFailed, chosen, own_answers, write
-from spark_cluster.config.discovery import Candidate, Peer
-from spark_cluster.config.new_inventory import Answers
+from spark_cluster.config.discovery import Answers, Candidate, Peer
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.ssh_errors import KeysRefused
+from spark_cluster.runner.ssh import KeysRefused
 
 ONE = Answers(("192.0.2.1",), "me")
 

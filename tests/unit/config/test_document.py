@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from docs.generate.schemas import schema_of
-from spark_cluster.config.document import (
+from spark_cluster.config.schema import (
     Document,
     ErrorDocument,
     Flat,

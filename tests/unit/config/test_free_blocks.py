@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.config.fact_parsers import FreeBlocks, free_blocks
+from spark_cluster.config.fact_gathering import FreeBlocks, free_blocks
 
 GIB, MIB = 2**30, 2**20
 SICK = (

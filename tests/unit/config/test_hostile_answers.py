@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_cluster.bench.telemetry import LineReader
-from spark_cluster.config import discovery, fact_gathering, fact_parsers
+from spark_cluster.config import discovery, fact_gathering
 from spark_cluster.config.discovery import ip_neigh
 from spark_cluster.config.facts import Facts
 from spark_cluster.node.telemetry import FORMAT
@@ -89,7 +89,7 @@ def test_nothing_is_missing_before_it_is_changed():
     assert len(found.host_keys) == len(found.given_addresses) == 1
     assert discovery.peers(SPARK)[0].host == "spark2"
     assert fact_gathering.memory(SPARK)[0][0].pid == 4711
-    assert fact_parsers.listeners(LISTENERS)[0].pid == 4711
+    assert fact_gathering.listeners(LISTENERS)[0].pid == 4711
     assert LineReader("spark1").row(ROW) is not None
 
 
@@ -107,7 +107,7 @@ def test_facts_of_whatever_a_node_answers(answer):
 @given(st.data())
 @settings(max_examples=EXAMPLES)
 def test_lines_of_whatever_a_node_prints(data):
-    fact_parsers.listeners(data.draw(texts(LISTENERS)))
+    fact_gathering.listeners(data.draw(texts(LISTENERS)))
     reader = LineReader("spark1")
     for line in (ROW, data.draw(texts(ROW)), ROW):
         reader.row(line)
@@ -118,12 +118,12 @@ def test_an_address_that_is_none_costs_only_itself():
         {"ifname": "a", "addr_info": ["x", {"family": "inet", "local": "1.2.3.4/99"}]},
         {"ifname": "b", "mtu": "many", "addr_info": IP[0]["addr_info"]},
     ]
-    found = fact_parsers.ip_addr(json.dumps(rows))
+    found = fact_gathering.ip_addr(json.dumps(rows))
     assert [(one.name, one.mtu, len(one.addresses)) for one in found] == [
         ("a", 1500, 0),
         ("b", 0, 1),
     ]
-    assert fact_parsers.ip_addr("[" * 100_000) == ()
+    assert fact_gathering.ip_addr("[" * 100_000) == ()
 
 
 def test_neighbours_in_no_known_form():
@@ -134,9 +134,9 @@ def test_neighbours_in_no_known_form():
 
 def test_numbers_that_no_kernel_prints():
     assert (
-        fact_parsers.port_range("² ³")
-        == fact_parsers.port_range("9" * 5000 + " 1")
+        fact_gathering.port_range("² ³")
+        == fact_gathering.port_range("9" * 5000 + " 1")
         == (32768, 60999)
     )
-    assert fact_parsers.meminfo(f"MemTotal: {'9' * 5000} kB").total_kib == 0
-    assert fact_parsers.listeners("LISTEN 0 1 *:² *:*") == []
+    assert fact_gathering.meminfo(f"MemTotal: {'9' * 5000} kB").total_kib == 0
+    assert fact_gathering.listeners("LISTEN 0 1 *:² *:*") == []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.config import model_kind
-from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_checks import check
+from spark_cluster.config import recipe_schema
+from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Refused
 
@@ -67,23 +66,25 @@ def recipe(**fields: object) -> Recipe:
 
 @pytest.mark.parametrize(("flags", "kind"), FLAGS)
 def test_flags_show_the_kind(flags: dict[str, object], kind: str | None) -> None:
-    assert model_kind.of_flags(flags) == kind
+    assert recipe_schema.kind_of_flags(flags) == kind
 
 
 @pytest.mark.parametrize(("architecture", "kind"), ARCHITECTURES)
 def test_architectures_show_the_kind(architecture: str, kind: str | None) -> None:
-    assert model_kind.of_architectures([architecture]) == kind
+    assert recipe_schema.kind_of_architectures([architecture]) == kind
 
 
 @pytest.mark.parametrize(("name", "kind"), NAMES)
 def test_names_show_the_kind(name: str, kind: str | None) -> None:
-    assert model_kind.of_name(name) == kind
+    assert recipe_schema.kind_of_name(name) == kind
 
 
 def test_pooling_alone_does_not_contradict_a_reranker() -> None:
-    assert model_kind.inferred({"runner": "pooling"}, "Qwen/Qwen3-Reranker-4B") == "reranking"
+    assert (
+        recipe_schema.inferred_kind({"runner": "pooling"}, "Qwen/Qwen3-Reranker-4B") == "reranking"
+    )
     flags = {"runner": "pooling", "convert": "embed"}
-    assert model_kind.inferred(flags, "Qwen/Qwen3-Reranker-4B") == "embedding"
+    assert recipe_schema.inferred_kind(flags, "Qwen/Qwen3-Reranker-4B") == "embedding"
 
 
 def test_a_recipe_takes_the_kind_that_it_shows_and_that_kinds_rung() -> None:
@@ -102,22 +103,22 @@ def test_a_recipe_that_names_its_kind_is_believed() -> None:
 
 
 def test_every_kind_is_served_or_says_what_to_use() -> None:
-    for kind in model_kind.KINDS:
-        served = kind in model_kind.CHECKS_OF_KIND
-        assert served == (kind not in model_kind.NOT_SERVED)
+    for kind in recipe_schema.MODEL_KINDS:
+        served = kind in recipe_schema.CHECKS_OF_KIND
+        assert served == (kind not in recipe_schema.NOT_SERVED)
         if served:
-            model_kind.must_be_served(kind, "recipe r")
+            recipe_schema.must_be_served(kind, "recipe r")
             continue
         with pytest.raises(Refused, match=f"recipe r is of kind {kind}, which is not") as caught:
-            model_kind.must_be_served(kind, "recipe r")
-        assert model_kind.NOT_SERVED[kind] in caught.value.hint
+            recipe_schema.must_be_served(kind, "recipe r")
+        assert recipe_schema.NOT_SERVED[kind] in caught.value.hint
 
 
 def test_rungs_of_another_kind_are_refused() -> None:
     found = recipe(kind="embedding", readiness={"rungs": ["embedding", "coherence"]})
-    assert [str(problem.message) for problem in check(found)] == [
+    assert [str(problem.message) for problem in recipe_problems(found)] == [
         "found coherence, expected embedding: the kind is embedding"
     ]
     found = recipe(kind="reranking", probe={"question": "q", "expect": "a"})
-    assert [str(problem.key[0]) for problem in check(found)] == ["probe"]
-    assert not check(recipe(kind="image"))
+    assert [str(problem.key[0]) for problem in recipe_problems(found)] == ["probe"]
+    assert not recipe_problems(recipe(kind="image"))

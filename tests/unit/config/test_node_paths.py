@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from spark_cluster.config.node_paths import is_for_models, why_not_writable, why_refused
+from spark_cluster.config.recipe import is_for_models, why_not_writable, why_refused
 from spark_cluster.node import paths
 
 REFUSED = (

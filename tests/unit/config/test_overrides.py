@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 
-from spark_cluster.config.launch import of_recipe
-from spark_cluster.config.overrides import apply, apply_to_launch, read, text
+from spark_cluster.config.launch import (
+    of_recipe,
+    options_text,
+    override,
+    override_launch,
+    read_overrides,
+)
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import UsageError
@@ -35,7 +40,7 @@ def recipe_of(**changed: Any) -> Recipe:
 
 
 def given(*texts: str, engine: str = "vllm") -> dict[str, Any]:
-    return dict(read(texts, engine, kinds(engine)))
+    return dict(read_overrides(texts, engine, kinds(engine)))
 
 
 @pytest.mark.parametrize(
@@ -104,30 +109,33 @@ def test_what_is_refused(option: str, message: str, hint: str) -> None:
 
 
 def test_a_recipe_with_changes() -> None:
-    changed = apply(recipe_of(), given("max-model-len=4096", "enforce-eager=", "max-num-seqs=2"))
+    changed = override(recipe_of(), given("max-model-len=4096", "enforce-eager=", "max-num-seqs=2"))
     assert changed.engine_args == {"max-model-len": 4096, "max-num-seqs": 2}
     assert changed.measured == [], "measured of the recipe as it is"
-    assert text(changed.overrides) == "-o enforce-eager= -o max-model-len=4096 -o max-num-seqs=2"
+    assert (
+        options_text(changed.overrides)
+        == "-o enforce-eager= -o max-model-len=4096 -o max-num-seqs=2"
+    )
     assert changed.flags(1)["max-model-len"] == 4096
 
 
 def test_what_a_recipe_has_already_is_no_change() -> None:
     recipe = recipe_of(gpu_memory_utilization=0.5)
     same = given("max-model-len=8192", "gpu-memory-utilization=0.5", "tool-call-parser=")
-    assert apply(recipe, same) is recipe
-    assert apply(recipe, {}).overrides == {}
+    assert override(recipe, same) is recipe
+    assert override(recipe, {}).overrides == {}
 
 
 def test_the_share_of_memory() -> None:
     recipe = recipe_of(gpu_memory_utilization=0.5)
-    changed = apply(recipe, given("gpu-memory-utilization=0.6"))
+    changed = override(recipe, given("gpu-memory-utilization=0.6"))
     assert changed.flags(1)["gpu-memory-utilization"] == 0.6
-    computed = apply(recipe, given("gpu-memory-utilization=auto"))
+    computed = override(recipe, given("gpu-memory-utilization=auto"))
     assert "gpu-memory-utilization" not in computed.flags(1)
 
 
 def test_quantization_while_loading() -> None:
-    changed = apply(recipe_of(), given("quantization=fp8"))
+    changed = override(recipe_of(), given("quantization=fp8"))
     launch = of_recipe(changed, 1)
     assert (launch.quantization, launch.weights_gib) == ("fp8-online", None)
     assert launch.args["quantization"] == "fp8"
@@ -135,17 +143,17 @@ def test_quantization_while_loading() -> None:
 
 def test_tokens_of_the_drafter() -> None:
     drafting = recipe_of(drafter={"method": "mtp", "tokens": 3})
-    assert apply(drafting, given("num-speculative-tokens=1")).drafter.tokens == 1  # type: ignore[union-attr]
-    assert apply(drafting, given("num-speculative-tokens=0")).drafter is None
-    assert apply(drafting, given("num-speculative-tokens=3")) is drafting
+    assert override(drafting, given("num-speculative-tokens=1")).drafter.tokens == 1  # type: ignore[union-attr]
+    assert override(drafting, given("num-speculative-tokens=0")).drafter is None
+    assert override(drafting, given("num-speculative-tokens=3")) is drafting
     with pytest.raises(UsageError, match="has no drafter"):
-        apply(recipe_of(), given("num-speculative-tokens=2"))
+        override(recipe_of(), given("num-speculative-tokens=2"))
 
 
 def test_a_secret_is_refused_and_not_shown() -> None:
     secret = "hf_" + "a" * 34
     with pytest.raises(UsageError) as caught:
-        apply(recipe_of(), {"reasoning-parser": secret})
+        override(recipe_of(), {"reasoning-parser": secret})
     assert secret not in str(caught.value)
 
 
@@ -157,11 +165,11 @@ def test_variables_and_the_image() -> None:
     found = given(
         "env.NCCL_DEBUG=INFO", "env.A=", "env.B_C=x y", f"image.ref=other/vllm:2@{DIGEST}"
     )
-    changed = apply(recipe, found)
+    changed = override(recipe, found)
     assert changed.env == {"NCCL_DEBUG": "INFO", "B_C": "x y"}
     assert changed.image.reference == f"other/vllm:2@{DIGEST}"
     assert (changed.vllm.version, changed.measured) == (None, [])
-    assert text(changed.overrides) == (
+    assert options_text(changed.overrides) == (
         f"-e A= -e 'B_C=x y' -e NCCL_DEBUG=INFO --image other/vllm:2@{DIGEST}"
     )
     assert of_recipe(changed, 1).image == "other/vllm:2"
@@ -170,7 +178,7 @@ def test_variables_and_the_image() -> None:
 
 def test_variables_and_an_image_that_are_there_already_are_no_change() -> None:
     recipe = recipe_of(env={"A": "1"})
-    assert apply(recipe, given("env.A=1", "env.B=", "image.ref=example/vllm:1")) is recipe
+    assert override(recipe, given("env.A=1", "env.B=", "image.ref=example/vllm:1")) is recipe
 
 
 @pytest.mark.parametrize(
@@ -191,10 +199,10 @@ def test_variables_and_an_image_that_are_there_already_are_no_change() -> None:
 def test_a_variable_or_an_image_that_no_recipe_can_have(option: str, message: str | None) -> None:
     recipe, found = recipe_of(), given(option)
     if message is None:
-        assert apply(recipe, found) is recipe
+        assert override(recipe, found) is recipe
         return
     with pytest.raises(UsageError) as caught:
-        apply(recipe, found)
+        override(recipe, found)
     assert caught.value.message.startswith(message)
     assert "x1y2" not in str(caught.value)
     assert "hf_" not in str(caught.value)
@@ -205,19 +213,19 @@ def test_an_image_for_a_recipe_without_a_container() -> None:
     recipe = recipe_of(runtime="venv", venv=venv, image={"ref": "x"}).model_copy()
     recipe = recipe.model_copy(update={"image": recipe.image.model_copy(update={"ref": ""})})
     with pytest.raises(UsageError, match=r"--image: found an image, expected none"):
-        apply(recipe, given("image.ref=other/vllm:2"))
+        override(recipe, given("image.ref=other/vllm:2"))
 
 
 def test_a_pasted_command_with_variables_and_an_image() -> None:
     launch = parse_line("docker run -e A=1 -e B=2 old/vllm:1 vllm serve google/gemma-4-31B-it")
-    changed = apply_to_launch(launch, given("env.A=", "env.C=3", "image.ref=new/vllm:2"))
+    changed = override_launch(launch, given("env.A=", "env.C=3", "image.ref=new/vllm:2"))
     assert changed.env == {"B": "2", "C": "3"}
     assert (changed.image, changed.digest) == ("new/vllm:2", "")
 
 
 def test_a_pasted_command() -> None:
     launch = parse_line("vllm serve google/gemma-4-31B-it --gpu-memory-utilization 0.9")
-    changed = apply_to_launch(
+    changed = override_launch(
         launch, given("gpu-memory-utilization=auto", "max-num-seqs=2", "quantization=fp8")
     )
     assert "gpu-memory-utilization" not in changed.args
@@ -236,9 +244,9 @@ def test_any_text_is_a_value_or_refused(key: str, value: str) -> None:
         return
     recipe = recipe_of()
     try:
-        changed = apply(recipe, found)
+        changed = override(recipe, found)
     except UsageError:  # what looks like a secret
         return
-    again = apply(recipe, found)
-    assert text(changed.overrides) == text(again.overrides)
+    again = override(recipe, found)
+    assert options_text(changed.overrides) == options_text(again.overrides)
     assert all(isinstance(word, str) for word in changed.args_for(1))

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from spark_cluster.config import fact_gathering, fact_parsers
+from spark_cluster.config import fact_gathering
 
 SYS = "/sys/class/infiniband"
 NONE = "0000:0000:0000:0000:0000:0000:0000:0000\n"
@@ -39,18 +39,18 @@ def test_gid_index_is_the_roce_v2_entry_with_an_ipv4_address():
     files = table("rocep1s0f1", (LOCAL, v1), (LOCAL, v2), (IPV4, v1), (IPV4, v2), (NONE, ""))
     files |= table("roceP2p1s0f1", (LOCAL, v1), (LOCAL, v2), (NONE, ""), (IPV4, v1), (IPV4, v2))
     files |= table("rocep1s0f0", (LOCAL, v1), (LOCAL, v2))
-    assert fact_parsers.gid_indexes(files) == {"rocep1s0f1": 3, "roceP2p1s0f1": 4}
+    assert fact_gathering.gid_indexes(files) == {"rocep1s0f1": 3, "roceP2p1s0f1": 4}
 
 
 def test_dpkg_with_and_without_what_is_wanted():
     text = "a\t1.0\tinstalled\tinstall\nb\t2\tinstalled\thold\n"
     text += "c\t\tnot-installed\thold\nd\t3\tinstalled\n"
-    assert fact_parsers.dpkg(text) == {"a": "1.0", "b": "2", "d": "3"}
-    assert fact_parsers.dpkg_held(text) == ("b", "c")
+    assert fact_gathering.dpkg(text) == {"a": "1.0", "b": "2", "d": "3"}
+    assert fact_gathering.dpkg_held(text) == ("b", "c")
 
 
 def test_public_keys_lose_their_comments():
-    assert fact_parsers.public_keys([f"{RSA} root@x\n", ED25519, ECDSA, "", "nothing"]) == (
+    assert fact_gathering.public_keys([f"{RSA} root@x\n", ED25519, ECDSA, "", "nothing"]) == (
         ECDSA,
         ED25519,
         RSA,
@@ -74,7 +74,7 @@ def test_public_keys_lose_their_comments():
 )
 def test_what_is_no_whole_key_of_a_known_kind_is_left_out(text):
     """A node's files are its own: what they hold goes into known_hosts and authorized_keys."""
-    assert fact_parsers.public_keys([text, RSA]) == (RSA,)
+    assert fact_gathering.public_keys([text, RSA]) == (RSA,)
 
 
 def test_facts_of_an_answer():

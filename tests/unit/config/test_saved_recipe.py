@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.config.overrides import apply, read
+from spark_cluster.config.launch import override, read_overrides
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.saved_recipe import save, text
+from spark_cluster.config.recipes import load_recipe, save, text
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.vllm_flags import kinds
 
@@ -27,7 +26,7 @@ def of(recipe: Recipe) -> dict[str, Any]:
 
 def changed(*options: str) -> Recipe:
     recipe = load_recipe(RECIPE, SHIPPED)
-    return apply(recipe, read(options, "vllm", kinds("vllm")))
+    return override(recipe, read_overrides(options, "vllm", kinds("vllm")))
 
 
 @pytest.mark.parametrize("name", SHIPPED.list("recipes"))

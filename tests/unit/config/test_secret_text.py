@@ -8,7 +8,7 @@ import pytest
 
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.secret_text import is_secret_setting, looks_secret, masked
+from spark_cluster.config.secret import is_secret_setting, looks_secret, masked
 
 SECRETS = (
     ("HF_TOKEN", "x"),

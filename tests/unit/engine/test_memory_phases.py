@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from spark_cluster.cli.run import RunRecord
-from spark_cluster.config.document import as_json
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.schema import as_json
 from spark_cluster.engine import vram
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.engine.vram import NodeVram
@@ -16,7 +16,7 @@ from spark_cluster.runner.events import Bus, MemoryHeld, Note
 
 
 def reading(used, name="spark1"):
-    return NodeVram(name, (Process(1, "vllm", used),), 120_000, 120_000 - used)
+    return NodeVram(name, (GpuProcess(1, "vllm", used),), 120_000, 120_000 - used)
 
 
 def test_phases_are_kept_next_to_the_prediction():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import word_model
 
-from spark_cluster.config.model_kind import of_architectures
+from spark_cluster.config.recipe_schema import kind_of_architectures
 from spark_cluster.engine import readiness_checks
 from spark_cluster.node.supervision.model_probe import cosine, length
 
@@ -42,6 +42,6 @@ def test_its_files_are_whole(tmp_path: Path) -> None:
     config = (tmp_path / "config.json").read_text()
     assert readiness_checks.dimensions(config, []) == (word_model.HIDDEN,)
     assert readiness_checks.dense_folders((tmp_path / "modules.json").read_text()) == []
-    assert of_architectures(json.loads(config)["architectures"]) is None
+    assert kind_of_architectures(json.loads(config)["architectures"]) is None
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(len(word_model.WORDS)))

@@ -19,8 +19,8 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse as checked
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.commandline import parse
+from spark_cluster.importers.files import DEFAULT_IMAGES, slug, write
 from spark_cluster.importers.importer import Imported, Source
-from spark_cluster.importers.recipe_text import DEFAULT_IMAGES, slug, write
 
 
 def recipe_of(imported: Imported) -> Recipe:

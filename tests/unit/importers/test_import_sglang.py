@@ -11,9 +11,8 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import commandline
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Imported, Source
-from spark_cluster.importers.recipe_text import write
 
 SPARKRUN = """\
 model: example/Crane-8B

@@ -10,9 +10,8 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Choice, Imported
-from spark_cluster.importers.recipe_text import write
 from spark_cluster.importers.templated import fill
 from spark_cluster.importers.vllm_recipes import spark_commands
 

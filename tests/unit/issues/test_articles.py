@@ -11,7 +11,7 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.importers import commandline
 from spark_cluster.issues import lint_target
-from spark_cluster.issues.match import KnownIssueMatch
+from spark_cluster.issues.entries import KnownIssueMatch
 
 CHECKOUT = Path(__file__).parents[3]
 PROJECT = Project(CHECKOUT)

@@ -9,9 +9,7 @@ import pytest
 from spark_cluster.engine import runtime
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues import entries, log_lines
-from spark_cluster.issues.entries import Issue
-from spark_cluster.issues.log_matching import known_for, recognise
-from spark_cluster.issues.match import ORDER
+from spark_cluster.issues.entries import ORDER, Issue, known_for, recognise
 from spark_cluster.issues.rules import live, rules
 
 CATALOGUE = entries.catalogue()

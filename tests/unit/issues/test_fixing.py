@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from spark_cluster.config.project import Project
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import commandline
-from spark_cluster.issues import fix_command, fix_recipe, lint_target
-from spark_cluster.issues.match import Edit
+from spark_cluster.issues import lint_target
+from spark_cluster.issues.entries import Edit
 
 RECIPE = """\
 # What it is.
@@ -44,7 +44,7 @@ def changed(before: str, after: str) -> list[str]:
 
 
 def in_recipe(*edits: Edit) -> list[str]:
-    return changed(RECIPE, fix_recipe.fixed(RECIPE, edits, "mine"))
+    return changed(RECIPE, lint_target.fixed_recipe(RECIPE, edits, "mine"))
 
 
 def test_nothing_to_do_changes_nothing():
@@ -57,9 +57,9 @@ SHIPPED = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_our_recipes_come_through_unchanged(path):
     text = path.read_text()
-    assert fix_recipe.fixed(text, [], path.stem) == text
+    assert lint_target.fixed_recipe(text, [], path.stem) == text
     edits = [Edit("flag", "max-model-len", 4321), Edit("env", "NEW", "1")]
-    lines = changed(text, fix_recipe.fixed(text, edits, path.stem))
+    lines = changed(text, lint_target.fixed_recipe(text, edits, path.stem))
     assert len(lines) <= 4
     assert any("max-model-len: 4321" in line for line in lines)
 
@@ -90,9 +90,9 @@ def test_what_is_not_among_the_flags():
 
 
 def test_what_a_recipe_does_not_hold():
-    assert not fix_recipe.can(Edit("docker", "ipc", "host"))
-    assert not fix_recipe.can(Edit("flag", "host", "127.0.0.1"))
-    assert fix_recipe.can(Edit("flag", "tool-call-parser", "gemma4"))
+    assert not lint_target.can_fix_recipe(Edit("docker", "ipc", "host"))
+    assert not lint_target.can_fix_recipe(Edit("flag", "host", "127.0.0.1"))
+    assert lint_target.can_fix_recipe(Edit("flag", "tool-call-parser", "gemma4"))
 
 
 def test_a_recipe_is_repaired_and_read_again(tmp_path):
@@ -122,7 +122,7 @@ COMMAND = """docker run -d --gpus all -p 8000:8000 \\
 
 
 def in_command(*edits: Edit, text: str = COMMAND) -> str:
-    fixed = fix_command.fixed(text, edits, commandline.parse(text))
+    fixed = lint_target.fixed_command(text, edits, commandline.parse(text))
     commandline.parse(fixed)
     return fixed
 
@@ -187,7 +187,7 @@ def test_any_row_of_edits_leaves_a_launch(rows):
     edits = [Edit("flag", name, VALUES.get(name, "x") if put else None) for name, put in rows]
     before, text = commandline.parse(COMMAND), COMMAND
     for edit in edits:
-        text = fix_command.fixed(text, [edit], commandline.parse(text))
+        text = lint_target.fixed_command(text, [edit], commandline.parse(text))
     after = commandline.parse(text)
     last = {edit.name: edit.value for edit in edits}
     wanted = {**before.args, **{n: v for n, v in last.items() if v is not None}}

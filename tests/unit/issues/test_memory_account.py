@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_runs import runs
 
-from spark_cluster.issues.memory_account import MemoryAccount, account_in
+from spark_cluster.issues.startup import MemoryAccount, account_in
 
 RUNS = {run.name: run for run in runs() if run.lines}
 UTILIZATION_GIB = 118.83

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.config.pins import load
+from spark_cluster.config.facts import load_pins
 from spark_cluster.doctor import examine, serving
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues import entries
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 CATALOGUE = entries.catalogue()
 CHECKS = {*(check.id for check in examine.ALL), examine.ID}
 BY_FUNCTION = CHECKS - {check.id for check in serving.CHECKS}
-PINS = load(ROOT / "roles/drivers/pins.json")
+PINS = load_pins(ROOT / "roles/drivers/pins.json")
 
 
 # --- checks and entries -----------------------------------------------------------------------

@@ -14,8 +14,7 @@ from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.importers import commandline
-from spark_cluster.issues.entries import catalogue, for_check, shipped
-from spark_cluster.issues.log_matching import recognise, signs
+from spark_cluster.issues.entries import catalogue, for_check, recognise, shipped, signs
 from spark_cluster.issues.rules import lint
 
 LINE = "OSError: /models/gemma-3-27b-it/config.json: No such file or directory"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.naming import NOT_SAID, of_build
 from spark_cluster.models.weights import checkpoint_quantization
 

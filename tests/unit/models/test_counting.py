@@ -10,10 +10,9 @@ import pytest
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 
 from spark_cluster.models.checkpoint import count, part_of
-from spark_cluster.models.config import from_config
-from spark_cluster.models.quantization import bits, quantization
+from spark_cluster.models.config import bits, from_config, quantization
+from spark_cluster.models.naming import table
 from spark_cluster.models.shape import Geometry, StoredWeights
-from spark_cluster.models.tables import table
 from spark_cluster.models.weights import load_peak_bytes, memory_bytes, weights_of
 
 GIB = 1 << 30

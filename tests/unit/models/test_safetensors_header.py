@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.models.checkpoint import numbers, part_of
-from spark_cluster.models.safetensors_header import (
+from spark_cluster.models.checkpoint import (
     BITS,
     LARGEST_WEIGHTS,
     Tensor,
     folded,
     header_length,
+    numbers,
+    part_of,
     tensors,
 )
 

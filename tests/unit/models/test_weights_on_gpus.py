@@ -7,7 +7,7 @@ from factories import log_of
 from gpu_runs import GpuRun, runs
 
 from spark_cluster.issues.explain import explain
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.weights import memory_bytes, must_be_known, weights_of
 
 GIB = 1024**3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.plan.evidence import by_others, of_own, said
 from spark_cluster.plan.speed.decode import decode
 from spark_cluster.plan.speed.estimate import Estimate

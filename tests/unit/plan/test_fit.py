@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.config.facts import Memory, Process
+from spark_cluster.config.facts import GpuProcess, Memory
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
-from spark_cluster.models.find import find
-from spark_cluster.models.memory import GIB, GIB_KIB
+from spark_cluster.models.lookup import find
+from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.models.weights import memory_bytes
 from spark_cluster.plan.fit import fit, kv_bytes_given, kv_knob_bytes
 from spark_cluster.plan.nearest import nearest
@@ -80,7 +80,7 @@ def test_sizes_as_vllm_reads_them(value, size):
 
 def busy(gib: float) -> list[NodeMemory]:
     memory = Memory(127_600_748, round(gib * GIB_KIB))
-    return [NodeMemory("spark1", memory, (Process(4711, "VLLM::EngineCore", 60_000),))]
+    return [NodeMemory("spark1", memory, (GpuProcess(4711, "VLLM::EngineCore", 60_000),))]
 
 
 def test_reasons_name_the_node_the_figure_and_who_holds_it():

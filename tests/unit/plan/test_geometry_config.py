@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.checkpoint import stored_tensors
+from spark_cluster.models.checkpoint import stored_tensors, weight_files
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import Folders, find, hub_cache, known_models
-from spark_cluster.models.safetensors_header import weight_files
+from spark_cluster.models.lookup import Folders, find, hub_cache, known_models
 from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.models.weights import checkpoint_quantization
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spark_cluster.errors import InvalidFile, SparkClusterError
 from spark_cluster.models.checkpoint import stored_tensors
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import Folders, _table, find
+from spark_cluster.models.lookup import Folders, _table, find
 from spark_cluster.models.weights import weights_of
 
 CONFIGS = [entry["config"] for entry in _table()]

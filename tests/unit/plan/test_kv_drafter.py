@@ -7,7 +7,7 @@ from dataclasses import replace
 import kv_figures
 import pytest
 
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.plan.kv.layers import DrafterLayers, drafter_layers, is_mtp
 
 QWEN = replace(find("nvidia/Qwen3.6-35B-A3B-NVFP4"), mtp_layers=1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spark_cluster.errors import UsageError
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.plan import kv
 from spark_cluster.plan.kv.rules import NEWEST_READ, RULES

@@ -7,8 +7,8 @@ from dataclasses import replace
 from spark_cluster.config.facts import Memory
 from spark_cluster.config.launch import Launch
 from spark_cluster.issues.rules import lint
-from spark_cluster.models.find import find
-from spark_cluster.models.memory import GIB_KIB
+from spark_cluster.models.lookup import find
+from spark_cluster.models.memory_share import GIB_KIB
 from spark_cluster.plan.fit import fit
 from spark_cluster.plan.room import NodeMemory
 from spark_cluster.plan.speed.decode import decode

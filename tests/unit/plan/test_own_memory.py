@@ -9,18 +9,18 @@ import pytest
 from factories import make_node
 from gpu_runs import GpuRun, runs
 
-from spark_cluster.config import fact_parsers
-from spark_cluster.config.facts import Facts, Gpu, Memory, Process
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.facts import Facts, Gpu, GpuProcess, Memory
 from spark_cluster.config.launch import Launch
 from spark_cluster.engine.survey import without_ours
 from spark_cluster.issues.rules import lint
-from spark_cluster.models.find import find
-from spark_cluster.models.memory import GIB, GIB_KIB, utilization
+from spark_cluster.models.lookup import find
+from spark_cluster.models.memory_share import GIB, GIB_KIB, utilization
 from spark_cluster.models.weights import memory_bytes, must_be_known
 from spark_cluster.plan.fit import Fit, fit
 from spark_cluster.plan.room import NodeMemory, assumed, of_facts
 
-H200 = fact_parsers.gpu("NVIDIA H200, 9.0, 580.159.04, 37, 131.09, 1980, 0, 143156\n")
+H200 = fact_gathering.gpu("NVIDIA H200, 9.0, 580.159.04, 37, 131.09, 1980, 0, 143156\n")
 MOE = find("google/gemma-4-26B-A4B-it")
 DESIRED = re.compile(r"Desired GPU memory utilization is \(([\d.]+), ")
 MEASURED = {
@@ -35,7 +35,7 @@ KV_TOLERANCE = {"0.26.0 gptoss-bf16-eager": 0.055, "0.33.0 gptoss-bf16-eager": 0
 def own(total_gib: float = 79.0, held_gib: float = 0.0, gpu: str = "NVIDIA H100") -> NodeMemory:
     total = round(total_gib * GIB_KIB)
     memory = Memory(total, total - round(held_gib * GIB_KIB), of_gpu=True)
-    held = (Process(4711, "python3", round(held_gib * 1024)),) if held_gib else ()
+    held = (GpuProcess(4711, "python3", round(held_gib * 1024)),) if held_gib else ()
     return NodeMemory("gpu1", memory, held, gpu=gpu)
 
 
@@ -48,14 +48,14 @@ def planned(room: NodeMemory, **args: object) -> Fit:
 def test_cuda_has_what_nvidia_smi_calls_used_and_free():
     """139.80 GiB, as vLLM printed it; `memory.total` said 140.4."""
     assert H200.memory.total_kib / GIB_KIB == pytest.approx(139.80, abs=0.005)
-    held = fact_parsers.gpu("NVIDIA H200, 9.0, 580.159.04, 37, 131.09, 1980, 62059, 81098\n")
+    held = fact_gathering.gpu("NVIDIA H200, 9.0, 580.159.04, 37, 131.09, 1980, 62059, 81098\n")
     assert held.memory.total_kib / GIB_KIB == pytest.approx(139.80, abs=0.005)
     assert held.memory.available_kib == 81098 * 1024
 
 
 @pytest.mark.parametrize("cells", ["", ", [N/A], [N/A]", ", 0", f", {'9' * 400}, 1"])
 def test_a_spark_has_no_memory_of_its_gpu(cells: str):
-    gpu = fact_parsers.gpu(f"NVIDIA GB10, 12.1, 580.95.05, 45, 11.17, 208{cells}\n")
+    gpu = fact_gathering.gpu(f"NVIDIA GB10, 12.1, 580.95.05, 45, 11.17, 208{cells}\n")
     assert gpu == Gpu("NVIDIA GB10", "12.1", "580.95.05", 45.0, 11.17, 208.0)
     facts = Facts(memory=Memory(127_600_748, 123_731_900), gpu=gpu)
     assert facts.gpu_memory == facts.memory
@@ -124,7 +124,7 @@ def test_what_others_hold_is_no_room():
 
 
 def test_our_own_server_gives_its_memory_back():
-    room = replace(own(held_gib=60), held=(Process(4711, "VLLM::EngineCore", 60 * 1024),))
+    room = replace(own(held_gib=60), held=(GpuProcess(4711, "VLLM::EngineCore", 60 * 1024),))
     free = without_ours(room, {4711})
     assert (free.memory, free.held) == (own().memory, ())
     facts = Facts(memory=Memory(5, 5), gpu=replace(H200, memory=room.memory))

@@ -12,7 +12,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.importers.commandline import parse as parse_line
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.plan import whole_model
 from spark_cluster.plan.plan import Plan
 from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command, of_a_recipe

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spark_cluster.config.facts import Memory
 from spark_cluster.engine.resolve import serving
 from spark_cluster.errors import Refused
-from spark_cluster.models.memory import (
+from spark_cluster.models.memory_share import (
     GIB_KIB,
     HIGHEST,
     OUTSIDE_GIB,

@@ -8,7 +8,7 @@ import pytest
 
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.weights import memory_bytes, parameters
 from spark_cluster.plan.planner import Planner
 from spark_cluster.plan.proposal import Verdict, verdicts

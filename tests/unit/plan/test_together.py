@@ -7,7 +7,7 @@ from factories import make_recipe
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
-from spark_cluster.models.memory import OUTSIDE_GIB, RESERVE_GIB
+from spark_cluster.models.memory_share import OUTSIDE_GIB, RESERVE_GIB
 from spark_cluster.plan.planner import Planner, Subject, of_a_recipe
 from spark_cluster.plan.room import assumed
 from spark_cluster.plan.together import Placed, PlanTogether, plan_together

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, LLAMA_70B
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import MATRICES
 from spark_cluster.models.weights import (
     BYTES,

@@ -4,14 +4,13 @@ import pytest
 from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
-from spark_cluster.config import pins
-from spark_cluster.config.facts import Gpu
+from spark_cluster.config.facts import Gpu, awaiting_reboot, load_pins
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Refused
 from spark_cluster.issues.entries import catalogue
 
 DRIVER, VERSION = "nvidia-driver-580-open", "580.142-0ubuntu1"
-KNOWN = pins.load(Project().find("roles", "drivers") / "pins.json")
+KNOWN = load_pins(Project().find("roles", "drivers") / "pins.json")
 
 
 def test_without_pins_nothing_is_installed_on_another_system(role):
@@ -129,10 +128,10 @@ def test_every_rule_names_its_known_issue_and_a_condition():
 def test_what_is_installed_but_does_not_run_yet():
     facts = a_spark(packages={DRIVER: "580.159.03-1", "linux-image-6.17.0-1021-nvidia": "1"}).facts
     wanted = {DRIVER: "580.159.03-1", "linux-image-6.17.0-1021-nvidia": "1", "other": "2"}
-    assert pins.waiting(wanted, facts) == [
+    assert awaiting_reboot(wanted, facts) == [
         "driver 580.142 runs, 580.159.03-1 is installed",
         "kernel 6.17.0-1014-nvidia runs, 6.17.0-1021-nvidia is installed",
     ]
-    assert pins.waiting({DRIVER: VERSION}, a_spark(packages={DRIVER: VERSION}).facts) == []
-    by_prefix = pins.waiting({DRIVER: "580.159*"}, facts)
+    assert awaiting_reboot({DRIVER: VERSION}, a_spark(packages={DRIVER: VERSION}).facts) == []
+    by_prefix = awaiting_reboot({DRIVER: "580.159*"}, facts)
     assert by_prefix == ["driver 580.142 runs, 580.159.03-1 is installed"]

@@ -18,7 +18,7 @@ import spark_cluster
 from spark_cluster import Allowances, Cluster, Options, Selection
 from spark_cluster.cli.results import Reached
 from spark_cluster.cli.serving import texts
-from spark_cluster.config.overrides import read
+from spark_cluster.config.launch import read_overrides
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 from spark_cluster.importers.vllm_flags import kinds
 
@@ -149,7 +149,7 @@ def test_a_closed_cluster_does_nothing_more(cluster: Cluster) -> None:
 def test_overrides_are_those_of_the_command_line() -> None:
     given = texts({"max-model-len": "32k", "enforce-eager": True, "env.A": "1", "image.ref": None})
     assert given == ("max-model-len=32k", "enforce-eager=true", "env.A=1", "image.ref=")
-    assert read(given, "vllm", kinds("vllm")) == {
+    assert read_overrides(given, "vllm", kinds("vllm")) == {
         "max-model-len": 32000, "enforce-eager": True, "env.A": "1", "image.ref": None,
     }  # fmt: skip
     assert texts(("a=1", "a=2")) == ("a=1", "a=2")

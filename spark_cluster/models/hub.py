@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.hub_problems import HubProblem
@@ -128,7 +128,7 @@ LARGEST_LISTING = 16 << 20
 """Bytes of the description of a repository."""
 
 
-class Asked(NamedTuple):
+class HubRequest(NamedTuple):
     """What is asked of the hub.
 
     Attributes:
@@ -173,7 +173,7 @@ class HubDocuments(ABC):
 
     @abstractmethod
     def _answers(
-        self, repository: str, revision: str, asked: Sequence[Asked]
+        self, repository: str, revision: str, asked: Sequence[HubRequest]
     ) -> list[tuple[bytes, bool]]:
         """Return what the hub answers, and whether it ends there.
 
@@ -183,7 +183,7 @@ class HubDocuments(ABC):
 
     def listing(self, repository: str, revision: str) -> Listing:
         path = f"/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
-        ((text, ended),) = self._answers(repository, revision, [Asked(path)])
+        ((text, ended),) = self._answers(repository, revision, [HubRequest(path)])
         if not ended:
             raise wrong_answer(f"the description of {repository} is too long")
         return listing_of(text, repository)
@@ -192,12 +192,12 @@ class HubDocuments(ABC):
         self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
     ) -> tuple[bytes, bool]:
         path = _path(repository, commit, name)
-        return self._answers(repository, commit, [Asked(path, begin, most)])[0]
+        return self._answers(repository, commit, [HubRequest(path, begin, most)])[0]
 
     def beginnings(
         self, repository: str, commit: str, names: Sequence[str], most: int
     ) -> list[bytes]:
-        asked = [Asked(_path(repository, commit, name), most=most) for name in names]
+        asked = [HubRequest(_path(repository, commit, name), most=most) for name in names]
         return [body for body, _ended in self._answers(repository, commit, asked)]
 
 
@@ -229,13 +229,13 @@ class HubLibrary(HubDocuments):
         self._known = known
 
     def _answers(
-        self, repository: str, revision: str, asked: Sequence[Asked]
+        self, repository: str, revision: str, asked: Sequence[HubRequest]
     ) -> list[tuple[bytes, bool]]:
         from concurrent.futures import ThreadPoolExecutor
 
         until = time.monotonic() + ALL_S
 
-        def one(asked: Asked) -> tuple[bytes, bool]:
+        def one(asked: HubRequest) -> tuple[bytes, bool]:
             if time.monotonic() > until:
                 raise wrong_answer(f"the headers of {repository} took more than {ALL_S:g} s")
             return self._get(asked, repository, revision)
@@ -245,7 +245,7 @@ class HubLibrary(HubDocuments):
         with ThreadPoolExecutor(min(AT_A_TIME, len(asked))) as pool:
             return list(pool.map(one, asked))
 
-    def _get(self, asked: Asked, repository: str, revision: str) -> tuple[bytes, bool]:
+    def _get(self, asked: HubRequest, repository: str, revision: str) -> tuple[bytes, bool]:
         from huggingface_hub import constants, get_session
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
