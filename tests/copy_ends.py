@@ -12,9 +12,8 @@ from free_ports import free_port
 
 from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_channel
-from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_channel import CopyChannel, Sender, StoredFiles
 from spark_cluster.node.store.copy_receiving import Receiver
-from spark_cluster.node.store.copy_sending import Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 
@@ -30,7 +29,7 @@ class Serving:
         self.place = folder / f"sender-{self.port}"
         self.place.mkdir(mode=0o700)
         self.secrets = {**copy_channel.make_secrets(self.place, Processes()), "port": self.port}
-        channel = Channel.of_sender(self.secrets, self.place, encrypted=self.encrypted)
+        channel = CopyChannel.of_sender(self.secrets, self.place, encrypted=self.encrypted)
         files = StoredFiles(*source)
         self.sender = Sender(channel, self.addresses, given.pop("spare", ()), files)
         self.thread = threading.Thread(target=self.sender.run)
@@ -44,8 +43,8 @@ class Serving:
             self.sender.end()
             self.thread.join()
 
-    def channel(self, **secrets: Any) -> Channel:
-        return Channel.of_receiver({**self.secrets, **secrets}, encrypted=self.encrypted)
+    def channel(self, **secrets: Any) -> CopyChannel:
+        return CopyChannel.of_receiver({**self.secrets, **secrets}, encrypted=self.encrypted)
 
     def receiver(self, target: HubCache, addresses: Any = None, **given: Any) -> Receiver:
         secrets = {**given.pop("secrets", {}), "port": given.pop("port", self.port)}

@@ -19,7 +19,7 @@ from factories import put
 from fake_processes import FakeProcesses, script
 
 from spark_cluster.node.host import Host
-from spark_cluster.resources import container, program
+from spark_cluster.resources import container, unit
 from spark_cluster.resources.base import Resource, from_wire, to_wire
 
 COMMANDS = {
@@ -163,7 +163,7 @@ def docker(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """The node with a docker; a container is not watched for a while after its start."""
     node.install("docker", "systemd")
     monkeypatch.setattr(container, "STAYS_S", 0.0)
-    monkeypatch.setattr(program, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(unit, "LOOK_EVERY_S", 0.0)
     return node
 
 

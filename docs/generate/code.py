@@ -92,7 +92,7 @@ from spark_cluster.plan.speed.constants import Constants
 from spark_cluster.plan.speed.estimate import Estimate
 from spark_cluster.plan.together import PlanTogether
 from spark_cluster.resources.base import Resource, resource_class
-from spark_cluster.resources.program import Program
+from spark_cluster.resources.unit import Program
 from spark_cluster.runner import events
 from spark_cluster.runner.events import Options, Selection
 from spark_cluster_lab import documents as lab

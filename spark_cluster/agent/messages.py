@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.node.engine_caches import check_name
 from spark_cluster.node.store.manifest import Manifest, check_commit
-from spark_cluster.node.tuned_kernels import check_name
 from spark_cluster.node.values import ResourceError
 
 # The shape of a JSON value that a node has sent, checked before anything else reads it.

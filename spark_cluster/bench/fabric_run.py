@@ -28,9 +28,9 @@ from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING
 from spark_cluster.engine.ray_cluster import ray_jobs
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
+from spark_cluster.node import paths
 from spark_cluster.plan.room import batched_tokens
 from spark_cluster.plan.speed.serving import serving_of
-from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -265,7 +265,7 @@ def end_limit_s(join_timeout_s: float) -> float:
 
 def end_command(run: str) -> list[str]:
     """Return the command that ends the Ray of a run on a node."""
-    return ["sh", "-c", END, "end", RAY, MEASURING, run, f"{FOLDER}/{RAY}.service"]
+    return ["sh", "-c", END, "end", RAY, MEASURING, run, f"{paths.SYSTEMD_UNITS}/{RAY}.service"]
 
 
 def arm(sessions: Iterable[Session], run: str, seconds: float) -> None:
@@ -295,7 +295,7 @@ def start_no_more(sessions: Iterable[Session]) -> None:
         SparkClusterError: a node does not do so.
     """
     for session in sessions:
-        done = session.run(["sh", "-c", ONCE, "once", RAY, f"{FOLDER}/{RAY}.service"])
+        done = session.run(["sh", "-c", ONCE, "once", RAY, f"{paths.SYSTEMD_UNITS}/{RAY}.service"])
         if done.status != 0:
             raise Failed(
                 f"Ray would start again with the node: {done.stderr.strip()[:200]}",

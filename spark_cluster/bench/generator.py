@@ -71,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a cell is measured, as `node/bench/measure.py` reads it.
+    """How a cell is measured, as `node/measure.py` reads it.
 
     Attributes:
         env: variables for its programs.

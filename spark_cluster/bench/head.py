@@ -23,7 +23,7 @@ from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.errors import Failed, Refused, SparkClusterError
-from spark_cluster.node.bench.measure import CLEAR, DOCKER_S
+from spark_cluster.node.measure import CLEAR, DOCKER_S
 from spark_cluster.runner.play import Play
 
 WAIT_S = 2.0

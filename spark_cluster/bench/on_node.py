@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.errors import Failed
-from spark_cluster.node import own_program, paths
-from spark_cluster.node.bench import measure
+from spark_cluster.node import measure, own_program, paths
 from spark_cluster.node.replies import decoded
 from spark_cluster.resources import Command, Directory, File, Resource
 from spark_cluster.runner import wire
@@ -26,7 +25,7 @@ ARCHIVE = "programs.pyz"
 """In a folder of a run: the programs that measure there. The name is not their hash: by its command
 a unit is found again that was started by another version."""
 
-MAIN, ASK = "spark_cluster.node.bench.measure", "spark_cluster.node.bench.ask"
+MAIN, ASK = "spark_cluster.node.measure", "spark_cluster.node.completions"
 
 MEASURED = 'test -e "$0" || exit 0; exec 9<"$0"; flock --shared --nonblock 9 || cat "$0"'
 """Prints the folder whose cells are being measured; nothing where none are."""

@@ -38,8 +38,8 @@ from spark_cluster.config.topology import Node
 from spark_cluster.config.yamlfile import Problem, dotted
 from spark_cluster.engine.image_copies import why_not_in_registry
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
+from spark_cluster.node.dockerd import DockerImage, image_answer, image_question
 from spark_cluster.node.durable import write_file
-from spark_cluster.node.images import DockerImage, answered, question
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -298,7 +298,7 @@ def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -
     head_first = sorted(play.nodes, key=lambda node: not node.is_head)
     sessions = [play.session(node) for node in head_first]
     names = sorted({recipe.image.reference for recipe in recipes.values()} - {""})
-    commands = {name: question(name) for name in names}
+    commands = {name: image_question(name) for name in names}
     waiting = [(one.node, one.submit("gather", commands=commands)) for one in sessions]
     here = [(node, pending.wait()["commands"]) for node, pending in waiting]
     refusals: dict[str, str] = {}
@@ -309,7 +309,7 @@ def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -
         if recipe is None or not recipe.image.reference:
             continue
         used = here[: setup.tp * setup.replicas]
-        found = {node: answered(told.get(recipe.image.reference)) for node, told in used}
+        found = {node: image_answer(told.get(recipe.image.reference)) for node, told in used}
         digest, why = candidate(setup, recipe), ""
         if digest and not all(image and is_recorded(setup, image) for image in found.values()):
             by_digest = f"{without_tag(recipe.image.ref)}@{digest}"

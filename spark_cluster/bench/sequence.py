@@ -34,10 +34,10 @@ from spark_cluster.errors import (
     Unreachable,
     VerificationFailed,
 )
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.durable import make_folder, write_file
-from spark_cluster.node.masking import mask
+from spark_cluster.node.values import mask
 from spark_cluster.runner.play import Play
 
 # The server of a step: brought up, its answers checked, and taken down.
@@ -268,7 +268,7 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
     answer = play.session(play.head).request(
         "gather", commands={SERVER: runtime.question(SERVER)}, files={"endpoint": DESCRIPTION}
     )
-    running = unit_state.answered(answer["commands"][SERVER])
+    running = containers.answered(answer["commands"][SERVER])
     other = ", ".join(one.model for one in models_of(answer["files"]["endpoint"]))
     if running.status != "absent" and not is_of(measured[-1], running):
         other = running.labels.get(RECIPE, "another server")

@@ -1,6 +1,6 @@
 """What telemetry says of a measurement: reasons against it, and the acceptance of drafted tokens.
 
-The counters of drafts are in the sampler's lines, once a second (see node/engine_metrics.py). Of a
+The counters of drafts are in the sampler's lines, once a second (see node/telemetry.py). Of a
 cell what counts is by how much they grew between its begin and its end, with its warm-up.
 """
 

@@ -26,10 +26,9 @@ from spark_cluster.bench.run_folder import json_of, number
 from spark_cluster.bench.suite import Slo, Suite
 from spark_cluster.config.folders import CACHES
 from spark_cluster.engine.deployment import Server
-from spark_cluster.node import confinement
-from spark_cluster.node.bench import measure
+from spark_cluster.node import confinement, measure
 from spark_cluster.node.store.manifest import whole_folder
-from spark_cluster.resources.program import split_mount
+from spark_cluster.resources.unit import split_mount
 
 NAME = "vllm-bench"
 

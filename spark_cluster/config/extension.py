@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile, SparkClusterError
 from spark_cluster.node import paths
-from spark_cluster.node.project_code import PROJECT_PACKAGE
+from spark_cluster.node.values import PROJECT_PACKAGE
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -24,7 +24,7 @@ from spark_cluster.config import extension
 from spark_cluster.config.extension import Extensions, broken, extensions_in_use, forget, using
 from spark_cluster.config.yamlfile import Sourced, did_you_mean, load, shown
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.node.project_code import PROJECT_PACKAGE, PROJECT_RESOURCES
+from spark_cluster.node.values import PROJECT_PACKAGE, PROJECT_RESOURCES
 from spark_cluster.resources import base
 from spark_cluster.resources.base import Resource
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, model_validator
 
 from spark_cluster.config.schema import EnvName, LaptopPath, Schema
 from spark_cluster.errors import UsageError
-from spark_cluster.node.masking import MASK
+from spark_cluster.node.values import MASK
 
 _ADVICE = "expected {env: NAME} or {file: PATH}"
 

@@ -26,12 +26,10 @@ from spark_cluster.engine.link_check import Cabling
 from spark_cluster.engine.names import PAUSE, PROGRAMS
 from spark_cluster.engine.runtime import JOURNAL
 from spark_cluster.issues.entries import Effect, shipped
-from spark_cluster.node import container_gpu, unit_state
+from spark_cluster.node import confinement, containers, dockerd, paths
 from spark_cluster.node.containers import ContainerState, parse_containers, with_logs
 from spark_cluster.node.health import Completion
 from spark_cluster.node.nvidia_smi import THROTTLE
-from spark_cluster.resources import docker
-from spark_cluster.resources.unit import FOLDER
 
 # The result of a check: a status, what was found, and the known issue that explains it.
 
@@ -253,7 +251,7 @@ def _listed(context: Context) -> dict[str, NodeSource]:
         "{kernel_words}": kernel_words(),
         "{cache_root}": (context.cache_root,),
         "{model_paths}": context.model_paths,
-        "{unit_folder}": (FOLDER,),
+        "{unit_folder}": (paths.SYSTEMD_UNITS,),
         "{versions_code}": (VERSIONS_CODE,),
     }
     return {name: _source(name, given, known) for name, given in _file().items()}
@@ -272,15 +270,15 @@ def _of_modules(context: Context) -> dict[str, NodeSource]:
     """The sources whose commands and files are known elsewhere."""
     smi, asked = "nvidia-smi", ray.question(context.dashboard)
     load = (smi, f"--query-gpu={GPU_LOAD}", "--format=csv,noheader,nounits")
-    devices = shell(container_gpu.SPECIFICATIONS, *container_gpu.FOLDERS)
+    devices = shell(confinement.SPECIFICATIONS, *confinement.FOLDERS)
     commands = {
         "load": ("nvidia-smi: load, clock, power", load, smi),
         "apps": ("nvidia-smi --query-compute-apps", tuple(fact_gathering.COMPUTE_APPS), smi),
         "cdi": ("CDI specifications", devices, ""),
-        "gpu_access": ("control groups of containers", shell(container_gpu.ACCESS), "docker"),
-        "image_store": ("docker info", tuple(docker.STORE), "docker"),
+        "gpu_access": ("control groups of containers", shell(confinement.ACCESS), "docker"),
+        "image_store": ("docker info", tuple(dockerd.STORE), "docker"),
         "firewall": ("nft list table", firewall.LIST, "nft"),
-        **{n: (f"systemctl show {n}", tuple(unit_state.question(n)), "") for n in PROGRAMS},
+        **{n: (f"systemctl show {n}", tuple(containers.question(n)), "") for n in PROGRAMS},
     }
     return {
         **{n: NodeSource(label, argv, tool=tool) for n, (label, argv, tool) in commands.items()},
@@ -466,7 +464,7 @@ class Observations:
         """
         units = tuple(self._units())
         if units:
-            units = with_logs(units, unit_state.stamped(self.output("unit_logs")))
+            units = with_logs(units, containers.stamped(self.output("unit_logs")))
         if not self.has("docker"):
             return units
         return (*parse_containers(self.output("containers"), self.output("logs")), *units)
@@ -476,7 +474,7 @@ class Observations:
             if self.hangs(name):
                 raise NotSeen(self._prefix + self.hangs(name))
             done = self.answer["commands"].get(name)
-            state = unit_state.parse(done["stdout"], name) if done and done["stdout"] else None
+            state = containers.parse(done["stdout"], name) if done and done["stdout"] else None
             if state is not None and state.status != "absent":
                 yield state
 

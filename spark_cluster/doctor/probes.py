@@ -143,8 +143,8 @@ STREAMS = 8
 SECONDS = 1.0
 PORT = 18517
 
-RECEIVER = "spark_cluster.node.probes.receiver"
-SENDER = "spark_cluster.node.probes.sender"
+RECEIVER = "spark_cluster.node.probes:receive"
+SENDER = "spark_cluster.node.probes:send"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from spark_cluster.engine.ray import parse_nodes
 from spark_cluster.engine.runtime import first_error
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues.entries import ORDER, Issue, LogCheck, LogPattern, catalogue, shipped
-from spark_cluster.node import container_gpu
+from spark_cluster.node import confinement
 from spark_cluster.node.containers import FIREWALL, ContainerState, LogLine
-from spark_cluster.node.images import parse_images
-from spark_cluster.resources.docker import CONTAINERD_STORE
+from spark_cluster.node.dockerd import CONTAINERD_STORE, parse_images
 
 # Checks of how Docker gives containers the GPU, and of where it keeps images.
 
@@ -39,7 +38,7 @@ def cdi(seen: Observations) -> Verdict:
         if tab and spec:
             stale.setdefault(spec, []).append(path[:200])
     shown = [f"{spec} names {_and_more(paths)}, not there" for spec, paths in stale.items()]
-    first, second = ({s for s in found if s.startswith(f)} for f in container_gpu.FOLDERS)
+    first, second = ({s for s in found if s.startswith(f)} for f in confinement.FOLDERS)
     if stale and stale.keys() <= first and second:
         return warn(f"{'; '.join(shown)}; {', '.join(sorted(second))} goes before it")
     if stale:
@@ -54,7 +53,7 @@ def gpu_access(seen: Observations) -> Verdict:
     """running containers can open the GPU and keep it"""
     if not seen.has("docker"):
         return ok("Docker is not installed")
-    rows = container_gpu.states(seen.output("gpu_access"))
+    rows = confinement.states(seen.output("gpu_access"))
     names = {state: ", ".join(n for n, s, _ in rows if s == state) for _, state, _ in rows}
     if "lost" in names:
         return fail(f"{names['lost']}: started with the GPU, and may not open it")

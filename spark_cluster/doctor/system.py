@@ -11,7 +11,7 @@ from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, ok, warn
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.issues.rules_flags import SYSTEM_UID_MAX
-from spark_cluster.node.memory import SSH_STOPS_KIB
+from spark_cluster.node.load_watch import SSH_STOPS_KIB
 
 GIB = 2**30
 LOW_DISK = 50 * GIB

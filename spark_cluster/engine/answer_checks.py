@@ -18,7 +18,7 @@ from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion, complete, streamed
+from spark_cluster.node.completions import ChatCompletion, complete, streamed
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.session import Answer, Session
 
@@ -68,11 +68,11 @@ class Client:
     def wrong(self, message: str, hint: str) -> VerificationFailed:
         return VerificationFailed(message, where=self.where, hint=hint)
 
-    def ask(self, check: str, content: Any, **options: Any) -> Completion:
+    def ask(self, check: str, content: Any, **options: Any) -> ChatCompletion:
         """The answer to one message of the user; as `chat`."""
         return self.chat(check, [{"role": "user", "content": content}], **options)
 
-    def chat(self, check: str, messages: Sequence[Message], **options: Any) -> Completion:
+    def chat(self, check: str, messages: Sequence[Message], **options: Any) -> ChatCompletion:
         """The model's next message of a conversation, at temperature 0.
 
         Args:
@@ -129,7 +129,7 @@ class Client:
         hint = "spark-cluster logs shows more"
         return RequestFailed(message, answer.status, reason, where=self.where, hint=hint)
 
-    def _must_be_its_model(self, check: str, found: Completion) -> None:
+    def _must_be_its_model(self, check: str, found: ChatCompletion) -> None:
         others = sorted(found.models - {self.endpoint.model})
         if others or not found.models:
             who = ", ".join(map(repr, others)) or "a model without a name"
@@ -306,7 +306,7 @@ def short_answers(client: Client) -> str:
     return replies.short(", ".join(said))
 
 
-def ask_short(client: Client, check: str, prompt: str, *, stream: bool = False) -> Completion:
+def ask_short(client: Client, check: str, prompt: str, *, stream: bool = False) -> ChatCompletion:
     """The answer to a short question, without reasoning where the model can leave it."""
     options = without_reasoning(client)
     return client.ask(check, prompt, max_tokens=SHORT_TOKENS, stream=stream, **options)
@@ -323,7 +323,7 @@ def without_reasoning(client: Client) -> dict[str, Any]:
     return {"chat_template_kwargs": {"enable_thinking": False}}
 
 
-def wrong_answer(found: Completion, right: tuple[str, ...]) -> str:
+def wrong_answer(found: ChatCompletion, right: tuple[str, ...]) -> str:
     """Return why a short answer is not right; empty when it is."""
     if not found.content.strip() and found.finish == "length":
         return f"there is no answer within {SHORT_TOKENS} tokens, expected {right[0]!r}"

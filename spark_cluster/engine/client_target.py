@@ -34,7 +34,7 @@ from spark_cluster.engine.deployment import running
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, described, models_of
 from spark_cluster.errors import Failed, Unreachable, UsageError
-from spark_cluster.node import durable, replies, unit_state
+from spark_cluster.node import containers, durable, replies
 from spark_cluster.node.containers import ENDPOINT
 from spark_cluster.runner.dialer import SshConnection, carried
 from spark_cluster.runner.session import Session
@@ -233,7 +233,7 @@ def current(session: Session, node: str) -> Current:
         commands={SERVER: runtime.question(SERVER)},
         files={"endpoint": DESCRIPTION},
     )
-    state = unit_state.answered(answer["commands"][SERVER])
+    state = containers.answered(answer["commands"][SERVER])
     description = answer["files"]["endpoint"]
     if models := models_of(description):
         return _first(session, models, description)

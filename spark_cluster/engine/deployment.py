@@ -28,8 +28,7 @@ from spark_cluster.engine.names import server_name
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.node.containers import ENDPOINT, FIREWALL, MODEL, Kind
-from spark_cluster.node.health import Completion
-from spark_cluster.node.supervision.model_probe import completion_of, request_of
+from spark_cluster.node.health import Completion, completion_of, request_of
 from spark_cluster.runner.session import Answer, Session
 
 if TYPE_CHECKING:

@@ -42,12 +42,7 @@ from spark_cluster.engine.start import obsolete_programs, token
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node import confinement
 from spark_cluster.node.output import gigabytes
-from spark_cluster.node.store.manifest import (
-    KEPT_FREE,
-    Manifest,
-    folder_name,
-    snapshot_folder,
-)
+from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, folder_name, snapshot_folder
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 

@@ -32,12 +32,16 @@ from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.runtime import BEGINNING_BYTES
 from spark_cluster.errors import Refused, SparkClusterError
-from spark_cluster.node import durable, images, launch_records, unit_state
+from spark_cluster.node import containers, dockerd, durable, engine_caches
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
-from spark_cluster.node.engine_caches import of_environment, short
-from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.node.engine_caches import (
+    TUNED_VARIABLE,
+    LaunchRecord,
+    of_environment,
+    short,
+    tuned_folder,
+)
 from spark_cluster.node.store.manifest import revision_of
-from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session
 
@@ -51,7 +55,7 @@ TunedOn = Mapping[str, Sequence[Mapping[str, Any]]]
 def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
     """Ask the nodes for what is tuned for a server's model; nothing is asked where it cannot be."""
     recipe, folder = server.recipe, server.cache_root
-    if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
+    if recipe.engine != "vllm" or recipe.venv is not None or TUNED_VARIABLE in recipe.env:
         return {}
     waiting = {
         node.name: play.session(node).submit("caches", what="state", folder=folder)
@@ -92,10 +96,10 @@ def with_tuned_kernels(play: Play, server: Server, found: TunedOn) -> Server:
             f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
         )
         return server
-    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
+    folder = tuned_folder(server.cache_root, image, server.recipe.model.name, server.tp)
     return replace(
         server,
-        env={**server.env, VARIABLE: folder},
+        env={**server.env, TUNED_VARIABLE: folder},
         mounts=(*server.mounts, f"{folder}:{folder}:ro"),
         labels={**server.labels, TUNED: " ".join(sorted(files))},
     )
@@ -111,9 +115,9 @@ def fitting(
 
 def image_on_head(play: Play, server: Server) -> str:
     """Return the id of the image on the head; `-` where it is not there yet."""
-    asked = {"image": images.question(server.image)}
+    asked = {"image": dockerd.image_question(server.image)}
     answer = play.session(server.nodes[0]).request("gather", commands=asked)
-    found = images.answered(answer["commands"]["image"])
+    found = dockerd.image_answer(answer["commands"]["image"])
     return found.id if found is not None else "-"
 
 
@@ -334,7 +338,7 @@ class Upcoming:
         state = session.submit("caches", what="state", folder=self.folders[node])
         if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
             return Asked(state, None)  # Docker takes longer to answer than all else
-        asked = {"image": images.question(self.image or self.recipe.image.ref)}
+        asked = {"image": dockerd.image_question(self.image or self.recipe.image.ref)}
         return Asked(state, session.submit("gather", commands=asked))
 
     def judge(self, asked: Mapping[str, Asked], tp: int) -> Warmth:
@@ -353,13 +357,13 @@ class Upcoming:
             answer = asked.image.wait()["commands"]["image"] if asked.image is not None else None
         except SparkClusterError as error:
             return NodeWarmth("unknown", (error.message,))
-        recipe, image = self.recipe, images.answered(answer)
+        recipe, image = self.recipe, dockerd.image_answer(answer)
         own = image.id if image is not None else ""
         entries = fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
         found = without_nodes(recipe)
         if found is None:
-            read = map(launch_records.from_dict, state["launches"])
+            read = map(engine_caches.launch_from_dict, state["launches"])
             records = [record for record in read if record is not None]
             environment = of_environment(recipe.venv.path) if recipe.venv else ""
             launch = replace(wanted(recipe, tp), image=own)
@@ -441,7 +445,7 @@ def _made(one: Member) -> LaunchRecord | None:
 
 def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
     asked = session.request("gather", commands={"inspect": runtime.question(server.program)})
-    state = unit_state.answered(asked["commands"]["inspect"])
+    state = containers.answered(asked["commands"]["inspect"])
     run = f"{state.id[:12]} {state.started}".strip()
     answer = session.request(
         "caches",

@@ -292,7 +292,7 @@ LISTEN_S = 1.2
 LIMIT_S = 20.0
 """Longest wait for one node's answer, seconds."""
 
-LISTENER = "spark_cluster.node.probes.neighbours"
+LISTENER = "spark_cluster.node.probes:neighbours"
 
 
 @dataclass(frozen=True)

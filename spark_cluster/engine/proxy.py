@@ -18,8 +18,7 @@ from spark_cluster.config.recipe_schema import MODEL_KINDS, ModelKind
 from spark_cluster.config.schema import Document, Hidden, WhenSet
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.node import paths
-from spark_cluster.node.probes import unix_socket
+from spark_cluster.node import paths, probes
 from spark_cluster.resources import Line, Secret
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -493,11 +492,11 @@ def _talk(session: Session, node: str, *commands: str) -> str | None:
     """
     done = session.run(
         [ADMIN_SOCKET, str(ANSWERS_S)],
-        program=unix_socket.__name__,
+        program=f"{probes.__name__}:talk",
         stdin=f"{'; '.join(commands)}\n",
         timeout=4 * ANSWERS_S,
     )
-    if done.status == unix_socket.NOT_RUNNING:
+    if done.status == probes.NOT_RUNNING:
         return None
     if done.status != 0:
         said = done.stderr.strip().rpartition("\n")[2] or f"status {done.status}"

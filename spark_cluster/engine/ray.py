@@ -26,7 +26,7 @@ from spark_cluster.node import paths
 from spark_cluster.node.containers import DASHBOARD, RAY_NODES, ContainerState
 from spark_cluster.node.replies import at, decoded, short, text_of
 from spark_cluster.node.values import Secret
-from spark_cluster.resources.program import secret_path
+from spark_cluster.resources.unit import secret_path
 
 if TYPE_CHECKING:
     from spark_cluster.config.topology import Node

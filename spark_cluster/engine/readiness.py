@@ -29,11 +29,11 @@ from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
-from spark_cluster.node import load_guard, memory, replies, unit_state
+from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
-from spark_cluster.node.supervision.look import stop
+from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import printed
@@ -91,12 +91,12 @@ class LoadGuard:
             what = "memory is not guarded while weights load"
             self._play.note(f"{error.where}: {what}: {error.message}", warning=True)
 
-    def ended(self) -> tuple[str, load_guard.Reason] | None:
+    def ended(self) -> tuple[str, load_watch.Reason] | None:
         """Return the node on which it has ended the load, and why; None where it has not."""
-        files = {"reason": load_guard.reason_file(self._server)}
+        files = {"reason": load_watch.reason_file(self._server)}
         sessions = {n.name: self._play.session(n) for n in self._nodes if self._begun}
         waiting = {name: one.submit("gather", files=files) for name, one in sessions.items()}
-        found = {n: load_guard.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
+        found = {n: load_watch.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
         return next(((name, reason) for name, reason in found.items() if reason), None)
 
     def end(self) -> None:
@@ -112,7 +112,7 @@ def _ask_guard(
 ) -> list[tuple[Node, Any]]:
     """Ask the nodes whose memory is the GPU's, all at once."""
     waiting = [
-        (node, play.session(node).submit("load_guard", memory.RECLAIM_S, what=what, **given))
+        (node, play.session(node).submit("load_guard", load_watch.RECLAIM_S, what=what, **given))
         for node in nodes
         if not node.facts.gpu_memory.of_gpu
     ]
@@ -212,7 +212,7 @@ def progress(play: Play, server: Server) -> Seen:
         answer = session.request("gather", commands=asked)
         tables = printed(answer)
         found[f"compilers on {node.name}"] = _compilers([tables[f"cpu {n}"] for n in programs])
-        states = [unit_state.answered(answer["commands"][name]) for name in programs]
+        states = [containers.answered(answer["commands"][name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
         folder = short(image) if image else of_environment(server.venv)
         root = server.cache_root
@@ -292,7 +292,7 @@ def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
         {f"{name} {RAY}": runtime.read_log(play.connections.session(name), RAY)}
     )
     # Docker would start it again and again; what it said stays to be read.
-    play.connections.session(name).run(stop(RAY, state.runtime))
+    play.connections.session(name).run(stop_command(RAY, state.runtime))
     return Failed(
         f"Ray on {name} ended {state.restarts} times: "
         f"{fault.text if fault else 'its log has no error'}",
@@ -442,7 +442,7 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
     """State of a program on a node, by default the head, whatever runs it."""
     session = play.connections.session(node or play.head.name)
     asked = {"inspect": runtime.question(name)}
-    return unit_state.answered(session.request("gather", commands=asked)["commands"]["inspect"])
+    return containers.answered(session.request("gather", commands=asked)["commands"]["inspect"])
 
 
 def _ended(
@@ -459,7 +459,7 @@ def _ended(
     if short := guard.ended():  # asked last: it may be the reason for a state
         node, reason = short
         for name, state in states.items():
-            play.connections.session(name).run(stop(server.program, state.runtime))
+            play.connections.session(name).run(stop_command(server.program, state.runtime))
         return LoadEnded(
             f"the load was ended before the node ran out of memory: {reason}",
             where=f"{node} {server.program}",
@@ -478,7 +478,7 @@ def _rank_ended(play: Play, server: Server, state: ContainerState, name: str) ->
     last = runtime.last_line(runtime.read_log(session, server.program, lines=20))
     who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
-    session.run(stop(server.program, state.runtime))
+    session.run(stop_command(server.program, state.runtime))
     return ServerEnded(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{name} {server.program}",

@@ -38,10 +38,9 @@ from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.tool_checks import TOOL_CHECKS
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.issues import rules
-from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion
-from spark_cluster.node.supervision import model_probe
-from spark_cluster.node.supervision.model_probe import (
+from spark_cluster.node import health, replies
+from spark_cluster.node.completions import ChatCompletion
+from spark_cluster.node.health import (
     DISTINCT,
     FORM_TYPE,
     SAME,
@@ -271,7 +270,7 @@ def filler_with(count: int, code: str, depth: float) -> Callable[[float], str]:
     return lambda share: f"{filler(round(count * share), fact(code), depth)}\n{QUESTION}"
 
 
-def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) -> Completion:
+def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) -> ChatCompletion:
     """The answer about one fact; with a shorter prompt where the server finds it too long."""
     tried = 1
     while True:
@@ -337,14 +336,14 @@ def embedding(client: Client) -> str:
     _sized(client, [one, near, far, again])
     if client.normalized:
         _normalized(client, [one, near, far])
-    same = model_probe.cosine(one, again)
+    same = health.cosine(one, again)
     if same < SAME:
         raise client.wrong(
             f"embedding: the same text gives another vector the second time (cosine {same:.3f}, "
             f"expected at least {SAME})",
             KERNELS,
         )
-    related, unrelated = model_probe.cosine(one, near), model_probe.cosine(one, far)
+    related, unrelated = health.cosine(one, near), health.cosine(one, far)
     if unrelated > DISTINCT:
         raise client.wrong(
             "embedding: two sentences about different things have the same vector "
@@ -368,7 +367,7 @@ def reranking(client: Client) -> str:
     """
     document = _reranked(client)
     try:
-        found = model_probe.scores(document, len(DOCUMENTS))
+        found = health.scores(document, len(DOCUMENTS))
     except NotVectors as error:
         raise client.wrong(f"reranking: {error}", KERNELS) from None
     high, low = found[RELEVANT], found[1 - RELEVANT]
@@ -425,7 +424,7 @@ def _embedded(client: Client, texts: Sequence[str]) -> list[Vector]:
     except NoSuchPath as error:
         raise client.wrong(error.message, POOLING) from None
     try:
-        return model_probe.vectors(document, len(texts))
+        return health.vectors(document, len(texts))
     except NotVectors as error:
         raise client.wrong(f"embedding: {error}", f"{KERNELS}; {FOREIGN}") from None
 
@@ -445,7 +444,7 @@ def _sized(client: Client, found: Sequence[Vector]) -> None:
 
 def _normalized(client: Client, found: Sequence[Vector]) -> None:
     for vector in found:
-        length = model_probe.length(vector)
+        length = health.length(vector)
         if abs(length - 1) > UNIT:
             raise client.wrong(
                 f"embedding: a vector has the length {length:.4g}, expected 1",

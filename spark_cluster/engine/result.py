@@ -21,7 +21,7 @@ from spark_cluster.engine.ray import RayNode, RayState
 from spark_cluster.engine.readiness import Member, container_state
 from spark_cluster.engine.vram import MemoryReadings, NodeVram, sample
 from spark_cluster.engine.vram import peak as largest
-from spark_cluster.node import replies, unit_state
+from spark_cluster.node import containers, replies
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, printed
@@ -322,7 +322,7 @@ def ask_nodes(play: Play) -> list[NodeState]:
             NodeState(
                 name,
                 True,
-                {n: unit_state.answered(commands[n]) for n in (SERVER, RAY)},
+                {n: containers.answered(commands[n]) for n in (SERVER, RAY)},
                 firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
                 proxy=outputs[UNIT].strip(),
                 loader=outputs[LOADER_UNIT].strip(),

@@ -29,14 +29,13 @@ from spark_cluster.engine.proxy import DESCRIPTION, models_of, refused_by_proxy
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import KnownIssueMatch
-from spark_cluster.node import confinement, unit_state
+from spark_cluster.node import confinement, containers, paths
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.health import HEALTH_S, State
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
-from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session, printed
 
@@ -196,11 +195,11 @@ def pause(server: Server) -> list[Resource]:
 
 
 def question(name: str) -> list[list[str]]:
-    """Return the commands that tell a program's state; `unit_state.parse` reads what they print.
+    """Return the commands that tell a program's state; `containers.parse` reads what they print.
 
     The first one counts that has an answer, as the agent's `gather` takes them.
     """
-    return [unit_state.question(name), ["docker", "container", "inspect", name]]
+    return [containers.question(name), ["docker", "container", "inspect", name]]
 
 
 def servers_question() -> list[str]:
@@ -219,12 +218,12 @@ def server_names(printed: str) -> tuple[str, ...]:
 
 def log(name: str, lines: int) -> list[str]:
     """Return the command that prints the end of a program's log, with time stamps."""
-    return ["sh", "-c", LOG, "log", f"{FOLDER}/{name}.service", name, str(lines)]
+    return ["sh", "-c", LOG, "log", f"{paths.SYSTEMD_UNITS}/{name}.service", name, str(lines)]
 
 
 def beginning(name: str, size: int) -> list[str]:
     """Return the command that prints the first bytes of a program's log, without time stamps."""
-    return ["sh", "-c", BEGINNING, "log", f"{FOLDER}/{name}.service", name, str(size)]
+    return ["sh", "-c", BEGINNING, "log", f"{paths.SYSTEMD_UNITS}/{name}.service", name, str(size)]
 
 
 def processes(name: str) -> list[list[str]]:
@@ -399,7 +398,7 @@ def read_log(session: Session, container: str, *, lines: int = 400) -> str:
         done = session.run(log(container, lines))
     except Failed:  # an idle node need not even have Docker
         return ""
-    return unit_state.stamped(done.stdout + done.stderr) if done.status == 0 else ""
+    return containers.stamped(done.stdout + done.stderr) if done.status == 0 else ""
 
 
 def last_line(log: str) -> str:

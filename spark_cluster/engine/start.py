@@ -27,7 +27,7 @@ from spark_cluster.engine.readiness import Again, Member, chains, container_stat
 from spark_cluster.engine.runtime import absent, ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import NEEDS
-from spark_cluster.node.supervision.look import stop
+from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.runner.session import Session
@@ -403,7 +403,7 @@ def _wait(play: Play, server: Server, *, began: bool) -> None:
         joined()
     except SparkClusterError:
         if began:  # it would wait for the node that is missing, and be started again and again
-            play.session(server.nodes[0]).run(stop(server.program, server.runtime))
+            play.session(server.nodes[0]).run(stop_command(server.program, server.runtime))
         raise
     open_to_all()
 

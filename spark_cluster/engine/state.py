@@ -30,7 +30,7 @@ from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
 from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status, Word, ask_nodes
 from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.node.containers import (
     DATA_PARALLEL,
     FIREWALL,
@@ -390,7 +390,7 @@ def with_servers(
         states = {}
         if node.name in waiting:
             asked = waiting[node.name].wait()["commands"]
-            states = {n: unit_state.answered(d) for n, d in asked.items()}
+            states = {n: containers.answered(d) for n, d in asked.items()}
         found.append(replace(node, containers={**states, **node.containers}))
     return found
 

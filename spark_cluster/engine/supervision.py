@@ -22,12 +22,11 @@ from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory_share import RESERVE_GIB
-from spark_cluster.node import locks, own_program, paths, replies
+from spark_cluster.node import durable, own_program, paths, replies
 from spark_cluster.node.health import judge
-from spark_cluster.node.supervision.look import stop
-from spark_cluster.node.supervision.policy import SupervisionState
+from spark_cluster.node.local_server import stop_command
+from spark_cluster.node.supervisor import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
-from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner import wire
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, printed
@@ -94,7 +93,7 @@ class OwnUnit:
 
 UNIT = OwnUnit(
     "spark-cluster-supervise",
-    "spark_cluster.node.supervision.main",
+    "spark_cluster.node.supervisor",
     paths.SUPERVISION,
     paths.SUPERVISE_SETTINGS,
 )
@@ -102,7 +101,7 @@ STATE = f"{paths.SUPERVISION}/state/state.json"
 
 START_LIMIT = OwnUnit(
     "spark-cluster-start-limit",
-    "spark_cluster.node.supervision.start_limit",
+    "spark_cluster.node.local_server:limit_restarts",
     paths.START_LIMIT,
     paths.START_LIMIT_SETTINGS,
 )
@@ -128,8 +127,8 @@ def _known() -> dict[str, Any]:
         "folder": STATE.rpartition("/")[0],
         "server": SERVER,
         "ray": RAY,
-        "unit_folder": UNIT_FOLDER,
-        "lock": locks.RUN,
+        "unit_folder": paths.SYSTEMD_UNITS,
+        "lock": durable.RUN_LOCK,
         "title": TITLE.pattern,
         "ray_token": TOKEN_FILE,
         "description": proxy.DESCRIPTION,
@@ -214,7 +213,7 @@ POLL_S = 1.0
 
 LOADER = OwnUnit(
     proxy.LOADER_UNIT,
-    "spark_cluster.node.model_loader.main",
+    "spark_cluster.node.model_loader",
     paths.MODEL_LOADER,
     paths.MODEL_LOADER_SETTINGS,
     mode=0o600,
@@ -270,7 +269,7 @@ def unload_models(play: Play, found: Sequence[Member]) -> None:
     session = play.session(play.head)
     session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
     for name in present:  # which of them run may have changed since they were looked at
-        session.run(stop(name, "docker"), timeout=STOP_S)
+        session.run(stop_command(name, "docker"), timeout=STOP_S)
     stays = [one.server.program for one in found if not one.server.on_request]
     nodes = [node.name for node in play.nodes]
     vram.until_free(play.sessions, ignored=runtime.our_processes(play, nodes, stays))

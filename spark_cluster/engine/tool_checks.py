@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.answer_checks import AnswerCheck, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion
+from spark_cluster.node.completions import ChatCompletion
 from spark_cluster.node.replies import at, decoded, short, text_of
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -222,7 +222,7 @@ RAW = ("<|tool_call", "<tool_call", "[TOOL_CALLS]", "<function=", "call:{}", "[{
 is the name of a tool."""
 
 
-def converse(client: Client, name: str, question: ExactQuestion) -> list[Completion]:
+def converse(client: Client, name: str, question: ExactQuestion) -> list[ChatCompletion]:
     """Ask a question, and give the results of tools until the model calls none.
 
     Raises:
@@ -232,7 +232,7 @@ def converse(client: Client, name: str, question: ExactQuestion) -> list[Complet
     asked = question.to_dict()
     messages = list(asked["messages"])
     options = {"stream": question.stream, "tools": asked["tools"], "tool_choice": "auto"}
-    found: list[Completion] = []
+    found: list[ChatCompletion] = []
     while len(found) < ROUNDS:
         try:
             one = client.chat(name, messages, **options)

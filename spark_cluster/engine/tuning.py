@@ -16,9 +16,9 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
 from spark_cluster.models.naming import json_object
+from spark_cluster.node.engine_caches import TUNED, TUNED_VARIABLE, sizes_in, tuned_folder
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.manifest import whole_folder
-from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in
 from spark_cluster.resources import Directory, File, TunedKernels
 from spark_cluster.runner.play import Play
 
@@ -139,11 +139,11 @@ def must_be_tunable(server: Server) -> None:
             f"there is nothing to tune for {server.recipe.name}: the tuner is vLLM's, in its "
             f"image, and this is {server.engine} in {server.runtime}"
         )
-    if VARIABLE in server.recipe.env:
+    if TUNED_VARIABLE in server.recipe.env:
         raise Refused(
-            f"there is nothing to tune for {server.recipe.name}: its {VARIABLE} names a folder of "
-            "its own, so that vLLM would not look for what is tuned",
-            hint=f"leave {VARIABLE} out of the recipe's env",
+            f"there is nothing to tune for {server.recipe.name}: its {TUNED_VARIABLE} names a "
+            "folder of its own, so that vLLM would not look for what is tuned",
+            hint=f"leave {TUNED_VARIABLE} out of the recipe's env",
         )
 
 
@@ -183,9 +183,9 @@ def sent_tuner(play: Play, server: Server, tuner: Path | None) -> str:
         return ""
     text = tuner.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    folder = f"{server.cache_root}/{FOLDER}/.{TUNERS}"
+    folder = f"{server.cache_root}/{TUNED}/.{TUNERS}"
     path = f"{folder}/{digest}.py"
-    parents = [Directory(f"{server.cache_root}/{FOLDER}", mode=0o755)]
+    parents = [Directory(f"{server.cache_root}/{TUNED}", mode=0o755)]
     play.apply(server.nodes[0], [*parents, Directory(folder, mode=0o755), File(path, content=text)])
     return path
 
@@ -204,7 +204,7 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
     image = launches.image_on_head(play, server)
     entries = launches.tuned_on(play, server, [head])[head.name]
     found = launches.fitting(entries, server.tp, image)
-    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
+    folder = tuned_folder(server.cache_root, image, server.recipe.model.name, server.tp)
     paths = {str(entry["file"]): f"{folder}/{entry['file']}" for entry in found}
     answer = play.session(head).request("gather", files=paths)
     texts = {name: text for name, text in answer["files"].items() if text}
@@ -212,7 +212,7 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
         raise Failed("the tuner ended well, and left nothing", where=head.name)
     sizes = {size for text in texts.values() for size in sizes_in(json_object(text, head.name))}
     if others:
-        above = (f"{server.cache_root}/{FOLDER}", folder.rpartition("/")[0], folder)
+        above = (f"{server.cache_root}/{TUNED}", folder.rpartition("/")[0], folder)
         made = [File(paths[name], content=text) for name, text in texts.items()]
         play.apply(others, [*(Directory(path, mode=0o755) for path in above), *made])
     return " ".join(sorted(texts)), tuple(sorted(sizes))

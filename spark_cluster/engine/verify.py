@@ -38,7 +38,7 @@ from spark_cluster.engine.readiness import container_state
 from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
-from spark_cluster.node import durable, unit_state
+from spark_cluster.node import containers, durable
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
 from spark_cluster.node.replies import at, decoded
@@ -297,7 +297,7 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
     elif model is not None:
         raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
     else:
-        state = unit_state.answered(answer["commands"]["inspect"])
+        state = containers.answered(answer["commands"]["inspect"])
     life = judge(state).life
     if life is Life.UNLOADED:
         raise Failed(

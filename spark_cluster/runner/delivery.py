@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed, NotBack, SparkClusterError, Unreachable
-from spark_cluster.node.masking import mask, secrets_in
-from spark_cluster.node.values import Blob, LaptopFile, Secret
+from spark_cluster.node.values import Blob, LaptopFile, Secret, mask, secrets_in
 from spark_cluster.resources.base import Resource, to_wire
 from spark_cluster.resources.file import File
 from spark_cluster.runner.events import Applying, Bus, Changing, Note, Options, Progress, Result

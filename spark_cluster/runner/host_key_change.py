@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.fact_gathering import public_keys
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.resources.host_keys import PREPARED
+from spark_cluster.node import paths
 from spark_cluster.runner.known_hosts import (
     PublicKey,
     file_of,
@@ -98,7 +98,7 @@ def announce(connections: Connections, name: str) -> tuple[Path, list[str]]:
     """
     if connections.nodes[name].is_local:
         return Path(), []
-    ready = _keys(connections, name, f"{PREPARED}/*/key.pub")
+    ready = _keys(connections, name, f"{paths.NEXT_HOST_KEYS}/*/key.pub")
     target = connections.dialer.target(connections.nodes[name])
     return announce_keys(target, ready, connections.facts_of(name).host_keys)
 

@@ -34,7 +34,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def program(folder: str, *modules: str) -> File:
-    """Return the file by which modules with a `main` run without the agent, in units.
+    """Return the file by which programs (`own_program`) run without the agent, in units.
 
     It is an archive that is named by its hash, so that it is another file when,
     and only when, the program is another one. `own_program.entry` starts it; `UnusedPrograms`
@@ -51,7 +51,7 @@ def program(folder: str, *modules: str) -> File:
 
 @cache
 def archive(*modules: str) -> bytes:
-    """Return an archive of programs: modules with a `main`, and all that they import."""
+    """Return an archive of programs, and all that they import."""
     files = imported(*modules, "spark_cluster.node.__main__")
     files["spark_cluster/__init__.py"] = b""  # or a new version alone would be another program
     # Not compressed: the same files are the same archive, whatever zlib this machine has.
@@ -65,7 +65,7 @@ def imported(*modules: str) -> dict[str, bytes]:
     as texts: programs that they start.
     """
     found: dict[str, bytes] = {}
-    left = list(modules)
+    left = [module.partition(":")[0] for module in modules]
     while left:
         name = left.pop()
         path = _file_of(name)
@@ -87,7 +87,7 @@ def _named(node: ast.AST) -> Iterator[str]:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield from re.findall(r"^spark_cluster\.node\.[\w.]+$", node.value)
+        yield from re.findall(r"^(spark_cluster\.node\.[\w.]+)(?::\w+)?$", node.value)
     for below in ast.iter_child_nodes(node):
         yield from _named(below)
 
@@ -141,9 +141,8 @@ CORE = ""
 
 PARTS: dict[str, tuple[str, ...]] = {
     CORE: ("spark_cluster/agent/", "spark_cluster/node/", "spark_cluster/resources/"),
-    "probes": ("spark_cluster/node/probes/",),
+    "probes": ("spark_cluster/node/probes.py",),
     "store": (
-        "spark_cluster/agent/copies.py",
         "spark_cluster/agent/model_store.py",
         "spark_cluster/node/store/",
         "spark_cluster/resources/hub_model.py",
@@ -151,17 +150,19 @@ PARTS: dict[str, tuple[str, ...]] = {
     "tuner": ("spark_cluster/node/kernel_tuner.py", "spark_cluster/resources/tuned_kernels.py"),
 }
 """Each part of the agent's code and where its files are. A part is sent when an operation or a
-resource first needs one of its modules (agent/own_code.py)."""
+resource first needs one of its modules (`OwnCode` in agent/main.py)."""
 
 UNITS = (
-    "spark_cluster/node/bench/",
-    "spark_cluster/node/model_loader/",
-    "spark_cluster/node/supervision/",
+    "spark_cluster/node/completions.py",
+    "spark_cluster/node/local_server.py",
+    "spark_cluster/node/measure.py",
+    "spark_cluster/node/model_loader.py",
+    "spark_cluster/node/supervisor.py",
 )
-"""Folders with programs of units (runner/wire.py)."""
+"""Modules of programs that units start from archives of their own (`program` below)."""
 
-LAPTOP_ONLY = {PACKAGE / "agent" / name for name in ("messages.py", "shape.py")}
-"""Modules next to the agent with which the laptop checks what the agent says."""
+LAPTOP_ONLY = {PACKAGE / "agent" / "messages.py"}
+"""The module next to the agent with which the laptop checks what the agent says."""
 
 
 def code(part: str = CORE) -> bytes:
@@ -398,7 +399,7 @@ class Wire(ABC):
         """
         try:
             return frames.pack(message)
-        except frames.TooLong as error:
+        except frames.FrameTooLong as error:
             raise Failed(
                 f"`{message['op']}` is too large to be sent: {error}", where=self.node
             ) from None

@@ -15,9 +15,8 @@ from factories import apply
 
 from spark_cluster.agent import bootstrap
 from spark_cluster.node import durable
-from spark_cluster.node.durable import temporary_name, write_file
+from spark_cluster.node.durable import TemporaryFiles, temporary_name, write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.temporary import TemporaryFiles
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.resources.base import Resource
 

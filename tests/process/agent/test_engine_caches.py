@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent import operations
-from spark_cluster.node import cache_usage, durable, launch_records
+from spark_cluster.node import durable, engine_caches, paths
+from spark_cluster.node.engine_caches import LaunchRecord
 from spark_cluster.node.host import Host
-from spark_cluster.node.launch_records import LaunchRecord
 from tests.factories import put
 
 SHORT, AOT = "0a1b2c3d4e", "torch_aot_compile/" + "cd" * 32
@@ -42,56 +42,58 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def entries(root: Path) -> dict[str, cache_usage.CacheEntry]:
-    return {entry.path: entry for entry in cache_usage.usage(root)}
+def entries(root: Path) -> dict[str, engine_caches.CacheEntry]:
+    return {entry.path: entry for entry in engine_caches.usage(root)}
 
 
 # -- records -------------------------------------------------------------------------------------
 
 
 def test_a_record_is_kept_for_root_alone(tmp_path: Path) -> None:
-    launch_records.add(tmp_path, ONE)
-    path = tmp_path / launch_records.FILE.lstrip("/")
+    engine_caches.add_launch(tmp_path, ONE)
+    path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert launch_records.read(tmp_path) == [ONE]
+    assert engine_caches.launches(tmp_path) == [ONE]
 
 
 def test_a_repeated_launch_keeps_its_keys(tmp_path: Path) -> None:
     """A warm start may log less than the cold one did."""
-    launch_records.add(tmp_path, ONE)
-    launch_records.add(tmp_path, replace(ONE, arguments="b" * 64, last=20.0))
-    launch_records.add(tmp_path, replace(ONE, keys=(AOT,), last=30.0, run="new"))
-    found = launch_records.read(tmp_path)
+    engine_caches.add_launch(tmp_path, ONE)
+    engine_caches.add_launch(tmp_path, replace(ONE, arguments="b" * 64, last=20.0))
+    engine_caches.add_launch(tmp_path, replace(ONE, keys=(AOT,), last=30.0, run="new"))
+    found = engine_caches.launches(tmp_path)
     assert [record.last for record in found] == [30.0, 20.0]
     assert (found[0].keys, found[0].run) == ((AOT, SHORT), "new")
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:
-    many = [replace(ONE, recipe=f"r{n}", last=float(n)) for n in range(launch_records.MOST + 9)]
-    launch_records.write(tmp_path, many)
-    found = launch_records.read(tmp_path)
-    assert len(found) == launch_records.MOST
+    many = [
+        replace(ONE, recipe=f"r{n}", last=float(n)) for n in range(engine_caches.MOST_LAUNCHES + 9)
+    ]
+    engine_caches.write_launches(tmp_path, many)
+    found = engine_caches.launches(tmp_path)
+    assert len(found) == engine_caches.MOST_LAUNCHES
     assert found[0].recipe == many[-1].recipe
-    keys = tuple(f"torch_aot_compile/{n:064}" for n in range(launch_records.MOST_KEYS))
-    launch_records.write(tmp_path, [replace(record, keys=keys) for record in many])
-    path = tmp_path / launch_records.FILE.lstrip("/")
-    assert path.stat().st_size <= launch_records.LARGEST
-    assert launch_records.read(tmp_path)[0].recipe == many[-1].recipe
+    keys = tuple(f"torch_aot_compile/{n:064}" for n in range(engine_caches.MOST_KEYS))
+    engine_caches.write_launches(tmp_path, [replace(record, keys=keys) for record in many])
+    path = tmp_path / paths.LAUNCHES.lstrip("/")
+    assert path.stat().st_size <= engine_caches.LARGEST_RECORDS
+    assert engine_caches.launches(tmp_path)[0].recipe == many[-1].recipe
 
 
 def test_a_full_disk_leaves_the_records_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch_records.add(tmp_path, ONE)
+    engine_caches.add_launch(tmp_path, ONE)
 
     def full(_handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        launch_records.add(tmp_path, replace(ONE, recipe="qwen"))
-    assert launch_records.read(tmp_path) == [ONE]
+        engine_caches.add_launch(tmp_path, replace(ONE, recipe="qwen"))
+    assert engine_caches.launches(tmp_path) == [ONE]
 
 
 @pytest.mark.parametrize(
@@ -113,14 +115,14 @@ def test_a_full_disk_leaves_the_records_as_they_were(
     ],
 )
 def test_what_is_no_record_is_left_out(text: str | None) -> None:
-    assert launch_records.parse(text) == []
+    assert engine_caches.parse_launches(text) == []
 
 
 def test_a_record_of_another_version_is_read(tmp_path: Path) -> None:
     """An older one has all flags and no digest: it still says whose the compiled code is."""
     older = {"recipe": "a", "engine": "vllm", "tp": 2, "flags": {"x": "1"}, "keys": [SHORT]}
     text = json.dumps({"launches": [older]})
-    assert launch_records.parse(text) == [LaunchRecord("a", "vllm", keys=(SHORT,))]
+    assert engine_caches.parse_launches(text) == [LaunchRecord("a", "vllm", keys=(SHORT,))]
 
 
 # -- usage ---------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ def test_every_entry_has_its_kind_and_size(root: Path) -> None:
 def test_a_key_counts_once_a_rank_has_left_something(root: Path) -> None:
     (root / OWN / "vllm/torch_compile_cache" / ("f" * 10) / "rank_1_0").mkdir(parents=True)
     put(root / "images/another/vllm/torch_compile_cache" / AOT / "rank_0_0/model", "y")
-    found = cache_usage.compiled_keys(root)
+    found = engine_caches.compiled_keys(root)
     assert {name: sorted(keys) for name, keys in found.items()} == {
         OWN.removeprefix("images/"): sorted([SHORT, AOT]),
         "another": [AOT],
@@ -158,7 +160,7 @@ def test_what_all_images_shared_before_is_listed_and_removed(root: Path) -> None
     put(root / "triton/a", "x")
     shared = {f"vllm/torch_compile_cache/{SHORT}", "triton"}
     assert shared <= entries(root).keys()
-    assert set(cache_usage.remove(root, shared)) == shared
+    assert set(engine_caches.remove(root, shared)) == shared
 
 
 def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -171,7 +173,7 @@ def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFac
     compiled.symlink_to(outside)
     assert not [entry for entry in entries(root).values() if entry.kind == "compile"]
     chosen = {f"{OWN}/vllm/torch_compile_cache/0123456789", f"{OWN}/triton"}
-    cache_usage.remove(root, chosen)
+    engine_caches.remove(root, chosen)
     assert (outside / "0123456789/rank_0_0/model").exists()
     assert list((root / OWN / "triton").iterdir()) == []
 
@@ -179,13 +181,13 @@ def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFac
 def test_a_count_that_takes_too_long_is_a_lower_bound(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_usage, "MOST_FILES", 3)
-    assert not all(entry.whole for entry in cache_usage.usage(root))
+    monkeypatch.setattr(engine_caches, "MOST_FILES", 3)
+    assert not all(entry.whole for entry in engine_caches.usage(root))
 
 
 def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
-    assert cache_usage.usage(tmp_path / "none") == []
-    assert cache_usage.compiled_keys(tmp_path / "none") == {}
+    assert engine_caches.usage(tmp_path / "none") == []
+    assert engine_caches.compiled_keys(tmp_path / "none") == {}
 
 
 # -- removal -------------------------------------------------------------------------------------
@@ -193,18 +195,18 @@ def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
 
 def test_only_what_is_chosen_is_removed(root: Path) -> None:
     chosen = {f"{OWN}/vllm/torch_compile_cache/{AOT}", f"{OWN}/triton", "huggingface"}
-    removed = cache_usage.remove(root, {*chosen, "../etc", "vllm", "", OWN, "images"})
+    removed = engine_caches.remove(root, {*chosen, "../etc", "vllm", "", OWN, "images"})
     assert sorted(removed) == [f"{OWN}/triton", f"{OWN}/vllm/torch_compile_cache/{AOT}"]
     assert (root / OWN / "triton").is_dir(), "the containers mount what is above it"
     assert (root / "huggingface/hub/models--a--b/blobs/1").exists()
-    assert cache_usage.compiled_keys(root) == {OWN.removeprefix("images/"): [SHORT]}
+    assert engine_caches.compiled_keys(root) == {OWN.removeprefix("images/"): [SHORT]}
 
 
 def test_what_a_cut_left_of_a_removal_goes_with_the_next(root: Path) -> None:
     left = root / OWN / "vllm/torch_compile_cache/.removing-0123456789ab/rank_0_0/model"
     put(left, "x")
     assert not any(".removing-" in path for path in entries(root))
-    cache_usage.remove(root, set())
+    engine_caches.remove(root, set())
     assert not left.parent.parent.exists()
 
 
@@ -234,7 +236,7 @@ def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
     assert found["found"] == [f"torch_compile_cache/{key}/rank" for key in (SHORT, AOT)]
     record = replace(ONE, keys=(SHORT, AOT), run="c1").to_dict()
     ask(host, what="record", record=json.loads(json.dumps(record)))
-    kept = launch_records.read(tmp_path)[0]
+    kept = engine_caches.launches(tmp_path)[0]
     assert kept.keys == (SHORT, AOT)
     assert kept.last > 1e9
     assert ask(host, run="c1", **asked) == {"known": True, "found": []}

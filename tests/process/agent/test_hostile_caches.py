@@ -12,7 +12,7 @@ from hostile import container
 from hostile.container import FILE_TRICKS, FOLDER_TRICKS, exchanged, leave, untouched
 
 from spark_cluster.agent import operations
-from spark_cluster.node import tuned_kernels
+from spark_cluster.node import engine_caches
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 def keep(root: Path) -> None:
     """Keep what the tuner has written."""
     put(root / ".output" / FILE, json.dumps({"1": {"BLOCK_SIZE_M": 1}}))
-    tuned_kernels.keep(Folder(root), root / MODEL, root / ".output")
+    engine_caches.keep_tuned(Folder(root), root / MODEL, root / ".output")
 
 
 def ask(root: Path, what: str, **request: Any) -> dict[str, Any]:
@@ -97,6 +97,6 @@ def test_a_folder_that_is_exchanged_for_a_link_meanwhile(
 )  # fmt: skip
 def test_names_that_no_one_of_ours_gave(root: Path, name: str) -> None:
     ours = [{"image": IMAGE, "model": "org/m", "tp": 1, "file": FILE}]
-    assert tuned_kernels.read(root) == ours
+    assert engine_caches.tuned(root) == ours
     put(root / "tuned" / IMAGE / name, "{}")
-    assert tuned_kernels.read(root) == ours
+    assert engine_caches.tuned(root) == ours

@@ -8,11 +8,16 @@ import os
 import pytest
 from factories import apply
 
-from spark_cluster.agent.history import History
+from spark_cluster.node import durable
 from spark_cluster.node import journal as journal_module
-from spark_cluster.node import temporary
-from spark_cluster.node.durable import append_line, is_temporary, read_lines, temporary_name
-from spark_cluster.node.temporary import TemporaryFiles
+from spark_cluster.node.durable import (
+    TemporaryFiles,
+    append_line,
+    is_temporary,
+    read_lines,
+    temporary_name,
+)
+from spark_cluster.node.journal import History
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, JsonKeys, Line
 
@@ -136,7 +141,7 @@ def test_what_a_crash_left_is_removed_by_the_next_run_and_nothing_else(node):
     folder = TemporaryFiles(state).path_for(node.path("/etc/d"))
     (folder / "deep").mkdir(parents=True)
     before = {name for name in node.tree() if not any(map(is_temporary, name.split("/")))}
-    temporary._in_use.clear()  # as in another process
+    durable._in_use.clear()  # as in another process
     node.run("r1", File("/etc/mine", content="x"), Directory("/etc"))
     assert not left.exists()
     assert not folder.exists()
@@ -176,7 +181,7 @@ def test_what_cannot_be_removed_is_reported_and_stops_no_run(node, stuck, monkey
     (left[1] / "deep").mkdir(parents=True)
     for path in (left[0], left[1] / "deep/stuck", left[2]):
         path.write_text("x")
-    temporary._in_use.clear()  # as in another process
+    durable._in_use.clear()  # as in another process
     for run in ("r1", "r2"):
         host, notes = node.host(run), []
         host.note = notes.append

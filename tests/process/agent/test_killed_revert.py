@@ -12,9 +12,9 @@ import pytest
 from pipe_channel import PipeChannel
 from test_revert import Node
 
-from spark_cluster.agent.history import History
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.durable import is_temporary
+from spark_cluster.node.journal import History
 from spark_cluster.resources import Directory, File, Line
 from spark_cluster.runner import wire
 from spark_cluster.runner.session import Session

@@ -10,7 +10,7 @@ from factories import put
 
 from spark_cluster.agent import operations
 from spark_cluster.agent.messages import check, reply_to
-from spark_cluster.node import load_guard
+from spark_cluster.node import load_watch
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
 
@@ -54,10 +54,10 @@ def test_a_guard_is_a_unit_of_which_nothing_stays(host: Host, systemd: Any) -> N
     """P06: the next run takes the place of a guard that an earlier one has left."""
     ask(host, "begin", **TOLD)
     (unit,) = systemd.units()
-    assert unit["argv"][-2] == f"{load_guard.PROGRAM}:main"
+    assert unit["argv"][-2] == f"{load_watch.__name__}:main"
     settings = json.loads(unit["argv"][-1])
     assert settings == {**TOLD, "health": "", "root": str(host.root)}
-    reason = put(host.root / load_guard.reason_file("spark-vllm").lstrip("/"), "{}")
+    reason = put(host.root / load_watch.reason_file("spark-vllm").lstrip("/"), "{}")
     ask(host, "begin", **TOLD)
     assert systemd.units()[0]["starts"] == 2
     assert not reason.exists()

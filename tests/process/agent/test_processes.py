@@ -17,13 +17,13 @@ from hung_processes import ended, frozen_disk, lives, pid_in, state
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, HANG_S, until, with_a_limit
 
-from spark_cluster.agent import gathering, main
-from spark_cluster.agent.operations import Laptop, Node, carry_out
+from spark_cluster.agent import main, operations
+from spark_cluster.agent.operations import AgentNode, Laptop, carry_out
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.node import output, processes
-from spark_cluster.node.host import Cancelled, Host
-from spark_cluster.node.processes import Processes, Running
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Cancelled, Processes, Running
 from spark_cluster.resources import ResourceError
 
 SHIPPED_GRACES = processes.TERM_GRACE + processes.KILL_GRACE
@@ -189,7 +189,7 @@ def test_what_does_not_take_a_signal_is_given_up(host, given_up, monkeypatch, tm
 
 def gathered(tmp_path, **request):
     laptop = Laptop(lambda _: None, lambda _: [], lambda _: "", None)
-    return carry_out(Node(tmp_path), {"op": "gather", **request}, laptop)
+    return carry_out(AgentNode(tmp_path), {"op": "gather", **request}, laptop)
 
 
 def test_the_remainder_of_the_facts_comes_when_one_program_hangs(tmp_path, given_up):
@@ -233,7 +233,7 @@ def test_doctor_tells_a_program_that_hangs_from_one_that_is_missing(tmp_path):
 
 
 def test_files_after_one_that_hangs_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(gathering, "FILE_S", 0.3)
+    monkeypatch.setattr(operations, "FILE_S", 0.3)
     os.mkfifo(tmp_path / "hangs")  # nobody ever writes to it
     (tmp_path / "text").write_text("here")
     answer = gathered(tmp_path, files={"a": "/hangs", "b": "/text"}, trees={"c": "/te*"})

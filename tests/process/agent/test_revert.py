@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scratch_root import Node
 
-from spark_cluster.agent.history import History
 from spark_cluster.node import journal as journal_module
 from spark_cluster.node.host import Host
-from spark_cluster.node.journal import Journal
+from spark_cluster.node.journal import History, Journal
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line, ResourceError
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT

@@ -12,7 +12,8 @@ from waiting import FAR_S, until
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.node import units
-from spark_cluster.node.host import Cancelled, Host
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Cancelled
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Package, ResourceError
 from spark_cluster.resources.package import apt

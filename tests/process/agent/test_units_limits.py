@@ -14,7 +14,8 @@ from hung_processes import ended, limit_once, pid_in
 from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.node import units, worker
-from spark_cluster.node.host import Cancelled, Host
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Cancelled
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import ResourceError
 

@@ -21,8 +21,8 @@ from spark_cluster.bench.expansion import PlannedCell, expand
 from spark_cluster.bench.generator import At
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite import Suite
-from spark_cluster.node.bench import ask
-from spark_cluster.node.bench.measure import PLAN
+from spark_cluster.node import completions
+from spark_cluster.node.measure import PLAN
 from spark_cluster.runner import wire
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
@@ -199,7 +199,7 @@ def test_one_question_that_is_refused_is_a_wrong_answer(tmp_path, url):
         (200, ["data: {}"], "the stream ended before its end"),
         (200, ['data: {"error": {"message": "engine died"}}', "data: [DONE]"],
          "in the stream: engine died"),
-        (200, ["x" * (ask.BODY_BYTES + 1)], "more than 4 MiB"),
+        (200, ["x" * (completions.BODY_BYTES + 1)], "more than 4 MiB"),
         (502, ["<html>bad gateway"], "HTTP 502: <html>bad gateway"),
     ],
 )  # fmt: skip
@@ -227,7 +227,7 @@ def test_an_answer_without_end(url):
     Server.answer = staticmethod(drip)
     work = {"base_url": url, "model": "paris", "answer_s": 0.5}
     question = {"id": "q", "messages": [], "stream": True, "max_tokens": 5}
-    (found,) = ask.answer(work, question)
+    (found,) = completions.answer(work, question)
     stop.set()
     assert (found["status"], found["error"]) == (0, "the answer took too long")
 
@@ -238,7 +238,7 @@ def test_a_model_that_calls_tools_without_end(url):
     work = {"base_url": url, "model": "paris", "answer_s": 30}
     question = {"id": "q", "messages": [{"role": "user", "content": "?"}], "stream": False,
                 "max_tokens": 5, "results": {"get_weather": "17"}}  # fmt: skip
-    assert len(ask.answer(work, question)) == ask.ROUNDS
+    assert len(completions.answer(work, question)) == completions.ROUNDS
 
 
 def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, capsys):
@@ -249,7 +249,7 @@ def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, capsys):
     (tmp_path / "raw").mkdir()
     plan = {"cells": [{"id": "a", "questions": work}]}
     (tmp_path / PLAN).write_text(json.dumps(plan))
-    ask.ask_all(tmp_path, "a")
+    completions.ask_all(tmp_path, "a")
     text = (tmp_path / "raw/a.json").read_text()
     assert len(text.encode()) <= 16_000, "as much as is copied, and not as many characters"
     found = json.loads(text)["answers"]

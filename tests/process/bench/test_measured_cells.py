@@ -22,7 +22,7 @@ from factories import put
 from fork_server import Forked, program
 
 from spark_cluster.bench import on_node
-from spark_cluster.node.bench import measure
+from spark_cluster.node import measure
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.runner.session import Output
 
@@ -243,7 +243,7 @@ def test_a_cell_that_lost_its_server_is_measured_again_once(plan, monkeypatch, c
     """The first time the server is to blame, the second time the cell."""
     monkeypatch.setattr(measure, "LOST_S", 0.0)
     folder = plan("a", "b")
-    monkeypatch.setattr(measure.Step, "may_begin", lambda _: None)
+    monkeypatch.setattr(measure.MeasureStep, "may_begin", lambda _: None)
     Health.status = 503
     assert here(folder) == measure.NO_SERVER
     assert "the server ended in cell a" in capsys.readouterr().err

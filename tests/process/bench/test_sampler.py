@@ -16,12 +16,18 @@ from factories import put
 from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
 from waiting import HANG_S, until
 
-from spark_cluster.node import gpu_readings, telemetry
-from spark_cluster.node.engine_metrics import EngineReader, figures
-from spark_cluster.node.gpu_readings import AppsReader, GpuReader
-from spark_cluster.node.nvidia_smi import THROTTLE
+from spark_cluster.node import nvidia_smi as readers
+from spark_cluster.node import telemetry
+from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
 from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
-from spark_cluster.node.telemetry import File, Pipe, Sampler, Settings
+from spark_cluster.node.telemetry import (
+    EngineReader,
+    Pipe,
+    Sampler,
+    SamplerSettings,
+    TelemetryFile,
+    figures,
+)
 from spark_cluster.runner import wire
 
 QUICK = {"every": 0.1, "slowly": 0.1}
@@ -49,7 +55,7 @@ def alive(text: str) -> list[str]:
 
 
 @contextmanager
-def started(settings: Settings):
+def started(settings: SamplerSettings):
     process = subprocess.Popen(telemetry.argv(settings), stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -74,7 +80,7 @@ def test_a_whole_sample(root):
     put_system(root)
     nvidia_smi(root)
     with server(lambda _names: (200, PAGE)) as (url, _):
-        settings = Settings(**QUICK, metrics=url, root=str(root))
+        settings = SamplerSettings(**QUICK, metrics=url, root=str(root))
         with started(settings) as process:
             line = lines(process, lambda t: t["gpu"] and t["engine"] and t["processes"])
             errors = lines(process, lambda t: "rdma_errors" in t)
@@ -98,7 +104,9 @@ def test_a_whole_sample(root):
 
 def test_a_node_that_has_nothing(root, monkeypatch):
     monkeypatch.setenv("PATH", str(root / "none"))
-    with started(Settings(**QUICK, metrics="http://127.0.0.1:9/metrics", root=str(root))) as p:
+    with started(
+        SamplerSettings(**QUICK, metrics="http://127.0.0.1:9/metrics", root=str(root))
+    ) as p:
         line = lines(p, lambda _: True)
     missing = ("gpu", "network", "rdma", "engine", "processes")
     assert [line[name] for name in missing] == [None] * len(missing)
@@ -107,7 +115,7 @@ def test_a_node_that_has_nothing(root, monkeypatch):
 
 
 def test_real_proc():
-    sampler = Sampler(Settings())
+    sampler = Sampler(SamplerSettings())
     try:
         line = sampler.sample()
     finally:
@@ -153,7 +161,7 @@ def test_a_field_that_this_driver_does_not_have_is_left_out(root):
 
 
 def test_a_driver_that_is_not_loaded_is_noted_and_asked_again(root, monkeypatch):
-    monkeypatch.setattr(gpu_readings, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.05)
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     nvidia_smi(root, gpu=f'test -e {root}/loaded || {{ echo "{said}"; exit 9; }}; {loop()}')
     reader = GpuReader(1.0)
@@ -169,7 +177,7 @@ def test_a_driver_that_is_not_loaded_is_noted_and_asked_again(root, monkeypatch)
 
 
 def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
-    monkeypatch.setattr(gpu_readings, "SILENT_S", 0.2)
+    monkeypatch.setattr(readers, "SILENT_S", 0.2)
     hangs = "trap '' TERM; while :; do sleep 0.1; done"
     nvidia_smi(root, gpu=hangs, apps=hangs)
     gpu, apps = GpuReader(0.1), AppsReader(0.1)
@@ -193,9 +201,9 @@ def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
 def test_none_is_started_next_to_one_that_does_not_end(root, monkeypatch):
     """As in uninterruptible sleep, which no signal ends: its output stays open. They must not
     become many."""
-    monkeypatch.setattr(gpu_readings, "SILENT_S", 0.1)
-    monkeypatch.setattr(gpu_readings, "END_S", 0.1)
-    monkeypatch.setattr(gpu_readings, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(readers, "SILENT_S", 0.1)
+    monkeypatch.setattr(readers, "END_S", 0.1)
+    monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.01)
     held = f"python3 -c 'import time; time.sleep(600)' {root}/held"
     nvidia_smi(root, apps=f"echo >>{root}/starts; {held} & echo $! >{root}/pid; wait")
     reader = AppsReader(0.1)
@@ -315,7 +323,7 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_wait():
 
 def test_a_file_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(telemetry, "FILE_LIMIT", 100)
-    out = File(tmp_path / "t.jsonl")
+    out = TelemetryFile(tmp_path / "t.jsonl")
     for number in range(200):
         out.write(f"{number:09}\n")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
@@ -326,7 +334,7 @@ def test_a_file_is_bounded(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
-    out = File(tmp_path / "none/t.jsonl")
+    out = TelemetryFile(tmp_path / "none/t.jsonl")
     out.write("lost\n")
     (tmp_path / "none").mkdir()
     out.write("kept\n")
@@ -334,13 +342,13 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
 
 
 def test_a_file_on_a_full_disk():
-    File(Path("/dev/full")).write("lost\n")
+    TelemetryFile(Path("/dev/full")).write("lost\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_of_it(root, number):
     nvidia_smi(root)
-    with started(Settings(**QUICK, root=str(root))) as process:
+    with started(SamplerSettings(**QUICK, root=str(root))) as process:
         lines(process, lambda t: t["gpu"])
         assert alive(f"{root}/usr/local/bin/nvidia-smi")
         process.send_signal(number)
@@ -350,7 +358,7 @@ def test_a_signal_ends_all_of_it(root, number):
 
 def test_it_ends_when_nobody_reads(root):
     nvidia_smi(root)
-    with started(Settings(**QUICK, root=str(root))) as process:
+    with started(SamplerSettings(**QUICK, root=str(root))) as process:
         lines(process, lambda t: t["gpu"])
         process.stdout.close()
         assert process.wait(HANG_S) == 0

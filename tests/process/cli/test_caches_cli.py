@@ -11,7 +11,7 @@ import pytest
 from json_schema import document as fits
 
 from spark_cluster.engine import launches
-from spark_cluster.node import launch_records
+from spark_cluster.node import engine_caches
 from tests.factories import make_recipe, put
 
 RECIPE = "gemma4-31b-nvfp4"
@@ -37,7 +37,7 @@ def project(project: Path) -> Path:
         for key in (OLD, NEW):
             put(folder / key / "rank_0_0/model", "x" * 5000)
         os.utime(folder / OLD / "rank_0_0/model", (1e9, 1e9))
-        launch_records.add(project / node, made)
+        engine_caches.add_launch(project / node, made)
     return project
 
 
@@ -74,8 +74,8 @@ def test_status_says_why_it_is_not_known(run, project: Path) -> None:
     # No node here has a Docker.
     assert found["caches"]["state"] == "unknown"
     assert found["caches"]["reasons"][0].endswith(" is not on this node")
-    records = launch_records.read(project / "spark2")
-    launch_records.write(project / "spark2", [replace(records[0], recipe="another")])
+    records = engine_caches.launches(project / "spark2")
+    engine_caches.write_launches(project / "spark2", [replace(records[0], recipe="another")])
     _, out, _ = run("status")
     assert f"next launch of {RECIPE}: unknown: spark1: the image " in out
     assert "spark2: no launch of it is on record here" in out

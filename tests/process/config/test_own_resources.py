@@ -276,6 +276,6 @@ def test_a_file_of_another_user(project: Project, monkeypatch: pytest.MonkeyPatc
 
 def test_the_agents_name_of_the_package_is_the_bootstraps(project: Project) -> None:
     from spark_cluster.agent import bootstrap
-    from spark_cluster.node.project_code import PROJECT_PACKAGE
+    from spark_cluster.node.values import PROJECT_PACKAGE
 
     assert f'"{PROJECT_PACKAGE}"' in Path(bootstrap.__file__).read_text()

@@ -18,7 +18,7 @@ from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
 from spark_cluster.engine.answer_checks import Client, NotApplicable
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node.bench.completions import Completion, streamed
+from spark_cluster.node.completions import ChatCompletion, streamed
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
@@ -294,9 +294,9 @@ def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> 
 
 
 def test_an_answer_that_does_not_come_for_reasoning() -> None:
-    cut = Completion(reasoning="Let me think", finish="length")
+    cut = ChatCompletion(reasoning="Let me think", finish="length")
     assert "no answer within 1024 tokens" in answer_checks.wrong_answer(cut, ("paris",))
-    assert answer_checks.wrong_answer(Completion("Paris", finish="stop"), ("paris",)) == ""
+    assert answer_checks.wrong_answer(ChatCompletion("Paris", finish="stop"), ("paris",)) == ""
 
 
 # -- any reply gets a verdict ----------------------------------------------------------------------

@@ -17,10 +17,10 @@ from stored_models import COMMIT, model
 from spark_cluster.engine import node_copies
 from spark_cluster.engine.node_copies import LaptopFolder, copy_folder, uploads
 from spark_cluster.errors import Failed, Refused, UsageError
-from spark_cluster.node.store import copy_work, progress
+from spark_cluster.node.store import copy_work
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.verify import verify
+from spark_cluster.node.store.verify import progress_line, verify
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.parallel import in_parallel
 
@@ -257,6 +257,6 @@ def test_a_fabric_interface_without_its_address_is_not_taken(chain):
 
 
 def test_progress_says_bytes_speed_and_time_left():
-    line = progress.line("from spark1", 6_000_000_000, 10_000_000_000, 4_000_000_000, 2.0)
+    line = progress_line("from spark1", 6_000_000_000, 10_000_000_000, 4_000_000_000, 2.0)
     assert line == "6.0 of 10.0 GB from spark1, 2000 MB/s, 2 s left"
-    assert progress.line("from spark1", 0, 10**9, 0, 0.0) == "0.0 of 1.0 GB from spark1"
+    assert progress_line("from spark1", 0, 10**9, 0, 0.0) == "0.0 of 1.0 GB from spark1"

@@ -23,10 +23,11 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import node_copies
 from spark_cluster.errors import Failed
+from spark_cluster.node import paths
 from spark_cluster.node.store import copy_work
-from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_channel import CopyChannel
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.manifest import OURS, Manifest
+from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.parallel import start
 from spark_cluster.runner.play import Play
@@ -83,7 +84,7 @@ class Copy:
         repository = f"org/{folder.name}"  # no other test's processes are taken for its own
         document = {"repository": repository, "commit": "c" * 40, "files": files}
         self.manifest = Manifest.from_document(document)
-        self.source = HubCache(folder / "spark1/hub", folder / "spark1" / OURS.lstrip("/"))
+        self.source = HubCache(folder / "spark1/hub", folder / "spark1" / paths.MODELS.lstrip("/"))
         blob = self.source.blob(repository, files[0]["blob"])
         blob.parent.mkdir(parents=True)
         blob.write_bytes(content)
@@ -145,7 +146,7 @@ def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., 
 def kept_busy(copy: Copy) -> Iterator[None]:
     """A receiver that knows the secret and stays: by itself the sender would not end."""
     (place,) = (copy.folder / "spark1").glob("run/spark-cluster/copies/*/offered.json")
-    channel = Channel.of_receiver(json.loads(place.read_text()), encrypted=True)
+    channel = CopyChannel.of_receiver(json.loads(place.read_text()), encrypted=True)
     with channel.connected("127.0.0.1", "spark1") as stream:
         stream.request(0, 0)
         assert b"".join(map(bytes, stream.answered(memoryview(bytearray(99))))) == b"config"

@@ -11,8 +11,8 @@ from spark_cluster.engine import model_upkeep
 from spark_cluster.engine.hub_models import Wanted, hub_folder
 from spark_cluster.engine.node_copies import Copied
 from spark_cluster.errors import Refused, UsageError
+from spark_cluster.node import paths
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.manifest import OURS
 from spark_cluster.runner.events import Options
 
 WANTED = Wanted("org/model")
@@ -20,7 +20,8 @@ UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"
 
 
 def cache_of(node: FakeNode) -> HubCache:
-    return HubCache(node.root / hub_folder(CACHE_ROOT).lstrip("/"), node.root / OURS.lstrip("/"))
+    ours = node.root / paths.MODELS.lstrip("/")
+    return HubCache(node.root / hub_folder(CACHE_ROOT).lstrip("/"), ours)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from spark_cluster.engine import readiness
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import LONGEST
 from spark_cluster.errors import Failed, Interrupted
-from spark_cluster.node.load_guard import Reason, reason_file, unit
+from spark_cluster.node.load_watch import Reason, reason_file, unit
 from spark_cluster.runner.events import Event, Progress
 
 LARGE_BLOCKS = f"Node 0, zone   Normal {'9 ' * 12}1417 782\n"

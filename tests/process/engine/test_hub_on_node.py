@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.agent.gathering import Gathering
+from spark_cluster.agent.operations import Gathering
 from spark_cluster.engine.hub_models import NodeDocuments
 from spark_cluster.models.hub import HubError, HubLibrary
 from spark_cluster.models.lookup import Hub, ModelStore, find

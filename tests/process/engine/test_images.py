@@ -16,7 +16,7 @@ from fake_programs import Program, Said
 from spark_cluster.engine import image_copies
 from spark_cluster.engine.image_copies import ImageOnNode
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.resources.docker import CONTAINERD_STORE
+from spark_cluster.node.dockerd import CONTAINERD_STORE
 from spark_cluster.runner.events import Event, Note
 
 REF, PIN = "repo/image:1", f"sha256:{'d' * 64}"

@@ -26,8 +26,8 @@ from spark_cluster.engine import deployment, readiness_checks
 from spark_cluster.engine.answer_checks import Client
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node import health
 from spark_cluster.node.containers import KIND, ContainerState
-from spark_cluster.node.supervision import model_probe
 from spark_cluster.runner.session import Session
 
 PROBE = Recipe.model_fields["probe"].default
@@ -343,7 +343,7 @@ def test_any_reply_gets_a_verdict(foreign: Server, document: Any, rung: str) -> 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
 def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
-    found = model_probe.cosine(vector, vector)
+    found = health.cosine(vector, vector)
     assert found == 0.0 or math.isclose(found, 1.0, rel_tol=1e-6)
 
 

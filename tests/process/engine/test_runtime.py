@@ -13,7 +13,7 @@ from serve_plans import bare_server
 from spark_cluster.engine import runtime
 from spark_cluster.engine.engine import EngineProcess
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import Unit
 
@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     (tmp_path / "active").write_text("active")
-    for module in (runtime, unit_state):
+    for module in (runtime, containers):
         monkeypatch.setattr(module, "FOLDER", str(tmp_path))
 
     def command(argv: list[str]) -> str:
@@ -65,7 +65,7 @@ def made(tmp_path: Path) -> None:
 def state(run) -> ContainerState:
     """As the agent's `gather` asks: the first command counts that has an answer."""
     answers = (run(argv) for argv in runtime.question("spark-vllm"))
-    return unit_state.parse(next((text for text in answers if text), ""))
+    return containers.parse(next((text for text in answers if text), ""))
 
 
 def test_a_container_where_there_is_no_unit(run) -> None:
@@ -96,7 +96,7 @@ def test_the_end_of_a_log_with_time_stamps(run, tmp_path: Path) -> None:
     text = run(runtime.log("spark-vllm", 7))
     assert text == "logs --timestamps --tail 7 spark-vllm\non standard error\n"
     made(tmp_path)
-    text = unit_state.stamped(run(runtime.log("spark-vllm", 7)))
+    text = containers.stamped(run(runtime.log("spark-vllm", 7)))
     assert text == "2026-11-20T14:03:30.123456Z ValueError: no room: 5\n"
     asked = (tmp_path / "asked").read_text()
     assert "--unit spark-vllm.service --since @" in asked
@@ -111,8 +111,8 @@ def test_the_beginning_of_a_log(run, tmp_path: Path) -> None:
 
 def test_nothing_is_there() -> None:
     for nothing in ("", "[]\n"):
-        assert unit_state.parse(nothing) == ContainerState("absent")
-    assert unit_state.parse(json.dumps([{"State": {"Status": "created"}}])).status == "created"
+        assert containers.parse(nothing) == ContainerState("absent")
+    assert containers.parse(json.dumps([{"State": {"Status": "created"}}])).status == "created"
 
 
 @pytest.mark.parametrize("name", get_args(runtime.Name))

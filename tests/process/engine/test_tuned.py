@@ -17,8 +17,8 @@ from spark_cluster.engine import launches, tuning
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.engine_caches import TUNED_VARIABLE, keep_tuned, tuned_folder
 from spark_cluster.node.kernel_tuner import CONTAINER
-from spark_cluster.node.tuned_kernels import VARIABLE, folder_of, keep
 
 FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
 
@@ -44,8 +44,8 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
         caches.mkdir(parents=True)
         for one in entries:
             put(caches / "output" / one["file"], json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
-            folder = folder_of(str(caches), one["image"], one["model"], one["tp"])
-            keep(Folder(caches), Path(folder), caches / "output")
+            folder = tuned_folder(str(caches), one["image"], one["model"], one["tp"])
+            keep_tuned(Folder(caches), Path(folder), caches / "output")
     play = cluster.play
     server = server_for(make_recipe(), *play.nodes)
     return launches.with_tuned_kernels(play, server, launches.tuned_on(play, server, server.nodes))
@@ -55,8 +55,8 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
     cluster: FakeCluster,
 ) -> None:
     made = started(cluster, a=[entry(), entry(tp=1)], b=[entry()])
-    folder = folder_of(made.cache_root, "1" * 12, make_recipe().model.name, 2)
-    assert made.env[VARIABLE] == folder
+    folder = tuned_folder(made.cache_root, "1" * 12, make_recipe().model.name, 2)
+    assert made.env[TUNED_VARIABLE] == folder
     assert f"{folder}:{folder}:ro" in made.mounts
     assert made.labels[launches.TUNED] == FILE
     assert cluster.notes == []
@@ -75,20 +75,20 @@ def test_without_one_on_each_node_nothing_is_changed_nor_asked(
     cluster: FakeCluster, there: Any
 ) -> None:
     made = started(cluster, **there)
-    assert (VARIABLE in made.env, launches.TUNED in made.labels) == (False, False)
+    assert (TUNED_VARIABLE in made.env, launches.TUNED in made.labels) == (False, False)
     assert not [words for words in cluster.head.calls("docker") if words[0] == "image"]
 
 
 def test_another_image_is_another_version(cluster: FakeCluster) -> None:
     made = started(cluster, a=[entry(image="c" * 12)], b=[entry(image="c" * 12)])
-    assert VARIABLE not in made.env
+    assert TUNED_VARIABLE not in made.env
     (said,) = cluster.notes
     assert "tuned for this model with another image" in said
 
 
 def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> None:
     started(cluster, a=[entry()], b=[entry()])
-    recipe = make_recipe(env={VARIABLE: "/nothing"})
+    recipe = make_recipe(env={TUNED_VARIABLE: "/nothing"})
     nodes = cluster.play.nodes
     assert launches.tuned_on(cluster.play, server_for(recipe, *nodes), nodes) == {}
 
@@ -171,8 +171,8 @@ def test_a_model_whose_config_cannot_be_read(cluster: FakeCluster, config: str) 
 
 
 def test_a_recipe_that_would_not_use_the_result_has_nothing_to_tune() -> None:
-    server = server_for(make_recipe(env={VARIABLE: "/own"}), make_node("a"))
-    with pytest.raises(Refused, match=f"its {VARIABLE} names a folder of its own"):
+    server = server_for(make_recipe(env={TUNED_VARIABLE: "/own"}), make_node("a"))
+    with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
         tuning.must_be_tunable(server)
 
 
@@ -181,7 +181,7 @@ def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> 
     server = server_for(make_recipe(), *play.nodes)
     with pytest.raises(Failed, match="left nothing"):
         tuning.hand_on(play, server)
-    folder = folder_of(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
     text = json.dumps({"triton_version": "3.5", "4": {}, "16": {}})
     cluster.head.put(f"{folder}/{FILE}", text)
     cluster.nodes["b"].put(f"{server.cache_root}/images/.keep", "")
@@ -189,13 +189,13 @@ def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> 
     assert (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).read_text() == text
     assert launches.with_tuned_kernels(
         play, server, launches.tuned_on(play, server, server.nodes)
-    ).env[VARIABLE]
+    ).env[TUNED_VARIABLE]
 
 
 def test_what_is_no_parameters_goes_to_no_other_node(cluster: FakeCluster) -> None:
     play = cluster.play
     server = server_for(make_recipe(), *play.nodes)
-    folder = folder_of(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
     cluster.head.put(f"{folder}/{FILE}", "[]")
     with pytest.raises(InvalidFile):
         tuning.hand_on(play, server)

@@ -17,11 +17,10 @@ from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Member
-from spark_cluster.node import launch_records, tuned_kernels
+from spark_cluster.node import engine_caches, paths
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.containers import ContainerState
-from spark_cluster.node.launch_records import LaunchRecord
-from spark_cluster.node.tuned_kernels import folder_of
+from spark_cluster.node.engine_caches import LaunchRecord, tuned_folder
 from spark_cluster.runner.events import Options
 
 KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
@@ -188,7 +187,7 @@ def has(
 ) -> None:
     """Have these records and compiled code on a node, and its image by an id of this digit."""
     for one in records:
-        launch_records.add(node.root, one)
+        engine_caches.add_launch(node.root, one)
     for key in compiled:
         node.put(f"{CACHE_ROOT}/images/{number * 12}/vllm/torch_compile_cache/{key}/rank_0_0/model")
     if number:
@@ -198,8 +197,8 @@ def has(
 def is_tuned(node: FakeNode, file: str, tp: int) -> None:
     """Have parameters of kernels on a node, for the image with the digit 3."""
     caches, made = node.root / CACHE_ROOT.lstrip("/"), node.put(f"{CACHE_ROOT}/{tp}/{file}", "{}")
-    name = folder_of(str(caches), "3" * 12, make_recipe().model.name, tp)
-    tuned_kernels.keep(Folder(caches), Path(name), made.parent)
+    name = tuned_folder(str(caches), "3" * 12, make_recipe().model.name, tp)
+    engine_caches.keep_tuned(Folder(caches), Path(name), made.parent)
 
 
 def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
@@ -230,7 +229,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
     assert (smaller.state, smaller.reasons) == ("unknown", (launches.OTHER_ARGUMENTS,))
     other = judged(four)
     assert (other.state, other.tuned) == ("cold", ())
-    (one.root / launch_records.FILE.lstrip("/")).unlink()
+    (one.root / paths.LAUNCHES.lstrip("/")).unlink()
     assert judged(one).state == "unknown"
 
 
@@ -302,18 +301,18 @@ def test_a_launch_is_recorded_once_on_each_node(cluster: FakeCluster) -> None:
     assert made.run.startswith(f"{1:064x}"[:12] + " 2026-11-23T01:02:03")
     assert made.models == (f"{recipe.model.name}@{'c' * 40}",)
     launches.record(new, {server.key: "0.32.0"})
-    (kept,) = launch_records.read(cluster.head.root)
+    (kept,) = engine_caches.launches(cluster.head.root)
     assert (kept.version, kept.run) == ("0.32.0", made.run)
     assert launches.unrecorded(play, found, ["Paris"]) == {}
     launches.record({}, {server.key: "0.32.0"})
-    assert launch_records.read(cluster.head.root) == [kept]
+    assert engine_caches.launches(cluster.head.root) == [kept]
 
 
 def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -> None:
     play, head = cluster.play, cluster.head
     server = server_for(make_recipe(), *play.nodes)
     one = Member(play, server, ContainerState("running"))
-    (head.root / launch_records.FILE.lstrip("/")).mkdir(parents=True)
+    (head.root / paths.LAUNCHES.lstrip("/")).mkdir(parents=True)
     new = {server.key: (one, launches.wanted(server.recipe, server.tp))}
     launches.record(new, {server.key: "0.32.0"})
     docker = head.programs["docker"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.node import container_gpu
+from spark_cluster.node import confinement
 
 TEXT = """\
 ---
@@ -77,7 +77,7 @@ class Driver:
     @property
     def missing(self) -> list[str]:
         """What is named and is not there, without the folder of this test."""
-        lines = self.run(container_gpu.SPECIFICATIONS).stdout.splitlines()
+        lines = self.run(confinement.SPECIFICATIONS).stdout.splitlines()
         return [line.replace(str(self.root), "") for line in lines if "\t" in line]
 
 
@@ -97,19 +97,19 @@ def driver(tmp_path: Path) -> Driver:
 
 
 def described(driver: Driver) -> bool:
-    return driver.run(container_gpu.DESCRIBED).returncode == 0
+    return driver.run(confinement.DESCRIBED).returncode == 0
 
 
 def test_a_driver_that_was_changed_is_described_again(driver):
     """P03: the specification names the libraries of the driver that is there, after each change."""
     assert not described(driver)
-    assert driver.run(container_gpu.DESCRIBE).returncode == 0
+    assert driver.run(confinement.DESCRIBE).returncode == 0
     assert described(driver)
     assert driver.missing == []
     driver.install("580.142")
     assert driver.missing == ["/etc/nvidia.yaml\t/libcuda.so.580.126.09"]
     assert not described(driver)
-    assert driver.run(container_gpu.DESCRIBE).returncode == 0
+    assert driver.run(confinement.DESCRIBE).returncode == 0
     assert described(driver)
     assert "libcuda.so.580.142" in (driver.root / "etc/nvidia.yaml").read_text()
 
@@ -122,12 +122,12 @@ def test_the_service_of_the_toolkit_describes_first(driver):
         'test "$*" = "restart nvidia-cdi-refresh.service" || exit 1\n'
         f"nvidia-ctk cdi generate --output={driver.root}/run/nvidia.yaml",
     )
-    assert driver.run(container_gpu.DESCRIBE).returncode == 0
+    assert driver.run(confinement.DESCRIBE).returncode == 0
     for folder in driver.folders:
         assert "libcuda.so.580.126.09" in Path(folder, "nvidia.yaml").read_text()
     (driver.root / "etc/nvidia.yaml").unlink()
     (driver.root / "run/nvidia.yaml").unlink()
-    assert driver.run(container_gpu.DESCRIBE).returncode == 0
+    assert driver.run(confinement.DESCRIBE).returncode == 0
     assert not (driver.root / "etc/nvidia.yaml").exists(), "the service's own is enough"
 
 
@@ -141,7 +141,7 @@ def test_a_driver_that_waits_for_a_reboot_is_described_after_it(driver):
 
 def test_a_tool_that_fails_says_why(driver):
     driver.command("nvidia-ctk", "echo failed to initialize NVML >&2; exit 1")
-    done = driver.run(container_gpu.DESCRIBE)
+    done = driver.run(confinement.DESCRIBE)
     assert (done.returncode, done.stderr) == (1, "failed to initialize NVML\n")
 
 
@@ -180,11 +180,11 @@ def test_whatever_is_in_the_folders_the_scripts_end(driver):
     missing = driver.missing
     assert len([line for line in missing if line.startswith("/etc/nvidia.yaml")]) == 50
     assert "/etc/binary.yaml\t/c$(id)`id`" in missing
-    assert driver.run(container_gpu.DESCRIBE).returncode == 0
+    assert driver.run(confinement.DESCRIBE).returncode == 0
 
 
 def test_lines_in_another_form_name_no_container():
-    assert container_gpu.states("vllm lost a.scope\n\nvllm\nx y z more\n") == [
+    assert confinement.states("vllm lost a.scope\n\nvllm\nx y z more\n") == [
         ("vllm", "lost", "a.scope")
     ]
 
@@ -194,6 +194,6 @@ def test_systemd_is_told_of_units_of_containers_only():
     unit = f"docker-{'a' * 64}.scope"
     named = ("ssh.service", f"x-{unit}", f"{unit}.d", "docker-1.scope", "-H", "a" * 64)
     rows = "".join(f"vllm lost {name}\n" for name in (*named, unit))
-    assert container_gpu.to_be_told(rows) == [("vllm", unit)]
-    assert container_gpu.to_be_told(f"vllm unknown-to-systemd {unit}") == [("vllm", unit)]
-    assert container_gpu.to_be_told(f"vllm kept {unit}") == []
+    assert confinement.to_be_told(rows) == [("vllm", unit)]
+    assert confinement.to_be_told(f"vllm unknown-to-systemd {unit}") == [("vllm", unit)]
+    assert confinement.to_be_told(f"vllm kept {unit}") == []

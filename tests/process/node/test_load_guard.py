@@ -17,8 +17,8 @@ from factories import put
 from waiting import FAR_S, until
 
 from spark_cluster.models.memory_share import RESERVE_GIB
-from spark_cluster.node import load_guard, memory, own_program
-from spark_cluster.node.load_guard import FLOOR_KIB, Reason, Settings, parse
+from spark_cluster.node import load_watch, own_program
+from spark_cluster.node.load_watch import FLOOR_KIB, GuardSettings, Reason, parse
 
 GIB = 2**20
 GOOD = {"available_kib": 1.5, "free_kib": 1, "swap_free_kib": 1, "pressure": 1, "at": 1}
@@ -61,10 +61,12 @@ class Spark:
         (self.root / "proc/meminfo.new").rename(self.root / "proc/meminfo")
 
     def guard(self, limit_s: float = FAR_S, **more: Any) -> subprocess.Popen[str]:
-        told = Settings("spark-vllm", ("spark-vllm", "spark-ray"), limit_s, root=str(self.root))
+        told = GuardSettings(
+            "spark-vllm", ("spark-vllm", "spark-ray"), limit_s, root=str(self.root)
+        )
         text = json.dumps({**told.__dict__, **more})
         process = subprocess.Popen(
-            own_program.argv(load_guard.PROGRAM, text),
+            own_program.argv(load_watch.__name__, text),
             env={"PATH": f"{self.root}/bin:{os.environ['PATH']}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -92,7 +94,7 @@ class Spark:
 
     @property
     def reason(self) -> Reason | None:
-        path = self.root / load_guard.reason_file("spark-vllm").lstrip("/")
+        path = self.root / load_watch.reason_file("spark-vllm").lstrip("/")
         return parse(path.read_text()) if path.exists() else None
 
 
@@ -258,11 +260,11 @@ def test_a_reason_that_is_none(text: str | None) -> None:
 
 def test_the_floor_is_between_what_the_plan_leaves_and_where_ssh_stops() -> None:
     """P06: a load that goes as planned is never ended."""
-    assert memory.SSH_STOPS_KIB < FLOOR_KIB < RESERVE_GIB * GIB
+    assert load_watch.SSH_STOPS_KIB < FLOOR_KIB < RESERVE_GIB * GIB
 
 
 def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory() -> None:
-    command = load_guard.start(Settings("spark-vllm", ("spark-vllm",), 600.0), "/usr/bin")
+    command = load_watch.start(GuardSettings("spark-vllm", ("spark-vllm",), 600.0), "/usr/bin")
     assert "--unit=spark-cluster-load-guard-spark-vllm.service" in command
     assert {
         "--property=OOMScoreAdjust=-1000",
@@ -274,17 +276,17 @@ def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory() -> None:
 
 def test_memory_is_given_back(spark: Spark) -> None:
     """P07: caches are dropped first, so that compaction has pages to move."""
-    memory.drop(spark.root)
+    load_watch.drop(spark.root)
     assert spark.dropped
     (spark.root / "proc/sys/vm").rename(spark.root / "proc/sys/none")
     with pytest.raises(FileNotFoundError):
-        memory.drop(spark.root)
+        load_watch.drop(spark.root)
 
 
 def test_pressure(spark: Spark) -> None:
-    assert memory.pressure(spark.root) == 42.17
+    assert load_watch.pressure(spark.root) == 42.17
     for text in ("", "some avg10=1.00 avg60=0\n", "full avg10=nan avg60=0\n"):
         put(spark.root / "proc/pressure/memory", text)
-        assert memory.pressure(spark.root) is None
+        assert load_watch.pressure(spark.root) is None
     (spark.root / "proc/pressure/memory").unlink()
-    assert memory.pressure(spark.root) is None
+    assert load_watch.pressure(spark.root) is None

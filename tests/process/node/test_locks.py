@@ -15,10 +15,9 @@ from hostile import user
 from waiting import HANG_S
 
 from spark_cluster.engine import supervision
-from spark_cluster.node import kernel_tuner, locks
-from spark_cluster.node.bench import measure
-from spark_cluster.node.locks import Locked, NodeLock
-from spark_cluster.node.supervision.main import Supervisor
+from spark_cluster.node import durable, kernel_tuner, measure
+from spark_cluster.node.durable import Locked, NodeLock
+from spark_cluster.node.supervisor import Supervisor
 from spark_cluster_lab.lock import LabLock
 
 pytestmark = user.needs_root
@@ -48,14 +47,14 @@ def below(root: Path, path: str) -> Path:
 
 
 def run_lock(root: Path) -> Path:
-    lock = NodeLock(below(root, locks.RUN))
+    lock = NodeLock(below(root, durable.RUN_LOCK))
     lock.take({"run": "r1", "command": "up --set secret"})
     lock.release()
     return lock.path
 
 
 def supervisors_lock(root: Path) -> Path:
-    path = below(root, locks.RUN)
+    path = below(root, durable.RUN_LOCK)
     config = {
         **supervision.configuration({"misses": 2, "pause_s": 10, "answer_s": 5}, make_node("h")),
         "lock": str(path),
@@ -66,7 +65,7 @@ def supervisors_lock(root: Path) -> Path:
 
 
 def tuners_lock(root: Path) -> Path:
-    path = below(root, locks.TUNING)
+    path = below(root, durable.TUNING_LOCK)
     with kernel_tuner._alone(path):
         return path
 
@@ -108,7 +107,7 @@ def test_file_and_folder_each_keep_a_user_out(
 
 def test_a_lock_that_a_user_has_put_a_link_for_is_not_followed(root: Path) -> None:
     """No user can, in the folder of locks; a lock makes nothing elsewhere either way."""
-    path = below(root, locks.RUN)
+    path = below(root, durable.RUN_LOCK)
     path.parent.mkdir(parents=True)
     path.symlink_to(root / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
@@ -117,7 +116,7 @@ def test_a_lock_that_a_user_has_put_a_link_for_is_not_followed(root: Path) -> No
 
 
 def test_the_owner_of_the_run_lock_is_named_to_root_alone(root: Path) -> None:
-    lock, other = NodeLock(below(root, locks.RUN)), NodeLock(below(root, locks.RUN))
+    lock, other = NodeLock(below(root, durable.RUN_LOCK)), NodeLock(below(root, durable.RUN_LOCK))
     lock.take({"run": "r1", "command": "up --set secret"})
     looked = user.run(f"print(Path({str(lock.path)!r}).read_text())")
     assert (looked.stdout, "PermissionError" in looked.stderr) == ("", True)
@@ -131,19 +130,19 @@ def test_who_cannot_say_that_he_holds_a_lock_does_not_hold_it(tmp_path, monkeypa
     """/run may be full when the supervisor writes its name; it goes on after that."""
     lock = NodeLock(tmp_path / "lock")
     with monkeypatch.context() as full:
-        full.setattr(locks.os, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        full.setattr(durable.os, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
         with pytest.raises(OSError, match="full"):
             lock.take({"run": "r"})
     NodeLock(tmp_path / "lock").take({"run": "s"})
 
 
 def test_a_lock_is_taken_once_and_waited_for(tmp_path: Path) -> None:
-    first, second = (locks.opened(tmp_path / "locks/one") for _ in range(2))
-    assert locks.take(first)
-    assert not locks.take(second)
-    assert not locks.take(second, within_s=0.1)
+    first, second = (durable.open_lock(tmp_path / "locks/one") for _ in range(2))
+    assert durable.take_lock(first)
+    assert not durable.take_lock(second)
+    assert not durable.take_lock(second, within_s=0.1)
     freed = threading.Timer(0.1, os.close, [first])
     freed.start()
-    assert locks.take(second, within_s=HANG_S)
+    assert durable.take_lock(second, within_s=HANG_S)
     freed.join()
     os.close(second)

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from spark_cluster.node.host import Cancelled, Host
-from spark_cluster.node.processes import KILL_GRACE, TERM_GRACE, TooLong
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import KILL_GRACE, TERM_GRACE, Cancelled, TooLong
 from spark_cluster.resources import InvalidResource, Netplan
 from spark_cluster.resources import netplan as module
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.node import kernel_tuner, locks, tuned_kernels
+from spark_cluster.node import durable, engine_caches, kernel_tuner
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources import InvalidResource, TunedKernels
@@ -92,10 +92,10 @@ PLACE = f"srv/caches/tuned/{'ab' * 6}/org%2Fm-tp1"
 
 def kept(node: Any) -> list[int]:
     """The batch sizes in the one file."""
-    (entry,) = tuned_kernels.read(node.root / "srv/caches")
+    (entry,) = engine_caches.tuned(node.root / "srv/caches")
     assert (entry["image"], entry["model"], entry["tp"]) == ("ab" * 6, "org/m", 1)
     document = json.loads((node.root / PLACE / entry["file"]).read_text())
-    return sorted(tuned_kernels.sizes_in(document))
+    return sorted(engine_caches.sizes_in(document))
 
 
 def test_tuned_once_and_then_left(tuned: Any) -> None:
@@ -110,7 +110,7 @@ def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
     assert len(runs(tuned)) == 2
     assert {path.name for path in folder.parent.iterdir()} == {folder.name}
-    lock = tuned.root / locks.TUNING.lstrip("/")
+    lock = tuned.root / durable.TUNING_LOCK.lstrip("/")
     assert [path.stat().st_mode & 0o777 for path in (lock.parent, lock)] == [0o700, 0o600]
 
 
@@ -162,7 +162,7 @@ def test_an_image_that_cannot_tune(node: Any, without: list[str], said: str, hin
     result = node.apply(MADE)
     what, _, todo = result.error.partition(" | ")
     assert (result.verdict, said in what, hint in todo) == ("failed", True, True), result.error
-    assert tuned_kernels.read(node.root / "srv/caches") == []
+    assert engine_caches.tuned(node.root / "srv/caches") == []
 
 
 def test_a_line_without_end_takes_no_memory(capsys: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_line_without_end_takes_no_memory(capsys: Any) -> None:
 
 def test_one_at_a_time(tuned: Any) -> None:
     """Another one would end the container of the first."""
-    lock = tuned.root / locks.TUNING.lstrip("/")
+    lock = tuned.root / durable.TUNING_LOCK.lstrip("/")
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -216,7 +216,7 @@ def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
 def test_a_file_that_no_tuner_writes(tmp_path: Path, text: str) -> None:
     put(tmp_path / "output" / FILE, text)
     with pytest.raises(ResourceError, match="E=8"):
-        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+        engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
 
 
 @pytest.mark.parametrize("names", [[], [FILE, "E=9.json"]])
@@ -225,13 +225,13 @@ def test_another_number_of_files_than_the_tuner_writes(tmp_path: Path, names: li
     for name in names:
         put(tmp_path / "output" / name, "{}")
     with pytest.raises(ResourceError, match="expected one file"):
-        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+        engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
 
 
 def test_only_numbers_of_tokens_are_sizes(tmp_path: Path) -> None:
     put(tmp_path / "output" / FILE, json.dumps({"triton_version": "3", "9" * 5000: {}, "16": {}}))
-    tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
-    assert tuned_kernels.sizes(Folder(tmp_path), tmp_path / "tuned/x") == {16}
+    engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+    assert engine_caches.tuned_sizes(Folder(tmp_path), tmp_path / "tuned/x") == {16}
 
 
 @pytest.mark.parametrize("wrong", [{"sizes": ()}, {"sizes": (0,)}, {"root": "caches"}])

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import File, InvalidResource, Unit, program
+from spark_cluster.resources import File, InvalidResource, Unit
 from spark_cluster.resources import unit as module
 
 FILE = "/etc/systemd/system/spark-vllm.service"
@@ -29,7 +29,7 @@ SECRET = dataclasses.replace(SERVER, secret_files={"/run/secrets/env/KEY": Secre
 def systemd(node, monkeypatch):
     node.install("systemd")
     monkeypatch.setattr(module, "STAYS_S", 0.0)
-    monkeypatch.setattr(program, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
     node.path("/srv/models").mkdir(parents=True)
     node.path("/etc/systemd/system").mkdir(parents=True)
     node.path("/var/lib/ray").mkdir(parents=True)

@@ -19,9 +19,8 @@ from waiting import until
 
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer
-from spark_cluster.node.model_loader import main
-from spark_cluster.node.model_loader.main import Server
-from spark_cluster.node.model_loader.policy import Answer
+from spark_cluster.node import model_loader
+from spark_cluster.node.model_loader import LoaderReply, LoaderSocket
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 
@@ -35,9 +34,9 @@ class Asked:
     def __init__(self) -> None:
         self.programs: list[str] = []
 
-    def ask(self, program: str) -> Answer:
+    def ask(self, program: str) -> LoaderReply:
         self.programs.append(program)
-        return Answer("it is going to be loaded", 7)
+        return LoaderReply("it is going to be loaded", 7)
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     models: dict[str, Any] = {f"spark-vllm-{n}": {"names": [n]} for n in ("coder", "absent")}
     admin = str(run / Path(proxy.ADMIN_SOCKET).name)
     told = {"socket": str(path), "header": proxy.HEADER, "admin": admin}
-    loader = Server(told, models, queue)
+    loader = LoaderSocket(told, models, queue)
     threading.Thread(target=loader.serve_forever, args=(0.02,), daemon=True).start()
     with proxied(
         folder,
@@ -102,7 +101,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def states(served: Served) -> dict[str, str]:
     """Return the state of each server, as the proxy tells it."""
-    lines = main.command(served.admin, "show stat").lstrip("# ").splitlines()
+    lines = model_loader.command(served.admin, "show stat").lstrip("# ").splitlines()
     names = lines[0].split(",")
     rows = [dict(zip(names, line.split(","), strict=False)) for line in lines[1:] if line]
     return {row["svname"]: row["status"].split()[0] for row in rows}
@@ -157,7 +156,9 @@ def test_a_server_that_is_drained_gets_no_request_and_comes_back(served: Served)
     """What the loader tells the proxy before and after a stop, in the proxy's own words."""
 
     def tell(what: str) -> None:
-        assert main.command(served.admin, f"set server model-2/{CODER} {what}").strip() == ""
+        assert (
+            model_loader.command(served.admin, f"set server model-2/{CODER} {what}").strip() == ""
+        )
 
     tell("state drain")
     assert status(served.ask("coder")) == 503
@@ -174,13 +175,18 @@ def test_the_proxy_says_what_is_in_flight_and_how_long_one_is_idle(served: Serve
     rest = {"target": "/stream"}
     threading.Thread(target=served.ask, args=("coder",), kwargs=rest, daemon=True).start()
     use = until(
-        lambda: (u := main.uses(main.command(served.admin, "show stat"))[CODER]).requests and u
+        lambda: (
+            (
+                u := model_loader.uses(model_loader.command(served.admin, "show stat"))[CODER]
+            ).requests
+            and u
+        )
     )
     assert use.requests == 1
     assert use.idle_s is not None
     assert use.idle_s <= time.monotonic() - began + 1
     served.engines["coder"].first_piece_seen.set()
-    found = main.uses(main.command(served.admin, "show stat"))
+    found = model_loader.uses(model_loader.command(served.admin, "show stat"))
     assert found[ABSENT].idle_s is None
     assert (found[ALWAYS].up, found[CODER].up, found[ABSENT].up) == (True, True, False)
 

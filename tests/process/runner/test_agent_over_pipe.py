@@ -110,12 +110,12 @@ def test_two_agents_that_both_lack_the_code(fresh, tmp_path):
     assert len(list((fresh / ".cache/spark-cluster/agent").iterdir())) == 1
 
 
-# Each damages the code as a power cut, or somebody, can; `main` is imported first, `history` late.
+# Each damages the code as a power cut, or somebody, can; `main` is imported first, `revert` late.
 DAMAGES = {
     "a truncated file": lambda code: (code / "agent/main.py").write_bytes(
         (code / "agent/main.py").read_bytes()[:1000]
     ),
-    "a file that is imported late": lambda code: (code / "agent/history.py").write_bytes(b""),
+    "a file that is imported late": lambda code: (code / "agent/revert.py").write_bytes(b""),
     "a file less": lambda code: (code / "resources/file.py").unlink(),
     "a file more": lambda code: (code / "agent/json.py").write_text("raise ValueError"),
     "nothing": shutil.rmtree,

@@ -53,9 +53,8 @@ def modules():
     found = {}
     for part in wire.PARTS:
         found |= unpacked(wire.code(part))
-    for folder in wire.UNITS:
-        for path in (wire.PACKAGE.parent / folder).rglob("*.py"):
-            found[str(path.relative_to(wire.PACKAGE.parent))] = path.read_bytes()
+    for path in wire.UNITS:
+        found[path] = (wire.PACKAGE.parent / path).read_bytes()
     return {name: data for name, data in found.items() if name.endswith(".py")}
 
 
@@ -92,11 +91,11 @@ def test_what_every_agent_gets_imports_nothing_of_a_part():
 
 
 def test_a_program_of_a_unit_is_all_that_it_imports_and_no_more():
-    found = wire.program("/x", "spark_cluster.node.supervision.start_limit")
+    found = wire.program("/x", "spark_cluster.node.local_server:limit_restarts")
     names = set(unpacked(found.content))
-    assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "supervision/look")} <= names
-    assert "spark_cluster/node/supervision/main.py" not in names
-    guards = unpacked(wire.program("/x", "spark_cluster.node.supervision.main").content)
+    assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "local_server")} <= names
+    assert "spark_cluster/node/supervisor.py" not in names
+    guards = unpacked(wire.program("/x", "spark_cluster.node.supervisor").content)
     assert "spark_cluster/node/load_watch.py" in guards, "it is started by its name"
 
 
@@ -107,7 +106,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
 
     def paths():
         wire.archive.cache_clear()
-        modules = ("supervision.main", "supervision.start_limit", "model_loader.main")
+        modules = ("supervisor", "local_server:limit_restarts", "model_loader")
         return [wire.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
     def changed(name):
@@ -117,9 +116,9 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
         return [one != other for one, other in zip(before, paths(), strict=True)]
 
     assert paths() == paths()
-    assert changed("node/supervision/policy.py") == [True, False, False]
-    assert changed("node/supervision/look.py") == [True, True, True]
-    assert changed("node/model_loader/policy.py") == [False, False, True]
+    assert changed("node/supervisor.py") == [True, False, False]
+    assert changed("node/local_server.py") == [True, True, True]
+    assert changed("node/model_loader.py") == [False, False, True]
     assert changed("__init__.py") == [False, False, False]
     assert changed("node/units.py") == [False, False, False]
     wire.archive.cache_clear()

@@ -14,7 +14,7 @@ from own_sshd import SSHD, keygen, public, start_sshd
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.resources.host_keys import PREPARED
+from spark_cluster.node import paths
 from spark_cluster.runner import host_key_change
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import SshConnection, Target
@@ -153,7 +153,7 @@ class Agent:
 
     def request(self, op, *, trees):
         ((name, pattern),) = trees.items()
-        new = pattern == f"{PREPARED}/*/key.pub"
+        new = pattern == f"{paths.NEXT_HOST_KEYS}/*/key.pub"
         return {
             "trees": {name: {"x": public(self.site.new if new else self.site.folder / "host_key")}}
         }

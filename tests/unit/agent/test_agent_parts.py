@@ -16,9 +16,8 @@ from factories import apply
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.node.host import Host, Overlay, explain
-from spark_cluster.node.masking import MASK, mask, secrets_in
-from spark_cluster.node.values import Secret
+from spark_cluster.node.host import Host, Overlay
+from spark_cluster.node.values import MASK, Secret, explain, mask, secrets_in
 from spark_cluster.resources import Command, File, JsonKeys
 from spark_cluster.resources.base import to_wire
 

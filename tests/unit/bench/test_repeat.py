@@ -30,7 +30,7 @@ from spark_cluster.config.facts import Gpu
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import InvalidFile, Refused, UsageError
-from spark_cluster.node.images import DockerImage
+from spark_cluster.node.dockerd import DockerImage
 from spark_cluster.runner.session import Output
 
 NAME = "gemma4-31b-fp8"

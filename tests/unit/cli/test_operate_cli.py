@@ -14,7 +14,7 @@ from spark_cluster.cli import up
 from spark_cluster.cli.terminal import Console
 from spark_cluster.engine.supervision import Supervision, SupervisionEvent
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.node.supervision.policy import SupervisionState
+from spark_cluster.node.supervisor import SupervisionState
 
 INVENTORY = "nodes: {a: {address: 127.0.0.1, port: 1, roles: [head]}}\n"
 

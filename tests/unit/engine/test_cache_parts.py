@@ -9,7 +9,7 @@ from typing import Any
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.node.engine_caches import LaunchRecord
 
 DAY = 86_400.0
 NOW = 1_000 * DAY

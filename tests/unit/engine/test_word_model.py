@@ -10,7 +10,7 @@ import word_model
 
 from spark_cluster.config.recipe_schema import kind_of_architectures
 from spark_cluster.engine import readiness_checks
-from spark_cluster.node.supervision.model_probe import cosine, length
+from spark_cluster.node.health import cosine, length
 
 
 def test_the_rungs_hold_on_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.node.images import DockerImage, answered, parse_images
+from spark_cluster.node.dockerd import DockerImage, image_answer, parse_images
 
 ONE = {
     "Id": "sha256:1",
@@ -28,7 +28,7 @@ def test_an_image():
         *("2026-11-20T10:00:00Z", "linux", "arm64", "v8", {"a": "b"}),
     )
     assert parse_images(json.dumps([ONE])) == (made,)
-    assert answered({"status": 0, "stdout": json.dumps([ONE])}) == made
+    assert image_answer({"status": 0, "stdout": json.dumps([ONE])}) == made
 
 
 @pytest.mark.parametrize("odd", [None, 7, "x", [], {}, [[]], {"a": []}])
@@ -45,11 +45,11 @@ def test_a_field_of_another_type_is_not_there(odd: Any):
 def test_what_is_no_list_of_images(printed: str):
     with pytest.raises(ValueError, match="printed no list of objects"):
         parse_images(printed)
-    assert answered({"status": 0, "stdout": printed}) is None
+    assert image_answer({"status": 0, "stdout": printed}) is None
 
 
 @pytest.mark.parametrize(
     "done", [None, {"status": 1, "stdout": "[]\n"}, {"status": 0, "stdout": "[]"}]
 )
 def test_an_image_that_is_not_there(done: Any):
-    assert answered(done) is None
+    assert image_answer(done) is None

@@ -5,7 +5,7 @@ import os
 import pytest
 from resource_samples import DIGEST, MACHINE, WRONG, image
 
-from spark_cluster.node import images
+from spark_cluster.node import dockerd, paths
 from spark_cluster.resources import File, Image, InvalidResource, Package, Service
 
 OTHER = "arm64" if MACHINE == "amd64" else "amd64"
@@ -53,16 +53,16 @@ def test_a_copy_of_a_pinned_image_is_not_pulled_again(docker):
     copied = image(number="2", digest=None)
     with docker.state("docker") as state:
         state["images"] = {REF: copied}
-    pinned, path = Image(REF, digest=DIGEST), docker.path(images.FILE)
+    pinned, path = Image(REF, digest=DIGEST), docker.path(paths.IMAGE_DIGESTS)
     assert docker.check(pinned).verdict == "change"
     for damaged in ("", "[]", '{"a": 1}'):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(damaged)
         assert docker.check(pinned).verdict == "change"
-    images.remember(path, copied["Id"], [DIGEST, "not a digest"])
+    dockerd.remember(path, copied["Id"], [DIGEST, "not a digest"])
     assert docker.apply(pinned).verdict == "ok"
-    images.remember(path, copied["Id"], [WRONG])
-    assert images.remembered(path, copied["Id"]) == sorted([DIGEST, WRONG])
+    dockerd.remember(path, copied["Id"], [WRONG])
+    assert dockerd.remembered(path, copied["Id"]) == sorted([DIGEST, WRONG])
     with docker.state("docker") as state:
         state["images"] = {REF: image(number="3", digest=None)}
     assert docker.check(pinned).verdict == "change"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_cluster.agent.apply import Document
+from spark_cluster.agent.apply import DocumentRun
 from spark_cluster.node.host import BOOT_ID
 from spark_cluster.resources import File, InvalidResource, Reboot
 
@@ -25,7 +25,7 @@ def booted(node):
 def run(node, *resources, rebooted=None, **options):
     """(verdicts by id, the reply)."""
     events = []
-    document = Document(resources, node.host(**options), events.append, rebooted=rebooted)
+    document = DocumentRun(resources, node.host(**options), events.append, rebooted=rebooted)
     reply = document.apply()
     return {e["id"]: e["verdict"] for e in events if e["event"] == "result"}, reply
 
@@ -58,10 +58,10 @@ def test_a_reboot_that_was_none_and_one_that_did_not_help(booted):
     booted.put(REQUIRED)
     told = run(booted, reboot)[1]["reboot"]
     events = []
-    Document([reboot], booted.host(), events.append, rebooted=told).apply()
+    DocumentRun([reboot], booted.host(), events.append, rebooted=told).apply()
     assert "should have been rebooted, and was not" in events[-1]["error"]
     booted.boot("2").put(REQUIRED)
-    Document([reboot], booted.host(), events.append, rebooted=told).apply()
+    DocumentRun([reboot], booted.host(), events.append, rebooted=told).apply()
     assert f"another one is still requested, by {REQUIRED}" in events[-1]["error"]
 
 

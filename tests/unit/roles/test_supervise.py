@@ -7,7 +7,7 @@ import json
 from role_samples import a_spark, ids, one, together
 
 from spark_cluster.engine import supervision
-from spark_cluster.node.supervision.policy import Limits
+from spark_cluster.node.supervisor import Limits
 
 UNIT_FILE = "/etc/systemd/system/spark-cluster-supervise.service"
 
@@ -20,7 +20,7 @@ def test_on_the_head(role):
     assert Limits(**config["limits"]).misses == 3
     unit = one(resources, "File", "/etc/systemd/system/").content
     program = one(resources, "File", f"{supervision.UNIT.folder}/")
-    starts = f"{program.path}/spark_cluster/node spark_cluster.node.supervision.main:main"
+    starts = f"{program.path}/spark_cluster/node spark_cluster.node.supervisor:main"
     assert f"ExecStart=/usr/bin/python3 -I -S -B {starts} {supervision.UNIT.config}\n" in unit
     service = one(resources, "Service")
     assert program.id in service.triggers()

@@ -12,7 +12,7 @@ from hostile.agent import DEEP, Frame, Played, ended, raw, said
 from waiting import HANG_S
 
 from spark_cluster.agent import messages
-from spark_cluster.agent.operations import ACTIONS_OF, OPERATIONS, Laptop, Node, carry_out
+from spark_cluster.agent.operations import ACTIONS_OF, OPERATIONS, AgentNode, Laptop, carry_out
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.session import Session
@@ -151,7 +151,7 @@ def test_each_operation_has_its_reply_here():
 @pytest.mark.parametrize("op", ACTIONS_OF)
 def test_an_operation_has_the_actions_that_are_listed_here(op, tmp_path):
     module = importlib.import_module(f"spark_cluster.agent.{ACTIONS_OF[op]}")
-    assert {*messages.ACTIONS[op]} <= {*module.ACTIONS}
+    assert {*messages.ACTIONS[op]} <= {*module.ACTIONS[op]}
     laptop = Laptop(print, lambda _: (), str, queue.Queue())
-    reply = carry_out(Node(tmp_path), {"op": op, "what": "dance"}, laptop)
+    reply = carry_out(AgentNode(tmp_path), {"op": op, "what": "dance"}, laptop)
     assert reply == {"error": f"this agent's `{op}` has no action 'dance'", "hint": ""}

@@ -22,12 +22,10 @@ from waiting import until
 
 from spark_cluster.engine import proxy, supervision
 from spark_cluster.engine.proxy import ModelServer
-from spark_cluster.node import load_guard
+from spark_cluster.node import load_watch, model_loader
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State
-from spark_cluster.node.model_loader import main as program
-from spark_cluster.node.model_loader.main import Loader, Servers
-from spark_cluster.node.model_loader.policy import Queue
+from spark_cluster.node.model_loader import Loader, Queue, Servers
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -115,7 +113,7 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     Thread(target=admin.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     kept_docker.install(tmp_path, monkeypatch)
-    monkeypatch.setattr("spark_cluster.node.model_loader.main.LEAVE_S", 0.0)
+    monkeypatch.setattr("spark_cluster.node.model_loader.LEAVE_S", 0.0)
     yield Node(tmp_path, engine.server_address[1], admin)
     admin.shutdown()
     admin.server_close()
@@ -124,8 +122,8 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def loaded(node: Node, name: str, monkeypatch: pytest.MonkeyPatch, gib: list[float]) -> Queue:
     """Ask for a model, with the memory that is available at each look."""
     left = iter(gib)
-    monkeypatch.setattr(program, "available_gib", lambda: next(left))
-    monkeypatch.setattr(program, "LOOK_S", 0.0)
+    monkeypatch.setattr(model_loader, "available_gib", lambda: next(left))
+    monkeypatch.setattr(model_loader, "LOOK_S", 0.0)
     queue = Queue(lambda: 0.0)
     loader = Loader(Servers(node.config), queue)
     queue.ask(name)
@@ -177,7 +175,7 @@ def test_a_load_that_fails_says_why_and_leaves_nothing_started(
     if fault == "answer":
         engine.alive = False
         node.config["models"][0]["ready_s"] = 0.0
-    monkeypatch.setattr(program, "RETURN_S", -1.0)
+    monkeypatch.setattr(model_loader, "RETURN_S", -1.0)
     queue = loaded(node, "a", monkeypatch, [4.0 if fault == "memory" else 20.0])
     told = queue.ask("a").text
     why = {
@@ -212,7 +210,7 @@ def test_no_other_is_unloaded_while_the_memory_of_one_comes_back(node, monkeypat
 
 def test_the_memory_of_one_that_is_always_there_is_kept_for_it(node, monkeypatch):
     node.admin.chat = "DOWN"
-    monkeypatch.setattr(program, "ROOM_S", -1.0)
+    monkeypatch.setattr(model_loader, "ROOM_S", -1.0)
     queue = loaded(node, "a", monkeypatch, [100])
     assert "could not be loaded: memory is kept for chat, which is not up" in queue.ask("a").text
     assert node.acts == []
@@ -243,7 +241,7 @@ def test_a_stop_that_outlives_the_program_is_no_failure_of_a_load(node, engine, 
     """SIGKILL in the middle of an unload: `docker stop` goes on."""
     node.runs("a")
     engine.alive = False
-    monkeypatch.setattr(program, "LOOK_S", 0.0)
+    monkeypatch.setattr(model_loader, "LOOK_S", 0.0)
     queue = Queue(lambda: 0.0)
     loader = Loader(Servers(node.config), queue)
     loader.go_on()
@@ -264,9 +262,9 @@ def test_a_stop_that_outlives_the_program_is_no_failure_of_a_load(node, engine, 
 def test_other_users_of_the_node_have_no_say(node, user, taken):
     class Peer:
         def getsockopt(self, *_: int) -> bytes:
-            return program.PEER.pack(1, user, user)
+            return model_loader.PEER.pack(1, user, user)
 
-    server = program.Server(node.config, {}, Queue(lambda: 0.0))
+    server = model_loader.LoaderSocket(node.config, {}, Queue(lambda: 0.0))
     try:
         assert server.verify_request(Peer(), None) is taken
     finally:
@@ -287,8 +285,8 @@ def asked(path: str, program: str, model: str = "m") -> http.client.HTTPResponse
 def test_a_load_is_prepared_and_guarded(node, monkeypatch):
     """P07: caches are dropped before the start; P06: a load that was ended says why."""
     reason = node.folder / "reason.json"
-    monkeypatch.setattr(load_guard, "reason_file", lambda _name: str(reason))
-    monkeypatch.setattr(program, "available_gib", lambda: 100.0)
+    monkeypatch.setattr(load_watch, "reason_file", lambda _name: str(reason))
+    monkeypatch.setattr(model_loader, "available_gib", lambda: 100.0)
     queue = Queue(lambda: 0.0)
     loader = Loader(Servers(node.config), queue)
     queue.ask("a")

@@ -16,9 +16,15 @@ from model_content import COMMIT, REPOSITORY, content, model
 from waiting import until
 
 from spark_cluster.node.processes import Processes
-from spark_cluster.node.store import copy_channel, copy_receiving, copy_sending
-from spark_cluster.node.store.copy_channel import DATA, Broken, Channel, Refused, Stream
-from spark_cluster.node.store.copy_sending import Sender
+from spark_cluster.node.store import copy_channel, copy_receiving
+from spark_cluster.node.store.copy_channel import (
+    DATA,
+    Broken,
+    CopyChannel,
+    CopyRefused,
+    Sender,
+    Stream,
+)
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
@@ -175,7 +181,7 @@ def test_a_spare_address_of_another_machine_does_not_stop_the_sender(source, tar
 @WAYS
 def test_an_address_that_is_taken_is_said(source, tmp_path, encrypted):
     made = Serving(tmp_path, source, encrypted=encrypted)
-    channel = Channel.of_sender(made.secrets, made.place, encrypted=encrypted)
+    channel = CopyChannel.of_sender(made.secrets, made.place, encrypted=encrypted)
     with (
         made.running(),
         pytest.raises(ResourceError, match=f"nothing can be sent from .* {made.port}"),
@@ -317,7 +323,7 @@ def _arrived(target: HubCache) -> int:
 
 
 def test_what_nobody_downloads_any_more_is_not_waited_for(source, target, serving, monkeypatch):
-    monkeypatch.setattr(copy_sending, "WRITER_GONE_S", 0.3)
+    monkeypatch.setattr(copy_channel, "WRITER_GONE_S", 0.3)
     cache, manifest = source
     cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
     ended = pytest.raises(ResourceError, match="its download there has ended without it")
@@ -370,7 +376,7 @@ def test_what_has_taken_the_place_of_a_file_is_not_sent(source, serving, trick, 
         else:
             os.mkfifo(blob)
         stream.request(number, 0)
-        with pytest.raises(Refused):
+        with pytest.raises(CopyRefused):
             list(stream.answered(memoryview(bytearray(BIG))))
 
 

@@ -15,7 +15,7 @@ from model_content import content, model
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.node.processes import Processes
-from spark_cluster.node.store import copy_channel, copy_sending
+from spark_cluster.node.store import copy_channel
 from spark_cluster.node.store.copy_channel import DONE, Broken, Stranger, Stream
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.verify import verify
@@ -183,7 +183,7 @@ def test_a_receiver_keeps_its_sender_however_long_it_takes(sender):
 
 
 def test_the_oldest_stranger_goes_for_a_new_connection(sender, monkeypatch):
-    monkeypatch.setattr(copy_sending, "STRANGERS", 2)
+    monkeypatch.setattr(copy_channel, "STRANGERS", 2)
     monkeypatch.setattr(copy_channel, "PROOF_S", FAR_S)
     with contextlib.ExitStack() as stack:
         held = []

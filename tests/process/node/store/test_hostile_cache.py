@@ -18,11 +18,11 @@ from hostile.container import FILE_TRICKS, FOLDER_TRICKS, Outside, exchanged, le
 from model_content import COMMIT, REPOSITORY, content, model
 
 from spark_cluster.agent import operations
+from spark_cluster.node import paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_receiving, copy_work, download, verify
-from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.manifest import OURS, Manifest
-from spark_cluster.node.store.records import Records
+from spark_cluster.node.store.hub_cache import HubCache, Records, alone
+from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError
 
 HUB = "/var/cache/caches/huggingface/hub"
@@ -41,9 +41,9 @@ class Victim:
     def __init__(self, folder: Path) -> None:
         self.outside = container.outside(folder / "outside", 5000)
         self.host = Host(root=folder / "node", run_id="test")
-        self.cache = HubCache(self.host.path(HUB), self.host.path(OURS))
+        self.cache = HubCache(self.host.path(HUB), self.host.path(paths.MODELS))
         self.manifest = model(self.cache.root, CONTENTS)
-        Records(self.host.path(OURS)).keep(self.manifest)
+        Records(self.host.path(paths.MODELS)).keep(self.manifest)
         self.honest = HubCache(folder / "honest/hub", folder / "honest/ours")
         model(self.honest.root, CONTENTS)
 
@@ -113,7 +113,7 @@ def _removed(victim: Victim) -> None:
 
 
 def _without_records(victim: Victim) -> None:
-    Records(victim.host.path(OURS)).forget(REPOSITORY, COMMIT)
+    Records(victim.host.path(paths.MODELS)).forget(REPOSITORY, COMMIT)
     victim.state()
 
 
@@ -243,12 +243,12 @@ def _all_locked(root: Path) -> Iterator[None]:
 
 def test_our_locks_are_roots_alone(victim):
     with alone(victim.cache, REPOSITORY):
-        [lock] = (victim.host.path(OURS) / "locks").iterdir()
+        [lock] = (victim.host.path(paths.MODELS) / "locks").iterdir()
         assert [p.stat().st_mode & 0o777 for p in (lock.parent, lock)] == [0o700, 0o600]
 
 
 def test_a_huge_index_is_read_as_far_as_one_can_be(victim):
-    Records(victim.host.path(OURS)).forget(REPOSITORY, COMMIT)
+    Records(victim.host.path(paths.MODELS)).forget(REPOSITORY, COMMIT)
     os.truncate(victim.blob("model.safetensors.index.json"), container.HUGE)
     assert "is damaged" in victim.state()["problem"]
 
@@ -267,7 +267,7 @@ def test_a_folder_of_any_depth_is_pruned(victim):
 
 @pytest.mark.parametrize("blob", ["shadow", "w" * 64, "a" * 41])
 def test_what_is_not_named_by_a_hash_is_no_blob(victim, blob):
-    Records(victim.host.path(OURS)).forget(REPOSITORY, COMMIT)
+    Records(victim.host.path(paths.MODELS)).forget(REPOSITORY, COMMIT)
     victim.cache.blob(REPOSITORY, blob).write_bytes(b"x")
     link = victim.cache.snapshot(REPOSITORY, COMMIT) / "config.json"
     link.unlink()
@@ -362,7 +362,7 @@ def login(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> Path:
     user.owned(user.reachable(home))
     monkeypatch.setenv("SUDO_USER", "nobody")
     victim.cache.files.remove(victim.repository)
-    Records(victim.host.path(OURS)).forget(REPOSITORY, COMMIT)
+    Records(victim.host.path(paths.MODELS)).forget(REPOSITORY, COMMIT)
     return home
 
 

@@ -15,7 +15,7 @@ from waiting import HANG_S
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
 from spark_cluster.node.store import copy_channel, copy_work
-from spark_cluster.node.store.copy_channel import Broken, Channel
+from spark_cluster.node.store.copy_channel import Broken, CopyChannel
 from spark_cluster.node.values import ResourceError
 
 REF = "repo/image:1"
@@ -63,7 +63,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], d
                 assert sent.result(HANG_S)["moved"] == 0, "the sender has ended by itself"
                 return done
             finally:
-                channel = Channel.of_receiver(secrets, encrypted=True)
+                channel = CopyChannel.of_receiver(secrets, encrypted=True)
                 with suppress(Broken), channel.connected("127.0.0.1", "spark1") as stream:
                     stream.leave()
 

@@ -12,9 +12,9 @@ import pytest
 from model_content import COMMIT, REPOSITORY, content, model
 
 from spark_cluster.agent import operations
-from spark_cluster.node import launch_records
+from spark_cluster.node import engine_caches
+from spark_cluster.node.engine_caches import LaunchRecord
 from spark_cluster.node.host import Host
-from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.values import ResourceError
 
@@ -182,7 +182,7 @@ def test_what_served_last_is_pruned_last(host, cache):
     model(cache.root, CONTENTS)
     shutil.copytree(cache.folder(REPOSITORY), cache.folder("org/other"), symlinks=True)
     served = LaunchRecord("recipe", models=(f"{REPOSITORY}@{COMMIT}",), last=time.time() + 60)
-    launch_records.add(host.root, served)
+    engine_caches.add_launch(host.root, served)
     order = [one["repository"] for one in ask(host, "usage")["revisions"]]
     assert order == ["org/other", REPOSITORY]
     assert [one["repository"] for one in ask(host, "prune", bytes=1)["removed"]] == ["org/other"]

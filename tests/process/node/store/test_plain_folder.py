@@ -15,9 +15,9 @@ from hostile import container, user
 from hostile.container import FILE_TRICKS
 
 from spark_cluster.node.beneath import NotFollowed
-from spark_cluster.node.store import plain_folder
+from spark_cluster.node.store import verify
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.plain_folder import PlainFolder
+from spark_cluster.node.store.verify import PlainFolder
 from spark_cluster.node.values import ResourceError
 
 CONTENTS = {
@@ -89,7 +89,7 @@ def test_a_half_file_is_gone_on_with(source, target, copied):
     manifest = source.manifest()
     weights = CONTENTS["sub/weights.bin"]
     name = f"{hashlib.sha256(weights).hexdigest()}.incomplete"
-    half = target.root / plain_folder.INCOMING / name
+    half = target.root / verify.INCOMING / name
     half.parent.mkdir(parents=True)
     half.write_bytes(weights[:1_000_000])
     assert copied(source, target, manifest) == manifest.size - 1_000_000

@@ -15,9 +15,9 @@ from unit_programs import installed
 from waiting import until
 
 from spark_cluster.engine import supervision
+from spark_cluster.node import local_server
 from spark_cluster.node.containers import RESTART_LIMIT, ContainerState
-from spark_cluster.node.supervision import start_limit
-from spark_cluster.node.supervision.start_limit import WINDOW_S, Known, count
+from spark_cluster.node.local_server import RESTARTS_WINDOW_S, KnownRestarts, count_restarts
 
 
 def free() -> str:
@@ -30,19 +30,19 @@ def seen(crashes: int, program: str = "one") -> ContainerState:
 
 def test_restarts_of_months_do_not_count():
     """P16: a server that dies now and then is started again for ever."""
-    known, now = count(None, seen(40), 0.0, free), 0.0
+    known, now = count_restarts(None, seen(40), 0.0, free), 0.0
     for crashes in range(41, 60):
-        now += WINDOW_S / 4
-        known = count(known, seen(crashes), now, free)
+        now += RESTARTS_WINDOW_S / 4
+        known = count_restarts(known, seen(crashes), now, free)
         assert len(known.at) < RESTART_LIMIT
 
 
 def test_a_server_that_is_made_or_started_anew_counts_anew():
     """P16: by `up`, by hand, or with Docker; all of its restarts were those of the former."""
-    known = Known("one", 4, (1.0, 2.0, 3.0, 4.0))
-    assert count(known, seen(4, "two"), 5.0, free).at == ()
-    assert count(known, seen(1), 5.0, free) == Known("one", 1)
-    assert count(known, seen(6), 5.0, free).at == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0)
+    known = KnownRestarts("one", 4, (1.0, 2.0, 3.0, 4.0))
+    assert count_restarts(known, seen(4, "two"), 5.0, free).at == ()
+    assert count_restarts(known, seen(1), 5.0, free) == KnownRestarts("one", 1)
+    assert count_restarts(known, seen(6), 5.0, free).at == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0)
 
 
 class Node:
@@ -69,7 +69,7 @@ class Node:
     def look(self) -> list[str]:
         """Return what was done."""
         self.now += 15.0
-        self.known = start_limit.look_once(self.config, self.known, self.now)
+        self.known = local_server.stop_restarted(self.config, self.known, self.now)
         acts: list[str] = json.loads((self.folder / "containers.json").read_text())["acts"]
         return acts
 

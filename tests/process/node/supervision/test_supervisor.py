@@ -21,12 +21,10 @@ from unit_programs import installed
 from waiting import HANG_S
 
 from spark_cluster.engine import supervision
-from spark_cluster.node import load_guard, memory, own_program, unit_state
+from spark_cluster.node import containers, load_watch, local_server, own_program
 from spark_cluster.node.containers import KIND, ContainerState
-from spark_cluster.node.load_guard import PROGRAM, Settings
-from spark_cluster.node.supervision import look
-from spark_cluster.node.supervision.main import Supervisor
-from spark_cluster.node.supervision.policy import START, STOP
+from spark_cluster.node.load_watch import GuardSettings
+from spark_cluster.node.supervisor import START, STOP, Supervisor
 
 OWN = "--node-ip-address"
 SMI = '#!/bin/sh\ncat "{folder}/apps"\n'
@@ -240,10 +238,10 @@ def test_after_down_it_is_idle(node):
 
 def test_memory_that_another_program_holds(node):
     node.holds("9, ollama, 70000")
-    why = look.memory_obstacle(10**9, node.config["title"])
+    why = local_server.memory_obstacle(10**9, node.config["title"])
     assert "MiB of memory are available, the server held 1000000000 MiB" in why
     assert "PID 9 ollama (70000 MiB)" in why
-    assert look.memory_obstacle(1, node.config["title"]) == ""
+    assert local_server.memory_obstacle(1, node.config["title"]) == ""
 
 
 def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engine):
@@ -267,17 +265,22 @@ def test_ray_whose_address_has_changed_is_waited_for(node, engine):
     node.holds()
     assert node.look() == ""
     assert "192.0.2.8 is none of this node's addresses" in node.supervisor.state.reason
-    assert look.lost_of_ray(ContainerState(command=("ray", "start", f"{OWN}=127.0.0.1"))) == []
+    assert (
+        local_server.lost_of_ray(ContainerState(command=("ray", "start", f"{OWN}=127.0.0.1"))) == []
+    )
 
 
 def test_ray_without_the_other_node(node, free_rays):
     labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": str(free_rays)}
     server = ContainerState(id="one", labels=labels)
-    assert look.ray_obstacle(server, node.config) == "Ray shows 1 of 2 nodes: is the other one on?"
+    assert (
+        local_server.ray_obstacle(server, node.config)
+        == "Ray shows 1 of 2 nodes: is the other one on?"
+    )
     alone = ContainerState(id="one", labels={**labels, "spark-cluster.tp": "1"})
-    assert look.ray_obstacle(alone, node.config) == ""
+    assert local_server.ray_obstacle(alone, node.config) == ""
     mp = ContainerState(id="one", labels={**labels, "spark-cluster.executor": "mp"})
-    assert look.ray_obstacle(mp, node.config) == ""
+    assert local_server.ray_obstacle(mp, node.config) == ""
 
 
 @pytest.fixture
@@ -309,18 +312,18 @@ def test_a_unit_of_the_runtime_venv(node, monkeypatch):
     began = "ExecMainStartTimestamp=Fri 2026-11-20 10:00:00.5 UTC"
     shown = f"ActiveState=failed\\nNRestarts=2\\nResult=exit-code\\n{began}\\n"
     put(node.folder / "bin/systemctl", f"#!/bin/sh\nprintf '{shown}'\n", 0o755)
-    found = look.program("spark-vllm", node.config)
+    found = local_server.program("spark-vllm", node.config)
     assert (found.id, found.runtime, found.kept_up, found.by_hand) == ("abc", "venv", False, False)
     assert (found.restarts, found.label("spark-cluster.tp")) == (2, "1")
     assert found.started.startswith("2026-11-20T10:00:00.45")
     put(node.folder / "bin/systemctl", "#!/bin/sh\nexit 1\n", 0o755)
-    assert look.program("spark-vllm", node.config).status == "unknown"
+    assert local_server.program("spark-vllm", node.config).status == "unknown"
 
 
 def test_a_unit_that_was_stopped_by_hand_keeps_the_result_of_the_run_before():
     shown = "[Unit]\nActiveState={}\nResult=exit-code\nExecMainStatus=1\n"
-    assert not unit_state.parse(shown.format("failed")).by_hand
-    assert unit_state.parse(shown.format("inactive")).by_hand
+    assert not containers.parse(shown.format("failed")).by_hand
+    assert containers.parse(shown.format("inactive")).by_hand
 
 
 REASON = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure": None, "at": 0}
@@ -329,7 +332,7 @@ REASON = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure":
 def test_a_start_of_its_own_is_prepared_and_guarded(node, engine, monkeypatch):
     """P07: caches are dropped before each start; P06: the guard is there while weights load."""
     reason = node.folder / "reason.json"
-    monkeypatch.setattr(load_guard, "reason_file", lambda _name: str(reason))
+    monkeypatch.setattr(load_watch, "reason_file", lambda _name: str(reason))
     node.look()
     engine.alive = False
     node.holds()
@@ -362,9 +365,12 @@ def test_a_gpu_with_memory_of_its_own_is_left_alone(node, engine):
 
 def must_guard(code: str, root: Path) -> None:
     """Run the installed guard to its limit, and drop the caches of a node that has none."""
-    told = Settings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
+    told = GuardSettings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
     put(root / "proc/sys/vm/drop_caches", "0")
-    for program, word in ((PROGRAM, json.dumps(asdict(told))), (memory.__name__, str(root))):
+    for program, word in (
+        (load_watch.__name__, json.dumps(asdict(told))),
+        (load_watch.RECLAIM, str(root)),
+    ):
         argv = [sys.executable, "-I", "-S", "-B", *own_program.entry(code, program), word]
         subprocess.run(argv, check=True, timeout=HANG_S)
     assert (root / "proc/sys/vm/drop_caches").read_text() == "3"

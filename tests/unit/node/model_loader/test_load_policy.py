@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.node.model_loader import main
-from spark_cluster.node.model_loader.policy import Failure, Loaded, Queue, make_room, retry_after
+from spark_cluster.node import model_loader
+from spark_cluster.node.model_loader import Failure, LoadedModel, Queue, make_room, retry_after
 
-OLD = Loaded("old", 10, requests=0, idle_s=300, loaded_s=900)
-NEWER = Loaded("newer", 10, requests=0, idle_s=100, loaded_s=900)
+OLD = LoadedModel("old", 10, requests=0, idle_s=300, loaded_s=900)
+NEWER = LoadedModel("newer", 10, requests=0, idle_s=100, loaded_s=900)
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,8 @@ NEWER = Loaded("newer", 10, requests=0, idle_s=100, loaded_s=900)
         (20, [NEWER, OLD], ()),
         (12, [NEWER, OLD], ("old",)),
         (2, [NEWER, OLD], ("old", "newer")),
-        (12, [Loaded("just loaded", 10, 0, 5, 5), NEWER], ("newer",)),
-        (12, [Loaded("busy", 10, 3, 0, 900), NEWER], ("newer",)),
+        (12, [LoadedModel("just loaded", 10, 0, 5, 5), NEWER], ("newer",)),
+        (12, [LoadedModel("busy", 10, 3, 0, 900), NEWER], ("newer",)),
     ],
 )
 def test_the_least_recently_used_go_and_no_more_than_needed(available, loaded, unload):
@@ -26,7 +26,7 @@ def test_the_least_recently_used_go_and_no_more_than_needed(available, loaded, u
 
 
 def test_one_with_requests_stays_and_is_waited_for():
-    room = make_room(20, 12, [Loaded("a", 10, 2, 0, 900), Loaded("b", 10, 0, 9, 9)], 60)
+    room = make_room(20, 12, [LoadedModel("a", 10, 2, 0, 900), LoadedModel("b", 10, 0, 9, 9)], 60)
     assert (room.unload, room.later) == ((), True)
     assert room.why_not == "a has 2 requests; b was loaded 9 s ago"
 
@@ -107,8 +107,8 @@ model-2,spark-vllm-b,1,0,0,0,,0,-1,DOWN 1/2,
 
 
 def test_the_proxy_says_who_has_requests():
-    assert main.uses(STAT) == {
-        "spark-vllm-a": main.Use(requests=2, idle_s=0, up=True),
-        "spark-vllm-b": main.Use(requests=1, idle_s=None),
+    assert model_loader.uses(STAT) == {
+        "spark-vllm-a": model_loader.Use(requests=2, idle_s=0, up=True),
+        "spark-vllm-b": model_loader.Use(requests=1, idle_s=None),
     }
-    assert main.uses("") == main.uses("Unknown command.\n") == {}
+    assert model_loader.uses("") == model_loader.uses("Unknown command.\n") == {}

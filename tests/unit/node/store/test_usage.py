@@ -11,9 +11,8 @@ import pytest
 from model_content import COMMIT, REPOSITORY, content, file_of, model
 
 from spark_cluster.node.store import usage as usage_module
-from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.hub_cache import HubCache, Records, alone
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.usage import Usage, plan, remove
 from spark_cluster.node.values import ResourceError
 

@@ -9,7 +9,7 @@ import pytest
 
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import Life, State
-from spark_cluster.node.supervision.policy import (
+from spark_cluster.node.supervisor import (
     START,
     STOP,
     Limits,

@@ -1,16 +1,206 @@
-"""Decide from one look at the engine's server what is to be done; no input, no output, no clock.
+"""The program of the unit `spark-cluster-supervise`: look, decide, act, and keep what is known.
 
-The runtime (Docker, systemd) starts a program again whose process ends. What it does not know:
-that a server runs and answers nothing, that its memory is still held, and when to give up.
+The decision is one pure function (`decide`); `look` asks the node and acts on it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
+from spark_cluster.node import durable, local_server
 from spark_cluster.node.containers import ContainerState
-from spark_cluster.node.health import MANY_RESTARTS, Life, State
+from spark_cluster.node.health import MANY_RESTARTS, Completion, Life, State, judge
+
+EVENTS = 50
+"""Events that are kept for `supervise status`."""
+
+LOST = "{} is none of this node's addresses any more: run `spark-cluster up` again"
+
+
+@dataclass
+class Supervisor:
+    """Looks after the server of this node.
+
+    Args:
+        config: what the role `supervise` wrote.
+        folder: where the state is kept.
+    """
+
+    config: Mapping[str, Any]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(**self.config["limits"])
+        kept = durable.read_object(self._file)
+        self.state = SupervisionState.from_dict(kept.get("state"))
+        self.need_mib = kept["need_mib"] if isinstance(kept.get("need_mib"), int) else 0
+        events = kept.get("events")
+        self.events: list[Any] = events[-EVENTS:] if isinstance(events, list) else []
+        self.problems: list[str] = []
+        self._tokens: float | None = None
+        self._guarded = False
+        self._written = ""
+
+    def look_once(self, now: float) -> str:
+        """Look, decide and act; return what was done (START, STOP or nothing)."""
+        with self._alone() as free:
+            server = self._program(free)
+        if server.status == "unknown":  # a run is at work, or Docker does not answer (yet)
+            return ""
+        look = self._look(server)  # without the lock: an answer may take its time
+        after, action = decide(self.state, look, now, self.limits)
+        if self._guarded and after.phase != "loading":
+            local_server.end_guard(self.config["server"], self.config)
+            self._guarded = False
+        if not action:
+            self._take(after, action, now)
+            return ""
+        with self._alone() as free:
+            again = self._program(free)
+            if again != server:  # a run, or the runtime, has done something meanwhile
+                return ""
+            # First: after a power cut in the middle, a stop must not look like one by hand.
+            self._take(after, action, now)
+            self._act(server, action)
+        return action
+
+    def _program(self, free: bool) -> ContainerState:
+        """Return the server's program; `unknown` while a run has the lock."""
+        name = self.config["server"]
+        return local_server.program(name, self.config) if free else local_server.UNSEEN
+
+    def _take(self, after: SupervisionState, action: str, now: float) -> None:
+        before, self.state = self.state, after
+        self._tell(before, action, now)
+        self._keep()
+
+    def _look(self, server: ContainerState) -> Look:
+        name = self.config["server"]
+        ray = local_server.program(self.config["ray"], self.config)
+        lost = local_server.lost_of_ray(ray)
+        self.problems = [
+            LOST.format(a) for a in (*lost, *local_server.lost_of_endpoint(self.config))
+        ]
+        state = judge(server, None, self._completion(server) if server.kept_up else None)
+        if state.serves and self.state.phase != "serving":
+            programs = [(name, server), (self.config["ray"], ray)]
+            self.need_mib = local_server.held_mib([(n, one) for n, one in programs if one.id])
+        return Look(
+            server,
+            state,
+            ended="" if server.kept_up or not server.id else local_server.load_ended_for(name),
+            obstacle="" if server.kept_up else self._obstacle(server, lost),
+            boot=local_server.boot(),
+        )
+
+    def _completion(self, server: ContainerState) -> Completion:
+        """Ask for a completion; one that does not come while others do is late."""
+        found = local_server.answer(server, self.limits.answer_s)
+        # After each answer too: the tokens of our own question say nothing of other requests.
+        before, tokens = self._tokens, local_server.tokens(server)
+        if tokens is None:
+            return found
+        self._tokens = tokens
+        if found.came or found.status or before is None or tokens <= before:
+            return found
+        return Completion(0, why=f"busy with other requests: {found.why}", late=True)
+
+    def _obstacle(self, server: ContainerState, lost: list[str]) -> str:
+        if self.state.phase != "waiting":
+            return ""
+        return (
+            "; ".join(map(LOST.format, lost))
+            or local_server.ray_obstacle(server, self.config)
+            or local_server.memory_obstacle(self.need_mib, self.config["title"])
+        )
+
+    def _act(self, server: ContainerState, action: str) -> None:
+        name = self.config["server"]
+        if action == START:
+            programs = (name, self.config["ray"])
+            failed = local_server.start(
+                name, server.runtime, programs, self.limits.load_s, self.config
+            )
+            self._guarded |= not failed
+        else:
+            failed = local_server.stop(name, server.runtime, self.config)
+        if failed:
+            self._event(time.time(), f"{failed} failed")
+            self._keep()
+
+    def _tell(self, before: SupervisionState, action: str, now: float) -> None:
+        """Print a change; the journal has it, and `supervise status` shows the last ones."""
+        after = self.state
+        if before.phase == after.phase and (before.reason == after.reason or not after.reason):
+            return
+        done = {START: " (started)", STOP: " (stopped)"}.get(action, "")
+        if after.misses:
+            done = f", {after.misses} of {self.limits.misses} looks without an answer"
+        self._event(now, f"{after.phase}{done}" + (f": {after.reason}" if after.reason else ""))
+
+    def _event(self, now: float, text: str) -> None:
+        self.events = [*self.events, {"at": round(now, 3), "text": text}][-EVENTS:]
+        print(text, flush=True)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "state.json"
+
+    def _keep(self) -> None:
+        document = {
+            "state": self.state.to_dict(),
+            "need_mib": self.need_mib,
+            "problems": self.problems,
+            "events": self.events,
+        }
+        text = json.dumps(document, indent=1) + "\n"
+        if text != self._written:
+            durable.make_folder(self.folder)
+            durable.write_file(self._file, text.encode())
+            self._written = text
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Hold the node's lock; False where a run has it, such as `up` or `down`."""
+        lock = durable.NodeLock(Path(self.config["lock"]))
+        owner = {"run": "supervision", "command": "supervise", "user": "the node itself"}
+        try:
+            lock.take({**owner, "since": time.time()})
+        except durable.Locked:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+
+def main(config: str) -> int:
+    """Look again and again, until the unit is stopped."""
+    read = json.loads(Path(config).read_text())
+    supervisor = Supervisor(read, Path(read["folder"]))
+    while True:
+        began = time.monotonic()
+        try:
+            supervisor.look_once(time.time())
+        except (OSError, subprocess.SubprocessError) as error:  # a full disk: the next look may do
+            print(f"this look failed: {error}", flush=True)
+        time.sleep(max(1.0, supervisor.limits.look_s - (time.monotonic() - began)))
+
+
+# Decide from one look at the engine's server what is to be done; no input, no output, no clock.
+#
+# The runtime (Docker, systemd) starts a program again whose process ends. What it does not know:
+# that a server runs and answers nothing, that its memory is still held, and when to give up.
 
 START, STOP = "start", "stop"
 

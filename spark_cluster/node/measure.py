@@ -27,13 +27,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from spark_cluster.node import locks, paths
+from spark_cluster.node import durable, paths
 from spark_cluster.node.durable import write_file
-from spark_cluster.node.faults import explain
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S
 from spark_cluster.node.http import ask
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Running, TooLong
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain
 
 DONE, FAILED, STOPPED, NO_SERVER, NO_SPACE, BUSY = 0, 1, 3, 4, 5, 6
 """Exit statuses: all cells have a result, something else went wrong, somebody stopped it, ..."""
@@ -130,9 +129,9 @@ def only_one(path: Path, folder: str) -> Iterator[None]:
     Raises:
         Ended: another one is being measured.
     """
-    handle = locks.opened(path)
+    handle = durable.open_lock(path)
     try:
-        if not locks.take(handle):
+        if not durable.take_lock(handle):
             raise Ended(BUSY, BUSY_TEXT)
         os.ftruncate(handle, 0)
         os.pwrite(handle, folder.encode(), 0)
@@ -148,7 +147,9 @@ def measure_all(folder: Path, stop: Stop) -> None:
         Ended: the work ends before its last cell.
     """
     plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    step = Step(folder, stop, plan["health"], _make_folders(folder, plan["user"]), plan["user"])
+    step = MeasureStep(
+        folder, stop, plan["health"], _make_folders(folder, plan["user"]), plan["user"]
+    )
     for number, cell in enumerate(plan["cells"], 1):
         if (folder / "cells" / f"{cell['id']}.json").exists():
             continue
@@ -173,7 +174,7 @@ def _make_folders(folder: Path, user: str) -> int:
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasureStep:
     """The cells of one deployment.
 
     Attributes:

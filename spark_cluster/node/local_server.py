@@ -1,4 +1,5 @@
-"""Look at the engine's server on the head: its program, a completion, its memory, its addresses.
+"""The engine's server on its head, without the laptop: its program, a completion, its memory and
+addresses, its start and stop.
 
 What the laptop knows (names, labels, paths, requests) comes in the configuration that the role
 `supervise` writes, so that this module repeats none of it.
@@ -11,33 +12,28 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node import (
-    engine_metrics,
-    load_guard,
-    memory,
-    nvidia_smi,
-    own_program,
-    unit_state,
-)
+from spark_cluster.node import containers, load_watch, nvidia_smi, own_program, telemetry
 from spark_cluster.node.containers import (
     DASHBOARD,
     ENDPOINT,
     MODEL,
     NODES,
     RAY_NODES,
+    RESTART_LIMIT,
     TP,
     ContainerState,
     parse_state,
 )
-from spark_cluster.node.health import Completion
+from spark_cluster.node.health import Completion, completion_of, request_of
 from spark_cluster.node.http import ask
-from spark_cluster.node.supervision.model_probe import completion_of, request_of
 
 COMMAND_S = 20.0
 """Seconds for a question to Docker, systemd or nvidia-smi."""
@@ -69,10 +65,39 @@ def output(argv: Sequence[str], limit_s: float = COMMAND_S) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def stop(name: str, runtime: str) -> list[str]:
+def stop_command(name: str, runtime: str) -> list[str]:
     """Return the command that stops a program as a person does, so that it stays stopped."""
     unit = ["systemctl", "stop", f"{name}.service"]
     return unit if runtime == "venv" else ["docker", "stop", "-t", "5", name]
+
+
+def start(
+    name: str, runtime: str, programs: Sequence[str], limit_s: float, config: Mapping[str, Any]
+) -> str:
+    """Start a server with memory given back before and its load guarded.
+
+    Args:
+        programs: those that the guard ends, with the server.
+        limit_s: seconds after which the guard ends.
+
+    Returns:
+        The command that failed; empty where it did not.
+    """
+    end_guard(name, config)
+    prepare_memory(config)
+    unit = ["systemctl", "start", f"{name}.service"]
+    argv = unit if runtime == "venv" else ["docker", "start", name]
+    if output(argv, ACT_S) is None:
+        return " ".join(argv)
+    guard_load(name, programs, limit_s, config)
+    return ""
+
+
+def stop(name: str, runtime: str, config: Mapping[str, Any]) -> str:
+    """Stop a server, so that it stays stopped, and the guard of its load; returns as `start`."""
+    end_guard(name, config)
+    argv = stop_command(name, runtime)
+    return "" if output(argv, ACT_S) is not None else " ".join(argv)
 
 
 def boot() -> str:
@@ -84,8 +109,8 @@ def program(name: str, config: Mapping[str, Any]) -> ContainerState:
     """Return a program of ours; `unknown` where Docker or systemd does not answer."""
     folder = str(config["unit_folder"])
     if Path(f"{folder}/{name}.service").exists():
-        shown = output(unit_state.question(name, folder))
-        return unit_state.parse(shown, name) if shown else UNSEEN
+        shown = output(containers.question(name, folder))
+        return containers.parse(shown, name) if shown else UNSEEN
     # One question that both a missing container and a Docker that is down answer differently.
     listed = output(
         ["docker", "container", "ls", "--all", "--quiet", "--filter", f"name=^/?{name}$"]
@@ -123,8 +148,8 @@ def answer(server: ContainerState, limit_s: float) -> Completion:
 def tokens(server: ContainerState) -> float | None:
     """Return the tokens that the server has read and written so far; None where it does not say."""
     base = server.label(ENDPOINT).removesuffix("/v1")
-    reply = ask({"url": f"{base}/metrics", "timeout": engine_metrics.ASK_S})
-    found = engine_metrics.figures(str(reply["body"])) if reply["status"] == 200 else None
+    reply = ask({"url": f"{base}/metrics", "timeout": telemetry.ASK_S})
+    found = telemetry.figures(str(reply["body"])) if reply["status"] == 200 else None
     if found is None:
         return None
     return (found["prompt_tokens"] or 0.0) + (found["generation_tokens"] or 0.0)
@@ -163,7 +188,7 @@ def memory_obstacle(need_mib: int, title: str) -> str:
     for (_, name, _), text in zip(listed, named, strict=True):
         if re.match(title, name):
             return f"memory is still held by {text}"
-    available = memory.meminfo().get("MemAvailable", 0) // 1024
+    available = load_watch.meminfo().get("MemAvailable", 0) // 1024
     if available >= need_mib * RETURNED:
         return ""
     holder = f"; GPU memory is held by {', '.join(named[:3])}" if named else ""
@@ -213,7 +238,7 @@ def _is_own(address: str) -> bool:
 def prepare_memory(config: Mapping[str, Any]) -> None:
     """Give the page cache back and compact memory, where that is the GPU's, too."""
     if config["unified_memory"]:
-        output(own_program.argv(memory.__name__, "/"), memory.RECLAIM_S)
+        output(own_program.argv(load_watch.RECLAIM, "/"), load_watch.RECLAIM_S)
 
 
 def guard_load(
@@ -221,14 +246,14 @@ def guard_load(
 ) -> None:
     """Guard the load of a server that has been started."""
     if config["unified_memory"]:
-        told = load_guard.Settings(server, tuple(programs), limit_s)
-        output(load_guard.start(told, os.environ.get("PATH", os.defpath)))
+        told = load_watch.GuardSettings(server, tuple(programs), limit_s)
+        output(load_watch.start(told, os.environ.get("PATH", os.defpath)))
 
 
 def load_ended_for(server: str) -> str:
     """Return why the load of a server was ended; empty where it was not."""
     try:
-        found = load_guard.parse(Path(load_guard.reason_file(server)).read_text())
+        found = load_watch.parse(Path(load_watch.reason_file(server)).read_text())
     except OSError:
         return ""
     return f"its load was ended before the node ran out of memory: {found}" if found else ""
@@ -237,5 +262,108 @@ def load_ended_for(server: str) -> str:
 def end_guard(server: str, config: Mapping[str, Any]) -> None:
     """End the guard_load of a server, and forget its load_ended_for."""
     if config["unified_memory"]:
-        output(["systemctl", "stop", load_guard.unit(server)])
-        Path(load_guard.reason_file(server)).unlink(missing_ok=True)
+        output(["systemctl", "stop", load_watch.unit(server)])
+        Path(load_watch.reason_file(server)).unlink(missing_ok=True)
+
+
+# Stop a server that ends again and again, without the laptop and without `supervise`.
+#
+# Docker and systemd start a program again for ever, and each start of an engine that fails may
+# leave memory behind, until sshd no longer answers (source: eugr-257). Docker's own `on-failure:N`
+# counts over the whole life of a container, does not start one again that ended with status 0, and
+# starts one at boot that was stopped by hand (moby: daemon/internal/restartmanager); so this counts
+# restarts within a window, and stops the program as a person does, which Docker respects at boot,
+# too.
+
+RESTARTS_WINDOW_S = 3 * 3600.0
+"""Seconds in which they count: a load that fails after half an hour is stopped as well, a server
+that dies now and then is not."""
+
+RESTARTS_LOOK_S = 15.0
+"""Seconds between two looks."""
+
+
+@dataclass(frozen=True)
+class KnownRestarts:
+    """The restarts of one program.
+
+    Attributes:
+        program: its id, which changes when `up` makes it again.
+        counted: how often its runtime had started it again at the last look.
+        at: moments of those within the window, in seconds of the monotonic clock.
+    """
+
+    program: str
+    counted: int
+    at: tuple[float, ...] = ()
+
+
+def count_restarts(
+    known: KnownRestarts | None, seen: ContainerState, now: float, obstacle: Callable[[], str]
+) -> KnownRestarts:
+    """Return the restarts after a look.
+
+    What happened before the first look is not known by its moment and does not count. A start by
+    hand lets the runtime count from 0, and so does a start of Docker.
+
+    Args:
+        obstacle: says what the server had to wait for, so that its restarts do not count.
+    """
+    if known is None or known.program != seen.id or seen.restarts < known.counted:
+        return KnownRestarts(seen.id, seen.restarts)
+    recent = tuple(t for t in known.at if now - t < RESTARTS_WINDOW_S)
+    new = seen.restarts - known.counted
+    return KnownRestarts(
+        seen.id, seen.restarts, recent + (now,) * (0 if new and obstacle() else new)
+    )
+
+
+def _servers_of(config: Mapping[str, Any]) -> set[str]:
+    """Return the names that servers have on this node, whether they are there or not."""
+    server = str(config["server"])
+    listed = output(config["servers"]) or ""
+    units = (path.stem for path in Path(config["unit_folder"]).glob(f"{server}-*.service"))
+    return {server, *listed.split(), *units}
+
+
+def stop_restarted(
+    config: Mapping[str, Any], known: Mapping[str, KnownRestarts], now: float
+) -> dict[str, KnownRestarts]:
+    """Look at each server, and stop those that were started again too often.
+
+    Restarts do not count while Ray lacks a node: the server serves again when the node is back.
+    """
+    found = {}
+    for name in sorted(_servers_of(config)):
+        seen = program(name, config)
+        if not seen.id:  # Docker does not answer, or there is no such server
+            continue
+        obstacle = partial(ray_obstacle, seen, config)
+        found[name] = count_restarts(known.get(name), seen, now, obstacle)
+        if len(found[name].at) >= RESTART_LIMIT and seen.kept_up:
+            _stop_restarted(name, seen)
+    return found
+
+
+def _stop_restarted(name: str, seen: ContainerState) -> None:
+    argv = stop_command(name, seen.runtime)
+    done = output(argv, ACT_S)
+    said = "stopped" if done is not None else f"not stopped, {' '.join(argv)} failed"
+    often = f"{RESTART_LIMIT} times within {RESTARTS_WINDOW_S / 3600:g} hours"
+    print(
+        f"{name} was started again {often} and is {said}: its log says why it ends, and "
+        "`spark-cluster up` starts it",
+        flush=True,
+    )
+
+
+def limit_restarts(config: str) -> int:
+    """Look again and again, until the unit is stopped."""
+    read = json.loads(Path(config).read_text())
+    known: Mapping[str, KnownRestarts] = {}
+    while True:
+        try:
+            known = stop_restarted(read, known, time.monotonic())
+        except OSError as error:
+            print(f"this look failed: {error}", flush=True)
+        time.sleep(RESTARTS_LOOK_S)

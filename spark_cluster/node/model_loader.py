@@ -12,21 +12,232 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import memory
+from spark_cluster.node import load_watch, local_server, probes
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State, judge
-from spark_cluster.node.model_loader.policy import Answer, Loaded, Queue, Room, make_room
-from spark_cluster.node.probes import unix_socket
-from spark_cluster.node.supervision import look
 
-ACT_S = 180.0
-"""Seconds to start or stop a container."""
+# The decisions of the model loader: what is unloaded for which model, and what its users are told.
+#
+# Pure: no clock, no process, no file.
+
+SHORTEST_S = 2
+"""Seconds of a Retry-After at least."""
+
+LONGEST_S = 60
+"""Seconds of a Retry-After at most: a client that waits longer than a load takes is idle."""
+
+USUAL_S = 90.0
+"""Seconds of a load of which no earlier one is known."""
+
+FIRST_PAUSE_S = 60.0
+"""Seconds after a load that failed, in which it is not tried again; doubled with each failure."""
+
+LONGEST_PAUSE_S = 900.0
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is loaded and may be unloaded.
+
+    Attributes:
+        program: name of its container.
+        frees_gib: what its server gives back.
+        requests: that it answers now.
+        idle_s: seconds since its last request began; since its load where none came.
+        loaded_s: seconds since it was loaded.
+    """
+
+    program: str
+    frees_gib: float
+    requests: int
+    idle_s: float
+    loaded_s: float
+
+    def busy(self, stays_s: float) -> str:
+        """Return why it is not unloaded now; empty when it can be."""
+        if self.requests:
+            return f"{self.program} has {self.requests} requests"
+        if self.loaded_s < stays_s:
+            return f"{self.program} was loaded {self.loaded_s:.0f} s ago"
+        return ""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is to be done for the memory of a model.
+
+    Attributes:
+        unload: programs to unload, the least recently used first.
+        why_not: what stands in the way; empty when there is, or will be, enough.
+        later: the others will go out of the way by themselves.
+    """
+
+    unload: tuple[str, ...] = ()
+    why_not: str = ""
+    later: bool = False
+
+
+def make_room(
+    need_gib: float, available_gib: float, loaded: Sequence[LoadedModel], stays_s: float
+) -> Room:
+    """Decide what is unloaded, so that so much memory is available: as few as will do.
+
+    Args:
+        stays_s: seconds that a model stays after it was loaded.
+
+    >>> a, b = LoadedModel("a", 10, 0, 300, 900), LoadedModel("b", 10, 0, 100, 900)
+    >>> make_room(12, 5, [b, a], 60)
+    Room(unload=('a',), why_not='', later=False)
+    >>> make_room(12, 5, [LoadedModel("a", 10, 2, 0, 900)], 60).why_not
+    'a has 2 requests'
+    """
+    if available_gib >= need_gib:
+        return Room()
+    free = sorted((one for one in loaded if not one.busy(stays_s)), key=lambda one: -one.idle_s)
+    chosen: list[str] = []
+    for one in free:
+        chosen.append(one.program)
+        available_gib += one.frees_gib
+        if available_gib >= need_gib:
+            return Room(tuple(chosen))
+    busy = [one for one in loaded if one.busy(stays_s)]
+    if busy and available_gib + sum(one.frees_gib for one in busy) >= need_gib:
+        return Room((), "; ".join(one.busy(stays_s) for one in busy), later=True)
+    total = available_gib + sum(one.frees_gib for one in busy)
+    return Room(
+        (),
+        f"it needs {need_gib:.1f} GiB, and with every other model unloaded {total:.1f} are "
+        "available: another program has taken memory (`spark-cluster vram` names it)",
+    )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A load that failed.
+
+    Attributes:
+        why: what went wrong.
+        at: when, in seconds of a clock that only goes forward.
+        count: failures in a row.
+    """
+
+    why: str
+    at: float
+    count: int = 1
+
+    def pause(self, now: float) -> float:
+        """Return the seconds for which it is not tried again."""
+        length = min(FIRST_PAUSE_S * 2.0 ** min(self.count - 1, 10), LONGEST_PAUSE_S)
+        return max(0.0, self.at + length - now)
+
+
+def retry_after(elapsed_s: float, usual_s: float) -> int:
+    """Return the seconds after which a client is to ask again.
+
+    >>> retry_after(10, 40), retry_after(100, 40), retry_after(0, 400)
+    (30, 2, 60)
+    """
+    return int(min(LONGEST_S, max(SHORTEST_S, usual_s - elapsed_s)))
+
+
+@dataclass(frozen=True)
+class LoaderReply:
+    """What a request for a model that is not there gets: HTTP 503.
+
+    Attributes:
+        text: for a person.
+        retry_s: seconds of the header Retry-After.
+    """
+
+    text: str
+    retry_s: int
+
+
+class Queue:
+    """Each model once, in the order in which they were asked for.
+
+    Args:
+        clock: seconds that only go forward.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: list[str] = []
+        self._loading = ""
+        self._since = 0.0
+        self._doing = ""
+        self._usual: dict[str, float] = {}
+        self._failures: dict[str, Failure] = {}
+
+    def ask(self, program: str) -> LoaderReply:
+        """Take a request for a model: it is queued, unless it has just failed."""
+        now = self._clock()
+        with self._changed:
+            failure = self._failures.get(program)
+            if failure is not None and (pause := failure.pause(now)) > 0:
+                return LoaderReply(
+                    f"it could not be loaded: {failure.why}; it is tried again in {pause:.0f} s "
+                    "at the earliest",
+                    retry_after(0, pause),
+                )
+            if program != self._loading and program not in self._waiting:
+                self._waiting.append(program)
+                self._changed.notify_all()
+            return self._told(program, now)
+
+    def _told(self, program: str, now: float) -> LoaderReply:
+        usual = self._usual.get(program, USUAL_S)
+        if program == self._loading:
+            elapsed = now - self._since
+            return LoaderReply(
+                f"it has been loading for {elapsed:.0f} s: {self._doing}",
+                retry_after(elapsed, usual),
+            )
+        before = self._waiting.index(program) + bool(self._loading)
+        ahead = f", {before} before it" if before else ""
+        return LoaderReply(f"it is going to be loaded{ahead}", retry_after(0, usual * (before + 1)))
+
+    def take(self, limit_s: float) -> str:
+        """Return the next model to load, and mark it as loading; empty after the limit."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting, limit_s)
+            if not self._waiting:
+                return ""
+            self._loading, self._since = self._waiting.pop(0), self._clock()
+            self._doing = "begun"
+            return self._loading
+
+    def doing(self, text: str) -> None:
+        """Say what is being done for the model that is loading."""
+        with self._changed:
+            self._doing = text
+
+    def done(self, why_not: str = "") -> None:
+        """Say that the load has ended, and why it failed if it did."""
+        now = self._clock()
+        with self._changed:
+            program, self._loading = self._loading, ""
+            if not why_not:
+                self._failures.pop(program, None)
+                self._usual[program] = now - self._since
+                return
+            before = self._failures.get(program)
+            self._failures[program] = Failure(why_not, now, before.count + 1 if before else 1)
+
+    def describe(self) -> dict[str, object]:
+        """Return what is loading and what waits."""
+        with self._changed:
+            return {"loading": self._loading, "doing": self._doing, "waiting": [*self._waiting]}
+
+
+# The servers, as Docker and the proxy tell of them.
 
 ANSWER_S = 30.0
 """Seconds for an answer of a server."""
@@ -38,17 +249,17 @@ LEAVE_S = 2.0
 """Seconds in which a request that the proxy has just sent shows itself."""
 
 
-class Failed(Exception):
+class LoadFailed(Exception):
     """A server that could not be stopped or started; the text says why."""
 
 
-class ProxyAway(Failed):
+class ProxyAway(LoadFailed):
     """The proxy does not answer now, as while it is started again."""
 
 
 def available_gib() -> float:
     """Return MemAvailable of the node."""
-    return memory.meminfo().get("MemAvailable", 0) / 2**20
+    return load_watch.meminfo().get("MemAvailable", 0) / 2**20
 
 
 class Servers:
@@ -69,17 +280,17 @@ class Servers:
         """Return a container.
 
         Raises:
-            Failed: Docker does not answer, or there is none.
+            LoadFailed: Docker does not answer, or there is none.
         """
         found = self._look(name)
         if not found.id:
-            raise Failed(f"there is no container {name}: `spark-cluster up` makes it")
+            raise LoadFailed(f"there is no container {name}: `spark-cluster up` makes it")
         return found
 
     def _look(self, name: str) -> ContainerState:
-        found = look.program(name, self.config)
+        found = local_server.program(name, self.config)
         if found.status == "unknown":
-            raise Failed("Docker does not answer")
+            raise LoadFailed("Docker does not answer")
         return found
 
     def missing(self) -> list[str]:
@@ -103,12 +314,12 @@ class Servers:
             return float(one.label(NEEDS))
         return 0.0
 
-    def loaded(self, but: str) -> list[Loaded]:
+    def loaded(self, but: str) -> list[LoadedModel]:
         """Return the others that are loaded, with their use.
 
         Raises:
             ProxyAway: the proxy does not answer: whether one has requests is not known then.
-            Failed: Docker does not.
+            LoadFailed: Docker does not.
         """
         uses = self._uses()
         now, found = time.monotonic(), []
@@ -121,22 +332,25 @@ class Servers:
                 since = now - self._loaded_at.get(name, float("-inf"))
                 idle = use.idle_s if use.idle_s is not None else since
                 frees = max(0.0, self.need_gib(program) - float(self.config["reserve_gib"]))
-                found.append(Loaded(name, frees, use.requests, idle, since))
+                found.append(LoadedModel(name, frees, use.requests, idle, since))
         return found
 
     def unload(self, name: str) -> bool:
         """Stop a server that has no requests; False where one came meanwhile.
 
         Raises:
-            Failed: it does not stop.
+            LoadFailed: it does not stop.
         """
         self.tell_proxy(name, "state drain")  # no request comes between the look and the stop
         try:
             time.sleep(LEAVE_S)
             if self._uses().get(name, Use()).requests:
                 return False
-            if look.output(["docker", "stop", "-t", str(STOP_S), name], ACT_S) is None:
-                raise Failed(f"docker stop {name} failed")
+            if (
+                local_server.output(["docker", "stop", "-t", str(STOP_S), name], local_server.ACT_S)
+                is None
+            ):
+                raise LoadFailed(f"docker stop {name} failed")
             self.tell_proxy(name, "health down")
             return True
         except ProxyAway:
@@ -148,29 +362,28 @@ class Servers:
         """Start a server, whose load is guarded.
 
         Raises:
-            Failed: Docker cannot.
+            LoadFailed: Docker cannot.
         """
-        look.end_guard(name, self.config)
-        look.prepare_memory(self.config)
-        if look.output(["docker", "start", name], ACT_S) is None:
-            raise Failed(f"docker start {name} failed: `docker logs {name}` on the head says more")
+        limit_s = float(self.models[name]["ready_s"])
+        if local_server.start(name, "docker", [name], limit_s, self.config):
+            raise LoadFailed(
+                f"docker start {name} failed: `docker logs {name}` on the head says more"
+            )
         self._loaded_at[name] = time.monotonic()
-        look.guard_load(name, [name], float(self.models[name]["ready_s"]), self.config)
 
     def stop(self, name: str) -> None:
         """Stop a server that does not come up; it is left as it is where that fails."""
-        look.end_guard(name, self.config)
-        look.output(["docker", "stop", "-t", "5", name], ACT_S)
+        local_server.stop(name, "docker", self.config)
 
     def state(self, one: ContainerState) -> State:
         """Return whether a server lives; one that has a process is asked for a real answer."""
         if not one.kept_up:
             return judge(one)
-        return judge(one, None, look.answer(one, ANSWER_S))
+        return judge(one, None, local_server.answer(one, ANSWER_S))
 
     def came_up(self, name: str) -> None:
         """Note when a server was ready."""
-        look.end_guard(name, self.config)
+        local_server.end_guard(name, self.config)
         self._loaded_at[name] = time.monotonic()
 
     def tell_proxy(self, name: str, what: str) -> None:
@@ -208,7 +421,7 @@ def command(path: str, text: str) -> str:
     Raises:
         OSError: it is not there, or does not answer in time.
     """
-    return unix_socket.ask(path, f"{text}\n".encode(), PROXY_S).decode(errors="replace")
+    return probes.ask(path, f"{text}\n".encode(), PROXY_S).decode(errors="replace")
 
 
 def uses(printed: str) -> dict[str, Use]:
@@ -273,7 +486,7 @@ class Loader:
             self.servers.tell_proxy(name, "state ready")
             try:
                 program = self.servers.program(name)
-            except Failed:
+            except LoadFailed:
                 continue
             if program.kept_up and not self.servers.state(program).serves:
                 self.queue.ask(name)
@@ -286,7 +499,7 @@ class Loader:
         began = time.monotonic()
         try:
             loaded = self._load(name)
-        except (Failed, OSError, subprocess.SubprocessError) as error:
+        except (LoadFailed, OSError, subprocess.SubprocessError) as error:
             print(f"{name}: not loaded: {error}", flush=True)
             self.queue.done(str(error))
             return
@@ -303,7 +516,7 @@ class Loader:
         self._do(name, "its server reads the model")
         try:
             self._wait_for_answer(name)
-        except Failed:
+        except LoadFailed:
             if not (starts or self.servers.program(name).kept_up):
                 return False  # its stop began before this program: the next request loads it
             self.servers.stop(name)
@@ -315,7 +528,7 @@ class Loader:
         """Unload others until the memory is there.
 
         Raises:
-            Failed: it is not in time.
+            LoadFailed: it is not in time.
         """
         need = self.servers.need_gib(self.servers.program(name))
         deadline = time.monotonic() + ROOM_S
@@ -329,7 +542,7 @@ class Loader:
             # The one before this program's start may have been stopped a moment ago, too.
             settled = now - max(began, freed) >= RETURN_S and not room.later
             if now > deadline or (room.why_not and settled):
-                raise Failed(room.why_not or f"{need:.1f} GiB did not become available")
+                raise LoadFailed(room.why_not or f"{need:.1f} GiB did not become available")
             for other in room.unload if now - freed >= RETURN_S else ():
                 self._do(name, f"{other} is unloaded for it")
                 if not self.servers.unload(other):
@@ -357,12 +570,12 @@ class Loader:
             now = self.servers.program(name)
             if not now.kept_up:
                 why = f"its server has ended: `docker logs {name}` on the head says why"
-                raise Failed(look.load_ended_for(name) or why)
+                raise LoadFailed(local_server.load_ended_for(name) or why)
             state = self.servers.state(now)
             if state.serves:
                 return
             if time.monotonic() > deadline:
-                raise Failed(f"its server does not answer in time: {state.reason}")
+                raise LoadFailed(f"its server does not answer in time: {state.reason}")
             time.sleep(LOOK_S)
 
     def _do(self, name: str, what: str) -> None:
@@ -375,7 +588,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_S
-    server: Server
+    server: LoaderSocket
 
     def answer(self) -> None:
         """Answer 503 with what is done, in the form of OpenAI's errors."""
@@ -385,7 +598,7 @@ class Handler(BaseHTTPRequestHandler):
         if model is None:
             self._send(404, f"no model is loaded on request as {program!r}", "model_not_found", 0)
             return
-        told: Answer = self.server.queue.ask(program)
+        told: LoaderReply = self.server.queue.ask(program)
         name = model["names"][0]
         self._send(503, f"{name} is not loaded: {told.text}", "model_loading", told.retry_s)
 
@@ -433,7 +646,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing: a client that asks again every second would fill the journal."""
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class LoaderSocket(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """The socket that the proxy sends requests to."""
 
     daemon_threads = True
@@ -466,7 +679,7 @@ def main(config: str) -> int:
     read = json.loads(Path(config).read_text())
     servers, queue = Servers(read), Queue(time.monotonic)
     loader = Loader(servers, queue)
-    server = Server(read, servers.models, queue)
+    server = LoaderSocket(read, servers.models, queue)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     loader.go_on()
     while True:
