@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
+SOURCES = f"{CHECKOUT}:{CHECKOUT / 'packages/spark-cluster-lab'}"
+"""PYTHONPATH of this checkout's two distributions, whatever else is installed."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _SHELL = {"", "sh", "text"}
@@ -80,7 +82,7 @@ def make(
     ready = [f"{venv}/ready{part}" for part in ("", "-for-tests", "-for-docs")]
     there = [word for path in ready for word in ("-o", path)]
     argv = ["make", "-f", str(CHECKOUT / "Makefile"), f"VENV={venv}", *there, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80", **variables}
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "80", **variables}
     environment.pop("MAKEFLAGS", None)
     done = subprocess.run(
         argv, check=False, capture_output=True, text=True, cwd=cwd, env=environment,

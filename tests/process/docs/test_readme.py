@@ -181,7 +181,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_as_it_stands_on_its_page(line: str, folder: Path):
     assert line in readme.DOCUMENTED
     shown = f"{line} && complete -p spark-cluster" if line == COMPLETION else line
-    environment = on_path(folder) | {"COLUMNS": "80", "PYTHONPATH": str(readme.CHECKOUT)}
+    environment = on_path(folder) | {"COLUMNS": "80", "PYTHONPATH": readme.SOURCES}
     done = subprocess.run(
         ["bash", "-c", shown], check=False, capture_output=True, text=True, cwd=folder,
         env=environment, input=ANSWERS,
