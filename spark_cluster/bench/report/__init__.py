@@ -55,7 +55,7 @@ from spark_cluster.node.durable import make_folder, write_file
 
 POST = "report.md"
 
-OPEN_ROWS = 40
+OPEN_ROWS = 16
 """A list of cells longer than this is folded; on paper it is open."""
 
 TELEMETRY_NOTE = (
@@ -163,8 +163,9 @@ def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Sect
     with style():
         measured, predicted = tuple(measured_plots(results)), tuple(predicted_plot(results))
         vram, over_time = tuple(vram_plot(results)), tuple(telemetry_plots(results, telemetry))
-    return (
-        Section("summary", "", tables=_filled([tables.headline_table(results)]), pasted=True),
+    summary = _filled([tables.headline_table(results)])
+    parts = (
+        Section("summary", "Each setup", tables=summary, pasted=True),
         Section("flagged", "Cells to look at", "To look at", flagged),
         Section("comparison", "TP=1 and TP=2", "TP=1 and TP=2", comparison, pasted=True),
         Section("measured", "Plots", "Plots", plots=measured, absent="Too few cells for a plot."),
@@ -184,6 +185,8 @@ def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Sect
         ),
         Section("environment", "Environment", "Environment", environment),
     )  # fmt: skip
+    terms = _filled([tables.terms_table([table for part in parts for table in part.tables])])
+    return (*parts, Section("terms", "Abbreviations", "Abbreviations", terms))
 
 
 def _filled(tables: Iterable[Table]) -> tuple[Table, ...]:
