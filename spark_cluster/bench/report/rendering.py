@@ -416,9 +416,15 @@ def _inline(svg: str, name: str, description: str) -> str:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the look of reports; nothing of it stays."""
-    import matplotlib
+    """Draw in the look of reports; nothing of it stays.
 
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("plots need matplotlib", hint=install_extra("bench")) from None
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -463,8 +469,6 @@ def write_plot(record: MemoryRecord, path: Path) -> None:
             f"{path.name}: a plot is written as {' or '.join(FORMATS)}",
             hint="give the file one of these endings",
         )
-    if not is_installed():
-        raise UsageError("a plot needs matplotlib", hint=install_extra("bench"))
     plot = memory_plot(record)
     data = plot.png if path.suffix.lower() == ".png" else plot.svg.encode()
     try:

@@ -138,18 +138,21 @@ def benchy_tables(results: Results) -> Iterator[Table]:
 
 def _benchy(results: Results, setup: Setup, cells: tuple[CellResult, ...]) -> Table:
     several = any(cell.key.concurrency > 1 for cell in cells)
-    rows: list[tuple[str, ...]] = []
-    marked = {}
-    for cell in cells:
-        for test, metrics in benchy_rows(cell, concurrency=several):
-            if cell.attention:
-                marked[len(rows)] = "attention"
-            rows.append((short(setup.model), test, *map(figure, metrics)))
     columns = (
-        "model", "test", "t/s (total)" if several else "t/s", "t/s (req)", "peak t/s",
-        "peak t/s (req)", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)",
+        "t/s (total)" if several else "t/s", "t/s (req)", "peak t/s", "peak t/s (req)",
+        "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)",
     )  # fmt: skip
-    table = Table(results.labels[setup.id], columns, tuple(rows), (0, 1), marked)
+    rows = [
+        {
+            "model": short(setup.model),
+            "test": test,
+            **dict(zip(columns, map(figure, metrics), strict=True)),
+            MARK: "attention" if cell.attention else "",
+        }
+        for cell in cells
+        for test, metrics in benchy_rows(cell, concurrency=several)
+    ]
+    table = tabulate(results.labels[setup.id], rows)
     # As llama-benchy does: with one request at a time, a request's speed is the speed.
     return table if several else table.without("t/s (req)", "peak t/s (req)")
 
@@ -215,23 +218,8 @@ def _percentiles(cell: CellResult, name: MetricName) -> str:
     return " / ".join(found) or mean(cell, name)
 
 
-def sweep_table(results: Results) -> Table:
-    """Decoding with each variant of a sweep or a pair, c=1, and the acceptance of drafts."""
-    rows = []
-    for setup in results.setups if any(setup.variant for setup in results.setups) else ():
-        for point in results.at(setup, "tg_tps", concurrency=1)[:1]:
-            rows.append({
-                "setup": results.labels[setup.id],
-                "test": decode_name(point.cell.key, concurrency=False),
-                "tok/s": figure(point.metric),
-                "acceptance": mean(point.cell, "acceptance", ".0%"),
-                "accepted a step": mean(point.cell, "acceptance_length"),
-            })  # fmt: skip
-    return tabulate("Variants", rows)
-
-
 def acceptance_table(results: Results) -> Table:
-    """The acceptance of drafts in each cell of a recipe with a drafter."""
+    """Decoding and the acceptance of drafts in each cell of a recipe with a drafter."""
     rows = []
     for setup in results.setups:
         cells = results.cells(setup)
@@ -240,6 +228,7 @@ def acceptance_table(results: Results) -> Table:
             {
                 "setup": results.labels[setup.id],
                 "test": decode_name(cell.key, concurrency=several),
+                "tok/s": figure(cell.metrics.get("tg_tps")),
                 "accepted": mean(cell, "acceptance", ".1%"),
                 "tokens a step": mean(cell, "acceptance_length"),
             }
@@ -473,8 +462,8 @@ TERMS = (
     ("@ dN, d=N", r"@ d\d|d=\d", "depth: N tokens stand in the context before the prompt"),
     ("ctx_pp, ctx_tg", r"\bctx", "the same while the context of that depth is first read"),
     ("(cN), c=N", r"\(c\d|c=\d", "concurrency: N requests at once"),
-    ("t/s, tok/s", r"t/s|tok/s",
-     "tokens a second; total: of all requests together, req: of one, peak: in the best second"),
+    ("t/s, tok/s", r"t/s|tok/s", "tokens a second; total: of all requests, req: of one"),
+    ("peak", r"\bpeak t/s", "in the best second"),
     ("ttfr", r"\bttfr", "time to first response: to the first chunk of the answer"),
     ("est_ppt", "est_ppt", "estimated prompt processing time: ttfr without the network's latency"),
     ("e2e_ttft", "e2e_ttft", "end-to-end time to first token: to the first text or reasoning"),

@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,7 +44,6 @@ from spark_cluster.bench.report.tables import (
     comparison_tables,
     headline_table,
     served_table,
-    sweep_table,
 )
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
@@ -159,9 +159,10 @@ def test_a_time_is_better_when_it_is_less():
     assert not is_noise(1.2, 1)
 
 
-def test_a_sweep_shows_its_acceptance():
-    table = sweep_table(Results(sweep_record()))
+def test_a_sweep_shows_its_speeds_and_acceptance():
+    table = acceptance_table(Results(sweep_record()))
     assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
+    assert all(re.fullmatch(r"[678]\d\.\d\d ± \d\.\d\d", row[2]) for row in table.rows)
     assert all(row[3].endswith("%") for row in table.rows)
 
 
@@ -415,6 +416,15 @@ def test_broken_telemetry_is_said(tmp_path):
     (tmp_path / "telemetry.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InvalidFile, match="not telemetry in Parquet"):
         write_report(tmp_path, tmp_path / "report")
+
+
+def test_without_matplotlib_its_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = write_run(tmp_path / "run", dual_record(depths=(0,), loads=(1,)), seconds=2)
+    with pytest.raises(UsageError, match="plots need matplotlib") as caught:
+        write_report(run, tmp_path / "report")
+    assert "bench" in caught.value.hint
+    assert not (tmp_path / "report").exists()
 
 
 def test_a_folder_without_a_record_is_said(tmp_path):
