@@ -26,12 +26,13 @@ SHARED := $(if $(filter-out 1,$(LABS)),-n $(LABS) --dist loadfile --no-loadscope
 NONE_IS_FINE := || test $$? = 5
 BENCH ?= --tools ours,floor,ansible,mitogen,pyinfra
 
-.PHONY: demo demo-bench test check pure lab-tests gpu soak bench figures docs env tools clean help
+.PHONY: demo demo-bench test check unit pure lab-tests gpu soak bench figures docs env tools clean help
 
 help:
 	@echo "make demo       two simulated Sparks, and 'spark-cluster up --tp 2' on them (root, Linux)"
 	@echo "make demo-bench a benchmark of one and of two simulated Sparks, and its report"
 	@echo "make test       everything: ruff, mypy, pure tests, lab tests (those need root and Linux)"
+	@echo "make unit       the tests that start no process: under a minute, for every save"
 	@echo "make pure       ruff, mypy and the pure tests only"
 	@echo "make gpu        the main job on a real NVIDIA GPU of this machine (docs/gpu.md)"
 	@echo "make soak       the long campaigns: thousands of examples, hundreds of kills (hours)"
@@ -60,6 +61,9 @@ test: pure lab-tests
 
 pure: check tools
 	@$(PYTEST) -m "not lab and not soak and not gpu" $(WORKERS) $(SLOWEST) $(HANGS)
+
+unit: env
+	@$(PYTEST)/unit -n auto
 
 lab-tests: env tools
 	@$(PYTEST)/lab -m "lab and not soak" $(SHARED) $(SLOWEST)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from spark_cluster import Cluster, Options
-from spark_cluster.cli.visible import visible  # text of nodes and models, safe for a terminal
+from spark_cluster.cli.console import visible  # text of nodes and models, safe for a terminal
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.runner.events import Event, NodeFailed, Note, Progress, Result, StageStarted
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.sequence import go_on
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.runner.play import Play
 
 

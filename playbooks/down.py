@@ -12,8 +12,7 @@ from spark_cluster.engine.ray import RAY_HOME
 from spark_cluster.engine.runtime import absent, our_processes, present_programs
 from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node import kernel_tuner
-from spark_cluster.node.bench import measure
+from spark_cluster.node import kernel_tuner, measure
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 

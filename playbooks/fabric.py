@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from spark_cluster.bench import fabric_run
-from spark_cluster.bench.fabric_record import FabricRecord
+from spark_cluster.bench.fabric_run import FabricRecord
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
 from spark_cluster.engine.deployment import Deployment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from spark_cluster.engine import supervision
-from spark_cluster.engine.members import must_serve_one
+from spark_cluster.engine.readiness import must_serve_one
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.runner.play import Play
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from spark_cluster.config.document import Document, Flat, Rounded
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Flat, Rounded
 from spark_cluster.engine import (
     admission,
     launches,
@@ -17,18 +17,18 @@ from spark_cluster.engine import (
     ready,
     vram,
 )
-from spark_cluster.engine.copies.fetch import fetch
-from spark_cluster.engine.copies.state import stored
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.members import must_serve_one
-from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.previous_server import (
+from spark_cluster.engine.fetch import fetch
+from spark_cluster.engine.hub_models import stored
+from spark_cluster.engine.launches import (
     Load,
     PreviousServer,
     keep_logs,
     plan_again,
     previous_server_of,
 )
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.readiness import must_serve_one
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import SparkClusterError, Unreachable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import tuning
-from spark_cluster.engine.copies.fetch import fetch
-from spark_cluster.engine.copies.state import stored
+from spark_cluster.engine.fetch import fetch
+from spark_cluster.engine.hub_models import stored
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.runner.play import Play

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from spark_cluster.engine import firewall, launches, ray_cluster, start
+from spark_cluster.engine import firewall, launches, ray_cluster, start, tuning
 from spark_cluster.engine.admission import admit
-from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.look import look
-from spark_cluster.engine.members import with_servers
+from spark_cluster.engine.fetch import fetch, look
+from spark_cluster.engine.readiness import with_servers
 from spark_cluster.engine.ready import ready, under_load, verify
 from spark_cluster.engine.result import Served, served
 from spark_cluster.engine.start import announce, prepare
@@ -47,7 +46,7 @@ def main(
         deployment = fetch(play, deployment, found.stores, offline=offline)
     with play.stage("start"):
         start.end_others(play, deployment, found.members, obsolete)
-        deployment = launches.with_tuned(play, deployment, found.kernels)
+        deployment = tuning.with_tuned(play, deployment, found.kernels)
         members = with_servers(found.members, deployment)
         now = start.Starting(deployment, members, guarded, admitted, found.ray_token)
         start.start(play, now)

@@ -9,17 +9,17 @@ __version__ = "0.1.0"
 __all__ = ["Allowances", "Cluster", "Options", "Selection", "__version__"]
 
 _MODULES = {
-    "Allowances": "spark_cluster.config.allowances",
+    "Allowances": "spark_cluster.config.extension",
     "Cluster": "spark_cluster.cli.api",
-    "Options": "spark_cluster.runner.options",
-    "Selection": "spark_cluster.runner.options",
+    "Options": "spark_cluster.runner.events",
+    "Selection": "spark_cluster.runner.events",
 }
 
 TYPE_CHECKING = False  # as type checkers read it, without importing typing
 if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.runner.options import Options, Selection
+    from spark_cluster.config.extension import Allowances
+    from spark_cluster.runner.events import Options, Selection
 
 
 def __getattr__(name: str) -> object:

@@ -20,7 +20,7 @@ from spark_cluster.bench.record import (
     Setup,
     Tool,
 )
-from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite, canonical
 
 TOOL = Tool(name="llama-benchy", version="0.4.0", latency_mode="api")

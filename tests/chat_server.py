@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from spark_cluster.engine.checks import context, logprobs, questions, structured, texts
-from spark_cluster.engine.client import Client
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
+from spark_cluster.engine.answer_checks import Client
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.runner.session import Session
 
 MODEL = "gemma"
@@ -32,7 +32,7 @@ STORY = (
     "morning a boat came under the lee, and eleven people who had never seen him waved."
 )
 SCENES = {"colour": "Red.", "scene": "A red house, a tree and the sun in a blue sky."}
-QUESTIONS = {one.text: one for one in (*questions.TOOL_CALLS, *questions.VISION)}
+QUESTIONS = {one.text: one for one in (*tool_checks.TOOL_CALLS, *tool_checks.VISION)}
 
 
 @dataclass
@@ -164,23 +164,23 @@ def right(request: dict[str, Any]) -> Reply:
     if question is not None:
         return _right_answer(question, request)
     tokens = max(20, len(asked) // 4)
-    if asked.endswith(context.QUESTION):
+    if asked.endswith(readiness_checks.QUESTION):
         found = re.findall(r"The code of the archive is (\d+)", asked)
         return Reply("".join(found), prompt_tokens=tokens)
-    if asked == logprobs.PROMPT:
+    if asked == readiness_checks.LOGPROBS_PROMPT:
         return Reply("Monday, Tuesday", tokens=[("Monday", -0.01), (",", -0.2), ("Tuesday", -0.1)])
     if "response_format" in request:
-        return Reply(json.dumps(structured.EXPECTED))
+        return Reply(json.dumps(answer_checks.STRUCTURED_ANSWER))
     asked = asked.rpartition("\n")[2]
-    if asked == texts.RIDDLE:
+    if asked == answer_checks.RIDDLE:
         return Reply("Five cents.", reasoning="Let the ball cost x; then 2x + 1 = 1.10.")
-    short = dict(texts.SHORT)
+    short = dict(answer_checks.SHORT)
     if asked in short:
         return Reply(short[asked][0].capitalize() + ".")
     return Reply(STORY)
 
 
-def _right_answer(question: questions.Question, request: dict[str, Any]) -> Reply:
+def _right_answer(question: tool_checks.ExactQuestion, request: dict[str, Any]) -> Reply:
     if not question.tools:
         return Reply(SCENES[question.id])
     results = [m["content"] for m in request["messages"] if m["role"] == "tool"]

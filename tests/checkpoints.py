@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.models.safetensors_header import BITS, Tensor
+from spark_cluster.models.checkpoint import BITS, Tensor
 
 LLAMA_70B: dict[str, Any] = {
     "model_type": "llama",

@@ -20,7 +20,7 @@ from pipe_channel import PipeChannel
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import dialer, payload
+from spark_cluster.runner import dialer, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
@@ -33,7 +33,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # No test asks the real hub, nor sees what its user's own commands have read from it; those that
-# have a hub of their own say so (tests/models/conftest.py).
+# have a hub of their own say so (tests/process/models/conftest.py).
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["SPARK_CLUSTER_CACHE"] = os.devnull
 
@@ -101,9 +101,9 @@ def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """
     from huggingface_hub import constants
 
-    from spark_cluster.models.hub import documents
+    from spark_cluster.models import hub
 
-    monkeypatch.setattr(documents, "REQUEST_S", 100.0)  # a machine under load decides no test
+    monkeypatch.setattr(hub, "REQUEST_S", 100.0)  # a machine under load decides no test
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read from the environment once
@@ -123,8 +123,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def use_hub(hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`use_hub(url)`: models are looked up there; HF_ENDPOINT is read once a process."""
-    from spark_cluster.models.hub import lookup
-    from spark_cluster.models.hub.documents import HubLibrary
+    from spark_cluster.models import lookup
+    from spark_cluster.models.hub import HubLibrary
 
     def use(url: str) -> None:
         monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary(url, known))
@@ -185,7 +185,7 @@ def agent(
     def start(name: str = "spark1", **options: Any) -> Session:
         root = tmp_path / name
         root.mkdir(exist_ok=True)
-        channel = PipeChannel(payload.argv("test"))
+        channel = PipeChannel(wire.argv("test"))
         started.append(Session(name, channel, as_root=False, root=str(root), **options))
         return started[-1]
 

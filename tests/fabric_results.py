@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench.fabric_record import FILE, FabricNode, FabricRecord, all_reduce
-from spark_cluster.bench.run_folder import save_document
+from spark_cluster.bench.fabric_run import FILE, FabricNode, FabricRecord, all_reduce
+from spark_cluster.bench.record import save_document
 
 CHUNK = 2048 * 10752
 

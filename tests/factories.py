@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.agent.apply import Document
+from spark_cluster.agent.apply import DocumentRun
 from spark_cluster.config.facts import Facts, Interface, Memory
 from spark_cluster.config.inventory import Inventory, checked, read_inventory
 from spark_cluster.config.project import Project, shipped_folder
@@ -89,7 +89,7 @@ def apply(
     resources: Sequence[Resource], host: Host, emit: Callable[..., None], *, diff: bool = False
 ) -> dict[str, Any]:
     """Apply resources in this process, without an agent."""
-    return Document(resources, host, emit, diff).apply()
+    return DocumentRun(resources, host, emit, diff).apply()
 
 
 def log_of(text: str, name: str = "x.log") -> LogSource:

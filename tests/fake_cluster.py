@@ -33,19 +33,18 @@ from fake_programs import Programs, Said
 from pipe_channel import PipeChannel
 
 from spark_cluster.agent import frames
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.project import Project
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.events import Bus, Event, Note, Result, StageStarted
-from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, Event, Note, Options, Result, StageStarted
+from spark_cluster.runner.node_connection import LocalConnection
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
-FAKES = Path(__file__).parent / "resources/fakes"
+FAKES = Path(__file__).parent / "fakes"
 KEPT = {"docker": "docker", "systemctl": "systemd", "journalctl": "systemd", "nft": "nft"}
 """Programs that keep their state in a file, and the module of `resources/fakes` that they are."""
 NOT_THERE = {
@@ -106,7 +105,7 @@ class FakeNode:
         for command in KEPT:
             self.programs[command] = partial(self._kept, command)
         self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
-        self.held: list[Process] = []
+        self.held: list[GpuProcess] = []
         self.when_read: Callable[[], object] = lambda: None
         self.addresses = [f"{address}/24"]
         self.fabric = f"192.168.177.{10 + number}/24"
@@ -285,7 +284,7 @@ class Piped(LocalConnection):
         self._cluster = cluster
 
     def session(self, run: str, *, become: bool = True) -> Session:
-        channel = PipeChannel(payload.argv(run))
+        channel = PipeChannel(wire.argv(run))
         node = self._cluster.nodes[self.node]
         node.channels.append(channel)
         channel.on_sent = node.sent.append

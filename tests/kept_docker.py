@@ -1,7 +1,7 @@
 """A node's docker that keeps its containers in a file: a command, and the same within the tests'
-own process for programs that ask by `look.output`. An interpreter for each question would take most
-of the time of those tests. What would drop this machine's caches or guard its memory is only
-written down, in the file `memory`."""
+own process for programs that ask by `local_server.output`. An interpreter for each question would
+take most of the time of those tests. What would drop this machine's caches or guard its memory is
+only written down, in the file `memory`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the command into `bin` of a folder, and let this process ask without it."""
     from factories import put
 
-    from spark_cluster.node.supervision import look
+    from spark_cluster.node import local_server
 
     here = str(Path(__file__).parent)
     script = SCRIPT.format(python=sys.executable, here=here, folder=str(folder))
     put(folder / "bin/docker", script, 0o755)
-    run = look.output
+    run = local_server.output
 
-    def output(argv: Sequence[str], limit_s: float = look.COMMAND_S) -> str | None:
+    def output(argv: Sequence[str], limit_s: float = local_server.COMMAND_S) -> str | None:
         if argv[0] == "docker":
             return answer(str(folder), argv[1:])
         if done := _of_memory(argv):
@@ -44,12 +44,12 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             return ""
         return run(argv, limit_s)
 
-    monkeypatch.setattr(look, "output", output)
+    monkeypatch.setattr(local_server, "output", output)
 
 
 def _of_memory(argv: Sequence[str]) -> str:
     """Return what a command does for the node's memory, in words; empty for another one."""
-    if "spark_cluster.node.memory:main" in argv:
+    if "spark_cluster.node.load_watch:reclaim" in argv:
         return "prepare"
     unit = next((word for word in argv if "load-guard" in word), "").removeprefix("--unit=")
     name = unit.removeprefix("spark-cluster-load-guard-").removesuffix(".service")

@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow.parquet
 
 from spark_cluster.bench.record import ProcessMemory
-from spark_cluster.bench.telemetry import Row
-from spark_cluster.bench.telemetry_file import COLUMNS, processes_path
+from spark_cluster.bench.telemetry import COLUMNS, TelemetryRow, processes_path
 
 
-def read_parquet(path: Path) -> Iterator[Row]:
+def read_parquet(path: Path) -> Iterator[TelemetryRow]:
     """Yield the rows, with the processes' memory from the file next to it."""
     held: dict[tuple[Any, str], list[ProcessMemory]] = {}
     companion = processes_path(path)
@@ -24,4 +23,4 @@ def read_parquet(path: Path) -> Iterator[Row]:
     for data in pyarrow.parquet.read_table(path).to_pylist():
         processes = held.get((data["time"], data["node"]))
         known = {name: data.get(name) for name in COLUMNS}
-        yield Row(**known, processes=None if processes is None else tuple(processes))
+        yield TelemetryRow(**known, processes=None if processes is None else tuple(processes))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from fork_server import ISOLATED, Forked, server
 
-from spark_cluster.runner.channel import Channel, must_take
+from spark_cluster.runner.wire import Channel, must_take
 
 ENDS_WITHIN_S = 20.0
 """Seconds that an agent may take to end: more than its own limit (LEAVE_S of agent/main.py)."""

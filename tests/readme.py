@@ -1,4 +1,4 @@
-"""The commands of README.md, run by tests in README's own words."""
+"""The commands of README.md and of pages of docs/, run by tests in the pages' own words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
+SOURCES = f"{CHECKOUT}:{CHECKOUT / 'packages/spark-cluster-lab'}"
+"""PYTHONPATH of this checkout's two distributions, whatever else is installed."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _SHELL = {"", "sh", "text"}
@@ -32,24 +34,29 @@ def commands(text: str) -> set[str]:
 
 README = (CHECKOUT / "README.md").read_text()
 COMMANDS = commands(README)
+DOCUMENTED = COMMANDS.union(
+    *(commands(page.read_text()) for page in (CHECKOUT / "docs").rglob("*.md"))
+)
+"""The commands of README and of all pages."""
 
 
-def blocks(language: str) -> list[str]:
-    """Return README's blocks of a language."""
-    return [text for name, text in _FENCE.findall(README) if name == language]
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    """Return the blocks of a language on a page, by default of README."""
+    found = _FENCE.findall((CHECKOUT / page).read_text())
+    return [text for name, text in found if name == language]
 
 
 def words(line: str, instead: Mapping[str, str] | None = None) -> list[str]:
-    """Return the arguments of a command of README.
+    """Return the arguments of a command of README or of a page.
 
     Args:
         line: the command, as it stands there.
-        instead: words of README to those that stand for them here.
+        instead: words of the page to those that stand for them here.
 
     Raises:
-        AssertionError: README has no such command, or not the words.
+        AssertionError: no page has such a command, or it lacks the words.
     """
-    assert line in COMMANDS, f"README has no command {line!r}"
+    assert line in DOCUMENTED, f"neither README nor a page of docs/ has the command {line!r}"
     found, replaced = shlex.split(line)[1:], instead or {}
     assert replaced.keys() <= set(found), f"{line!r} lacks {replaced.keys() - set(found)}"
     return [replaced.get(word, word) for word in found]
@@ -75,7 +82,7 @@ def make(
     ready = [f"{venv}/ready{part}" for part in ("", "-for-tests", "-for-docs")]
     there = [word for path in ready for word in ("-o", path)]
     argv = ["make", "-f", str(CHECKOUT / "Makefile"), f"VENV={venv}", *there, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80", **variables}
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "80", **variables}
     environment.pop("MAKEFLAGS", None)
     done = subprocess.run(
         argv, check=False, capture_output=True, text=True, cwd=cwd, env=environment,

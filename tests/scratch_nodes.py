@@ -14,11 +14,10 @@ from pipe_channel import PipeChannel
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.events import Bus
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -90,7 +89,7 @@ class Dialled:
         if left:
             down.write_text(str(left - 1))
             raise Unreachable("refused the connection", where=node.root.name)
-        channel = PipeChannel(payload.argv(run))
+        channel = PipeChannel(wire.argv(run))
         session = Session(node.root.name, channel, as_root=False, root=str(node.root))
         node.sessions.append(session)
         return session

@@ -7,8 +7,8 @@ from typing import Any
 
 from factories import make_recipe
 
-from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.config.image_build import Image
+from spark_cluster.config.folders import CACHE_ROOT
+from spark_cluster.config.image_build import RecipeImage
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.launch import of_recipe
@@ -17,10 +17,9 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Venv
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.admission import Admitted
-from spark_cluster.engine.copies.state import hub_folder
-from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.members import members
+from spark_cluster.engine.deployment import Deployment, Endpoint, Server
+from spark_cluster.engine.hub_models import hub_folder
+from spark_cluster.engine.readiness import members
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served, VerifiedServer
 from spark_cluster.engine.start import Starting, token
@@ -96,7 +95,7 @@ def bare_server(*nodes: str | Node, port: int = 8000, **changed: Any) -> Server:
         for number, node in enumerate(nodes)
     )
     recipe = make_recipe(
-        image=Image(ref=changed.pop("image", "image:1")),
+        image=RecipeImage(ref=changed.pop("image", "image:1")),
         venv=Venv(path=changed.pop("venv")) if "venv" in changed else None,
         **{"executor": "ray", **{name: changed.pop(name) for name in OF_RECIPE & changed.keys()}},
     )

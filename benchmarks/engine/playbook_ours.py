@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.engine import work
-from spark_cluster.config.template import render
+from spark_cluster.config.topology import render
 from spark_cluster.resources.base import Resource
 from spark_cluster.resources.command import Command
 from spark_cluster.resources.directory import Directory

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from spark_cluster.issues.explain import explain
-from spark_cluster.issues.log_reading import LogSource
-from spark_cluster.issues.seen import Seen
+from spark_cluster.issues.log_reading import LogSource, Seen
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "public_failures.json"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spark_cluster.config.project import Project
 from spark_cluster.issues import lint_target
-from spark_cluster.issues.match import KnownIssueMatch
+from spark_cluster.issues.entries import KnownIssueMatch
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "posted_commands.json"

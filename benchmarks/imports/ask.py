@@ -13,10 +13,9 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Imported
-from spark_cluster.importers.recipe_text import write
-from spark_cluster.plan.planner import Planner, Question, of_a_recipe
+from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe
 from spark_cluster.plan.room import assumed
 
 Result = Literal[
@@ -99,7 +98,7 @@ def _planned(path: Path, imported: Imported, planner: Planner) -> Outcome:
         recipe = load_recipe(target, planner.project)
         sizes = recipe.tensor_parallel
         subject = of_a_recipe(recipe, of_recipe(recipe, sizes.default or sizes.min))
-        plan = planner.plan(subject, assumed(NODES), Question())
+        plan = planner.plan(subject, assumed(NODES), PlannedLoad())
     except SparkClusterError as error:
         unknown = "shape" in error.message and "known" in error.message
         result: Result = "shape not known" if unknown else "not planned"

@@ -2,7 +2,7 @@
 
 Each family is predicted by constants that were fitted without it. `--write` writes what the product
 reads (`plan/data/fitted.json`) and prints the constants of a fit to all runs that are not held
-out; they stand in `plan/speed/constants.py`.
+out; they stand in `plan/estimate.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.predictions.evaluate import SITUATIONS, Evaluation, Outcome, evaluate
-from spark_cluster.plan.speed.constants import Constants
+from spark_cluster.plan.estimate import Constants
 
-FITTED = Path(__file__).parents[2] / "spark_cluster" / "planning" / "data" / "fitted.json"
+FITTED = Path(__file__).parents[2] / "spark_cluster" / "plan" / "data" / "fitted.json"
 
 WANTED = {
     "decode": 0.12,

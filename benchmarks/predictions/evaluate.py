@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 from benchmarks.predictions.fit import Equations
 from benchmarks.predictions.points import Measured, measured
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.decode import drafting_seconds, step, step_seconds
-from spark_cluster.plan.speed.estimate import layout
-from spark_cluster.plan.speed.prefill import expected_seconds
+from spark_cluster.plan.estimate import Constants, layout
+from spark_cluster.plan.speed import drafting_seconds, expected_seconds, step, step_seconds
 
 SITUATIONS = ("decode", "users", "tp", "tp users", "drafter", "prefill")
 COVERAGE = 0.95

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.predictions.points import Measured
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.decode import Step, step
-from spark_cluster.plan.speed.prefill import Work, work
-from spark_cluster.plan.speed.serving import draft_read
+from spark_cluster.plan.estimate import Constants
+from spark_cluster.plan.serving import draft_read
+from spark_cluster.plan.speed import DecodeStep, PrefillWork, step, work
 
 SHARINGS = (0.75, 0.8, 0.85, 0.9, 0.95)
 HUBER = 0.10
@@ -29,7 +28,7 @@ run that is so far off, as a share."""
 ROUNDS = 40
 
 
-Column = Callable[[Measured, Step | Work], float]
+Column = Callable[[Measured, DecodeStep | PrefillWork], float]
 """What the formula multiplies with a constant's coefficient, seconds."""
 
 
@@ -59,7 +58,7 @@ def _decode_terms() -> tuple[Term, ...]:
     def read(name: str) -> Column:
         return lambda _, one: float(getattr(_of_step(one).read, name)) / BANDWIDTH
 
-    def dense(one: Measured, cost: Step | Work) -> float:
+    def dense(one: Measured, cost: DecodeStep | PrefillWork) -> float:
         drafted = one.run.drafted * draft_read(one.serving)
         return (_of_step(cost).read.dense + drafted) / BANDWIDTH
 
@@ -76,21 +75,21 @@ def _decode_terms() -> tuple[Term, ...]:
     )
 
 
-def _once(_: Measured, __: Step | Work) -> float:
+def _once(_: Measured, __: DecodeStep | PrefillWork) -> float:
     return 1e-3
 
 
-def _of_step(one: Step | Work) -> Step:
-    assert isinstance(one, Step)
+def _of_step(one: DecodeStep | PrefillWork) -> DecodeStep:
+    assert isinstance(one, DecodeStep)
     return one
 
 
-def _of_work(one: Step | Work) -> Work:
-    assert isinstance(one, Work)
+def _of_work(one: DecodeStep | PrefillWork) -> PrefillWork:
+    assert isinstance(one, PrefillWork)
     return one
 
 
-def _reduces(cost: Step | Work, *, sockets: bool) -> float:
+def _reduces(cost: DecodeStep | PrefillWork, *, sockets: bool) -> float:
     one = _of_step(cost)
     return one.allreduces * 1e-6 if one.sockets is sockets else 0.0
 
@@ -101,7 +100,7 @@ def _prefill_terms() -> tuple[Term, ...]:
     def tera(name: str) -> Column:
         return lambda _, one: float(getattr(one, name)) / 1e12 / _of_work(one).tp
 
-    def passes(_: Measured, cost: Step | Work) -> float:
+    def passes(_: Measured, cost: DecodeStep | PrefillWork) -> float:
         one = _of_work(cost)
         return one.activations / BANDWIDTH / one.tp
 
@@ -169,7 +168,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _step(one: Measured, sharing: float) -> Step:
+def _step(one: Measured, sharing: float) -> DecodeStep:
     return step(
         one.serving,
         one.point.context,
@@ -180,7 +179,7 @@ def _step(one: Measured, sharing: float) -> Step:
 
 
 def _rows(
-    terms: Sequence[Term], points: Sequence[Measured], costs: Sequence[Step | Work]
+    terms: Sequence[Term], points: Sequence[Measured], costs: Sequence[DecodeStep | PrefillWork]
 ) -> np.ndarray:
     rows = [
         [term.column(m, cost) / m.seconds for term in terms]

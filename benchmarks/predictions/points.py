@@ -12,10 +12,10 @@ from typing import cast
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.evidence import MeasuredPoint, MeasuredRun, measured_runs
-from spark_cluster.plan.speed.serving import BATCHED_TOKENS, Serving
+from spark_cluster.plan.serving import BATCHED_TOKENS, ServingSetup
 
 SHAPES = Path(__file__).parent / "shapes.json"
 
@@ -35,7 +35,7 @@ class Measured:
 
     run: MeasuredRun
     point: MeasuredPoint
-    serving: Serving
+    serving: ServingSetup
     situation: str
     family: str
     value: float
@@ -69,13 +69,13 @@ def _measured() -> Iterator[Measured]:
             yield Measured(run, point, serving, situation, family(serving.geometry), value)
 
 
-def serving_of(run: MeasuredRun) -> Serving:
+def serving_of(run: MeasuredRun) -> ServingSetup:
     """Return what a run served.
 
     Raises:
         UsageError: its model's shape is not at hand.
     """
-    return Serving(
+    return ServingSetup(
         geometry_of(run.shape, run.model),
         cast(Quantization, run.quantization),
         run.kv_dtype,

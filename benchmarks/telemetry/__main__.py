@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 
 from spark_cluster.node import telemetry
-from spark_cluster.node.engine_metrics import figures
-from spark_cluster.node.telemetry import Settings, SystemReader
+from spark_cluster.node.telemetry import SamplerSettings, SystemReader, figures
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WARM_UP_S = 8.0
@@ -110,7 +109,7 @@ def server(kind: str, folder: Path) -> Iterator[str]:
             process.kill()
 
 
-def measure(name: str, settings: Settings, seconds: float, folder: Path) -> Cost:
+def measure(name: str, settings: SamplerSettings, seconds: float, folder: Path) -> Cost:
     """Run a sampler against this machine's /proc and /sys."""
     lines = folder / "lines"
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
@@ -148,13 +147,13 @@ def main(seconds: float, as_json: bool) -> None:
         folder = Path(name)
         (folder / "nvidia-smi").write_text(STAND_IN)
         (folder / "nvidia-smi").chmod(0o755)
-        found = [measure("no server", Settings(), seconds, folder)]
+        found = [measure("no server", SamplerSettings(), seconds, folder)]
         for kind, title in (
             ("names", "server that heeds names"),
             ("whole", "server that always sends the whole page"),
         ):
             with server(kind, folder) as url:
-                found.append(measure(title, Settings(metrics=url), seconds, folder))
+                found.append(measure(title, SamplerSettings(metrics=url), seconds, folder))
     if as_json:
         told = {"costs": [vars(cost) for cost in found], "parts_us": parts()}
         click.echo(json.dumps(told, indent=2))

@@ -13,9 +13,8 @@ from typing import Any
 
 from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_channel
-from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_channel import CopyChannel, Sender, StoredFiles
 from spark_cluster.node.store.copy_receiving import STREAMS, Receiver
-from spark_cluster.node.store.copy_sending import Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 
@@ -27,7 +26,7 @@ def send(given: dict[str, Any], manifest: Manifest) -> None:
     place = Path(given["keys"]) / "copy"
     place.mkdir(mode=0o700)
     secrets = {**copy_channel.make_secrets(place, Processes()), "port": PORT}
-    channel = Channel.of_sender(secrets, place, encrypted=given["encrypted"])
+    channel = CopyChannel.of_sender(secrets, place, encrypted=given["encrypted"])
     files = StoredFiles(_cache(given), manifest)
     sender = Sender(channel, given["addresses"], (), files)
     print(json.dumps(secrets), flush=True)
@@ -36,7 +35,7 @@ def send(given: dict[str, Any], manifest: Manifest) -> None:
 
 def receive(given: dict[str, Any], manifest: Manifest) -> None:
     """Fetch all."""
-    channel = Channel.of_receiver(given["secrets"], encrypted=given["encrypted"])
+    channel = CopyChannel.of_receiver(given["secrets"], encrypted=given["encrypted"])
     receiver = Receiver(
         _cache(given), manifest, channel, given["addresses"], kept_free=0, revision="main"
     )

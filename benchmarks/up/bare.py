@@ -18,7 +18,7 @@ from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.ray import RAY_HOME, RAY_TOKEN, TOKEN_FILE
 from spark_cluster.node.engine_caches import short
 from spark_cluster.resources.container import ARGV, ID
-from spark_cluster.resources.program import secret_path
+from spark_cluster.resources.unit import secret_path
 
 TOKEN = "5eed" * 16
 

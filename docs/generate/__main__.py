@@ -1,8 +1,8 @@
-"""`python -m docs.generate`: write the JSON Schemas that are checked in."""
+"""`python -m docs.generate`: write the JSON Schemas and pictures that are checked in."""
 
 from __future__ import annotations
 
-from docs.generate.schemas import write
+from docs.generate import pictures, schemas
 
-for path in write():
+for path in [*schemas.write(), *pictures.write()]:
     print(path)

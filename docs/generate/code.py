@@ -14,24 +14,23 @@ from typing_extensions import TypedDict
 from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.compare import Comparison as RunComparison
-from spark_cluster.bench.duration import Duration
-from spark_cluster.bench.expansion import PlannedCell, PlannedSetup
-from spark_cluster.bench.fabric_record import FabricRecord
+from spark_cluster.bench.expansion import Duration, PlannedCell, PlannedSetup
+from spark_cluster.bench.fabric_run import FabricRecord
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.references import PublishedComparison
 from spark_cluster.bench.suite import Suite
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.cli import cli as root
 from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.bench_results import PlanComparison
-from spark_cluster.cli.event_stream import EventStream
+from spark_cluster.cli.doctor import Versions
+from spark_cluster.cli.first_steps import CompletionScript, JumpHostKey, NodeKey, UnreadKey, Written
 from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
-from spark_cluster.cli.init import Written
-from spark_cluster.cli.opened import Opened
+from spark_cluster.cli.opened import EventStream, Opened
 from spark_cluster.cli.predict import KvOnBoth
-from spark_cluster.cli.predicted_speed import PredictedSpeed
+from spark_cluster.cli.predictions import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
     FactsResult,
@@ -44,68 +43,55 @@ from spark_cluster.cli.results import (
     RunSummary,
     VramResult,
 )
-from spark_cluster.cli.serving_results import (
-    DownResult,
-    RayUpResult,
-    UpModelsResult,
-    UpResult,
-)
-from spark_cluster.cli.setup_flow import Step
-from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
-from spark_cluster.cli.version import Completion, Versions
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.document import Document, ErrorKeys, Flat
+from spark_cluster.cli.serving import DownResult, RayUpResult, UpModelsResult, UpResult
+from spark_cluster.cli.setup_flow import SetupStep
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.registries import Registries
+from spark_cluster.config.schema import Document, ErrorKeys, Flat
 from spark_cluster.doctor.bundle_archive import BundleEntry
-from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.doctor.observations import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
-from spark_cluster.engine.client_target import ClientTarget, Snippet
-from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.images import PrunedImages, StoredImages
-from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.upkeep import (
+from spark_cluster.engine.client_target import ClientTarget, Snippet, TunnelEvent
+from spark_cluster.engine.hub_models import PulledModel
+from spark_cluster.engine.image_copies import PrunedImages, StoredImages
+from spark_cluster.engine.memory_phases import MemoryOfNode
+from spark_cluster.engine.model_upkeep import (
     ModelSizes,
     Pruned,
     RepairedModel,
     StoredModels,
     VerifiedModel,
 )
-from spark_cluster.engine.endpoint_tunnel import TunnelEvent
-from spark_cluster.engine.job_client import RayJobs
-from spark_cluster.engine.memory_phases import MemoryOfNode
-from spark_cluster.engine.named_keys import NamedKey
+from spark_cluster.engine.node_copies import Copied
+from spark_cluster.engine.proxy import NamedKey
 from spark_cluster.engine.ray import Job
-from spark_cluster.engine.ray_cluster import RayMember, RayStatus
-from spark_cluster.engine.result import Served
-from spark_cluster.engine.status import Status
+from spark_cluster.engine.ray_cluster import RayJobs, RayMember, RayStatus
+from spark_cluster.engine.result import Served, Status
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
-from spark_cluster.issues.entries import Issue, files, read
+from spark_cluster.issues.entries import Issue, KnownIssueMatch, files, read
 from spark_cluster.issues.explain import Explanation
-from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.models import memory
+from spark_cluster.models import memory_share
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
-from spark_cluster.plan.evidence import Comparison
+from spark_cluster.plan.estimate import Constants, Estimate
+from spark_cluster.plan.evidence import ComparedEvidence
 from spark_cluster.plan.kv import KvCache
 from spark_cluster.plan.plan import Plan
-from spark_cluster.plan.proposal import Verdict
-from spark_cluster.plan.purpose import Advice
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.together import PlanTogether
+from spark_cluster.plan.planner import PlanTogether
+from spark_cluster.plan.proposal import Advice, SizeVerdict
 from spark_cluster.resources.base import Resource, resource_class
-from spark_cluster.resources.program import Program
+from spark_cluster.resources.unit import Program
 from spark_cluster.runner import events
-from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.events import Options, Selection
 from spark_cluster_lab import documents as lab
 
 CHECKOUT = Path(__file__).parents[2]
@@ -116,7 +102,7 @@ SUITE: type[BaseModel] = Suite
 REGISTRIES: type[BaseModel] = Registries
 BENCH_RUN: type[BaseModel] = Record
 
-PLANNING: tuple[ModuleType, ...] = (memory, room, fit, plan)
+PLANNING: tuple[ModuleType, ...] = (memory_share, room, fit, plan)
 SPEED = Constants
 
 CLUSTER = Cluster
@@ -179,15 +165,15 @@ _RECIPE = {
     "base": NotRequired[str | None],
     "tensor_parallel": NotRequired[dict[str, Any]],
     "expected_tok_s": NotRequired[dict[str, Estimate]],
-    "measured_by_others": NotRequired[dict[str, Comparison]],
+    "measured_by_others": NotRequired[dict[str, ComparedEvidence]],
     "measured_tok_s": NotRequired[list[Headline]],
 }
 """A recipe of `recipes list`: a valid one has what is not required, another one `error`."""
 
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "version": ("version", Versions),
-    "completion": ("completion", Completion),
-    "setup": ("setup", {"ok": bool, "check": bool, "steps": [Step]}),
+    "completion": ("completion", CompletionScript),
+    "setup": ("setup", {"ok": bool, "check": bool, "steps": [SetupStep]}),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
     "ping": ("ping", PingResult),
@@ -203,7 +189,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
                     **dict.fromkeys(("recipe", "origin", "model", "base", "description"), str),
                     "quantization": str,
                     "tags": list[str],
-                    "verdicts": dict[str, Verdict],
+                    "verdicts": dict[str, SizeVerdict],
                 }
             ],
         },
@@ -224,7 +210,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
             "tp": int,
             "command": list[str],
             "expected_tok_s": dict[str, Estimate],
-            "measured_by_others": dict[str, Comparison],
+            "measured_by_others": dict[str, ComparedEvidence],
         },
     ),
     "plan": ("plan", Plan),
@@ -313,7 +299,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         {"run": str, "command": str, "memory": [MemoryOfNode], "plot": str | None},
     ),
     "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
-    "top": ("top", Row),
+    "top": ("top", TelemetryRow),
     "dashboard": ("dashboard", {"url": str}),
     "exec": (
         "exec",

@@ -12,8 +12,8 @@ from docs.generate.markdown import block, code, page, paragraphs, plain, table
 
 INTRODUCTION = """\
 `spark-cluster [OPTIONS] COMMAND [ARGS]...` The options of the first table may stand before or after
-the command's name where the command takes them. [Exit status](exit-status.md) and
-[JSON output](json.md) have pages of their own."""
+the command's name, if the command takes them. [Commands at a glance](../commands.md) groups them
+by purpose. See also [exit status](exit-status.md) and [JSON output](json.md)."""
 
 
 def render() -> str:

@@ -16,14 +16,14 @@ DOCS = Path(__file__).parents[1]
 TABLE, MEASURED = DOCS / "faults.toml", DOCS / "faults-measured.json"
 
 INTRODUCTION = """\
-Each fault has a test that makes it, reads what is said, and takes the time until then: in the lab
-on booted nodes with real vLLM, Ray and Docker, or ("simulated") against a server that answers as
-such a one does. The words are those that the test looks for. A time is that of the command that
-finds the fault, or from the fault until that command had it to say. The supervision looks every 2
-seconds in the lab, and every 15 on a node of yours unless it is set otherwise. The lab's two nodes
-share the cores of one machine, on which vLLM computes too."""
+Each fault has a test that causes it, reads the message, and measures the time until then: in the
+lab on booted nodes with real vLLM, Ray and Docker, or ("simulated") against a server that answers
+as a faulty one does. The words are those that the test looks for. A time is that of the command
+that finds the fault, or from the fault until that command could report it. The supervision checks
+every 2 seconds in the lab, and every 15 on your nodes by default. The lab's two nodes share the
+cores of one machine with vLLM."""
 
-HEADER = ("fault", "found by", "what is said", "time", "test")
+HEADER = ("fault", "found by", "message", "time", "test")
 
 
 def faults() -> list[dict[str, Any]]:

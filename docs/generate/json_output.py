@@ -9,9 +9,9 @@ from docs.generate.code import OUTPUTS, event_classes
 from docs.generate.markdown import code, page, paragraphs, plain, table
 
 INTRODUCTION = """\
-With `--json` a command prints one JSON document on standard output and nothing else there; what
-people read goes to standard error. The [exit status](exit-status.md) is the same. An error before
-there is a result is [error.json](../schema/error.json)."""
+With `--json`, a command prints one JSON document and nothing else on standard output; text for
+people goes to standard error. The [exit status](exit-status.md) is the same. An error before there
+is a result has the form of [error.json](../schema/error.json)."""
 
 MADE = """\
 These JSON Schemas are made from the types of the results that the program prints."""

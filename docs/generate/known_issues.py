@@ -7,8 +7,8 @@ from docs.generate.markdown import code, page, paragraphs, plain
 from docs.generate.sources import links
 
 INTRODUCTION = """\
-What is known to go wrong, each with its cause, its fix and its [source](../sources.md). `lint`
-finds them in a recipe or a command line, `explain` in logs, `doctor` on the nodes."""
+Everything that is known to go wrong, each with its cause, its fix and its [source](../sources.md).
+`lint` finds them in a recipe or a command line, `explain` in logs, `doctor` on the nodes."""
 
 
 def render() -> str:

@@ -8,10 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from spark_cluster.config import fields
+from spark_cluster.config import schema
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.topology import Node, render
 from spark_cluster.node import paths
 from spark_cluster.resources import (
     AuthorizedKey,
@@ -71,8 +70,8 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         yield AuthorizedKey(node.user, key)
     if settings.passwordless_sudo and node.user != "root":
         yield File(
-            paths.SUDOERS.format(fields.file_name(node.user)),
-            content=render(TEMPLATES, "sudoers.j2", user=fields.user_word(node.user)),
+            paths.SUDOERS.format(schema.file_name(node.user)),
+            content=render(TEMPLATES, "sudoers.j2", user=schema.user_word(node.user)),
             mode=0o440,
             owner="root",
             group="root",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.topology import Node
 from spark_cluster.resources import Command, Directory, DiskSpace, Resource

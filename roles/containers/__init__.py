@@ -14,7 +14,7 @@ from pydantic import Field
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.node import container_gpu, paths
+from spark_cluster.node import confinement, paths
 from spark_cluster.resources import (
     Command,
     Directory,
@@ -145,6 +145,6 @@ def _specification() -> Resource:
     """Again after each change of the driver, whose libraries it names by their versions."""
     return Command(
         "describe the GPU for containers (CDI)",
-        ("sh", "-c", container_gpu.DESCRIBE, "cdi", *container_gpu.FOLDERS),
-        unless=("sh", "-c", container_gpu.DESCRIBED, "cdi", *container_gpu.FOLDERS),
+        ("sh", "-c", confinement.DESCRIBE, "cdi", *confinement.FOLDERS),
+        unless=("sh", "-c", confinement.DESCRIBED, "cdi", *confinement.FOLDERS),
     )

@@ -8,11 +8,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from spark_cluster.config.pins import Bad, load
+from spark_cluster.config.facts import KnownBad, load_pins
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.topology import Node, render
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import Refused
 from spark_cluster.node import paths
 from spark_cluster.resources import Command, File, Hold, Package, Reboot, Resource
@@ -58,20 +57,22 @@ class Settings(Schema):
     @field_validator("set")
     @classmethod
     def _known_set(cls, name: str | None) -> str | None:
-        if name is not None and name not in load(PINS).sets:
-            raise ValueError(f"found {name!r}; {did_you_mean(name, load(PINS).sets, 'pin sets')}")
+        if name is not None and name not in load_pins(PINS).sets:
+            raise ValueError(
+                f"found {name!r}; {did_you_mean(name, load_pins(PINS).sets, 'pin sets')}"
+            )
         return name
 
     @property
     def pinned(self) -> dict[str, str]:
         """The pins of the chosen set, and those of the inventory, which win."""
-        chosen = load(PINS).sets[self.set] if self.set is not None else {}
+        chosen = load_pins(PINS).sets[self.set] if self.set is not None else {}
         return {**chosen, **self.pins}
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """Preferences, packages, holds; a reboot when they need one; the firmware's state."""
-    pins = load(PINS)
+    pins = load_pins(PINS)
     if not settings.allow_known_bad:
         _must_not_be_known_bad(pins.pinned(settings.pinned, node.facts), node.name)
     yield _preferences(settings)
@@ -95,7 +96,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         yield Command(FIRMWARE, argv, reads=True, also_ok=(1, 2, 3))
 
 
-def _must_not_be_known_bad(found: Iterable[Bad], node: str) -> None:
+def _must_not_be_known_bad(found: Iterable[KnownBad], node: str) -> None:
     """Refuse what is known not to work; what is only suspected may be pinned.
 
     Raises:

@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import Field, InstanceOf, SecretStr
 
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
-from spark_cluster.engine import named_keys, proxy
+from spark_cluster.config.topology import Node, render
+from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import (
     CONNECTIONS,
     ModelServer,
@@ -101,7 +100,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     if settings.api_key is not None:
         digest = hashlib.sha256(settings.api_key.get_secret_value().encode()).hexdigest()
         secrets[proxy.KEYS] = _secret(proxy.KEYS, f"{digest.upper()}\n")
-        yield named_keys.FILE
+        yield proxy.FILE
     else:
         yield File(proxy.KEYS, state="absent")
     if settings.tls == "certificate" and settings.certificate is not None:

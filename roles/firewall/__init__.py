@@ -14,8 +14,7 @@ from typing import Literal
 
 from spark_cluster.config.ports import Span
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.topology import Node, render
 from spark_cluster.engine.firewall import COPIES_TABLE, DROP_IN, TABLE, UNIT, UNIT_FILE
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed

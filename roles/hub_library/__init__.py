@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.topology import Node
-from spark_cluster.node.store.manifest import LIBRARY
+from spark_cluster.node import paths
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
 
 VERSION = "2.4.0"
@@ -22,7 +22,7 @@ class Settings(Schema):
     """of huggingface_hub"""
     xet_version: str = XET_VERSION
     """of hf_xet"""
-    path: str = LIBRARY
+    path: str = paths.HUB_LIBRARY
     """folder of the environment"""
     pip_options: tuple[str, ...] = ()
     """options of pip, such as --index-url=..., where PyPI cannot be reached"""

@@ -20,7 +20,7 @@ FOLDER = paths.BUILDS
 """Where the files of builds lie on the nodes."""
 
 
-class BuildFile(Schema):
+class BuildContextFile(Schema):
     """A file of the laptop that a build copies."""
 
     file: Path
@@ -42,7 +42,7 @@ class Settings(Schema):
     """text to build it from instead"""
     base_archive: str | None = None
     """file on the node to load what the Dockerfile begins from"""
-    files: dict[str, BuildFile] = Field(default={})
+    files: dict[str, BuildContextFile] = Field(default={})
     """files that the Dockerfile copies, by their path in the build"""
     network: bool = True
     """whether the build may fetch something"""
@@ -80,7 +80,7 @@ def _context(settings: Settings) -> str:
     return f"{FOLDER}/{hashlib.sha256(repr(listed).encode()).hexdigest()[:12]}"
 
 
-def _files(context: str, files: dict[str, BuildFile]) -> Iterator[Resource]:
+def _files(context: str, files: dict[str, BuildContextFile]) -> Iterator[Resource]:
     folders = {str(parent) for path in files for parent in PurePosixPath(path).parents} - {"."}
     if files:
         yield Directory(FOLDER, mode=0o700)

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spark_cluster.config import fields
+from spark_cluster.config import schema
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.topology import Node, render
 from spark_cluster.node import paths
 from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
 
@@ -95,7 +94,7 @@ def _helper(node: Node) -> Iterator[Resource]:
         yield File(
             paths.SUDOERS_DROP_CACHES,
             content=render(
-                TEMPLATES, "sudoers.j2", user=fields.user_word(node.user), helper=HELPER
+                TEMPLATES, "sudoers.j2", user=schema.user_word(node.user), helper=HELPER
             ),
             mode=0o440,
             owner="root",

@@ -9,7 +9,7 @@ from pydantic import Field, InstanceOf
 
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import model_loading
+from spark_cluster.engine import supervision
 from spark_cluster.engine.proxy import LOADER_UNIT, UNIT, ModelServer
 from spark_cluster.resources import Resource
 
@@ -31,7 +31,9 @@ class Settings(Schema):
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The program, its configuration and its unit on the head; elsewhere none of them."""
     if not node.is_head or not any(server.on_request for server in settings.servers):
-        yield from model_loading.UNIT.absent()
+        yield from supervision.LOADER.absent()
         return
-    told = model_loading.configuration(node, settings.servers, settings.ready_s, settings.stays_s)
-    yield from model_loading.UNIT.present(TEMPLATE, told, runtime=LOADER_UNIT, proxy=UNIT)
+    told = supervision.loader_configuration(
+        node, settings.servers, settings.ready_s, settings.stays_s
+    )
+    yield from supervision.LOADER.present(TEMPLATE, told, runtime=LOADER_UNIT, proxy=UNIT)

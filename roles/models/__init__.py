@@ -10,7 +10,7 @@ from typing import Literal
 
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.copies.folders import SENT_TO_EACH, is_large, uploads
+from spark_cluster.engine.node_copies import SENT_TO_EACH, is_large, uploads
 from spark_cluster.errors import Refused
 from spark_cluster.node import confinement, paths
 from spark_cluster.resources import Command, Directory, Resource, Secret

@@ -16,8 +16,7 @@ from pydantic import Field
 
 from spark_cluster.config.facts import NetplanDefinition
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Link, Node
+from spark_cluster.config.topology import Link, Node, render
 from spark_cluster.errors import Failed
 from spark_cluster.node import paths
 from spark_cluster.resources import File, Netplan, Resource

@@ -8,8 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.topology import Node, render
 from spark_cluster.node import paths
 from spark_cluster.resources import ClockCap, File, Resource, Service
 

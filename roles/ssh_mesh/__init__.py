@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from spark_cluster.config.fields import is_ip
-from spark_cluster.config.schema import Schema
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.schema import Schema, is_ip
+from spark_cluster.config.topology import Node, render
 from spark_cluster.node import paths
 from spark_cluster.node.paths import MESH_KEY
 from spark_cluster.resources import (

@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.node import container_gpu
-from spark_cluster.node.faults import explain, unforeseen
-from spark_cluster.node.host import Cancelled, Host
-from spark_cluster.node.masking import MASK, mask
+from spark_cluster.node import confinement
+from spark_cluster.node.host import Host
 from spark_cluster.node.output import shortened
-from spark_cluster.node.values import Missing, RebootNeeded, ResourceError, Skip, Unknown
+from spark_cluster.node.processes import Cancelled
+from spark_cluster.node.values import (
+    MASK,
+    Missing,
+    RebootNeeded,
+    ResourceError,
+    Skip,
+    Unknown,
+    explain,
+    mask,
+    unforeseen,
+)
 from spark_cluster.resources.base import Resource, State, differences
 
 Emit = Callable[[dict[str, Any]], None]
@@ -29,12 +38,12 @@ _OF_ANY_FILE = {"kind", "sha256", "mode", "owner", "group", "restart", "rollback
 """Attributes that say nothing of what is in a file."""
 
 
-class Stopped(Exception):
+class StoppedByUser(Exception):
     """The user said, of a resource, that nothing more shall be done."""
 
 
 @dataclass
-class Document:
+class DocumentRun:
     """Resources that are applied to this node, in order.
 
     Args:
@@ -77,7 +86,7 @@ class Document:
                 event = self._one(resource)
             except RebootNeeded:
                 return {"ok": True, "reboot": {"at": number, **self._reboot(resource)}}
-            except Stopped:
+            except StoppedByUser:
                 return {"ok": True, "stopped": resource.id}
             if event["verdict"] in (CHANGE, UNKNOWN):
                 self._touched.add(resource.id)
@@ -96,7 +105,7 @@ class Document:
             return {"verdict": SKIPPED, "reason": str(error)}
         except (Missing, Unknown) as error:
             return self._unknown(resource, error)
-        except (Cancelled, RebootNeeded, Stopped):
+        except (Cancelled, RebootNeeded, StoppedByUser):
             raise
         except Exception as error:  # noqa: BLE001  (say which resource it was)
             return _fault(error, self.host)
@@ -132,7 +141,7 @@ class Document:
             return event
         self._asked(resource, event)
         if not self._touched:
-            container_gpu.keep(host)
+            confinement.keep(host)
         self.emit({"event": "changing", "id": resource.id})
         self._converge(resource, actual, changes)
         return event
@@ -161,7 +170,7 @@ class Document:
         if answer == "no":
             raise Skip("not wanted")
         if answer == "stop":
-            raise Stopped
+            raise StoppedByUser
         if answer == "all":
             self.ask = None
 

@@ -1,11 +1,11 @@
 """The few lines that start an agent on a bare node; the laptop sends their text.
 
 All of it is in the first flight from the laptop, so that a node that knows the code costs no turn
-(see runner/payload.py): this text, then a JSON frame (`sha256` of the files, `folder`, `root`),
+(see runner/wire.py): this text, then a JSON frame (`sha256` of the files, `folder`, `root`),
 then the first request. A node that lacks the code, or has it damaged (a power cut can leave empty
 files), answers `need_code` and gets a zip, which no request (JSON) can be taken for. The code is
 kept in a folder that only its user may write, by the digest of its files, and is checked against it
-at each start. Parts of it come later, when an operation first needs one (agent/own_code.py). What
+at each start. Parts of it come later, when an operation first needs one (`OwnCode`). What
 Python compiles is kept for one boot only: it is not synced. It must run, or say why not, on any
 Python 3.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import BinaryIO, TypedDict
 
-    class Part(TypedDict):
+    class CodePart(TypedDict):
         sha256: str
         files: list[str]
 
@@ -62,7 +62,7 @@ def digest_of_files(folder: str, paths: "Iterable[str]") -> str:
     return digest(files)
 
 
-def parts_of(folder: str) -> "dict[str, Part]":
+def parts_of(folder: str) -> "dict[str, CodePart]":
     """Return what PARTS says of the code in a folder; a checkout has none, and all of the code.
 
     Raises:

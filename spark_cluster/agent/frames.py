@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 LIMIT = 128 * 1024 * 1024
 """Longest frame, bytes; who sends checks it as well as who receives. More than any document and
-than two outputs at their limit (agent/output.py), each byte of which JSON may need six for."""
+than two outputs at their limit (node/output.py), each byte of which JSON may need six for."""
 
 PIECE = 1024 * 1024
 """Bytes of a content in one frame: contents of any size travel in pieces."""
 
 
-class TooLong(ValueError):
+class FrameTooLong(ValueError):
     """A message that is longer than a frame may be."""
 
 
-class Reader(Protocol):
+class ByteStream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -38,11 +38,11 @@ def pack(message: dict[str, Any] | bytes) -> bytes:
         else json.dumps(message, separators=(",", ":")).encode()
     )
     if len(data) > LIMIT:
-        raise TooLong(f"{len(data) >> 20} MiB, of which {LIMIT >> 20} MiB can be sent at once")
+        raise FrameTooLong(f"{len(data) >> 20} MiB, of which {LIMIT >> 20} MiB can be sent at once")
     return struct.pack(">I", len(data)) + data
 
 
-def read_raw(stream: Reader) -> bytes | None:
+def read_raw(stream: ByteStream) -> bytes | None:
     """The next frame's bytes, or None at the end of the stream.
 
     Raises:
@@ -62,7 +62,7 @@ def read_raw(stream: Reader) -> bytes | None:
     return data
 
 
-def read(stream: Reader) -> dict[str, Any] | None:
+def read(stream: ByteStream) -> dict[str, Any] | None:
     """The next JSON frame, or None at the end of the stream.
 
     Raises:

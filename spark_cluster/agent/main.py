@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_cluster.agent import bootstrap, frames
-from spark_cluster.agent.operations import Laptop, Node, carry_out
+from spark_cluster.agent.operations import AgentNode, Laptop, carry_out
 from spark_cluster.node import own_program, paths
-from spark_cluster.node.masking import mask, secrets_in
-from spark_cluster.node.values import Blob, ResourceError
+from spark_cluster.node.values import Blob, ResourceError, mask, secrets_in
 
 # The agent's own code on this node: parts that come later, and the folders of other versions.
 
@@ -71,14 +70,14 @@ class OwnCode:
                     importlib.invalidate_caches()
                 del self._lacking[name]
 
-    def _is_here(self, part: bootstrap.Part) -> bool:
+    def _is_here(self, part: bootstrap.CodePart) -> bool:
         try:
             found = bootstrap.digest_of_files(str(self._folder), part["files"])
         except OSError:
             return False
         return found == part["sha256"]
 
-    def _keep(self, name: str, part: bootstrap.Part) -> None:
+    def _keep(self, name: str, part: bootstrap.CodePart) -> None:
         """Put the files of a part in their places, each of them whole: others may read them."""
         if name not in self._came:  # after a failure to write, it is not asked for again
             self._came[name] = self._fetch(name)
@@ -136,7 +135,7 @@ LOOK_EVERY = 1.0
 
 LEAVE_S = 8.0
 """Seconds that the end may take, what must finish aside: more than a command needs to be ended
-(TERM_GRACE and KILL_GRACE of agent/processes.py). With GONE_AFTER and LOOK_EVERY under 40."""
+(TERM_GRACE and KILL_GRACE of node/processes.py). With GONE_AFTER and LOOK_EVERY under 40."""
 
 BATCH = 0.05
 """Seconds that small events may wait for company, so that fifty `ok` are one packet."""
@@ -177,7 +176,7 @@ class Writer:
         """Write a frame; with `now=False` it may wait up to BATCH seconds.
 
         Raises:
-            frames.TooLong: it is longer than a frame may be.
+            frames.FrameTooLong: it is longer than a frame may be.
         """
         frame = frames.pack(mask(message, self.secrets) if masked else message)
         with self._lock:
@@ -213,10 +212,10 @@ class Writer:
 class Agent:
     """An agent: a reader (the caller's thread), a thread for each request, a heartbeat."""
 
-    def __init__(self, stream: frames.Reader, handle: int, root: Path) -> None:
+    def __init__(self, stream: frames.ByteStream, handle: int, root: Path) -> None:
         self.stream = stream
         self.writer = Writer(handle)
-        self.node = Node(root)
+        self.node = AgentNode(root)
         self.heard = time.monotonic()
         self._workers: list[threading.Thread] = []
         self._pieces: dict[tuple[int, str], queue.Queue[bytes]] = {}
@@ -291,7 +290,7 @@ class Agent:
         shown = request.get("op") not in ("gather", "http") or "error" in reply
         try:
             self.writer.send(reply, masked=shown)
-        except frames.TooLong as error:
+        except frames.FrameTooLong as error:
             text = f"the answer is too long: {error}"
             self.writer.send({"req": number, "event": "done", "error": text, "hint": ""})
 
@@ -302,7 +301,7 @@ class Agent:
             quiet = event.get("event") == "result" and event.get("verdict") == "ok"
             try:
                 self.writer.send({"req": number, **event}, now=not quiet)
-            except frames.TooLong as error:
+            except frames.FrameTooLong as error:
                 raise ResourceError(f"the message is too long: {error}") from None
 
         def fetch(blob: Blob) -> Iterator[bytes]:
@@ -370,7 +369,7 @@ def _put(waiting: queue.Queue[T] | None, value: T) -> None:
 
 
 def main(
-    stream: frames.Reader, first: list[dict[str, Any]], root: str = "/", new: str = ""
+    stream: frames.ByteStream, first: list[dict[str, Any]], root: str = "/", new: str = ""
 ) -> None:
     """Serve on standard input and a private copy of standard output.
 

@@ -3,7 +3,7 @@
 The reader of a session checks every message by this before anyone sees it, so that an event or a
 reply has each key in its type. What is checked is the form: that a status is a number, not that it
 is true. A new operation of agent/operations.py has its reply and its limit here. Only the laptop
-reads this, so it is not sent (runner/payload.py).
+reads this, so it is not sent (runner/wire.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.node.engine_caches import check_name
 from spark_cluster.node.store.manifest import Manifest, check_commit
-from spark_cluster.node.tuned_kernels import check_name
 from spark_cluster.node.values import ResourceError
 
 # The shape of a JSON value that a node has sent, checked before anything else reads it.

@@ -1,30 +1,42 @@
-"""The operation `store`: models on this node, their state, usage, pins, pruning, verification."""
+"""The operations `store` and `copy`: models on this node, and its part in copies between nodes.
+
+Models have state, usage, pins, pruning and verification. A copy is of a model or an image.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
+import json
 import os
+import shutil
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from spark_cluster.node import launch_records
+from spark_cluster.node import dockerd, engine_caches, paths
+from spark_cluster.node.durable import read_object, write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import verify
+from spark_cluster.node.store import copy_work, verify
+from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.manifest import OURS, is_commit, is_repository
+from spark_cluster.node.store.manifest import Manifest, is_commit, is_repository
 from spark_cluster.node.store.usage import LOCK_S, Usage, plan, remove, usage
 from spark_cluster.node.units import result_of
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.base import from_wire
 from spark_cluster.resources.hub_model import HubModel
 
-LONGEST_S = 6 * 3600.0
-"""Seconds that reading a model may take: 400 GB at 20 MB/s."""
+if TYPE_CHECKING:
+    from spark_cluster.agent.operations import Action, Reply, Request
 
-Request = Mapping[str, Any]
-Reply = dict[str, Any]
+
+READ_S = 6 * 3600.0
+"""Seconds that reading a model may take: 400 GB at 20 MB/s."""
 
 
 class Store:
@@ -37,7 +49,7 @@ class Store:
     def __init__(self, host: Host, request: Request) -> None:
         self.host = host
         self.request = request
-        self.cache = HubCache(host.path(str(request["hub"])), host.path(OURS))
+        self.cache = HubCache(host.path(str(request["hub"])), host.path(paths.MODELS))
 
     def state(self) -> Reply:
         """Return what of the `wanted` (`repository`, `revision`) is here, without reading it."""
@@ -84,7 +96,7 @@ class Store:
         }
 
     def _usage(self) -> Usage:
-        served = launch_records.served(self.host.root)
+        served = engine_caches.served(self.host.root)
         return usage(self.cache, served, self.host.path("/proc"))
 
     def pin(self) -> Reply:
@@ -175,7 +187,7 @@ class Store:
         folders = {"hub": str(self.cache.root), "ours": str(self.cache.ours)}
         argv = verify.argv({**work, **folders})
         key = f"{what} {repository}@{commit[:12]}"
-        return result_of(self.host, key, argv, timeout=LONGEST_S)
+        return result_of(self.host, key, argv, timeout=READ_S)
 
 
 def _user() -> str:
@@ -183,14 +195,128 @@ def _user() -> str:
     return os.environ.get("SUDO_USER", "root")
 
 
-def _on_store(method: Callable[[Store], Reply]) -> Callable[[Host, Request], Reply]:
+def _on_store(method: Callable[[Store], Reply]) -> Action:
     return lambda host, request: method(Store(host, request))
 
 
-ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
+_STORE: dict[str, Action] = {
     method.__name__: _on_store(method)
     for method in (
         *(Store.state, Store.usage, Store.pin, Store.prune, Store.preview),
         *(Store.verify, Store.adopt, Store.remove_damaged),
     )
 }
+
+
+# The operation `copy`: this node's part in a copy of a model or an image from node to node.
+
+SECRETS = "offered.json"
+LIMIT_S = 24 * 3600.0
+"""Seconds that a copy may take: 400 GB over a network of 1 Gbit/s take one."""
+
+
+def _asked_manifest(request: Request) -> Manifest:
+    return Manifest.from_document(request["manifest"])
+
+
+def _where(host: Host, request: Request) -> dict[str, str]:
+    """The hub cache or plain folder of a request, as `copy_work.cache_of` takes it."""
+    if request.get("folder"):
+        folder = str(host.path(str(request["folder"])))
+        return {"folder": folder, "ours": str(host.path(paths.FOLDERS))}
+    return {"hub": str(host.path(str(request["hub"]))), "ours": str(host.path(paths.MODELS))}
+
+
+def _folder_manifest(host: Host, request: Request) -> Reply:
+    """Return the manifest of a plain folder; what has not changed is not read."""
+    asked = {"what": "folder", **_where(host, request), "exact": bool(request.get("exact"))}
+    return result_of(host, f"read {request['folder']}", verify.argv(asked), timeout=LIMIT_S)
+
+
+def _missing(host: Host, request: Request) -> Reply:
+    """Return the bytes to fetch and whether nothing at all is missing; contents are not read."""
+    manifest = _asked_manifest(request)
+    missing = copy_work.cache_of(_where(host, request), manifest, read=False).missing(manifest)
+    return {"bytes": missing.size, "nothing": missing.nothing}
+
+
+def _place(host: Host, request: Request) -> Path:
+    name = hashlib.sha256(str(request["name"]).encode()).hexdigest()[:16]
+    return host.path(paths.COPIES) / name
+
+
+def _begin_copy(host: Host, request: Request) -> Reply:
+    """Note that this node's part is wanted, before any node does its part; of a sender, return the
+    secrets and the port, or those of the one that runs."""
+    place = _place(host, request)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, exist_ok=True)
+    return {"secrets": _secrets(host, place, request["ports"]) if request["sends"] else None}
+
+
+def _secrets(host: Host, place: Path, ports: Sequence[int]) -> dict[str, Any]:
+    """Make the secrets of this copy, with a port of its own, unless its sender runs with others;
+    return those."""
+    handle = os.open(place.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of a few small files
+        known = read_object(place / SECRETS)
+        if not known:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o700)
+            others = map(read_object, place.parent.glob(f"*/{SECRETS}"))
+            taken = [one.get("port") for one in others]
+            known = {**make_secrets(place, host.processes), "port": _free(ports, taken)}
+            write_file(place / SECRETS, json.dumps(known).encode(), 0o600)
+    finally:
+        os.close(handle)
+    return known
+
+
+def _free(ports: Sequence[int], taken: Collection[int | None]) -> int:
+    """Return a port that no other copy has, and nothing else listens on; the first where all are
+    taken, so that the sender says it."""
+    for port in sorted(ports, key=lambda port: port in taken):
+        with contextlib.suppress(OSError), socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("", int(port)))
+            return int(port)
+    return int(ports[0])
+
+
+def _copy(host: Host, request: Request) -> Reply:
+    """Receive, send, or both, in a unit that goes on when the laptop is gone."""
+    place, image = _place(host, request), request.get("image")
+    given: dict[str, Any] = {
+        **({"image": image, "size": request["size"]} if image else _where(host, request)),
+        **{name: request.get(name) for name in ("manifest", "receive", "serve", "encrypted")},
+        "place": str(place),
+    }
+    done = result_of(
+        host,
+        f"copy {request['name']}",
+        copy_work.argv(str(request["label"])),
+        stdin=json.dumps(given).encode(),
+        timeout=LIMIT_S,
+    )
+    if image and given["receive"]:
+        path = host.path(paths.IMAGE_DIGESTS)
+        dockerd.remember(path, str(request["id"]), map(str, request["digests"]))
+    return done
+
+
+def _end_copy(host: Host, request: Request) -> Reply:
+    """Have this node's part end, with the secrets of its sender; it has LOOK_S for that."""
+    shutil.rmtree(_place(host, request), ignore_errors=True)
+    return {}
+
+
+_COPY: dict[str, Action] = {
+    "folder": _folder_manifest,
+    "missing": _missing,
+    "begin": _begin_copy,
+    "work": _copy,
+    "end": _end_copy,
+}
+
+ACTIONS = {"copy": _COPY, "store": _STORE}

@@ -5,23 +5,36 @@ from __future__ import annotations
 import codecs
 import contextlib
 import importlib
+import itertools
+import json
 import os
 import queue
+import re
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from spark_cluster.agent.apply import Document
-from spark_cluster.agent.gathering import Gathering
-from spark_cluster.node import locks, own_program
-from spark_cluster.node.faults import explain, unforeseen
-from spark_cluster.node.host import Cancelled, Host, Processes
-from spark_cluster.node.masking import secrets_in
-from spark_cluster.node.project_code import project_place
-from spark_cluster.node.values import Blob, ResourceError
+from spark_cluster.agent.apply import DocumentRun
+from spark_cluster.node import durable, own_program, processes, safe_paths
+from spark_cluster.node.host import Host
+from spark_cluster.node.journal import History
+from spark_cluster.node.output import TEXT_LIMIT, shortened
+from spark_cluster.node.processes import Cancelled, Processes, TooLong
+from spark_cluster.node.values import (
+    Blob,
+    ResourceError,
+    explain,
+    project_place,
+    secrets_in,
+    unforeseen,
+)
 from spark_cluster.resources.base import from_wire
 
 Request = Mapping[str, Any]
@@ -30,6 +43,238 @@ Emit = Callable[[Reply], None]
 Fetch = Callable[[Blob], Iterable[bytes]]
 Ask = Callable[[Reply], str]
 Action = Callable[[Host, Request], Reply]
+
+# Reading commands, files and local HTTP services of a node in parallel: none that hangs may hold up
+# the others.
+
+FILE_S = 5.0
+"""Seconds that reading one file, or the files of one glob, may take."""
+
+PIECE = 64 * 1024
+"""Bytes of one reading: the kernel answers one of 4 MiB or more of /proc/sys with ENOMEM."""
+
+HTTP_S = 5.0
+"""Seconds that an HTTP request may take, unless it says otherwise."""
+
+
+class Gathering:
+    """The reading of everything for one request.
+
+    Args:
+        timeout: seconds that each command may take; one that has to be killed takes the graces of
+            node/processes.py longer.
+        links: files that a glob matches are read through links and whatever they are; without it
+            only regular ones with one name, for folders in which other users can write, and one
+            that is too large is None. So is one that is too much with those before it.
+    """
+
+    def __init__(self, host: Host, timeout: float, *, links: bool = True) -> None:
+        self._host = host
+        self._timeout = timeout
+        self._links = links
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def all(
+        self,
+        commands: Mapping[str, Sequence[Any]],
+        files: Mapping[str, str],
+        trees: Mapping[str, str],
+        requests: Mapping[str, Mapping[str, Any]],
+    ) -> Reply:
+        """Read it all; None for what is not there or does not answer, `late` for why not."""
+        self._found = {
+            "commands": dict.fromkeys(commands),
+            "files": dict.fromkeys(files),
+            "trees": {name: {} for name in trees},
+            "requests": {},
+            "late": {},
+        }
+        jobs = {name: partial(self._command, name, argv) for name, argv in commands.items()}
+        jobs |= {name: partial(self._request, name, asked) for name, asked in requests.items()}
+        threads = {name: threading.Thread(target=job, daemon=True) for name, job in jobs.items()}
+        for thread in threads.values():
+            thread.start()
+        self._read(
+            [*(("files", *f) for f in files.items()), *(("trees", *t) for t in trees.items())]
+        )
+        graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
+        until = time.monotonic() + self._timeout + graces + FILE_S
+        for name, thread in threads.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():  # not even its start came to an end
+                what = commands[name][0] if name in commands else requests[name]["url"]
+                self._found["late"].setdefault(name, f"{what}: it hangs")
+        return {kind: dict(found) for kind, found in self._found.items()}
+
+    def _command(self, name: str, argv: Sequence[Any]) -> None:
+        choices = argv if argv and isinstance(argv[0], list) else [argv]
+        until = time.monotonic() + self._timeout
+        left = self._timeout
+        for choice in choices:
+            try:
+                done = self._host.run(choice, timeout=left)
+            except TooLong as error:
+                self._found["late"][name] = error.message
+                return
+            except (ResourceError, OSError):
+                continue
+            except Cancelled:
+                return
+            said = {"stdout": done.stdout, "stderr": done.stderr}
+            self._found["commands"][name] = {"status": done.status, **said}
+            if done.status == 0 and done.stdout:
+                return
+            left = max(0.1, until - time.monotonic())
+
+    def _request(self, name: str, request: Request) -> None:
+        from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
+
+        limit_s = min(self._timeout, request.get("timeout", HTTP_S))
+        self._found["requests"][name] = ask({**request, "timeout": limit_s}, self._host.root)
+
+    def _read(self, wanted: Sequence[tuple[str, str, str]]) -> None:
+        """Read files in a thread of their own; one that hangs is left behind with its thread."""
+        waiting = deque(wanted)
+        while waiting:
+            reader = _FileReader(self, waiting)
+            while reader.is_alive():
+                reader.join(0.1)
+                if reader.is_alive() and time.monotonic() - reader.since > FILE_S:
+                    _, name, path = reader.at
+                    self._found["late"][name] = f"{path}: reading it hangs"
+                    reader.is_left = True
+                    break
+
+    def take(self, kind: str, name: str, path: str, goes_on: Callable[[], bool]) -> None:
+        """Read one file, or the files of one glob while it `goes_on`."""
+        if kind == "trees":
+            found: Any = _tree(self._host, path, goes_on, links=self._links)
+        else:
+            found = _text(self._host, path)
+        self._found[kind][name] = found
+
+
+class _FileReader(threading.Thread):
+    """Reads what is waiting, one after the other."""
+
+    def __init__(self, gathering: Gathering, waiting: deque[tuple[str, str, str]]) -> None:
+        super().__init__(daemon=True)
+        self._gathering = gathering
+        self._waiting = waiting
+        self.since = time.monotonic()
+        self.at = ("", "", "")
+        self.is_left = False
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                item = self._waiting.popleft()
+            except IndexError:
+                return
+            self.at, self.since = item, time.monotonic()
+            self._gathering.take(*item, lambda: not self.is_left)
+
+
+def _text(host: Host, path: str) -> str | None:
+    try:
+        with host.path(path).open("rb") as source:
+            return _start(source)
+    except OSError:
+        return None
+
+
+def _start(source: BinaryIO) -> str:
+    """Return the text of a file, of a longer one its begin and the end of what is read."""
+    data = bytearray()
+    while len(data) <= TEXT_LIMIT and (piece := source.read(PIECE)):
+        data += piece
+    return shortened(data[: TEXT_LIMIT + 1].decode(errors="replace"), TEXT_LIMIT)
+
+
+TREE_FILES = 10_000
+"""Files of one glob that are looked at."""
+
+TREE_BYTES = 96 << 20
+"""Bytes of their texts together, as they are sent: a message may have a third more."""
+
+
+def _tree(
+    host: Host, pattern: str, goes_on: Callable[[], bool], *, links: bool
+) -> dict[str, str | None]:
+    """Return every readable file that matches a glob, path to text (sysfs has one value a file)."""
+    found: dict[str, str | None] = {}
+    left = TREE_BYTES
+    for path in sorted(itertools.islice(host.root.glob(pattern.lstrip("/")), TREE_FILES)):
+        if not goes_on():
+            break
+        try:
+            with path.open("rb") if links else safe_paths.file_in(path) as source:
+                about = os.fstat(source.fileno())
+                if not links and about.st_nlink != 1:  # of a file that this user may not read
+                    continue
+                is_large = not links and about.st_size > min(TEXT_LIMIT, left)
+                text = None if is_large else _start(source)
+        except (OSError, ResourceError):
+            continue
+        size = len(json.dumps(text))
+        if size > left:
+            text, size = None, 0
+        left -= size
+        found["/" + str(path.relative_to(host.root))] = text
+    return found
+
+
+# The sampler of telemetry as the agent starts it: for the laptop, or in a unit of its own.
+
+SAMPLER_UNIT = re.compile(r"spark-cluster-telemetry-[A-Za-z0-9_-]{1,100}")
+
+LONGEST_SAMPLER_S = 7 * 24 * 3600.0
+"""Seconds after which systemd ends a sampler that no one ended."""
+
+
+def sampler_argv(host: Host, request: Request) -> list[str]:
+    """Return the command of a sampler that prints lines, and ends when this agent does."""
+    from spark_cluster.node import telemetry  # late, as is `ask`
+
+    root = str(host.root)
+    return telemetry.argv(telemetry.settings_of(request, parent=os.getpid(), root=root))
+
+
+def start_sampler(host: Host, request: Request) -> dict[str, Any]:
+    """Start a sampler that writes a file, in a transient unit; nothing where it runs already.
+
+    Args:
+        request: `unit`, its name without `.service`, the settings, `file` among them, and perhaps
+            `longest`, seconds after which it ends.
+
+    Returns:
+        `started`, False where the unit was there.
+
+    Raises:
+        ResourceError: systemd does not start it, or the name is no unit's of ours.
+    """
+    from spark_cluster.node import telemetry  # late, as is `ask`
+
+    name = str(request.get("unit", ""))
+    if SAMPLER_UNIT.fullmatch(name) is None:
+        raise ResourceError(f"{name!r} is not a name for a unit of telemetry")
+    if host.run(["systemctl", "is-active", "--quiet", f"{name}.service"]).status == 0:
+        return {"started": False}
+    longest = min(float(request.get("longest", LONGEST_SAMPLER_S)), LONGEST_SAMPLER_S)
+    properties = {
+        "Description": "spark-cluster: telemetry",
+        "RuntimeMaxSec": f"{longest:.0f}",
+        "TimeoutStopSec": "10",
+        "Environment": f"PATH={host.search_path}",
+    }
+    settings = telemetry.settings_of(request, root=str(host.root))
+    start = own_program.in_unit(f"{name}.service", telemetry.argv(settings), properties)
+    host.run(start).check("starting the unit for telemetry")
+    return {"started": True}
+
+
+# The operations.
 
 GATHER_S = 20.0
 """Seconds that each reading command may take, unless the laptop says otherwise."""
@@ -60,16 +305,16 @@ class Laptop:
 
 
 @dataclass
-class Node:
+class AgentNode:
     """The state that the operations of one agent share."""
 
     root: Path = Path("/")
     processes: Processes = field(default_factory=Processes)
     overlays: dict[str, Any] = field(default_factory=dict)
-    lock: locks.NodeLock = field(init=False)
+    lock: durable.NodeLock = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lock = locks.NodeLock(self.root / locks.RUN.lstrip("/"))
+        self.lock = durable.NodeLock(self.root / durable.RUN_LOCK.lstrip("/"))
 
     def host(self, request: Request, laptop: Laptop | None = None) -> Host:
         """This node, for one request."""
@@ -95,7 +340,7 @@ class Node:
         return host
 
 
-def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
+def do_apply(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """Run a document of resources; events as they happen, then whether all went well."""
     try:
         resources = [from_wire(dict(d)) for d in request["resources"]]
@@ -103,7 +348,7 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
         place = project_place(error)
         text = f"{place}: {error}" if place else str(error)
         return {"error": f"the document does not fit this agent: {text}"}
-    return Document(
+    return DocumentRun(
         resources,
         node.host(request, laptop),
         laptop.emit,
@@ -114,16 +359,16 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
     ).apply()
 
 
-def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
+def do_lock(node: AgentNode, request: Request, _laptop: Laptop) -> Reply:
     """Take this node's lock for as long as the agent lives."""
     try:
         node.lock.take(dict(request["owner"]), PATIENCE_S)
-    except locks.Locked as locked:
+    except durable.Locked as locked:
         return {"locked_by": locked.owner}
     return {}
 
 
-def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
+def do_gather(node: AgentNode, request: Request, _laptop: Laptop) -> Reply:
     """Run reading commands and HTTP requests in parallel and read files; what is missing is None.
 
     A command is an argument list, or several lists of which the first one counts that has an
@@ -150,14 +395,15 @@ def _machine(root: Path) -> Reply:
     }
 
 
-def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
+def do_run(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """Run one command, or a program of ours: status and outputs, and how many bytes were too many.
 
-    With `program`, a module with `main`, `argv` are its words.
+    With `program` (as `own_program` names one), `argv` are its words.
     """
     argv = request["argv"]
     if program := str(request.get("program", "")):
-        find_spec(program)  # also brings it, where it is in a part of the code that is not here
+        # Also brings it, where it is in a part of the code that is not here.
+        find_spec(program.partition(":")[0])
         argv = own_program.argv(program, *argv)
     done = node.host(request, laptop).run(
         argv,
@@ -174,7 +420,7 @@ def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
     }
 
 
-def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
+def do_stream(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """Stream the output of one command as it comes, until it ends or the laptop cancels.
 
     What was sent and not yet shown there is limited; the command waits meanwhile.
@@ -183,18 +429,16 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
     return _stream(node, request["argv"], host.search_path, laptop)
 
 
-def do_telemetry(node: Node, request: Request, laptop: Laptop) -> Reply:
+def do_telemetry(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """Stream the sampler's lines until the laptop cancels, as `stream` does; with `file` run it in
     a transient unit that writes them there, and goes on when the laptop is gone."""
-    from spark_cluster.agent import gathering
-
     host = node.host(request, laptop)
     if request.get("file"):
-        return gathering.start_unit(host, request)
-    return _stream(node, gathering.argv(host, request), host.search_path, laptop)
+        return start_sampler(host, request)
+    return _stream(node, sampler_argv(host, request), host.search_path, laptop)
 
 
-def _stream(node: Node, argv: Sequence[str], search_path: str, laptop: Laptop) -> Reply:
+def _stream(node: AgentNode, argv: Sequence[str], search_path: str, laptop: Laptop) -> Reply:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     cancelled = node.processes.cancelled
     ahead = 0
@@ -214,7 +458,7 @@ def _stream(node: Node, argv: Sequence[str], search_path: str, laptop: Laptop) -
         return {"status": running.attend(take, cancelled)}
 
 
-def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:
+def do_reboot(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """Have the node reboot in a moment, so that this can be answered first."""
     host = node.host(request, laptop)
     if host.which("systemd-run") is None:
@@ -227,10 +471,8 @@ def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:
     return {"boot_id": host.boot_id()}
 
 
-def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
+def do_history(node: AgentNode, request: Request, _laptop: Laptop) -> Reply:
     """Return what runs changed on this node, or with `of` what one run did."""
-    from spark_cluster.agent.history import History  # late: few runs want it
-
     history = History(node.root)
     if request.get("of") is None:
         return history.overview()
@@ -240,10 +482,9 @@ def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
         return {"missing": error.message, "hint": error.hint}
 
 
-def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
+def do_revert(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """Revert what a run changed; events as in `apply`."""
-    from spark_cluster.agent.history import History
-    from spark_cluster.agent.revert import revert
+    from spark_cluster.agent.revert import revert  # late: few runs want it
 
     try:
         run = History(node.root).find(str(request["of"]))
@@ -253,7 +494,7 @@ def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
     return revert(host, run, laptop.emit, diff=bool(request.get("diff")))
 
 
-def do_http(node: Node, request: Request, _laptop: Laptop) -> Reply:
+def do_http(node: AgentNode, request: Request, _laptop: Laptop) -> Reply:
     """Make one HTTP request from this node: status and body, or why there is no answer."""
     from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
 
@@ -261,16 +502,16 @@ def do_http(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 ACTIONS_OF = {
-    "caches": "caches",
-    "copy": "copies",
-    "image": "docker_images",
-    "load_guard": "load_guard",
+    "caches": "actions",
+    "copy": "model_store",
+    "image": "actions",
+    "load_guard": "actions",
     "store": "model_store",
 }
-"""Operation to the module of this folder whose `ACTIONS` carry out its `what`."""
+"""Operation to the module of this folder whose `ACTIONS` of it carry out its `what`."""
 
 
-def do_action(node: Node, request: Request, laptop: Laptop) -> Reply:
+def do_action(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """Carry out the `what` of an operation that has several."""
     return act(node.host(request, laptop), request)
 
@@ -283,13 +524,13 @@ def act(host: Host, request: Request) -> Reply:
     """
     op, what = str(request["op"]), str(request.get("what"))
     module = importlib.import_module(f"spark_cluster.agent.{ACTIONS_OF[op]}")  # few runs want it
-    action: Action | None = module.ACTIONS.get(what)
+    action: Action | None = module.ACTIONS[op].get(what)
     if action is None:
         raise ResourceError(f"this agent's `{op}` has no action {what[:60]!r}")
     return action(host, request)
 
 
-OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
+OPERATIONS: dict[str, Callable[[AgentNode, Request, Laptop], Reply]] = {
     "apply": do_apply,
     "gather": do_gather,
     "history": do_history,
@@ -304,7 +545,7 @@ OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
 }
 
 
-def carry_out(node: Node, request: Request, laptop: Laptop) -> Reply:
+def carry_out(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """The reply to one request; a fault of the node is a reply with `error`, never a traceback."""
     operation = OPERATIONS.get(str(request.get("op")))
     if operation is None:

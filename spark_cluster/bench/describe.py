@@ -15,8 +15,9 @@ from spark_cluster.bench.record import (
     ReplicaServer,
     Setup,
     VramReading,
+    number,
+    printable,
 )
-from spark_cluster.bench.run_folder import number, printable
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
@@ -27,7 +28,7 @@ from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node.images import parse_images, question
+from spark_cluster.node.dockerd import image_question, parse_images
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -40,7 +41,7 @@ LONGEST = 200
 
 TRIES = 9
 
-ROUND_TRIP = "spark_cluster.node.probes.round_trip"
+ROUND_TRIP = "spark_cluster.node.probes:round_trip"
 
 VERSIONS = """\
 import ctypes, importlib.metadata as metadata
@@ -253,7 +254,7 @@ def repo_digest(session: Session, image_id: str, reference: str) -> str:
     if not image_id:
         return ""
     try:
-        (image,) = parse_images(_output(session, question(image_id)))
+        (image,) = parse_images(_output(session, image_question(image_id)))
     except ValueError:  # it is not there, or Docker is down
         return ""
     return of_repository(image.digests, reference)

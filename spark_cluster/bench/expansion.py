@@ -1,4 +1,4 @@
-"""The expansion of a suite: servers in order, and the cells that are measured on each.
+"""The expansion of a suite: servers in order, the cells of each, how they are measured, how long.
 
 The same suite and recipes give the same ids in the same order, so that a run that was cut can go
 on where it ended. An id is made of what is measured, not of its place in the suite: a suite to
@@ -10,16 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby, product
+from statistics import fmean, stdev
+from typing import Annotated, Any, ClassVar
 
-from spark_cluster.bench.record import CellKey
-from spark_cluster.bench.suite import Pair, Stage, Suite, Sweep, Variant
-from spark_cluster.config.document import Document, Flat, Hidden, derived, printed
+from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
+from spark_cluster.bench.suite import MeasurementSettings, Pair, Stage, Suite, Sweep, Variant
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.errors import Refused, UsageError
 
 RUNS = 5
@@ -168,22 +172,25 @@ def expand(
     measured: set[str] = set()
     steps = []
     for stage in suite.stages or [Stage.model_construct(name="")]:
-        sizes = product(chosen, stage.tp or suite.tp)
-        for name, tp in sizes:
-            for variant, turn, turns in _servers(suite):
-                replicas = stage.replicas or suite.replicas
-                id = _setup_id(name, tp, replicas, variant)
-                recipe = known.get(name if recorded is None else id)
-                setup = _setup(PlannedSetup(id, name, tp, replicas, variant), recipe)
-                cells = tuple(
-                    cell
-                    for cell in _cells(suite, stage, setup, turn, turns)
-                    if cell.id not in measured
-                )
-                measured.update(cell.id for cell in cells)
-                if cells:
-                    steps.append(Step(setup, cells))
+        for bare, turn, turns in _setups(suite, stage, chosen):
+            setup = _setup(bare, known.get(bare.recipe if recorded is None else bare.id))
+            found = _cells(suite, stage, setup, turn, turns)
+            cells = tuple(cell for cell in found if cell.id not in measured)
+            measured.update(cell.id for cell in cells)
+            if cells:
+                steps.append(Step(setup, cells))
     return Expansion(tuple(_joined(steps)))
+
+
+def _setups(
+    suite: Suite, stage: Stage, recipes: Sequence[str]
+) -> Iterator[tuple[PlannedSetup, int, int]]:
+    """Yield the servers of a stage without their recipes, with a turn and how many there are."""
+    replicas = stage.replicas or suite.replicas
+    for name, tp in product(recipes, stage.tp or suite.tp):
+        for variant, turn, turns in _servers(suite):
+            id = _setup_id(name, tp, replicas, variant)
+            yield PlannedSetup(id, name, tp, replicas, variant), turn, turns
 
 
 def _must_generate(recipes: Iterable[Recipe]) -> None:
@@ -378,3 +385,280 @@ def varied(recipe: Recipe, variant: Variant) -> Recipe:
             )
         changed["drafter"] = recipe.drafter.model_copy(update={"tokens": tokens})
     return recipe.model_copy(update=changed) if changed else recipe
+
+
+# -- the duration of a suite, estimated from planned speeds ----------------------------------------
+
+STARTUP_S = 240.0
+"""Seconds until a server is ready, where nothing is known of it: a start with compilation took 3
+to 5 minutes (source: forum-gemma4-31b-fp8, muninn-gemma4-31b)."""
+
+STOP_S = 30.0
+"""Seconds until it is down and its memory is free."""
+
+CELL_S = 12.0
+"""Seconds of a cell beyond its requests: the load generator starts, reads the tokenizer and the
+book, warms up, asks its question and measures the latency."""
+
+ANSWERS_S = 60.0
+"""Seconds of a run of questions (vision, tool calls): eight answers of 50 tokens at 7 tok/s."""
+
+CHECKED_TOKENS = 4000
+"""Tokens of the answers to all checks of a server: about 40 requests of 100 tokens."""
+
+SLOWER_PER_REQUEST = 0.05
+"""Share by which a request decodes slower for each other one: with four at once the published runs
+kept 0.83 to 1.0 of the speed of one (source: forum-gemma4-31b-fp8)."""
+
+ASSUMPTIONS = (
+    "each cell warms up once and then repeats its runs",
+    "prefills of requests at once take turns; each decodes 5 % slower for each other request",
+    "speeds are the plan's, for the cell's depth",
+    f"a start takes {STARTUP_S:.0f} s where no other time is known, a stop {STOP_S:.0f} s",
+)
+
+
+@dataclass(frozen=True)
+class ServerSpeed:
+    """The planned speed of one request that is alone.
+
+    Attributes:
+        prefill_tok_s, decode_tok_s: tokens/s.
+    """
+
+    prefill_tok_s: float
+    decode_tok_s: float
+
+
+@dataclass(frozen=True)
+class Duration:
+    """The time that a suite takes.
+
+    Attributes:
+        seconds: of all steps whose speeds are known.
+        steps: seconds of each step; None where no speed is known.
+        unknown: setups without a planned speed.
+    """
+
+    seconds: Annotated[float, Rounded()]
+    steps: tuple[Annotated[float | None, Rounded()], ...]
+    unknown: tuple[str, ...]
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+
+Speeds = Callable[[PlannedSetup, int], ServerSpeed | None]
+"""Setup and tokens in the context to its planned speed; None where it is not known."""
+
+
+def estimate(
+    expansion: Expansion,
+    speeds: Speeds,
+    settings: MeasurementSettings,
+    startup_s: float = STARTUP_S,
+    *,
+    verify: bool = False,
+) -> Duration:
+    """Return how long the steps take.
+
+    Args:
+        startup_s: seconds until a server is ready.
+        verify: each server's answers are checked first.
+    """
+    checked = CHECKED_TOKENS if verify else 0
+    seconds = [_step(step, speeds, settings, startup_s, checked) for step in expansion.steps]
+    unknown = {
+        step.setup.id: None
+        for step, known in zip(expansion.steps, seconds, strict=True)
+        if known is None
+    }
+    known_s = sum(s for s in seconds if s is not None)
+    checks = (f"the checks of a server's answers are {checked:,} tokens",) if verify else ()
+    return Duration(known_s, tuple(seconds), tuple(unknown), (*ASSUMPTIONS, *checks))
+
+
+def _step(
+    step: Step, speeds: Speeds, settings: MeasurementSettings, startup_s: float, checked: int
+) -> float | None:
+    total = 0.0
+    speed = speeds(step.setup, 0) if checked and step.setup.replicas == 1 else None
+    if speed is not None:
+        total += checked / speed.decode_tok_s
+    for cell in step.cells:
+        if cell.skip:
+            continue
+        seconds = _cell(step.setup, cell, speeds, settings)
+        if seconds is None:
+            return None
+        total += seconds
+    measured = any(not cell.skip for cell in step.cells)
+    return total + startup_s + STOP_S if measured else 0.0
+
+
+def _cell(
+    setup: PlannedSetup, cell: PlannedCell, speeds: Speeds, settings: MeasurementSettings
+) -> float | None:
+    key = cell.key
+    if key.kind != "load":
+        return CELL_S + cell.runs * ANSWERS_S
+    speed = speeds(setup, key.depth + key.prompt)
+    if speed is None:
+        return None
+    each = max(1, -(-key.concurrency // setup.replicas))
+    answer = key.output / speed.decode_tok_s * (1 + SLOWER_PER_REQUEST * (each - 1))
+    prefill = (key.prompt + key.depth) / speed.prefill_tok_s
+    if cell.requests is not None:
+        if key.request_rate is not None:
+            one = cell.requests / key.request_rate + prefill + answer
+        else:
+            one = cell.requests / max(key.concurrency, 1) * (each * prefill + answer)
+        return cell.runs * (one + CELL_S)
+    one = each * prefill + answer
+    if settings.prefix_caching and key.depth:
+        one += answer  # llama-benchy lets the context's own request answer too
+    return CELL_S + (cell.runs + 1) * one
+
+
+# -- what a load generator is to a run: the command of a cell, and the meaning of what it leaves ---
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""Without them a tokenizer that is not there is looked for on the hub, again and again."""
+
+RUN_S = 3600.0
+"""Seconds that a program may take: at 7 tokens a second 25,000 tokens of answers."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where the cells of a step are measured.
+
+    Attributes:
+        base_url: of the endpoint, with `/v1`.
+        folder: of the step, on the head.
+        settings: of the generator's role; None without one.
+    """
+
+    suite: Suite
+    deployment: Deployment
+    base_url: str
+    folder: str
+    settings: Any = None
+
+    @property
+    def served_name(self) -> str:
+        """The model as clients name it."""
+        return self.deployment.endpoint.model
+
+    @property
+    def model(self) -> str:
+        """The model's name on the hub, for the record."""
+        return self.deployment.first.recipe.model.name
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder on the node with `tokenizer.json`."""
+        return self.deployment.first.model_path
+
+
+@dataclass(frozen=True)
+class GeneratorRun:
+    """A run (repetition) of a cell.
+
+    Attributes:
+        prints: file for what it prints on standard output, which is its result; empty where it
+            writes its result itself.
+    """
+
+    argv: tuple[str, ...]
+    prints: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a cell is measured, as `node/measure.py` reads it.
+
+    Attributes:
+        env: variables for its programs.
+        as_root: its programs are started by root: those in a container.
+        questions: that our own program asks; empty for a load generator.
+    """
+
+    runs: tuple[GeneratorRun, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    as_root: bool = False
+    questions: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Generator(ABC):
+    """A load generator.
+
+    Attributes:
+        role: that installs it on the head, and whose settings have `version` and `path`; empty
+            where there is nothing to install.
+        version: that is read; empty where it is not ours to choose.
+        engine: of which it is a part; empty for one that measures any.
+    """
+
+    role: ClassVar[str] = ""
+    version: ClassVar[str] = ""
+    engine: ClassVar[str] = ""
+
+    @abstractmethod
+    def tool(self, suite: Suite) -> Tool:
+        """Return what the record says of it; without a version where it is the engine's."""
+
+    @abstractmethod
+    def measurement(self, at: At, cell: PlannedCell) -> Measurement:
+        """Return the commands that measure a cell; each writes into `raw` of the folder only."""
+
+    @abstractmethod
+    def results(
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
+    ) -> list[CellResult]:
+        """Return a cell's results.
+
+        Args:
+            files: that it has written, by name, with their text; `ID.log` is what it has printed.
+        """
+
+    def limit_s(self, _suite: Suite, _cell: PlannedCell) -> float:
+        """Return the seconds that a cell may take, which its runs share."""
+        return RUN_S
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def metric(values: Sequence[float], percentiles: dict[str, float] | None = None) -> Metric:
+    """Return a figure with a value for each run.
+
+    Args:
+        values: at least one.
+    """
+    std = stdev(values) if len(values) > 1 else None
+    return Metric(mean=fmean(values), std=std, values=tuple(values), percentiles=percentiles or {})
+
+
+def result(
+    cell: PlannedCell,
+    *,
+    metrics: dict[MetricName, Metric] | None = None,
+    reasons: Sequence[str] = (),
+    attention: Sequence[str] = (),
+    key: CellKey | None = None,
+) -> CellResult:
+    """Return a cell's result: failed when there is a reason.
+
+    Args:
+        key: of another phase of the cell, which is a cell of its own.
+    """
+    own = key is None or key == cell.key
+    return CellResult(
+        id=cell.id if own else f"{cell.id}-ctx",
+        setup=cell.setup,
+        key=key or cell.key,
+        runs=cell.runs,
+        status="failed" if reasons else "ok",
+        reason="; ".join(dict.fromkeys(reasons)),
+        attention=tuple(dict.fromkeys(attention)),
+        metrics=metrics or {},
+    )

@@ -24,23 +24,21 @@ from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench.describe import node_record, of_repository, text_of
 from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
-from spark_cluster.bench.record import Record, Repeats, Setup
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import RECORD, load_record, printable
+from spark_cluster.bench.record import RECORD, Record, Repeats, Setup, load_record, printable
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
-from spark_cluster.config import recipe_checks
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import Project
-from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.topology import Node
 from spark_cluster.config.yamlfile import Problem, dotted
-from spark_cluster.engine.copies.images import why_not_in_registry
+from spark_cluster.engine.image_copies import why_not_in_registry
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
+from spark_cluster.node.dockerd import DockerImage, image_answer, image_question
 from spark_cluster.node.durable import write_file
-from spark_cluster.node.images import DockerImage, answered, question
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -130,7 +128,7 @@ def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
         InvalidFile: it is wrong, with every problem.
     """
     place = f"recipe_text of {setup.id}"
-    recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_checks.check)
+    recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_problems)
     return recipe.with_allowances(allow)
 
 
@@ -299,7 +297,7 @@ def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -
     head_first = sorted(play.nodes, key=lambda node: not node.is_head)
     sessions = [play.session(node) for node in head_first]
     names = sorted({recipe.image.reference for recipe in recipes.values()} - {""})
-    commands = {name: question(name) for name in names}
+    commands = {name: image_question(name) for name in names}
     waiting = [(one.node, one.submit("gather", commands=commands)) for one in sessions]
     here = [(node, pending.wait()["commands"]) for node, pending in waiting]
     refusals: dict[str, str] = {}
@@ -310,7 +308,7 @@ def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -
         if recipe is None or not recipe.image.reference:
             continue
         used = here[: setup.tp * setup.replicas]
-        found = {node: answered(told.get(recipe.image.reference)) for node, told in used}
+        found = {node: image_answer(told.get(recipe.image.reference)) for node, told in used}
         digest, why = candidate(setup, recipe), ""
         if digest and not all(image and is_recorded(setup, image) for image in found.values()):
             by_digest = f"{without_tag(recipe.image.ref)}@{digest}"

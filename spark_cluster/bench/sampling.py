@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from spark_cluster.bench.record import ProcessMemory
-from spark_cluster.bench.telemetry import LineReader, Row
+from spark_cluster.bench.telemetry import LineReader, TelemetryRow
 from spark_cluster.config.facts import SLOW_MHZ
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
@@ -48,7 +48,7 @@ class Lost:
     for_good: bool = False
 
 
-Update = Row | Lost
+Update = TelemetryRow | Lost
 
 
 def metrics_url(serve: ServeEntry) -> str:
@@ -187,7 +187,7 @@ class Sampling:
 
 
 @dataclass
-class NodeState:
+class SampledNode:
     """The state of a node, as far as it is known.
 
     Attributes:
@@ -198,7 +198,7 @@ class NodeState:
     """
 
     name: str
-    row: Row | None = None
+    row: TelemetryRow | None = None
     rows: int = 0
     processes: tuple[ProcessMemory, ...] = ()
     lost: SparkClusterError | None = None
@@ -220,7 +220,7 @@ class LiveState:
     """
 
     def __init__(self, names: Iterable[str], every: float) -> None:
-        self.nodes = {name: NodeState(name) for name in names}
+        self.nodes = {name: SampledNode(name) for name in names}
         self._silent_s = max(SILENT_S, 3 * every)
 
     def take(self, update: Update) -> bool:
@@ -237,7 +237,7 @@ class LiveState:
             node.processes = update.processes
         return True
 
-    def trouble(self, node: NodeState) -> str:
+    def trouble(self, node: SampledNode) -> str:
         """Return why a node shows nothing of now; empty while it answers."""
         if node.lost is not None:
             again = "" if node.for_good else "; connecting again"
@@ -258,12 +258,12 @@ class LiveState:
             return None
         return next((node.lost for node in nodes if node.lost is not None), None)
 
-    def never_seen(self) -> list[NodeState]:
+    def never_seen(self) -> list[SampledNode]:
         """Return the nodes that have sent nothing."""
         return [node for node in self.nodes.values() if not node.rows]
 
 
-def warnings(row: Row) -> list[str]:
+def warnings(row: TelemetryRow) -> list[str]:
     """Return what is wrong with a node at this moment, in a few words each."""
     found = []
     if row.throttle:

@@ -8,21 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from spark_cluster.bench import describe, generators, run_telemetry
-from spark_cluster.bench.expansion import PlannedCell, Step, cells_text
-from spark_cluster.bench.generator import result
-from spark_cluster.bench.head import is_done_there, load_base, measure, settings_of
-from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.record import CellResult, CheckResult
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import printable
+from spark_cluster.bench import describe, generators, on_node
+from spark_cluster.bench.expansion import PlannedCell, Step, cells_text, result
+from spark_cluster.bench.record import CellResult, RecordedCheck, printable
+from spark_cluster.bench.references import predictions
+from spark_cluster.bench.steps import BenchRun, is_done_there, load_base, measure, settings_of
 from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import logs, runtime, verify
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine import runtime, verify
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.launches import previous_server_of
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.previous_server import previous_server_of
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
@@ -34,10 +31,10 @@ from spark_cluster.errors import (
     Unreachable,
     VerificationFailed,
 )
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.durable import make_folder, write_file
-from spark_cluster.node.masking import mask
+from spark_cluster.node.values import mask
 from spark_cluster.runner.play import Play
 
 # The server of a step: brought up, its answers checked, and taken down.
@@ -91,7 +88,7 @@ def on_loopback(endpoint: Endpoint) -> Endpoint:
     return replace(endpoint, host=LOOPBACK, api_key=None, tls=None, pem=None)
 
 
-def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[CheckResult, ...]:
+def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[RecordedCheck, ...]:
     """Return the checks of a step's server, those of the record where it has them; none where the
     suite does not want any.
 
@@ -114,11 +111,11 @@ def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[Ch
     longest = max(cell.key.depth + cell.key.prompt for cell in run.expansion.cells)
     with play.stage("checks"):
         found = verify.verify(
-            play, server, plan.recipe, verify.Selection(), context=max(longest, SHORTEST)
+            play, server, plan.recipe, verify.CheckSelection(), context=max(longest, SHORTEST)
         )
     for one in found.failed:
         play.note(f"{step.setup.id}: {one.title}: {one.found}", warning=True)
-    return tuple(CheckResult.model_validate(one, from_attributes=True) for one in found.verdicts)
+    return tuple(RecordedCheck.model_validate(one, from_attributes=True) for one in found.verdicts)
 
 
 def take_down(play: Play, run: BenchRun, step: Step) -> None:
@@ -177,7 +174,7 @@ def _read(play: Play, node: Node, program: str) -> str:
     """Return the beginning of a log; empty where there is none."""
     text = ""
     with contextlib.suppress(SparkClusterError):  # no reason not to measure
-        text = logs.read_beginning(play.session(node), program, LOG_BYTES)
+        text = runtime.read_beginning(play.session(node), program, LOG_BYTES)
     if _NOTHING.fullmatch(text):
         return ""
     return printable(str(mask(text, play.secrets)))
@@ -233,9 +230,13 @@ def go_on(
         raise
     finally:
         if not play.check:
-            run_telemetry.merge(run.folder)
-    if play.check:
-        return
+            on_node.merge(run.folder)
+    if not play.check:
+        _end(run)
+
+
+def _end(run: BenchRun) -> None:
+    """End a run; raises Failed where cells have no result."""
     left = sum(len(run.left(step)) for step in run.pending)
     run.end("failed" if left else "complete")
     if left:
@@ -268,7 +269,7 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
     answer = play.session(play.head).request(
         "gather", commands={SERVER: runtime.question(SERVER)}, files={"endpoint": DESCRIPTION}
     )
-    running = unit_state.answered(answer["commands"][SERVER])
+    running = containers.answered(answer["commands"][SERVER])
     other = ", ".join(one.model for one in models_of(answer["files"]["endpoint"]))
     if running.status != "absent" and not is_of(measured[-1], running):
         other = running.labels.get(RECIPE, "another server")

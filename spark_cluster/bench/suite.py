@@ -11,14 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from spark_cluster.bench.record import MetricName
 from spark_cluster.config import engines
-from spark_cluster.config.fields import Word, env_name
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_schema import EngineValue, Flag, why_no_engine_value
-from spark_cluster.config.schema import Schema, validate
-from spark_cluster.config.secret_text import is_secret_setting, looks_secret
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Key, Problem, load
-from spark_cluster.engine.checks.questions import CATALOGUE
+from spark_cluster.config.schema import Schema, Word, env_name, validate
+from spark_cluster.config.secret import is_secret_setting, looks_secret
+from spark_cluster.config.yamlfile import Key, Problem, did_you_mean, load
+from spark_cluster.engine.tool_checks import CATALOGUE
 
 MOST_CELLS = 5000
 """A suite with more is a mistake: at 10 s a cell it would take 14 hours without one request."""

@@ -1,8 +1,21 @@
-"""The command line: one module a command (group), loaded when it is asked for."""
+"""The command line, and the Python API that it calls.
 
+The API is `Cluster` (`api.py`), on an open inventory (`opened.py`), with runs (`run.py`) and
+results (`results.py`, `serving.py`): it prints nothing, ends no process, knows no options. A module
+of commands parses (`options.py`), calls it and shows the result (`console.py`, `app.py`). To add a
+command, write its function, with its options in the docstring, and name it in COMMANDS and MODULES.
+Nothing but `__main__` imports this room, and what --help imports stays light.
+"""
+
+# ruff: noqa: E402  (the time is noted before anything else is imported)
 from __future__ import annotations
 
-from spark_cluster.cli import process_start  # first: it notes the time
+import time
+
+STARTED = time.monotonic()
+"""Seconds on the monotonic clock. The elapsed time of a run counts from here, so that it is what
+the user waits for: most of a short run is spent importing. What comes before is Python's own start
+(about 15 ms), which no portable call tells."""
 
 # isort: split
 import contextlib
@@ -18,8 +31,8 @@ import click
 
 from spark_cluster import __version__
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.options import Group
-from spark_cluster.cli.visible import show_error
+from spark_cluster.cli.console import show_error
+from spark_cluster.cli.options import DeclaredGroup
 from spark_cluster.errors import INSTALL_LAB, UsageError
 
 if TYPE_CHECKING:
@@ -67,22 +80,32 @@ COMMANDS = {
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
 
-GROUPS = {
-    "nodes": ("ping", "facts", "provision", "playbook"),
-    "clients": ("clients", "keys", "tunnel"),
-    "served": ("status", "verify", "down"),
-    "version": ("version", "completion"),
-}
-"""Modules with several commands, whose functions have the names of these."""
-
 MODULES = {
-    **{name: f"{module}:{name}" for module, names in GROUPS.items() for name in names},
-    "exec": "nodes:exec_",
-    "explain": "lint:explain_command",
-    "revert": "history:revert_command",
+    "bench": ("bench",),
+    "caches": ("caches", "tune"),
+    "clients": ("clients", "keys", "tunnel"),
+    "doctor": ("doctor", "logs", "version"),
+    "first_steps": ("init", "trust", "completion"),
+    "history": ("history", "revert"),
+    "lint": ("lint", "explain"),
+    "nodes": ("ping", "facts", "exec", "provision", "playbook"),
+    "plan": ("plan",),
+    "predict": ("predict",),
+    "ray": ("ray",),
+    "recipes": ("recipes",),
+    "served": ("status", "verify", "down", "vram"),
+    "setup": ("setup",),
+    "stored": ("images", "models"),
+    "top": ("top", "dashboard"),
+    "up": ("up", "swap", "supervise"),
 }
-"""Where commands are that have no module of their own."""
+"""Modules and their commands, each a function of that name (`exec_`, as exec is Python's own)."""
 
+PLACES = {
+    name: f"{module}:{'exec_' if name == 'exec' else name}"
+    for module, names in MODULES.items()
+    for name in names
+}
 
 ELSEWHERE = ("lab",)
 """Commands of distributions of their own, which bring them by an entry point: each its name."""
@@ -90,7 +113,7 @@ ELSEWHERE = ("lab",)
 ENTRY_POINTS = "spark_cluster.commands"
 
 
-class Program(Group):
+class AllCommands(DeclaredGroup):
     """All commands, of which --help imports none."""
 
     def resolve_command(
@@ -132,8 +155,8 @@ class Program(Group):
 
 
 @click.group(
-    cls=Program,
-    later={name: MODULES.get(name, name) for name in COMMANDS},
+    cls=AllCommands,
+    later={name: PLACES.get(name, "") for name in COMMANDS},
     about=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -164,10 +187,12 @@ def cli(
     from spark_cluster.cli.opened import watching
     from spark_cluster.config.extension import using
 
-    cluster = Cluster(inventory, project=project, limit=limit, started=process_start.STARTED)
-    if isinstance(ctx.obj, App):  # `setup` runs it
-        cluster.prompts = ctx.obj.cluster.prompts
-    app = App(cluster, as_json=as_json, verbose=verbose)
+    caller = ctx.obj if isinstance(ctx.obj, App) else None  # `setup` runs it, in its own time
+    started = STARTED if caller is None else time.monotonic()
+    cluster = Cluster(inventory, project=project, limit=limit, started=started)
+    if caller is not None:
+        cluster.prompts = caller.cluster.prompts
+    app = App(cluster, as_json=as_json, verbose=verbose, started=started)
     ctx.obj = app
     ctx.with_resource(watching(app.watch))
     ctx.with_resource(using(lambda: cluster.project.extensions))

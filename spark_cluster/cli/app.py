@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from spark_cluster.cli.console import styled
+from spark_cluster.cli.console import show_failure, styled, visible
 from spark_cluster.cli.display import Display, recap, show_diff, summary
-from spark_cluster.cli.visible import show_failure, visible
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.extension import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
 
@@ -116,6 +116,7 @@ class App:
         cluster: does what the commands do; it has the global options that are about nodes.
         as_json: one JSON document on standard output and nothing else there.
         verbose: also show what was fine already.
+        started: when the command's time began, seconds on the monotonic clock.
 
     Attributes:
         exit_code: a check that would change something ends with WOULD_CHANGE.
@@ -124,6 +125,7 @@ class App:
     cluster: Cluster
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
+    started: float = field(default_factory=time.monotonic, kw_only=True)
     last_run: Run | None = field(default=None, init=False)
     exit_code: bool = field(default=False, init=False)
 
@@ -185,7 +187,7 @@ class App:
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
-        from spark_cluster.config.document import as_json
+        from spark_cluster.config.schema import as_json
 
         click.echo(json.dumps(as_json(document), indent=2, default=str))
 
@@ -197,6 +199,21 @@ class App:
         elif isinstance(show, str):
             click.echo(visible(show))
         else:
+            show(self, found)
+
+    def show_run(
+        self, run: Run, key: str, found: R | None, show: Callable[[App, R], object]
+    ) -> None:
+        """Print what a run has found: in its JSON document, or for people below its recap.
+
+        Args:
+            key: of what was found in the document; None is left out.
+        """
+        if self.as_json:
+            self.print_json(run.document(None if found is None else {key: found}))
+            return
+        self.show_recap()
+        if found is not None:
             show(self, found)
 
     def watch(self, run: Run) -> Sink:

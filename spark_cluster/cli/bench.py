@@ -1,20 +1,66 @@
-"""`bench`: scripted benchmark runs; each command is imported when it is called."""
+"""`bench`: its group; `run` and with it repeat, attach, status, stop and fetch; `fabric`."""
 
 from __future__ import annotations
 
-import click
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, Unpack
 
-from spark_cluster.cli.options import Group
+import click
+from rich.table import Table
+
+from spark_cluster.bench.describe import text_of
+from spark_cluster.bench.expansion import cells_text
+from spark_cluster.bench.fabric_run import EXPECTED_GB_S, FILE, FabricRecord
+from spark_cluster.bench.on_node import merge
+from spark_cluster.bench.record import load_record, save_document
+from spark_cluster.bench.repeat import (
+    SOURCE,
+    Original,
+    choose,
+    differences,
+    expansion_of,
+    foreign_setups,
+    load_original,
+    must_be_trusted,
+    pin,
+)
+from spark_cluster.bench.steps import BenchRun, is_measuring
+from spark_cluster.bench.steps import fetch as fetch_step
+from spark_cluster.bench.steps import stop as stop_step
+from spark_cluster.cli.app import App
+from spark_cluster.cli.bench_measure import (
+    RESULTS,
+    BenchResult,
+    measure,
+    new_record,
+    of_folder,
+    of_record,
+    refuse_second_run,
+)
+from spark_cluster.cli.bench_results import figures_table
+from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.options import Allowing, Changing, DeclaredCommand, DeclaredGroup
+from spark_cluster.cli.serving import recipe_for_ray
+from spark_cluster.config.extension import Allowances
+from spark_cluster.config.recipe_settings import must_be_allowed
+from spark_cluster.errors import UsageError, VerificationFailed
+from spark_cluster.plan.estimate import Constants
+from spark_cluster.runner.events import Options
+from spark_cluster.runner.play import Play
 
 COMMANDS = {
-    "suites": "bench_suites:suites",
-    "run": "bench_run:run",
-    "attach": "bench_run:attach",
-    "status": "bench_run:status",
-    "stop": "bench_run:stop",
-    "fetch": "bench_run:fetch",
-    "repeat": "bench_run:repeat",
-    "fabric": "bench_fabric:fabric",
+    "suites": "bench_results:suites",
+    "run": "bench:run",
+    "attach": "bench:attach",
+    "status": "bench:status",
+    "stop": "bench:stop",
+    "fetch": "bench:fetch",
+    "repeat": "bench:repeat",
+    "fabric": "bench:fabric",
     "show": "bench_results:show",
     "compare": "bench_results:compare",
     "report": "bench_results:report",
@@ -22,6 +68,397 @@ COMMANDS = {
 """Name to module and function, in the order of --help."""
 
 
-@click.group(cls=Group, later=COMMANDS)
-def command() -> None:
+Out = Annotated[
+    Path | None, f"(FOLDER): Folder for the results; by default one of the run's id in {RESULTS}/."
+]
+Keep = Annotated[bool, "Leave the last server up after the run."]
+Stop = Annotated[
+    bool, "End the run at the first server that does not start, instead of failing its cells."
+]
+Trust = Annotated[
+    bool,
+    "Run recipes of a repeated record that are not yours: they start containers as root on the "
+    "nodes. `bench repeat RUN --check` shows them.",
+]
+RunFolder = Annotated[Path, click.Path(path_type=Path, exists=True), {"metavar": "RUN"}]
+
+
+@click.group(cls=DeclaredGroup, later=COMMANDS)
+def bench() -> None:
     """Measure suites of loads on servers that are brought up for it, compare runs, and report."""
+
+
+class How(TypedDict):
+    """The options of a run."""
+
+    out: Out
+    keep: Keep
+    stop_at_first_failure: Stop
+    allow: Allowing
+    options: Changing
+
+
+@click.command(cls=DeclaredCommand)
+def run(
+    app: App, suite: str, recipes: tuple[str, ...], trust_recipes: Trust, **how: Unpack[How]
+) -> None:
+    """Measure a suite: bring each server up, verify it, measure it, and take it down.
+
+    The cells are measured by a systemd unit on the head, which goes on without this laptop; `bench
+    attach RUN` continues the run and measures only what has no result yet. SUITE may be the
+    run.json of a run, which is then run again as `bench repeat` does.
+
+    Args:
+        recipes (--recipe NAME): Recipe to measure, instead of the suite's; repeatable.
+    """
+    if suite.endswith(".json"):
+        if recipes:
+            raise UsageError(
+                f"{suite} is a recorded run, which has recipes of its own", hint="omit --recipe"
+            )
+        _run_again(app, Path(suite), trust_recipes=trust_recipes, **how)
+        return
+    refuse_second_run(how["out"])
+    _leave(app, app.cluster.bench(suite, recipes, **how), how["options"])
+
+
+@click.command(cls=DeclaredCommand)
+def repeat(app: App, folder: RunFolder, trust_recipes: Trust, **how: Unpack[How]) -> None:
+    """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
+
+    Suite and recipes are taken from the record, not from your project. What would be run is shown,
+    and what differs here; --check ends there. `bench attach` continues the new run.
+    """
+    _run_again(app, folder, trust_recipes=trust_recipes, **how)
+
+
+def _run_again(
+    app: App,
+    folder: Path,
+    *,
+    trust_recipes: bool,
+    out: Path | None,
+    allow: Allowances,
+    options: Options,
+    **how: bool,
+) -> None:
+    """Show a recorded run, and run it again.
+
+    Args:
+        folder: of the run, or its record.
+
+    Raises:
+        UsageError: there is no such run, or `out` holds one already.
+        InvalidFile: the record, its suite or a recipe in it is wrong.
+        Refused: a recipe in it is not the user's own, and is not trusted.
+    """
+    refuse_second_run(out)
+    original = load_original(folder, app.allowances(allow))
+    made = _new_run(app, original, folder, out)
+    _show_original(app, made, original)
+    for recipe in original.recipes.values():
+        must_be_allowed(recipe)
+    if not trust_recipes and not options.check:
+        must_be_trusted(original, app.project, "above")
+
+    def before(play: Play) -> None:
+        _compare(play, made, original)
+        if not options.check:
+            original.save(made.folder)
+
+    go_on(app, made, options, how, before=before)
+
+
+def _new_run(app: App, original: Original, folder: Path, out: Path | None) -> BenchRun:
+    theirs, words = original.record, ("repeat", str(folder))
+    record = new_record(app.cluster, original.suite, theirs.recipes, words, app.run_id)
+    record = record.model_copy(
+        update={"suite_text": theirs.suite_text, "repeats": original.repeats()}
+    )
+    expansion = expansion_of(original, len(app.nodes))
+    return BenchRun(record, original.suite, expansion, out or Path(RESULTS) / record.id)
+
+
+def _show_original(app: App, made: BenchRun, original: Original) -> None:
+    """Show what would be run: every recipe that is not the user's own is shown whole."""
+    console, record = app.console, original.record
+    when = f"{record.started:%Y-%m-%d}, {cells_text(len(record.cells))}, spark-cluster"
+    title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
+    console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster), soft_wrap=True)
+    for setup in made.expansion.setups:
+        cells = [cell for cell in made.expansion.cells if cell.setup == setup.id and not cell.skip]
+        recipe = original.recipes.get(setup.id)
+        about = f"{cells_text(len(cells))}, tp {setup.tp}"
+        if recipe is not None:
+            about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
+        line = styled("  [bold]{}[/]: {}", setup.id, about)
+        console.print(line, soft_wrap=True)
+        if setup.skip:
+            console.print(styled("    [yellow]left out:[/] {}", setup.skip), soft_wrap=True)
+    for name in foreign_setups(original, app.project):
+        console.print(styled("[yellow]the record's own recipe of[/] {}:", name), soft_wrap=True)
+        console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
+
+
+def _compare(play: Play, made: BenchRun, original: Original) -> None:
+    """Pin the images of the record where the nodes can have them, and show what differs here."""
+    chosen = choose(play, original.record.setups, original.recipes)
+    pin(made, original, chosen.images, len(play.nodes))
+    found = differences(original.record, play.nodes, made.record.tool.version)
+    lines = [*found, *chosen.differences]
+    for line in lines:
+        play.note(f"differs: {line}")
+    for server, digest in chosen.images.items():
+        play.note(f"{server}: the image is pinned to {digest}, as recorded")
+    if not lines:
+        play.note("these nodes do not differ from what the record says of its nodes")
+
+
+@click.command(cls=DeclaredCommand)
+def attach(
+    app: App,
+    *,
+    folder: RunFolder,
+    trust_recipes: Trust,
+    keep: Keep,
+    stop_at_first_failure: Stop,
+    allow: Allowing,
+    options: Changing,
+) -> None:
+    """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
+    record = load_record(folder)
+    made = of_record(app.cluster, record, folder, allow)
+    if record.repeats is not None and not trust_recipes and not options.check:
+        # The folder may be somebody else's, whose user has trusted them.
+        source = folder / SOURCE
+        original = load_original(source, app.allowances(allow))
+        must_be_trusted(original, app.project, f"with `bench repeat {source} --check`")
+    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
+    go_on(app, made, options, how)
+
+
+@click.command(cls=DeclaredCommand)
+def status(app: App, *, folder: RunFolder) -> None:
+    """Show how many cells have a result here, and which server the nodes measure now."""
+    made = of_folder(app.cluster, folder)
+    record, cells = made.record, made.expansion.cells
+    found: dict[str, Any] = {
+        "run": record.id,
+        "status": record.status,
+        "cells": len(cells),
+        "done": len({cell.id for cell in record.cells} & {cell.id for cell in cells}),
+        "failed": sum(cell.status == "failed" for cell in record.cells),
+        "measuring": "",
+    }
+    failed = f", {found['failed']} of them failed" if found["failed"] else ""
+    done = f"{found['done']} of {len(cells)} cells have a result on this laptop"
+    if not app.as_json:  # before the nodes are asked, which may not answer
+        app.console.print(styled("{}: {}{}", record.id, done, failed), soft_wrap=True)
+    if made.pending:
+        with _reached(app, "bench status") as play:
+            for step in made.pending:
+                if is_measuring(play, made, step):
+                    found["measuring"] = step.setup.id
+    if app.as_json:
+        app.print_json(found)
+    elif found["measuring"]:
+        app.console.print(styled("the nodes measure {}", found["measuring"]), soft_wrap=True)
+
+
+@click.command(cls=DeclaredCommand)
+def stop(app: App, *, folder: RunFolder) -> None:
+    """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
+    made = of_folder(app.cluster, folder)
+    stopped = []
+    with _reached(app, "bench stop") as play:
+        for step in made.pending:
+            if stop_step(play, made, step):
+                stopped.append(step.setup.id)
+    if app.as_json:
+        app.print_json({"stopped": stopped})
+    else:
+        app.console.print(_stopped(stopped))
+
+
+def _stopped(servers: list[str]) -> str:
+    if not servers:
+        return "nothing is being measured"
+    return f"stopped: {', '.join(servers)}; its server stays up until `spark-cluster down`"
+
+
+@click.command(cls=DeclaredCommand)
+def fetch(app: App, *, folder: RunFolder) -> None:
+    """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
+    made = of_folder(app.cluster, folder)
+    before = len(made.record.cells)
+    if made.pending:
+        with _reached(app, "bench fetch") as play:
+            for step in made.pending:
+                fetch_step(play, made, step)
+    merge(made.folder)
+    new = len(made.record.cells) - before
+    if app.as_json:
+        app.print_json({"run": made.record.id, "cells": len(made.record.cells), "new": new})
+    else:
+        app.console.print(f"{new} new results, {len(made.record.cells)} in all, in {folder}")
+
+
+@contextlib.contextmanager
+def _reached(app: App, command: str) -> Iterator[Play]:
+    """The nodes that answer, for a command that changes nothing on them."""
+    with app.play(command, app.nodes, Options(), change=False) as play_run:
+        yield play_run.open(fail_fast=False)
+
+
+def go_on(
+    app: App,
+    made: BenchRun,
+    options: Options,
+    how: Mapping[str, bool],
+    *,
+    before: Callable[[Play], None] | None = None,
+) -> None:
+    """Measure what has no result yet, and show what came of it; see `measure`."""
+    found = measure(app.cluster, made, options, how, run_id=app.run_id, before=before)
+    _leave(app, found, options)
+
+
+def _leave(app: App, found: BenchResult, options: Options) -> None:
+    """Show the result, and end with its exit status."""
+    if app.as_json:
+        app.print_json(found)
+    else:
+        app.show_recap()
+        if not options.check:
+            _show(app, found)
+    if found.failed:
+        sys.exit(1)
+
+
+def _show(app: App, made: BenchResult) -> None:
+    console, failed = app.console, made.failed
+    together = Counter((cell.setup, cell.reason) for cell in failed)
+    for (setup, reason), count in together.items():
+        ids = [cell.id for cell in failed if (cell.setup, cell.reason) == (setup, reason)]
+        what = ids[0] if count == 1 else f"{count} cells of {setup}"
+        console.print(styled("[red]failed:[/] {}: {}", what, reason))
+    skipped = [cell for cell in made.record.cells if cell.status == "skipped"]
+    for reason in dict.fromkeys(cell.reason for cell in skipped):
+        count = sum(cell.reason == reason for cell in skipped)
+        console.print(styled("[yellow]{} left out:[/] {}", count, reason))
+    measured = len(made.record.cells) - len(failed) - len(skipped)
+    console.print(styled("{} measured, in {}", cells_text(measured), made.folder), soft_wrap=True)
+    if measured:
+        command = f"spark-cluster bench report {made.folder}"
+        console.print(styled("[bold]{}[/] makes the report", command), soft_wrap=True)
+    if made.record.repeats is not None:
+        command = f"spark-cluster bench compare {made.folder / SOURCE} {made.folder}"
+        console.print(styled("[bold]{}[/] compares them", command), soft_wrap=True)
+
+
+# -- the link between the nodes and their memory, measured as a Ray job ----------------------------
+
+
+@click.command(cls=DeclaredCommand)
+def fabric(
+    app: App,
+    *,
+    recipe_name: str | None,
+    out: Annotated[
+        Path | None,
+        f"(FOLDER): Folder for fabric.json; by default one of the run's id in {RESULTS}/.",
+    ],
+    allow: Allowing,
+    options: Changing,
+) -> None:
+    """Measure all-reduces between the nodes, and the memory bandwidth of each.
+
+    It runs as a Ray job in the image of a recipe, while nothing is served. NCCL on GPUs, gloo on
+    CPUs. The exit status is 5 when the figures are worse than expected.
+
+    Args:
+        recipe_name (--recipe NAME): Recipe whose image and message sizes are taken, instead of the
+            inventory's.
+    """
+    if options.selection.partial and not options.check:
+        raise UsageError(
+            "--tags, --skip-tags and --start-at would start a part of Ray only",
+            hint="leave them out, or add --check",
+        )
+    if out is not None and (out / FILE).exists():
+        raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
+    recipe, size = recipe_for_ray(app.cluster, recipe_name, "bench fabric", allow)
+    with app.play("bench fabric", app.nodes, options) as play_run:
+        playbook = app.project.load_playbook("fabric")
+        play = play_run.open()
+        found = playbook.function(play, recipe=recipe, tp=size, name=play_run.id)
+        folder = out or Path(RESULTS) / play_run.id
+        if found is not None:
+            save_document(found, folder / FILE)
+        play_run.finish()
+        if app.as_json:
+            where = str(folder) if found is not None else None
+            app.print_json(play_run.document(folder=where, fabric=found))
+        else:
+            app.show_recap()
+            if found is not None:
+                show_fabric(app, found, folder / FILE)
+    if found is not None and found.verdict == "slow":
+        sys.exit(VerificationFailed.exit_code)
+
+
+def show_fabric(app: App, found: FabricRecord, path: Path) -> None:
+    """Show the verdict, the reasons and known issues, then the figures."""
+    colours = {"as expected": "green", "slow": "red", "not judged": "yellow"}
+    verdict = painted(found.verdict, f"bold {colours[found.verdict]}")
+    console = app.console
+    versions = f"{found.backend} {found.nccl}".strip()
+    about = f"{versions}, torch {found.torch}, Ray {found.ray}"
+    console.print(styled("\n{} [dim]{}[/]", verdict, about), soft_wrap=True)
+    for reason in found.reasons:
+        console.print(styled("  {}", reason), soft_wrap=True)
+    for issue in found.issues:
+        title = styled("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
+        console.print(title)
+        console.print(styled("  [dim]fix:[/] {}", issue.fix))
+    console.print(_links_table(found))
+    console.print(_memory_table(found))
+    if found.left_out:
+        sizes = ", ".join(size_text(size) for size in found.left_out)
+        console.print(styled("[yellow]no time was left for[/] {}", sizes))
+    console.print(styled("written to {}", path), soft_wrap=True)
+
+
+def _links_table(found: FabricRecord) -> Table:
+    low, high = EXPECTED_GB_S
+    expected = f"GB/s ({low:g}-{high:g})" if found.verdict != "not judged" else "GB/s"
+    table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "", text=(0, 5))
+    for row in found.allreduce:
+        fast, slow = min(row.values_us), max(row.values_us)
+        times = (f"{value:,.1f}" for value in (row.latency_us, fast, slow))
+        table.add_row(size_text(row.bytes), *times, _rate(row.bus_gb_s), row.use)
+    return table
+
+
+def _rate(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else "below 0.01"
+
+
+def _memory_table(found: FabricRecord) -> Table:
+    bandwidth = f" (of {Constants().bandwidth / 1e9:.0f})"
+    whole = bandwidth if found.verdict != "not judged" else ""
+    table = figures_table(
+        "memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device", text=(0, 3)
+    )
+    for node in found.nodes:
+        rates = (f"{rate:.1f}" for rate in (node.copy_gb_s, node.triad_gb_s))
+        table.add_row(node.name, *rates, node.device)
+    return table
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the largest unit that divides it, such as `256 MiB`."""
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size:,} B"

@@ -12,19 +12,21 @@ from typing import Any
 from spark_cluster import __version__
 from spark_cluster.bench import generators
 from spark_cluster.bench.expansion import expand, measurable
-from spark_cluster.bench.record import CellResult, Record
-from spark_cluster.bench.repeat import continued, suite_of
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import RECORD, load_record, save_record
+from spark_cluster.bench.record import RECORD, CellResult, Record, load_record, save_record
+from spark_cluster.bench.repeat import (
+    continued,
+    suite_of,
+)
+from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite, canonical, load_suite
-from spark_cluster.bench.telemetry_file import need_pyarrow
+from spark_cluster.bench.telemetry import need_pyarrow
 from spark_cluster.cli.opened import Opened, new_run
 from spark_cluster.cli.results import RunSummary
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.document import Document
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 RESULTS = "bench-results"

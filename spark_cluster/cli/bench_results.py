@@ -1,39 +1,339 @@
-"""`bench show`, `bench compare` and `bench report`: a run's figures, beside others, as a page."""
+"""What `bench` can measure and has measured: `suites`, `show`, `compare` and `report`."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
+from rich.table import Table
 
+from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row, part_of
 from spark_cluster.bench.compare import compare as compare_runs
-from spark_cluster.bench.compare import part_of
-from spark_cluster.bench.planned_speed import Preview, preview
-from spark_cluster.bench.record import Record
+from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand, measurable
+from spark_cluster.bench.record import (
+    REPORT,
+    SHOWN_PERCENTILES,
+    CellKey,
+    CellResult,
+    MetricName,
+    Record,
+    load_record,
+)
 from spark_cluster.bench.references import (
+    ANY_OUTPUT,
     PredictedFigure,
+    Preview,
+    PublishedComparison,
     against_plan,
     against_published,
     coverage,
     mean_error,
+    planned_speeds,
+    preview,
 )
-from spark_cluster.bench.report import write_report
-from spark_cluster.bench.run_folder import REPORT, load_record
+from spark_cluster.bench.report import Report, write_report
+from spark_cluster.bench.report.rendering import Table as Figures
+from spark_cluster.bench.report.rendering import number
+from spark_cluster.bench.report.results import Results
+from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
+from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
-from spark_cluster.cli.bench_format import (
-    show_comparison,
-    show_predicted,
-    show_published,
-    show_report,
-    show_run,
-)
-from spark_cluster.cli.options import Command
-from spark_cluster.errors import UsageError
+from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.options import DeclaredCommand
+from spark_cluster.cli.predictions import show_fit
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.models.naming import table
+
+STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
+"""Of the marks of rows."""
+
+_COLOURS = {"better": "green", "worse": "red", "same": "", "too noisy": "yellow"}
+
+MOST = 6
+"""Figures that a table of 80 columns has room for, next to the load."""
+
+METRICS: dict[MetricName, dict[str, str]] = table("metrics", "bench")["metrics"]
+"""Figures of a cell, the most telling first: the `title` of each, and the `short` one of a column
+for those that a run's figures show."""
 
 
-@click.command(cls=Command)
+def load_text(key: CellKey) -> str:
+    """Return a load in words, such as `2048 in, 128 out, 4096 in context, 4 at once`."""
+    if key.kind != "load":
+        return key.kind.replace("_", " ") + "s"
+    parts = [f"{key.prompt} in"]
+    if key.output != ANY_OUTPUT:
+        parts.append(f"{key.output} out")
+    if key.depth:
+        parts.append(f"{key.depth} in context")
+    if key.request_rate is not None:
+        parts.append(f"{key.request_rate:g} requests/s")
+    elif key.concurrency > 1:
+        parts.append(f"{key.concurrency} at once")
+    if key.context_prefill:
+        parts.append("prefill of the context")
+    return ", ".join(parts)
+
+
+def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
+    """Return an empty table: text on the left of its columns, figures on the right.
+
+    Args:
+        text: columns with text.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="left" if index in text else "right", overflow="fold")
+    return table
+
+
+Load = tuple[CellKey, str, MetricName]
+"""A load, what it was measured on, and a metric of it."""
+
+
+def table_by_load(titles: Iterable[str], rows: Iterable[tuple[Load, tuple[Any, ...]]]) -> Table:
+    """Return a table of metrics below the load and the server that they are of.
+
+    Args:
+        rows: a load with its metric, and the figures; those of one load stand together.
+    """
+    table = figures_table("", *titles)
+    for (key, about), group in groupby(rows, lambda row: row[0][:2]):
+        table.add_row(painted(load_text(key), "bold"))
+        table.add_row(painted(f"  {about}", "dim"))
+        for (_, _, metric), figures in group:
+            table.add_row(f"  {METRICS[metric]['title']}", *figures)
+    return table
+
+
+def console_table(found: Figures) -> Table:
+    """Return a table of the report for the terminal."""
+    table = figures_table(*found.columns, text=found.left)
+    for index, row in enumerate(found.rows):
+        table.add_row(*map(painted, row), style=STYLES.get(found.marked.get(index, "")))
+    return table
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+def show_run(app: App, record: Record) -> None:
+    """Show the figures of a run, setup by setup, and what failed."""
+    console = app.console
+    bad = [cell for cell in record.cells if cell.status != "ok"]
+    good = len(record.cells) - len(bad)
+    colour = "red" if any(cell.status == "failed" for cell in bad) else "green"
+    verdict = f"{record.status}: {good} of {len(record.cells)} cells measured"
+    console.print(styled("{} [dim]{}[/]", painted(verdict, f"bold {colour}"), record.id))
+    mode = f", latency mode {record.tool.latency_mode}" if record.tool.latency_mode else ""
+    about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}; speeds in tok/s"
+    console.print(painted(about, "dim"))
+    place = {setup.id: number for number, setup in enumerate(record.setups)}
+    ordered = sorted(  # turns of a pair stand together
+        (cell for cell in record.cells if cell.status == "ok"),
+        key=lambda cell: (place.get(cell.setup, len(place)), cell.setup),
+    )
+    for setup, cells in groupby(ordered, lambda cell: cell.setup):
+        found = list(cells)
+        console.print(styled("\n[bold]{}[/]", setup), soft_wrap=True)
+        if about := _replicas(record, setup):
+            console.print(painted(about, "dim"))
+        console.print(console_table(_figures_table(found)))
+        results = Results(record.model_copy(update={"cells": tuple(found)}))
+        answers = answers_table(results).without("setup", "kind", "streamed")
+        for more in (_percentiles_table(found), answers):
+            if more.rows:
+                console.print()
+                console.print(console_table(more))
+    _show_reasons(app, record)
+
+
+def _show_reasons(app: App, record: Record) -> None:
+    """Show why cells have no result, and what there is against others."""
+    for cell in record.cells:
+        if cell.status != "ok":
+            colour = "red" if cell.status == "failed" else "yellow"
+            app.console.print(painted(f"{cell.status}: {cell.id}: {cell.reason}", colour))
+    for cell in record.cells:
+        for text in cell.attention:
+            app.console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
+
+
+def _replicas(record: Record, setup: str) -> str:
+    """Return what the servers of a setup are; empty for one server."""
+    known = next((one for one in record.setups if one.id == setup), None)
+    if known is None or known.replicas == 1:
+        return ""
+    return f"{known.replicas} replicas on {', '.join(known.nodes)}, behind one endpoint"
+
+
+def _figures_table(cells: Sequence[CellResult]) -> Figures:
+    """The means of each cell, as many as 80 columns have room for."""
+    several = any(cell.key.concurrency != 1 for cell in cells)
+    names = [
+        name
+        for name, metric in METRICS.items()
+        if "short" in metric
+        and any(name in cell.metrics for cell in cells)
+        and (name != "tg_tps_request" or several)
+    ][:MOST]
+    rows = ((load_text(cell.key), *(mean(cell, name) for name in names)) for cell in cells)
+    return Figures("", ("", *(METRICS[name]["short"] for name in names)), tuple(rows))
+
+
+def _percentiles_table(cells: Sequence[CellResult]) -> Figures:
+    """Percentiles of the times of `vllm bench serve`, below the load that they are of."""
+    rows: list[tuple[str, ...]] = []
+    marked = {}
+    for cell in cells:
+        times = {name: cell.metrics[name] for name in OPEN_LOOP.values() if name in cell.metrics}
+        found = {name: metric for name, metric in times.items() if metric.percentiles}
+        if found:
+            marked[len(rows)] = "load"
+            rows.append((load_text(cell.key), *[""] * (1 + len(SHOWN_PERCENTILES))))
+        for name, metric in found.items():
+            known = (metric.percentiles.get(p) for p in SHOWN_PERCENTILES)
+            figures = ("" if value is None else number(value) for value in known)
+            rows.append((f"  {METRICS[name]['title']}", number(metric.mean), *figures))
+    return Figures("", ("", "mean", *SHOWN_PERCENTILES), tuple(rows), marked=marked)
+
+
+# -- beside others ---------------------------------------------------------------------------------
+
+
+def show_comparison(app: App, found: Comparison) -> None:
+    """Show what is better, worse or alike in B, and what could not be compared."""
+    console = app.console
+    colour = "red" if found.regressed else "green" if found.count("better") else ""
+    console.print(painted(found.summary, f"bold {colour}".strip()))
+    console.print(styled("[dim]A {}, B {}; B is judged against A[/]", found.a, found.b))
+    for line in found.changed:
+        console.print(styled("[dim]differs:[/] {}", line), soft_wrap=True)
+    if found.rows:
+        console.print()
+        rows = (((row.key, row.setup.id, row.metric), _figures(row)) for row in found.rows)
+        console.print(table_by_load(("A", "B", "B / A", "95 %", "verdict"), rows))
+    _left_out(app, found.not_comparable)
+    within_a_run = SETUP_FIELDS["tp"], SETUP_FIELDS["replicas"]
+    if not found.rows and any(one.reason.startswith(within_a_run) for one in found.not_comparable):
+        console.print("`spark-cluster bench report RUN` compares TP=1, TP=2 and replicas of a run")
+
+
+def _figures(row: Row) -> tuple[Any, ...]:
+    one = row.difference
+    verdict = f"same ±{one.floor:.0%}" if one.verdict == "same" else one.verdict
+    interval = "" if one.low is None or one.high is None else f"{one.low:.2f}-{one.high:.2f}"
+    return (
+        number(row.a),
+        number(row.b),
+        "" if one.ratio is None else f"{one.ratio:.3f}",
+        interval,
+        painted(verdict, _COLOURS.get(one.verdict, "dim")),
+    )
+
+
+def _left_out(app: App, found: Sequence[NotComparable]) -> None:
+    for reason in dict.fromkeys(one.reason for one in found):
+        cells = [f"{one.side} {one.cell}" for one in found if one.reason == reason]
+        count = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
+        app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
+        for cell in cells if app.verbose or len(cells) == 1 else ():
+            app.console.print(styled("  [dim]{}[/]", cell), soft_wrap=True)
+
+
+def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -> None:
+    """Show the published figures that were measured again.
+
+    Args:
+        all_figures: list the others, too.
+    """
+    console = app.console
+    shares = sorted(abs(row.share) for row in found.rows)
+    total = len({row.figure.id for row in found.rows}) + len(found.others)
+    text = f"none of {total} published figures is of this model and load"
+    if shares:
+        middle = f"half of them within {shares[len(shares) // 2]:.1%}"
+        text = f"{len(shares)} published figures measured again; {middle}"
+    console.print(painted(text, "bold"))
+    caveats = dict.fromkeys(text for row in found.rows for text in row.caveats)
+    marks = {text: f"[{number}]" for number, text in enumerate(caveats, 1)}
+    for text, sign in marks.items():
+        console.print(styled("[yellow]not alike {}:[/] {}", sign, text), soft_wrap=True)
+    rows = []
+    for row in found.rows:
+        source = " ".join([row.figure.source, *(marks[text] for text in row.caveats)])
+        spread = f" ± {number(row.figure.std)}" if row.figure.std is not None else ""
+        figures = number(row.value) + spread, number(row.measured), f"{row.share:+.1%}"
+        rows.append(((row.cell.key, source, row.metric), figures))
+    if rows:
+        console.print(table_by_load(("published", "here", "deviation"), rows))
+    if not all_figures:
+        text = "--all lists the published figures that are not compared, with the reason"
+        console.print(painted(f"{text}: {len(found.others)}", "dim"))
+        return
+    table = figures_table("figure", "value", "why it is not compared")
+    for other in found.others:
+        figure = other.figure
+        table.add_row(f"{figure.id} {figure.metric}", figure.shown, other.reason)
+    console.print(table)
+
+
+def show_predicted(app: App, rows: list[PredictedFigure], fit: Preview) -> None:
+    """Show which predictions hold, and what calibrating by the run would change."""
+    share = coverage(rows)
+    if share is None:
+        app.console.print(painted("no cell of this run was both predicted and measured", "bold"))
+    else:
+        _show_predictions(app, rows, share)
+    app.console.print()
+    if fit.found is not None:
+        app.console.print(painted("predict --calibrate with this run would change", "bold"))
+        show_fit(app, fit.found, fit.left_out)
+        return
+    app.console.print(painted("predict --calibrate has no use for this run", "bold"))
+    for why in dict.fromkeys((fit.why, *fit.left_out)):
+        app.console.print(styled("  {}", why), soft_wrap=True)
+
+
+def _show_predictions(app: App, rows: list[PredictedFigure], share: float) -> None:
+    inside = sum(row.is_inside for row in rows)
+    text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"
+    text += f", mean error {mean_error(rows):.1%}"
+    app.console.print(painted(text, "bold"))
+    shown = []
+    for row in rows:
+        span = f"{number(row.low)}-{number(row.high)}"
+        verdict = painted("inside", "green") if row.is_inside else painted("outside", "red")
+        figures = number(row.value), span, number(row.measured), f"{row.error:+.1%}", verdict
+        shown.append(((row.key, row.setup, row.metric), figures))
+    app.console.print(table_by_load(("predicted", "range", "measured", "error", ""), shown))
+
+
+# -- its report ------------------------------------------------------------------------------------
+
+
+def show_report(app: App, report: Report) -> None:
+    """Show the verdict of a report that was written, and where its parts are."""
+    sign = {"ok": "ok", "attention": "warn", "bad": "fail"}[report.verdict.mark]
+    app.console.print(styled("{} [bold]{}[/]", mark(sign), report.verdict.title))
+    app.console.print(painted(report.headline))
+    app.console.print(painted(report.verdict.text))
+    page, post = report.files[:2]
+    app.console.print(styled("page   {}", page))
+    app.console.print(styled("post   {}", post))
+    plots = sum(path.suffix == ".png" for path in report.files)
+    app.console.print(styled("plots  {} in {}", plots, report.folder / "plots"))
+
+
+# -- the commands ----------------------------------------------------------------------------------
+
+
+@click.command(cls=DeclaredCommand)
 def show(app: App, *, folder: Annotated[Path, {"metavar": "RUN"}]) -> None:
     """Show the figures of a run, and what failed.
 
@@ -47,7 +347,7 @@ def show(app: App, *, folder: Annotated[Path, {"metavar": "RUN"}]) -> None:
         show_run(app, record)
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def compare(
     ctx: click.Context,
     app: App,
@@ -119,7 +419,7 @@ class PlanComparison:
     calibration: Preview | None
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def report(
     app: App,
     *,
@@ -149,3 +449,117 @@ def report(
             "files": [str(path.relative_to(written.folder)) for path in written.files],
         }
     )
+
+
+# -- what can be measured --------------------------------------------------------------------------
+
+
+@click.command(cls=DeclaredCommand)
+def suites(app: App, *, name: str | None, recipes: tuple[str, ...]) -> None:
+    """List the suites, or show the servers and cells of one and how long it takes.
+
+    NAME is the name of a suite, or a file. Nothing is started. Your own suites, in the folder
+    suites/, take precedence over shipped ones of the same name.
+
+    Args:
+        recipes (--recipe NAME): Recipe to measure, instead of the suite's; repeatable.
+    """
+    if name is None:
+        _list_suites(app)
+        return
+    suite = load_suite(name, app.project)
+    found = _expanded(app, suite, recipes)
+    speeds = planned_speeds(app.project)
+    expected = estimate(found, speeds, suite.settings, verify=suite.verify)
+    if app.as_json:
+        about = {"suite": suite.name, "description": suite.description, "nodes": found.nodes}
+        plan = {"setups": found.setups, "cells": found.cells, "estimate": expected}
+        app.print_json({**about, **plan})
+    else:
+        _show_suite(app, suite, found, expected)
+
+
+def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
+    chosen = names or tuple(suite.recipes)
+    if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
+        chosen = (app.inventory.serve.recipe,)
+    known = {one: load_recipe(one, app.project) for one in chosen}
+    return measurable(suite, expand(suite, known, chosen))
+
+
+def _list_suites(app: App) -> None:
+    rows = []
+    titles = ("suite", "what it answers")
+    table = plain_table(*titles, whole=titles[:1], fold=titles[1:], wide=True)
+    for name, path in app.project.list("suites").items():
+        own = not path.is_relative_to(app.project.shipped / "suites")
+        shown = styled("{}[cyan]{}[/]", name, " (yours)" if own else "")
+        row: dict[str, Any] = {"name": name, "path": str(path), "own": own}
+        try:
+            suite = load_suite(path, app.project)
+        except SparkClusterError as error:
+            rows.append({**row, "valid": False, "description": "", "error": error.to_dict()})
+            table.add_row(shown, painted(f"invalid: {error}", "red"))
+            continue
+        about = suite.description
+        rows.append({**row, "valid": True, "description": about, "error": None})
+        table.add_row(shown, about)
+    if app.as_json:
+        app.print_json({"suites": rows})
+    else:
+        app.console.print(table)
+
+
+def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
+    console = app.console
+    measured = [cell for cell in found.cells if not cell.skip]
+    cells = _counted(len(measured), "cell")
+    servers = _counted(sum(not setup.skip for setup in found.setups), "server")
+    verdict = styled(
+        "[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _suites_total(expected)
+    )
+    console.print(verdict)
+    console.print(painted(suite.description, "dim"))
+    titles = ("nodes", "cells", "runs")
+    table = plain_table(
+        "server", *titles, "time", right=titles, fold=("server",), whole=("time",), wide=True
+    )
+    for step, seconds in zip(found.steps, expected.steps, strict=True):
+        table.add_row(*_suite_row(step, seconds))
+    console.print(table)
+    for reason in dict.fromkeys(cell.skip for cell in found.cells if cell.skip):
+        left_out = sum(cell.skip == reason for cell in found.cells)
+        console.print(styled("[yellow]{} left out:[/] {}", _counted(left_out, "cell"), reason))
+    if app.verbose:
+        for cell in found.cells:
+            console.print(f"  {cell.id}  {_counted(cell.runs, 'run')}", soft_wrap=True)
+    console.print(painted(f"Assumed: {'; '.join(expected.assumptions)}.", "dim"))
+
+
+def _suite_row(step: Step, seconds: float | None) -> tuple[str, ...]:
+    setup, live = step.setup, [cell for cell in step.cells if not cell.skip]
+    turn = f" (turn {step.turn})" if {c.turn for c in step.cells} - {1} else ""
+    runs = sorted({cell.runs for cell in live})
+    return (
+        setup.id + turn,
+        str(setup.nodes),
+        str(len(live)),
+        "-".join(map(str, dict.fromkeys((runs[0], runs[-1])))) if runs else "",
+        "not known" if seconds is None else _duration_text(seconds) if live else "left out",
+    )
+
+
+def _suites_total(expected: Duration) -> str:
+    if expected.unknown and not expected.seconds:
+        return "no planned speed, so no estimate"
+    more = f" and what is not known of {_counted(len(expected.unknown), 'server')}"
+    return f"about {_duration_text(expected.seconds)}{more if expected.unknown else ''}"
+
+
+def _duration_text(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.options import Command, Group, Port
-from spark_cluster.cli.visible import visible
-from spark_cluster.config.caches import state_folder
-from spark_cluster.engine import endpoint_tunnel, named_keys
+from spark_cluster.cli.console import painted, plain_table, styled, visible
+from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Port
+from spark_cluster.config.folders import state_folder
+from spark_cluster.engine import client_target, proxy
 from spark_cluster.engine.client_target import (
     CLIENTS,
     ClientTarget,
     Snippet,
+    ask_head,
     current,
+    keep_open,
     snippets,
     target_of,
+    url_on_head,
     write_certificate,
 )
-from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.dialer import SshConnection
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def clients(
     app: App,
     *,
@@ -110,7 +111,7 @@ def _show_clients(app: App, target: ClientTarget, made: list[Snippet]) -> None:
         click.echo(visible(snippet.text), nl=False)
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def keys() -> None:
     """Add, list and revoke API keys of the endpoint by name, while it serves.
 
@@ -125,12 +126,12 @@ def add(app: App, *, name: str) -> None:
 
     It is in force at once: neither the engine nor the proxy is restarted.
     """
-    named_keys.check_name(name)
-    key = named_keys.new_key()
+    proxy.check_name(name)
+    key = proxy.new_key()
     day = datetime.now(UTC).date().isoformat()
     head = [app.inventory.head]
     with app.play(f"keys add {name}", head, gather_facts=False) as run:
-        named_keys.add(run.open(), name, key, day)
+        proxy.add(run.open(), name, key, day)
     app.show({"name": name, "key": key, "added": day}, f"{name}: {key}")
     if not app.as_json:
         click.echo("it is in force, and is not shown again", err=True)
@@ -145,11 +146,11 @@ def list_(app: App) -> None:
     """
     head = app.inventory.head
     with app.cluster.dialer.session(head, "keys list") as session:
-        found = named_keys.listed(session, head.name)
+        found = proxy.listed(session, head.name)
     app.show({"keys": found}, lambda app, _: _show_keys(app, found))
 
 
-def _show_keys(app: App, found: list[named_keys.NamedKey]) -> None:
+def _show_keys(app: App, found: list[proxy.NamedKey]) -> None:
     if not found:
         app.console.print("there are no named keys; spark-cluster keys add NAME makes one")
         return
@@ -165,11 +166,11 @@ def revoke(app: App, *, name: str) -> None:
     """Refuse a key from now on; requests that were begun with it go on."""
     head = [app.inventory.head]
     with app.play(f"keys revoke {name}", head, gather_facts=False) as run:
-        named_keys.revoke(run.open(), name)
+        proxy.revoke(run.open(), name)
     app.show({"name": name, "revoked": True}, f"{name} is revoked")
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def tunnel(
     app: App,
     *,
@@ -231,10 +232,10 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
 
 
 def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:
-    folder = endpoint_tunnel.unit_folder(dict(os.environ), Path.home())
-    name = endpoint_tunnel.unit_name(head.name)
+    folder = client_target.unit_folder(dict(os.environ), Path.home())
+    name = client_target.unit_name(head.name)
     if install:
-        path = endpoint_tunnel.install(folder, head.name, _argv(app, port))
+        path = client_target.install(folder, head.name, _argv(app, port))
         changed, file = True, str(path)
         text = (
             f"{name} is started, now and at each login: http://127.0.0.1:{port}\n"
@@ -242,7 +243,7 @@ def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None
             "`loginctl enable-linger` starts it at boot"
         )
     else:
-        changed, file = endpoint_tunnel.remove(folder, head.name), str(folder / name)
+        changed, file = client_target.remove(folder, head.name), str(folder / name)
         text = f"{name} is stopped and removed" if changed else f"{name} is not installed"
     app.show({"changed": changed, "unit": name, "file": file}, text)
 

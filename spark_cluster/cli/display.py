@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.console import mark, painted, plain_table, styled
-from spark_cluster.cli.recap import Recap, Tally
-from spark_cluster.cli.visible import visible
+from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
 from spark_cluster.runner.events import (
     Applying,
     Changing,
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
+    from spark_cluster.cli.results import Recap, Tally
     from spark_cluster.cli.terminal import Console
 
 WITHIN_S = 0.15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import plain_table, styled
+from spark_cluster.cli.console import plain_table, show_error, styled
 from spark_cluster.cli.display import summary
-from spark_cluster.cli.options import Command
-from spark_cluster.cli.recap import NodeError
-from spark_cluster.cli.visible import show_error
+from spark_cluster.cli.options import DeclaredCommand
+from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
-from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, NodeFailed, Note, Options, Result
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -93,7 +91,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Change:
+class JournalEntry:
     """An entry of a journal; what does not apply to its action is null.
 
     Attributes:
@@ -121,7 +119,7 @@ class Change:
 class ChangesOnNode:
     """The entries of a run in one node's journal, in order, and remarks on the journal."""
 
-    entries: list[Change]
+    entries: list[JournalEntry]
     notes: list[str]
 
 
@@ -138,8 +136,8 @@ class RunDetails(RunHead):
     memory_plot: str | None
 
 
-@click.command(cls=Command)
-def command(
+@click.command(cls=DeclaredCommand)
+def history(
     app: App,
     *,
     run_id: Annotated[str | None, {"metavar": "[RUN]"}],
@@ -199,10 +197,10 @@ def runs(answers: Answers) -> list[PastRun]:
 
 
 def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDetails:
-    keys = [each.name for each in dataclasses.fields(Change)]
+    keys = [each.name for each in dataclasses.fields(JournalEntry)]
     nodes = {
         name: ChangesOnNode(
-            [Change(*map(entry.get, keys)) for entry in answer["entries"]],
+            [JournalEntry(*map(entry.get, keys)) for entry in answer["entries"]],
             answer.get("notes", []),
         )
         for name, answer in found.items()
@@ -214,7 +212,7 @@ def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDe
 
 
 def _memory_plot(run: str) -> str | None:
-    from spark_cluster.engine.memory_record import plot_path
+    from spark_cluster.engine.vram import plot_path
 
     path = plot_path(run)
     return str(path) if path.is_file() else None
@@ -323,7 +321,7 @@ class Reverted:
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftAsIs:
     """A path that a revert leaves as the run left it, and why."""
 
     what: str
@@ -344,13 +342,13 @@ class RevertedNode:
 
     of: str | None = None
     reverted: list[Reverted] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[LeftAsIs] = field(default_factory=list)
     continued: str | None = None
     error: str | None = None
 
 
-@click.command(cls=Command)
-def revert_command(
+@click.command(cls=DeclaredCommand)
+def revert(
     app: App,
     *,
     run_id: Annotated[str, {"metavar": "RUN"}],
@@ -373,7 +371,7 @@ def revert_command(
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
-        nodes, refused = revert(play, run_id)
+        nodes, refused = revert_run(play, run_id)
         errors = {**play.out, **refused}
         run.finish(str(next(iter(errors.values()), "")))
     for name, error in play.out.items():
@@ -397,7 +395,7 @@ def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
     app.show_recap()
 
 
-def revert(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
+def revert_run(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
     """Revert run `of` on the nodes of a play, in parallel: on each of them all of it or nothing.
 
     Returns:
@@ -427,6 +425,14 @@ def revert(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, Spar
 def _on_node(
     session: Session, bus: Bus, wanted: dict[str, Any], done: RevertedNode
 ) -> dict[str, Any]:
+    """Revert on one node; return the agent's reply.
+
+    Args:
+        done: is filled with what was reverted and what is left.
+
+    Raises:
+        Failed: a path is not what the run left, so that nothing was reverted.
+    """
     failed: list[Result] = []
 
     def take(event: dict[str, Any]) -> None:
@@ -447,25 +453,24 @@ def _on_node(
     if "missing" in reply:
         return reply
     done.of = reply["of"]
-    done.left = [Left(item["what"], item["why"]) for item in reply["left"]]
+    done.left = [LeftAsIs(item["what"], item["why"]) for item in reply["left"]]
     done.continued = reply.get("continued") or None
     for note in reply.get("notes", ()):
         bus.emit(Note(f"run {done.of}: {note}", "warning", session.node))
-    if done.continued and not failed:
+    if failed:
+        raise _nothing_reverted(session.node, failed)
+    if done.continued:
         does = "would continue" if wanted["check"] else "continued"
         text = f"{does} run {done.continued}, a revert of the same run that was killed"
-        bus.emit(
-            Note(
-                f"{text}; to revert it: spark-cluster revert {done.continued}",
-                "info",
-                session.node,
-            )
-        )
-    if failed:
-        others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise Failed(
-            f"nothing was reverted: {failed[0].error}{others}",
-            where=session.node,
-            hint="restore these to what the run left, or revert the later run first",
-        )
+        again = f"; to revert it: spark-cluster revert {done.continued}"
+        bus.emit(Note(text + again, "info", session.node))
     return reply
+
+
+def _nothing_reverted(node: str, failed: Sequence[Result]) -> Failed:
+    others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return Failed(
+        f"nothing was reverted: {failed[0].error}{others}",
+        where=node,
+        hint="restore these to what the run left, or revert the later run first",
+    )

@@ -11,29 +11,27 @@ import click
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
-from spark_cluster.cli.options import Allowing, Command, Offline, hub
-from spark_cluster.cli.recipes_to_serve import changed_launch
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled, visible
+from spark_cluster.cli.options import Allowing, DeclaredCommand, Offline, hub
+from spark_cluster.cli.serving import changed_launch
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.visible import visible
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.registries import is_of_registry
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError
-from spark_cluster.issues import fix_recipe, lint_target, log_reading
-from spark_cluster.issues.entries import Issue, catalogue
-from spark_cluster.issues.explain import Explanation, explain
+from spark_cluster.issues import lint_target, log_reading
+from spark_cluster.issues.entries import Issue, KnownIssueMatch, catalogue
+from spark_cluster.issues.explain import Explanation
+from spark_cluster.issues.explain import explain as explained
 from spark_cluster.issues.lint_target import Fixed, LintTarget
-from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.issues.seen import Seen
+from spark_cluster.issues.log_reading import Seen
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.issues.entries import Issue
-    from spark_cluster.issues.match import KnownIssueMatch
+    from spark_cluster.issues.entries import Issue, KnownIssueMatch
 
 
 def show_finding(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
@@ -87,8 +85,8 @@ def _found_by(issue: Issue) -> str:
     return ", ".join(ways) or "nothing (for information)"
 
 
-@click.command(cls=Command)
-def command(
+@click.command(cls=DeclaredCommand)
+def lint(
     app: App,
     *,
     target: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
@@ -239,7 +237,7 @@ def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
     """The text; a recipe's name follows its file."""
     is_recipe = chosen.path is not None and chosen.path.suffix.lower() in (".yaml", ".yml")
     if is_recipe and chosen.path is not None and place.stem != chosen.path.stem:
-        return fix_recipe.fixed(done.text, [], place.stem)
+        return lint_target.fixed_recipe(done.text, [], place.stem)
     return done.text
 
 
@@ -284,8 +282,8 @@ NAMED = 4
 """Logs whose names stand in the headline."""
 
 
-@click.command(cls=Command)
-def explain_command(
+@click.command(cls=DeclaredCommand)
+def explain(
     app: App, *, files: Annotated[tuple[str, ...], {"metavar": "FILE..."}], about: str | None
 ) -> None:
     """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the root of all logs first, with its cause
@@ -306,7 +304,7 @@ def explain_command(
             raise UsageError("give --about or log files, not both")
         _about(app, about)
         return
-    explanation = explain(log_reading.sources(files, short=not app.as_json))
+    explanation = explained(log_reading.sources(files, short=not app.as_json))
     app.show(explanation, _show_explanation)
 
 

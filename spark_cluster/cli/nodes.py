@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.options import Changing, Command
-from spark_cluster.cli.visible import show_error
+from spark_cluster.cli.console import painted, plain_table, show_error, styled
+from spark_cluster.cli.options import Changing, DeclaredCommand
 from spark_cluster.errors import SparkClusterError, worst
 from spark_cluster.node.output import OUTPUT_LIMIT
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from spark_cluster.runner.session import Output
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def ping(app: App) -> int:
     """Connect to every node, start an agent there without sudo, and measure one round trip.
 
@@ -51,7 +50,7 @@ def _show_ping(app: App, found: PingResult) -> None:
                 app.console.print(hint, soft_wrap=True)
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def facts(app: App) -> None:
     """Show the facts of each node: system, memory, GPU, ConnectX-7 links, Docker."""
     app.show(app.cluster.facts(), _show_facts)
@@ -97,7 +96,7 @@ def _fact_rows(node: Node) -> dict[str, str]:
     }
 
 
-@click.command(context_settings={"allow_interspersed_args": False}, cls=Command)
+@click.command(context_settings={"allow_interspersed_args": False}, cls=DeclaredCommand)
 def exec_(
     app: App,
     *,
@@ -187,7 +186,7 @@ class Provisioning(TypedDict):
     options: Changing
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def provision(app: App, **given: Unpack[Provisioning]) -> int:
     """Make the nodes ready: keys and names, drivers, the link, SSH between the nodes, memory,
     clocks, Docker, caches. Running it again changes nothing.
@@ -209,7 +208,7 @@ def provision(app: App, **given: Unpack[Provisioning]) -> int:
     return worst(found.errors.values())
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def playbook(app: App, *, file: str, options: Changing) -> int:
     """Run a playbook: a Python file with a function main(play), or the name of one in playbooks/.
 

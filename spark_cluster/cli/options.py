@@ -41,10 +41,10 @@ from spark_cluster.cli.app import App, leave_with
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.config.overrides import Changes
-    from spark_cluster.models.hub.lookup import Hub
-    from spark_cluster.runner.options import Options
+    from spark_cluster.config.extension import Allowances
+    from spark_cluster.config.launch import Changes
+    from spark_cluster.models.lookup import Hub
+    from spark_cluster.runner.events import Options
 
 if sys.flags.optimize > 1:
     sys.exit("error: options are described by docstrings, which PYTHONOPTIMIZE=2 (-OO) takes away")
@@ -175,7 +175,7 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     return about, texts
 
 
-class Command(click.Command):
+class DeclaredCommand(click.Command):
     """A command whose options are declared by its function.
 
     The function gets click's context as `ctx` and the program as `app`, where it has such
@@ -217,16 +217,16 @@ def _called(
     return function(*(passed[name] for name in _PASSED if name in wanted), **given)
 
 
-class Group(Command, click.Group):
+class DeclaredGroup(DeclaredCommand, click.Group):
     """A group whose help shows the first sentence of each command whole.
 
     Args:
         later: commands that are imported when they are called, in the order of --help: name to
-            `MODULE:FUNCTION` of this package, or a module whose function is `command`.
+            `MODULE:FUNCTION` of this package.
         about: name to the line of --help, so that it imports nothing.
     """
 
-    command_class = Command
+    command_class = DeclaredCommand
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Group(Command, click.Group):
         """Import a command of `later`."""
         module, _, function = self.later[name].partition(":")
         found = import_module(f"spark_cluster.cli.{module}")
-        return getattr(found, function or "command")  # type: ignore[no-any-return]
+        return getattr(found, function)  # type: ignore[no-any-return]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         def line(name: str) -> str:
@@ -323,8 +323,7 @@ EndpointPort = Annotated[Port | None, "(PORT): Port of the endpoint instead of t
 
 def hub(*, offline: bool) -> Hub:
     """Return where models are looked up: the hub, or with --offline what is kept of it here."""
-    from spark_cluster.models.find import known_models
-    from spark_cluster.models.hub.lookup import cached, online
+    from spark_cluster.models.lookup import cached, known_models, online
 
     return cached() if offline else online(tuple(known_models()))
 
@@ -351,7 +350,7 @@ def changing(
         step: Ask before each change (on a terminal).
         exit_code: With --check: exit status 10 if it would change.
     """
-    from spark_cluster.runner.options import Options, Selection
+    from spark_cluster.runner.events import Options, Selection
 
     if step:
         _can_ask(app, check=check)
@@ -406,13 +405,13 @@ def allowing(
         allow_build_network: Let the recipe's scripts change its image in a build that reaches the
             network.
     """
-    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.extension import Allowances
 
     if "" in allow_files:
         raise UsageError("--allow-file: found nothing, expected a path")
     files = tuple(Path(name).expanduser().absolute() for name in allow_files)
     if allow_env or allow_mounts:  # otherwise nothing needs pydantic yet
-        from spark_cluster.config.fields import env_name, node_path
+        from spark_cluster.config.schema import env_name, node_path
 
         allow_env = _checked("--allow-env", env_name, allow_env)
         allow_mounts = _checked("--allow-mount", node_path, allow_mounts)
@@ -461,7 +460,7 @@ def overriding(
     """
     changes = list(options_given)
     if env_given or image is not None:  # otherwise nothing needs pydantic yet
-        from spark_cluster.config.overrides import ENV, IMAGE
+        from spark_cluster.config.launch import ENV, IMAGE
 
         for text in env_given:
             if "=" not in text:

@@ -9,11 +9,18 @@ from typing import Annotated, cast
 
 import click
 
-from spark_cluster.bench.planned_speed import own_evidence
+from spark_cluster.bench.references import own_evidence
 from spark_cluster.cli.app import App
-from spark_cluster.cli.options import Allowing, Command, EndpointPort, Finite, Overriding, hub
+from spark_cluster.cli.options import (
+    Allowing,
+    DeclaredCommand,
+    EndpointPort,
+    Finite,
+    Overriding,
+    hub,
+)
 from spark_cluster.cli.plan_picture import show, show_advice, show_together
-from spark_cluster.cli.recipes_to_serve import (
+from spark_cluster.cli.serving import (
     OVERRIDE,
     changed,
     changed_launch,
@@ -22,10 +29,9 @@ from spark_cluster.cli.recipes_to_serve import (
     serves_several,
 )
 from spark_cluster.config import image_build
-from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.facts import Facts
-from spark_cluster.config.launch import of_recipe
-from spark_cluster.config.overrides import Changes
+from spark_cluster.config.launch import Changes, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import (
     files_must_be_allowed,
@@ -34,24 +40,31 @@ from spark_cluster.config.recipe_settings import (
 )
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine import firewall, launches
-from spark_cluster.engine.copies.state import stored_models
-from spark_cluster.engine.hub_on_node import NodeDocuments
-from spark_cluster.engine.models import ServedModel
-from spark_cluster.engine.models import placed as placed_on_nodes
+from spark_cluster.engine.hub_models import NodeDocuments, stored_models
+from spark_cluster.engine.resolve import ServedModel
+from spark_cluster.engine.survey import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command, of_a_recipe
-from spark_cluster.plan.purpose import Purpose, advise
+from spark_cluster.plan.planner import (
+    Placed,
+    PlannedLoad,
+    Planner,
+    PlanTogether,
+    Subject,
+    of_a_command,
+    of_a_recipe,
+    plan_together,
+)
+from spark_cluster.plan.proposal import Purpose, advise
 from spark_cluster.plan.room import NodeMemory, assumed
-from spark_cluster.plan.together import Placed, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
 
 
-@click.command(cls=Command)
-def command(
+@click.command(cls=DeclaredCommand)
+def plan(
     app: App,
     *,
     recipe_name: Annotated[str | None, {"metavar": "[RECIPE]"}],
@@ -92,17 +105,13 @@ def command(
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
-    several = recipe_name is None and text is None and serves_several(app.cluster)
-    if several:
-        must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
-    question = Question(context, prompt, users)
-    if several:
+    question = PlannedLoad(context, prompt, users)
+    if recipe_name is None and text is None and serves_several(app.cluster):
+        must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
         models = models_to_serve(app.cluster, allow)
         placed = _assumed(models, available) if offline else _on_nodes(app, planner, models)
-        together = plan_together(planner, placed, question)
-        app.show(together, lambda app, plan: show_together(app.console, plan))
-        return 0 if together.feasible else 4
+        return _show_together(app, plan_together(planner, placed, question))
     known = not (offline or app.inventory_is_missing)
     if text is not None:
         if recipe_name is not None:
@@ -122,6 +131,11 @@ def command(
     plan = planner.plan(subject, rooms, question, facts)
     app.show(plan, lambda app, plan: show(app.console, plan))
     return 0 if plan.feasible else 4
+
+
+def _show_together(app: App, found: PlanTogether) -> int:
+    app.show(found, lambda app, plan: show_together(app.console, plan))
+    return 0 if found.feasible else 4
 
 
 def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subject:
@@ -195,7 +209,7 @@ def _advise(
     planner: Planner,
     subject: Subject,
     rooms: Sequence[NodeMemory],
-    question: Question,
+    question: PlannedLoad,
     purpose: Purpose,
 ) -> int:
     advice = advise(planner, subject, rooms, question, purpose)

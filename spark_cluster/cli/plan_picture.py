@@ -10,14 +10,14 @@ from rich.text import Text
 from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.engines import dialect
-from spark_cluster.config.overrides import text
+from spark_cluster.config.launch import options_text
+from spark_cluster.plan.estimate import SHOWN_FROM, Estimate, range_text
 from spark_cluster.plan.evidence import said
 from spark_cluster.plan.fit import Fit
 from spark_cluster.plan.plan import Plan, Speed, times
-from spark_cluster.plan.purpose import Advice, Topology
+from spark_cluster.plan.planner import NodeTogether, PlanTogether
+from spark_cluster.plan.proposal import Advice, Topology
 from spark_cluster.plan.room import NodeMemory
-from spark_cluster.plan.speed.estimate import SHOWN_FROM, Estimate, range_text
-from spark_cluster.plan.together import NodeTogether, PlanTogether
 
 WIDTH = 48
 BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "▓", "left": "░"}
@@ -33,7 +33,9 @@ def show(console: Console, plan: Plan) -> None:
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
     console.print(_verdict(feasible=plan.feasible) + title + painted(assumed, "dim"))
     if plan.overrides:
-        console.print(styled("  changed: [cyan]{}[/]", text(plan.overrides)), soft_wrap=True)
+        console.print(
+            styled("  changed: [cyan]{}[/]", options_text(plan.overrides)), soft_wrap=True
+        )
     _reasons(console, plan)
     console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
     for room in plan.fit.rooms:
@@ -248,21 +250,7 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
     """
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
     console.print(styled("[bold]{}[/] for {}, {}\n", title, advice.purpose, users))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in ("tok/s each", "tok/s in all", "first response", "full-length requests"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for one in advice.topologies:
-        best = one is advice.best
-        table.add_row(
-            styled("{} {}", mark("ok") if best else " ", one.title),
-            *_user_figures(one, advice.users),
-            f"{one.requests:.1f}",
-            painted("no" if one.why_not else "", "red"),
-            style="bold" if best else "dim" if one.why_not else None,
-        )
-    console.print(table)
+    console.print(_topologies(advice))
     for one in advice.topologies:
         for reason in one.why_not:
             console.print(styled("{} {}: {}", mark("fail"), one.title, reason), soft_wrap=True)
@@ -283,6 +271,22 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
         if is_recipe:
             command = f"{one.title}: spark-cluster up --recipe {title} {one.up_option}"
             console.print(painted(command, "cyan"), soft_wrap=True)
+
+
+def _topologies(advice: Advice) -> Table:
+    """Return the figures of one Spark, TP=2 and replicas, the best one in bold."""
+    names = ("tok/s each", "tok/s in all", "first response", "full-length requests")
+    table = plain_table("", *names, "", right=names, whole=("",), wide=True)
+    for one in advice.topologies:
+        best = one is advice.best
+        table.add_row(
+            styled("{} {}", mark("ok") if best else " ", one.title),
+            *_user_figures(one, advice.users),
+            f"{one.requests:.1f}",
+            painted("no" if one.why_not else "", "red"),
+            style="bold" if best else "dim" if one.why_not else None,
+        )
+    return table
 
 
 def show_together(console: Console, plan: PlanTogether) -> None:

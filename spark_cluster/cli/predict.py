@@ -11,27 +11,25 @@ from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
-from spark_cluster.cli.options import Command, Finite, Group, Offline, Positive, hub
-from spark_cluster.cli.predict_calibrate import calibration
-from spark_cluster.cli.predicted_speed import (
+from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Finite, Offline, Positive, hub
+from spark_cluster.cli.predictions import (
     PredictedSpeed,
+    calibration,
     evidence_of,
     served_by,
     too_large,
 )
-from spark_cluster.config.document import Document, Flat
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Flat
 from spark_cluster.errors import UsageError
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
+from spark_cluster.plan.estimate import Constants, Estimate, load_constants
 from spark_cluster.plan.evidence import said
 from spark_cluster.plan.kv import KvCache, KvLayout
-from spark_cluster.plan.speed.constants import Constants, load_constants
-from spark_cluster.plan.speed.decode import Speculative, decode, speculative
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.speed.prefill import prefill
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.serving import ServingSetup
+from spark_cluster.plan.speed import Speculative, decode, prefill, speculative
 
 GB = 1e9
 ANSWER = 1024
@@ -41,8 +39,8 @@ Quantization = Annotated[str | None, "(Q): Quantization of --model (default: as 
 KvDtype = Annotated[str | None, "(D): Type of the KV cache of --model."]
 
 
-@click.group(cls=Group, later={"kv": "predict:kv_command"}, invoke_without_command=True)
-def command(
+@click.group(cls=DeclaredGroup, later={"kv": "predict:kv_command"}, invoke_without_command=True)
+def predict(
     ctx: click.Context,
     app: App,
     *,
@@ -91,7 +89,7 @@ def command(
     calibration(app, results, {**given, "tp": str(tp or 1)}, output)
 
 
-@command.command()
+@predict.command()
 def speed(
     app: App,
     *,
@@ -182,7 +180,7 @@ def _rates(text: str | None) -> list[float]:
 
 def _drafted(
     recipe: Recipe | None,
-    serving: Serving,
+    serving: ServingSetup,
     context: int,
     concurrency: int,
     constants: Constants,
@@ -282,7 +280,7 @@ ROWS = {
 }
 
 
-@click.command(name="kv", cls=Command)
+@click.command(name="kv", cls=DeclaredCommand)
 def kv_command(
     app: App,
     *,

@@ -17,19 +17,24 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.options import Allowing, Changing, EndingJobs, Group, Port
-from spark_cluster.cli.served import show_stopped
-from spark_cluster.cli.visible import LinePrinter, coloured, lines_of, visible
-from spark_cluster.cli.vram import table
+from spark_cluster.cli.console import (
+    LinePrinter,
+    coloured,
+    lines_of,
+    painted,
+    plain_table,
+    styled,
+    visible,
+)
+from spark_cluster.cli.options import Allowing, Changing, DeclaredGroup, EndingJobs, Port
+from spark_cluster.cli.served import show_stopped, vram_table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.serving_results import RayUpResult
-    from spark_cluster.engine.job_client import RayJobs
-    from spark_cluster.engine.ray_cluster import RayStatus
+    from spark_cluster.cli.serving import RayUpResult
+    from spark_cluster.engine.ray_cluster import RayJobs, RayStatus
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -41,8 +46,8 @@ def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 JobId = Annotated[str, {"metavar": "JOB", "callback": _job_id}]
 
 
-@click.group(cls=Group)
-def command() -> None:
+@click.group(cls=DeclaredGroup)
+def ray() -> None:
     """Start a Ray cluster over all nodes, without a model, and run jobs on it.
 
     Ray has the same token, firewall and fabric addresses as under `up`. Jobs are programs for
@@ -50,7 +55,7 @@ def command() -> None:
     """
 
 
-class Given(TypedDict):
+class RayUpOptions(TypedDict):
     """What is handed on to `Cluster.ray_up`."""
 
     recipe: str | None
@@ -59,8 +64,8 @@ class Given(TypedDict):
     options: Changing
 
 
-@command.command()
-def up(app: App, **given: Unpack[Given]) -> None:
+@ray.command()
+def up(app: App, **given: Unpack[RayUpOptions]) -> None:
     """Start Ray on all nodes, over the fabric, in the image of a recipe.
 
     Running it again changes nothing. Jobs that run on it are not ended without --end-jobs.
@@ -71,14 +76,14 @@ def up(app: App, **given: Unpack[Given]) -> None:
     app.show(app.cluster.ray_up(**given), _show_up)
 
 
-@command.command()
+@ray.command()
 def status(app: App) -> None:
     """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
     found = app.cluster.ray_status()
     app.show(found, _show)
 
 
-@command.command()
+@ray.command()
 def submit(
     app: App,
     *,
@@ -117,7 +122,7 @@ def submit(
     _leave_as(job)
 
 
-@command.command()
+@ray.command()
 def logs(app: App, *, follow: bool, job_id: JobId) -> None:
     """Show what a job has printed, from its beginning.
 
@@ -145,7 +150,7 @@ def logs(app: App, *, follow: bool, job_id: JobId) -> None:
         _leave_as(job)
 
 
-@command.command("list")
+@ray.command("list")
 def list_(app: App) -> None:
     """List the jobs, the newest first."""
     with app.cluster.ray_jobs(command="ray list") as jobs:
@@ -156,7 +161,7 @@ def list_(app: App) -> None:
         app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
 
 
-@command.command()
+@ray.command()
 def stop(app: App, *, job_id: JobId) -> None:
     """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
     with app.cluster.ray_jobs(command="ray stop") as jobs:
@@ -165,13 +170,13 @@ def stop(app: App, *, job_id: JobId) -> None:
     app.show({"job": job_id, "changed": changed}, f"job {job_id} {done}")
 
 
-@command.command()
+@ray.command()
 def down(app: App, *, options: Changing) -> None:
     """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
     app.show(app.cluster.ray_down(options=options), show_stopped)
 
 
-@command.command()
+@ray.command()
 def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -> None:
     """Reach Ray's own page at a port of this machine, over SSH, until Ctrl-C.
 
@@ -182,10 +187,9 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
         with_token (--token): Print the token that the page asks for.
         open_it (--open): Open the page in the browser.
     """
-    from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open
-    from spark_cluster.engine.job_client import token_of
-    from spark_cluster.engine.ray_cluster import running_port
-    from spark_cluster.runner.tunnel import free_port
+    from spark_cluster.engine.client_target import TunnelEvent, keep_open
+    from spark_cluster.engine.ray_cluster import running_port, token_of
+    from spark_cluster.runner.dialer import free_port
 
     head, dialer = app.inventory.head, app.cluster.dialer
     with app.play("ray dashboard", [head], change=False, gather_facts=False) as run:
@@ -290,7 +294,7 @@ def _show(app: App, found: RayStatus) -> None:
         else:
             console.print(painted("no job is running", "dim"))
     console.print()
-    console.print(table([node.vram for node in found.nodes]))
+    console.print(vram_table([node.vram for node in found.nodes]))
     if found.state == "stopped":
         console.print("spark-cluster ray up starts one")
 

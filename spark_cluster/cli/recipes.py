@@ -1,27 +1,26 @@
-"""`recipes`: what can be served, and what is known of it; `list`, `search` and `save`."""
+"""`recipes`: what can be served, and what is known of it; `list`, `search` and `show`."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import click
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
-from spark_cluster.cli.options import Command, Group, Overriding
-from spark_cluster.cli.predicted_speed import too_large
-from spark_cluster.cli.recipes_to_serve import changed
-from spark_cluster.cli.visible import visible
-from spark_cluster.config import saved_recipe
+from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled
+from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Positive
+from spark_cluster.cli.predictions import too_large
+from spark_cluster.cli.terminal import Console
 from spark_cluster.config.launch import of_recipe as launched
-from spark_cluster.config.overrides import text as overrides_text
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import Measured
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, Measured
 from spark_cluster.config.recipes import (
     FoundRecipe,
     RecipeFile,
@@ -29,22 +28,21 @@ from spark_cluster.config.recipes import (
     recipe_files,
     search_recipes,
 )
-from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.plan.evidence import Evidence, by_others
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.plan.estimate import SMALLEST, Estimate, load_constants
+from spark_cluster.plan.evidence import Evidence, by_others, said
 from spark_cluster.plan.planner import Planner
-from spark_cluster.plan.proposal import Verdict, verdicts
-from spark_cluster.plan.speed.constants import load_constants
-from spark_cluster.plan.speed.decode import CONTEXT, request_speed
-from spark_cluster.plan.speed.estimate import SMALLEST, Estimate
-from spark_cluster.plan.speed.serving import Serving, serving_of
+from spark_cluster.plan.proposal import SizeVerdict, verdicts
+from spark_cluster.plan.serving import ServingSetup, serving_of
+from spark_cluster.plan.speed import CONTEXT, request_speed
 
 _COMMANDS = {
     "list": "recipes:list_",
-    "show": "recipes_show",
+    "show": "recipes:show",
     "search": "recipes:search",
-    "import": "recipes_import",
-    "save": "recipes:save",
-    "update": "recipes_import:update_command",
+    "import": "recipes_import:import_",
+    "save": "recipes_import:save",
+    "update": "recipes_import:update",
 }
 """The commands in the order of --help; their modules are loaded when they are called."""
 
@@ -52,12 +50,12 @@ WIDE = 100
 """Columns of a terminal from which on a model's name fits in the list."""
 
 
-@click.group(cls=Group, later=_COMMANDS)
-def command() -> None:
+@click.group(cls=DeclaredGroup, later=_COMMANDS)
+def recipes() -> None:
     """List, show, search, import and save recipes: shipped ones, your own in recipes/, others'."""
 
 
-@click.command("list", cls=Command)
+@click.command("list", cls=DeclaredCommand)
 def list_(app: App) -> None:
     """List what can be served, with expected and measured tokens/s.
 
@@ -83,7 +81,7 @@ def list_(app: App) -> None:
             app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def search(
     app: App,
     *,
@@ -112,35 +110,6 @@ def search(
     _show_found(app, rows)
     if len(found) > most:
         app.console.print(painted(f"{len(found) - most} more: --limit {len(found)}", "dim"))
-
-
-@click.command(cls=Command)
-def save(app: App, *, name: str, base: str | None, force: bool, changes: Overriding) -> None:
-    """Write recipes/NAME.yaml: another recipe, with the options of `up` as its own values.
-
-    What was measured of the other one is left out where something is changed.
-
-    Args:
-        base (--from RECIPE): Recipe to start from (default: the inventory's).
-        force: Replace a recipe of this name, or hide a shipped one.
-    """
-    origin = base or (None if app.inventory_is_missing else app.inventory.serve.recipe)
-    if origin is None:
-        raise UsageError(
-            "no recipe is given to start from",
-            hint="give --from RECIPE, or `serve: {recipe: NAME}` in the inventory",
-        )
-    recipe = changed(load_recipe(origin, app.project), changes)
-    path = saved_recipe.save(recipe, name, app.project, force=force)
-    if app.as_json:
-        overrides = dict(recipe.overrides)
-        app.print_json(
-            {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
-        )
-        return
-    with_changes = f" with {overrides_text(recipe.overrides)}" if recipe.overrides else ""
-    click.echo(visible(f"{path}: {recipe.name}{with_changes}"))
-    click.echo(visible(f"Next: spark-cluster plan {name}"))
 
 
 def headlines(recipe: Recipe) -> list[Measured]:
@@ -182,7 +151,7 @@ def evidence(recipe: Recipe, project: Project) -> dict[int, Evidence]:
     return found
 
 
-def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, Serving]]:
+def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, ServingSetup]]:
     """Yield the usual sizes whose weights fit, without those whose model's shape is not known."""
     for tp in recipe.tensor_parallel.usual:
         try:
@@ -228,7 +197,7 @@ def document(
     }
 
 
-def found_document(one: FoundRecipe, answers: list[Verdict]) -> dict[str, Any]:
+def found_document(one: FoundRecipe, answers: list[SizeVerdict]) -> dict[str, Any]:
     """Return it as `recipes search --json` prints it."""
     fields = one.fields
     return {
@@ -243,15 +212,15 @@ def found_document(one: FoundRecipe, answers: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def _verdicts(app: App, one: FoundRecipe) -> list[Verdict]:
+def _verdicts(app: App, one: FoundRecipe) -> list[SizeVerdict]:
     try:
         recipe = load_recipe(one.reference, app.project)
     except SparkClusterError as error:
-        return [Verdict(1, None, error.message)]
+        return [SizeVerdict(1, None, error.message)]
     return list(verdicts(recipe, Planner(app.project)))
 
 
-def _show_found(app: App, rows: list[tuple[FoundRecipe, list[Verdict]]]) -> None:
+def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]]) -> None:
     """Two lines a recipe: a name of a registry is too long for a column of a table."""
     for one, answers in rows:
         own = " (yours)" if one.origin == "yours" else ""
@@ -262,7 +231,7 @@ def _show_found(app: App, rows: list[tuple[FoundRecipe, list[Verdict]]]) -> None
         app.console.print(styled("  {}", joined(lines, "\n  ")), soft_wrap=True)
 
 
-def _answer(verdict: Verdict) -> Text:
+def _answer(verdict: SizeVerdict) -> Text:
     sparks = "one Spark" if verdict.tp == 1 else "two Sparks"
     if verdict.feasible is None:
         return styled("{}: [dim]not known ({})[/]", sparks, verdict.reason)
@@ -319,3 +288,213 @@ def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:
 
 def _sized(tp: int, text: Text) -> Text:
     return text if tp == 1 else styled("[dim]TP={}[/] {}", tp, text)
+
+
+# -- `show`: all of a recipe, and the command line that it becomes ---------------------------------
+
+
+@click.command(cls=DeclaredCommand)
+def show(app: App, *, name: str, tp: Positive | None) -> None:
+    """Show all of a recipe and the command line that it becomes.
+
+    NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
+
+    Args:
+        tp: Tensor-parallel size (default: fewest).
+    """
+    recipe = load_recipe(name, app.project)
+    size = tp or recipe.tensor_parallel.min
+    args = recipe.args_for(size)
+    speeds = expected(recipe, app.project)
+    others = evidence(recipe, app.project)
+    if app.as_json:
+        whole = recipe.model_dump(mode="json", exclude_none=True)
+        line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
+        shown = {n: speed.rounded() for n, speed in speeds.items()}
+        found = {n: one.beside(speeds[n]) for n, one in others.items() if n in speeds}
+        about = {"expected_tok_s": shown, "measured_by_others": found}
+        app.print_json({"recipe": whole, "tp": size, "command": line, **about})
+    else:
+        _show_recipe(app.console, recipe, size, args, speeds, others)
+
+
+def _show_recipe(
+    console: Console,
+    recipe: Recipe,
+    tp: int,
+    args: list[str],
+    speeds: dict[int, Estimate],
+    others: dict[int, Evidence],
+) -> None:
+    """Show the recipe, the command line for `tp` nodes, and what is known of it."""
+    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
+    console.print(labelled((*_facts(recipe, speeds), *_evidence(speeds, others))))
+    console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
+    for line in _command(recipe, args):
+        console.print(f"  {line}", soft_wrap=True)
+    console.print(Padding(painted(_added(recipe, tp, args), "dim"), (0, 0, 0, 2)))
+    sources = list(dict.fromkeys([*recipe.sources, *(m.source for m in recipe.measured)]))
+    if recipe.measured:
+        console.print(styled("\n[bold]Measured[/] [dim]tokens/s[/]"))
+        _measured_rows(console, recipe.measured, sources)
+    if sources:
+        console.print(styled("\n[bold]Sources[/]"))
+    for number, source in enumerate(sources, start=1):
+        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source), soft_wrap=True)
+
+
+def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str | Text]]:
+    yield from _model(recipe)
+    if not recipe.dialect.planned:
+        yield "engine", f"{recipe.dialect.title} (experimental)"
+    if recipe.venv is not None:
+        made_of = ", ".join(recipe.venv.requirements) or "as it is there"
+        yield "venv", f"{recipe.venv.path} ({made_of})"
+    else:
+        yield "image", recipe.image.reference
+    yield from _build(recipe)
+    if recipe.image.archive:
+        yield "", f"loaded from {recipe.image.archive} on the node"
+    for patch in recipe.patches:
+        whose = "of the model" if patch.origin == "model" else "next to the recipe"
+        yield "patch", f"{patch.file} ({whose}): {patch.why}"
+        yield "", f"over {patch.target}"
+    yield from _drafter(recipe)
+    sizes = recipe.tensor_parallel
+    joined = {"ray": "Ray", "mp": f"{recipe.dialect.title} itself (mp)"}[recipe.executor]
+    alone = sizes.max == recipe.nodes_for(1) == 1
+    yield "nodes", "1" if alone else f"{sizes}, joined by {joined}"
+    if recipe.pipeline_parallel > 1:
+        yield "", f"each layer over so many, in {recipe.pipeline_parallel} stages of layers"
+    for entry in recipe.not_carried_over:
+        yield "left out" if entry == recipe.not_carried_over[0] else "", str(entry)
+    share = recipe.gpu_memory_utilization
+    given = "kv-cache-memory-bytes" in recipe.engine_args
+    auto = "the KV cache is given" if given else "auto: computed from what the nodes have"
+    yield "memory", auto if share is None else f"{share:g} of the node's"
+    for key, value in sorted(recipe.plain_env.items()):
+        yield "environment", f"{key}={value}"
+    for key, reference in sorted(recipe.secret_env.items()):
+        yield "environment", f"{key} (a secret: the laptop's variable {reference.env})"
+    yield from _ready(recipe)
+    yield from _versions(recipe)
+    for tp, speed in speeds.items():
+        span = f"{speed.low:.1f} to {speed.high:.1f}, bandwidth alone {speed.roofline:.1f}"
+        figure = styled("{:.1f} tok/s at TP={} [dim]({})[/]", speed.expected, tp, span)
+        yield "expected", figure
+
+
+def _evidence(
+    speeds: dict[int, Estimate], others: dict[int, Evidence]
+) -> Iterator[tuple[str, str | Text]]:
+    for tp, one in others.items():
+        if tp in speeds:
+            yield "", f"TP={tp} {said(one, speeds[tp])}"
+
+
+def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    model = recipe.model
+    where = "" if model.revision == "main" else f", {model.revision}"
+    yield "model", f"{model.name}{where}, served as {model.served_name}"
+    weights: str = model.quantization or "as its config says"
+    if model.weights_gib:
+        weights += f", {model.weights_gib:g} GiB in memory"
+    if model.base and model.base != model.name:
+        weights += f", of {model.base}"
+    yield "weights", weights
+
+
+def _build(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    build = recipe.image.build
+    if build is None:
+        return
+    yield "", f"built on the nodes from {build.text.split()[1]}: {build.why}"
+    for step in build.steps:
+        reach = "reaches the network" if build.network else "without a network"
+        yield "mod", f"{step.shown}: {step.script} as root in the build, {reach}"
+
+
+def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    drafter = recipe.drafter
+    if drafter is None:
+        return
+    name = f" with {drafter.name}" if drafter.name else ""
+    yield "drafter", f"{drafter.method}{name}, {drafter.tokens} tokens a step"
+    if drafter.acceptance:
+        yield (
+            "",
+            "accepted, position by position: " + ", ".join(f"{a:g}" for a in drafter.acceptance),
+        )
+
+
+def _ready(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.kind != "chat":
+        left_out = "" if recipe.kind in CHECKS_OF_KIND else " (known, and not served)"
+        yield "kind", recipe.kind + left_out
+    if recipe.kind not in CHECKS_OF_KIND:
+        return
+    yield "ready when", ", ".join(rung.replace("_", " ") for rung in recipe.readiness.rungs)
+    for pattern in recipe.readiness.log_expect:
+        yield "", f"the log says {pattern}"
+    for pattern in recipe.readiness.log_forbid:
+        yield "", f"the log does not say {pattern}"
+
+
+def _versions(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    vllm = recipe.vllm
+    parts = [
+        f"{vllm.version} in the image" if vllm.version else "",
+        f"works with {vllm.supported}" if vllm.supported else "",
+        f"was served by {', '.join(vllm.tested)}" if vllm.tested else "",
+    ]
+    if any(parts):
+        yield "vLLM", "; ".join(part for part in parts if part)
+
+
+def _command(recipe: Recipe, args: list[str]) -> Iterator[str]:
+    """Yield the command with one flag on each line, so that it can be copied into a shell."""
+    lines = [shlex.join(recipe.dialect.command(recipe.model.node_path, ()))]
+    for word in args:
+        if word.startswith("--"):
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    yield from (line + " \\" for line in lines[:-1])
+    yield lines[-1]
+
+
+def _added(recipe: Recipe, tp: int, args: list[str]) -> str:
+    added = []
+    share = f"--{recipe.dialect.own('gpu-memory-utilization')}"
+    if share not in args and "kv-cache-memory-bytes" not in recipe.engine_args:
+        added.append(f"the computed {share}")
+    added.append("--host and --port of the inventory")
+    if tp > 1 and recipe.executor == "ray":
+        added.append("--distributed-executor-backend")
+    if tp > 1 and recipe.engine == "sglang":
+        added.append("--nnodes, --node-rank, --dist-init-addr and --nccl-port")
+    elif tp > 1 and recipe.executor == "mp":
+        added.append("--nnodes, --node-rank, --master-addr and --master-port")
+    return f"up adds {', '.join(added)}"
+
+
+def _measured_rows(console: Console, rows: list[Measured], sources: list[str]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    titles = ("TP", "requests", "prompt", "depth", "decode", "together", "prefill", "ms to first")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in rows:
+        figures = (row.decode_tok_s, row.total_tok_s, row.prefill_tok_s, row.ttfr_ms)
+        held = f"; {', '.join(map(str, row.vram_mib))} MiB held" if row.vram_mib else ""
+        table.add_row(
+            str(row.tp),
+            str(row.concurrency),
+            str(row.prompt_tokens or ""),
+            str(row.depth or ""),
+            *("" if figure is None else f"{figure:,.7g}" for figure in figures),
+            f"[{sources.index(row.source) + 1}]",
+            row.note + held,
+        )
+    console.print(Padding(table, (0, 0, 0, 2)))

@@ -15,23 +15,24 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, styled
-from spark_cluster.cli.options import Command, Offline, hub
+from spark_cluster.cli.console import mark, painted, styled, visible
+from spark_cluster.cli.options import DeclaredCommand, Offline, Overriding, hub
+from spark_cluster.cli.serving import changed
 from spark_cluster.config import registries
-from spark_cluster.config.document import ErrorDocument, as_json
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.project import Project
-from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.saved_recipe import NAME, folders_of, write_recipe
+from spark_cluster.config.recipes import NAME, folders_of, load_recipe, write_recipe
+from spark_cluster.config.recipes import save as save_recipe
+from spark_cluster.config.schema import ErrorDocument, as_json
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.fetching import Update, look, take
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Choice, Imported, Source
-from spark_cluster.importers.recipe_text import write
-from spark_cluster.models.hub.lookup import Hub
-from spark_cluster.models.memory import GIB
-from spark_cluster.plan.speed.serving import serving_of
+from spark_cluster.models.lookup import Hub
+from spark_cluster.models.memory_share import GIB
+from spark_cluster.plan.serving import serving_of
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20
@@ -41,8 +42,8 @@ _SHOWN = 40
 """Names of each kind of change that are shown without --verbose."""
 
 
-@click.command("import", cls=Command)
-def command(
+@click.command("import", cls=DeclaredCommand)
+def import_(
     app: App,
     *,
     file: str | None,
@@ -207,8 +208,8 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
     app.console.print(table)
 
 
-@click.command("update", cls=Command)
-def update_command(
+@click.command("update", cls=DeclaredCommand)
+def update(
     app: App,
     *,
     names: Annotated[tuple[str, ...], {"metavar": "[REGISTRY]..."}],
@@ -312,3 +313,35 @@ def _show_changes(app: App, found: Update) -> None:
     elif broken or skipped:
         counts = (len(broken), len(skipped))
         _say(app, styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts))
+
+
+# -- save ------------------------------------------------------------------------------------------
+
+
+@click.command(cls=DeclaredCommand)
+def save(app: App, *, name: str, base: str | None, force: bool, changes: Overriding) -> None:
+    """Write recipes/NAME.yaml: another recipe, with the options of `up` as its own values.
+
+    What was measured of the other one is left out where something is changed.
+
+    Args:
+        base (--from RECIPE): Recipe to start from (default: the inventory's).
+        force: Replace a recipe of this name, or hide a shipped one.
+    """
+    origin = base or (None if app.inventory_is_missing else app.inventory.serve.recipe)
+    if origin is None:
+        raise UsageError(
+            "no recipe is given to start from",
+            hint="give --from RECIPE, or `serve: {recipe: NAME}` in the inventory",
+        )
+    recipe = changed(load_recipe(origin, app.project), changes)
+    path = save_recipe(recipe, name, app.project, force=force)
+    if app.as_json:
+        overrides = dict(recipe.overrides)
+        app.print_json(
+            {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
+        )
+        return
+    with_changes = f" with {options_text(recipe.overrides)}" if recipe.overrides else ""
+    click.echo(visible(f"{path}: {recipe.name}{with_changes}"))
+    click.echo(visible(f"Next: spark-cluster plan {name}"))

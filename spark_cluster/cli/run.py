@@ -12,22 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.cli.recap import Recap
-from spark_cluster.cli.results import RunSummary
-from spark_cluster.config.caches import state_folder
-from spark_cluster.config.document import as_json
+from spark_cluster.cli.results import Recap, RunSummary
+from spark_cluster.config.folders import state_folder
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.project import Project
+from spark_cluster.config.schema import as_json
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import Failed, Interrupted, SparkClusterError
 from spark_cluster.runner import connections
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.events import Bus, Event, Note, RunFinished, RunStarted, Sink
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, Event, Note, Options, RunFinished, RunStarted, Sink
 from spark_cluster.runner.play import Play
 
 KEPT = 200
 """Runs whose records are kept."""
+
+LOADING = "load"
+"""Stage of `up` in which a server loads by itself, whoever waits for it."""
 
 
 class RunRecord:
@@ -110,22 +111,18 @@ def keep_plot(run: str, bus: Bus, memory: MemoryPhases) -> Path | None:
     """
     if all(node.under_load is None for node in memory.nodes.values()):
         return None  # nothing was started
-    from spark_cluster.bench.report import plot_run
-    from spark_cluster.engine import memory_record
+    from spark_cluster.bench.report import rendering
+    from spark_cluster.engine import vram
 
-    if not plot_run.is_installed():
+    if not rendering.is_installed():
         return None
-    path = memory_record.plot_path(run)
+    path = vram.plot_path(run)
     try:
-        plot_run.write_plot(memory_record.of_run(run), path)
+        rendering.write_plot(vram.of_run(run), path)
     except SparkClusterError as error:
         bus.emit(Note(f"no plot of the memory: {error}", "warning"))
         return None
     return path
-
-
-LOADING = "load"
-"""Stage of `up` in which a server loads by itself, whoever waits for it."""
 
 
 class Run:

@@ -1,394 +1,278 @@
-"""The operations of the API on what serves: up, status, verify, down, and Ray without a model."""
+"""Recipes to serve, and what comes of it.
+
+The recipes are named or the inventory's, with the user's changes, and checked as far as that goes
+without asking a node.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from spark_cluster.cli.opened import Opened, head_must_be_selected
-from spark_cluster.config.allowances import NOTHING, Allowances
-from spark_cluster.config.caches import state_folder
-from spark_cluster.engine.memory_phases import MemoryPhases
-from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.runner.options import Options
+from spark_cluster.cli.opened import Opened
+from spark_cluster.cli.results import RunSummary
+from spark_cluster.config.extension import Allowances
+from spark_cluster.config.launch import (
+    DATA_PARALLEL,
+    EXPERT_PARALLEL,
+    Changes,
+    Launch,
+    Overrides,
+    override,
+    override_launch,
+    read_overrides,
+    value_text,
+)
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import EngineValue, must_be_served
+from spark_cluster.config.recipe_settings import must_be_allowed
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document, Flat, Hidden
+from spark_cluster.engine.memory_phases import MemoryOfNode
+from spark_cluster.engine.ray_cluster import RayStatus, must_suit
+from spark_cluster.engine.resolve import ServedModel, must_be_on_head, must_go_together, serving
+from spark_cluster.engine.result import Served, ServedModels
+from spark_cluster.engine.vram import Stopped
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.importers.vllm_flags import kinds
+from spark_cluster.models.lookup import find
 
-if TYPE_CHECKING:
-    from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpResult
-    from spark_cluster.config.overrides import Changes
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import EngineValue, Probe
-    from spark_cluster.engine.deployment import Deployment
-    from spark_cluster.engine.job_client import RayJobs
-    from spark_cluster.engine.launches import Upcoming
-    from spark_cluster.engine.ray_cluster import RayStatus
-    from spark_cluster.engine.status import Status
-    from spark_cluster.engine.verify import Verification
-    from spark_cluster.runner.play import Play
-
-    Resolve = Callable[[Play], Deployment]
-    """Resolves what is served, once the nodes' facts are known."""
-
-
-class Serving(Opened):
-    """The operations of `Cluster` on what serves."""
-
-    def up(
-        self,
-        recipe: str | None = None,
-        *,
-        tp: int | None = None,
-        replicas: int = 1,
-        force: bool = False,
-        offline: bool = False,
-        end_jobs: bool = False,
-        overrides: Mapping[str, EngineValue | None] | Sequence[str] = (),
-        allow: Allowances = NOTHING,
-        options: Options | None = None,
-    ) -> UpResult:
-        """Bring the nodes from any state to a verified endpoint; a second time nothing is changed.
-
-        Args:
-            recipe: name or file; by default the inventory's, which may be several models next to
-                each other (`serve: [CHAT, EMBEDDING]`).
-            tp: number of nodes to split each layer over; by default the recipe's, else all.
-            replicas: number of nodes that each serve the whole model, behind one endpoint.
-            force: launch even if the plan says that the configuration cannot work.
-            offline: ask no hub, serve from what the nodes have.
-            end_jobs: end jobs that run on Ray; otherwise they are a reason to refuse.
-            overrides: of the recipe, such as `{"max-model-len": 32768, "env.NCCL_DEBUG": "INFO"}`,
-                or `KEY=VALUE` texts; `image.ref` is the image, None takes an argument away.
-            allow: what the recipe may use beyond what every recipe may.
-            options: check mode, diffs, a selection of roles.
-
-        Raises:
-            Refused: the plan says that it cannot work, or something is not allowed.
-            VerificationFailed: it is up, and does not answer as it should.
-            SparkClusterError: a node is not reached, or a part of it failed.
-        """
-        from spark_cluster.cli.recipes_to_serve import serves_several, texts
-
-        changes = texts(overrides)
-        several = recipe is None and serves_several(self)
-        if several:
-            what, resolve = _models(self, tp=tp, replicas=replicas, changes=changes, allow=allow)
-        else:
-            what, resolve = _recipe(
-                self, recipe, tp=tp, replicas=replicas, changes=changes, allow=allow
-            )
-        port = "" if self.port is None else f"--port {self.port}"
-        memory = MemoryPhases()
-        with self.play(" ".join(filter(None, ["up", what, port])), self.nodes, options) as run:
-            from spark_cluster.cli.run import keep_plot  # while connections are being made
-
-            run.bus.add(memory)
-            playbook = self.project.load_playbook("up")
-            play = run.open()
-            served = playbook.function(
-                play, deployment=resolve(play), force=force, offline=offline, end_jobs=end_jobs
-            )
-            plot = None if several else keep_plot(run.id, run.bus, memory)
-        from spark_cluster.cli.serving_results import UpModelsResult, UpResult
-
-        kind = UpModelsResult if several else UpResult
-        return kind(run.summary(), served, tuple(memory.nodes.values()), plot)
-
-    def status(self) -> Status:
-        """Return what serves and what is wrong, after a real completion; nothing is changed.
-
-        A server that has failed is a `state` of the result, not an error.
-
-        Raises:
-            UsageError: the head is not selected.
-            Unreachable: no node is reached.
-        """
-        key = self.inventory.api_key()
-        head_must_be_selected(self, "; spark-cluster ping reaches single nodes")
-        with self.play("status", self.nodes, change=False) as run:
-            from spark_cluster.engine import state  # while the connections are being made
-
-            recipe = usual_recipe(self)
-            upcoming = self._upcoming(recipe)
-            return state.status(run.open(fail_fast=False), key, probe_of(recipe), upcoming)
-
-    def _upcoming(self, recipe: Recipe | None) -> Upcoming | None:
-        if recipe is None:
-            return None
-        from spark_cluster.engine.caches import root_on
-        from spark_cluster.engine.launches import Upcoming
-
-        return Upcoming(recipe, {node.name: root_on(node) for node in self.nodes})
-
-    def verify(
-        self,
-        *,
-        only: Sequence[str] = (),
-        skip: Sequence[str] = (),
-        timeout_s: float | None = None,
-        context: int | None = None,
-        model: str | None = None,
-    ) -> Verification:
-        """Ask the running server what users will ask it, and judge the answers.
-
-        Args:
-            only: ids of checks, or of rungs with all their checks; by default all.
-            skip: those to leave out.
-            timeout_s: longest time that one answer may take, seconds; by default 900.
-            context: longest prompt of the context check with its answer, tokens; by default what
-                the server states.
-            model: to verify, where the endpoint has several.
-
-        Returns:
-            A verdict for each check; those that failed are in `failed`, and are not raised.
-
-        Raises:
-            UsageError: there is no such check, or the head is not selected.
-            SparkClusterError: nothing serves, or the head is not reached.
-        """
-        from spark_cluster.engine import verify as in_depth
-        from spark_cluster.engine.client import PATIENCE_S
-
-        selection = in_depth.Selection(tuple(only), tuple(skip))
-        selection.must_be_known()
-        key = self.inventory.api_key()
-        head_must_be_selected(self)
-        with self.play("verify", self.nodes, change=False) as run:
-            play = run.open(fail_fast=False)
-            server = in_depth.running_server(play, key, model)
-            recipe = _started_with(self, server.recipe)
-            limit = timeout_s if timeout_s is not None else PATIENCE_S
-            checks = partial(in_depth.verify, patience_s=limit, context=context)
-            found = in_depth.with_memory(play, partial(checks, play, server, recipe, selection))
-            return in_depth.with_other_sizes(found, server, recipe, state_folder() / "verify")
-
-    def down(
-        self,
-        *,
-        unload: Sequence[str] = (),
-        end_jobs: bool = False,
-        options: Options | None = None,
-    ) -> DownResult:
-        """Stop what serves on all nodes, and wait until its memory is free again.
-
-        Args:
-            unload: other programs whose models are unloaded, too: `ollama`.
-            end_jobs: end jobs that run on Ray; otherwise they are a reason to refuse.
-            options: check mode.
-
-        Raises:
-            Refused: jobs are running on Ray.
-            VerificationFailed: a process still holds GPU memory; with its id, program and node.
-            SparkClusterError: a node is not reached.
-        """
-        with self.play("down", self.nodes, options, gather_facts=False) as run:
-            stopped = self.project.load_playbook("down").function(
-                run.open(), unload=tuple(unload), end_jobs=end_jobs
-            )
-        from spark_cluster.cli.serving_results import DownResult
-
-        return DownResult(run.summary(), stopped)
-
-    # -- Ray without a model -------------------------------------------------------------------
-
-    def ray_up(
-        self,
-        recipe: str | None = None,
-        *,
-        end_jobs: bool = False,
-        allow: Allowances = NOTHING,
-        options: Options | None = None,
-    ) -> RayUpResult:
-        """Start a Ray cluster without a model; a second time nothing is changed.
-
-        Args:
-            recipe: name or file of the recipe whose image Ray runs in; by default the inventory's.
-            end_jobs: restart Ray for new settings even if that ends jobs.
-            allow: what the recipe may use beyond what every recipe may.
-            options: check mode, diffs, a selection of roles.
-
-        Raises:
-            Refused: a server is up, jobs would be ended, or there is one node only.
-            SparkClusterError: a node is not reached, or Ray's nodes do not join.
-        """
-        from spark_cluster.cli.recipes_to_serve import recipe_for_ray
-        from spark_cluster.cli.serving_results import RayUpResult
-
-        found, size = recipe_for_ray(self, recipe, "ray up", allow)
-        with self.play("ray up", self.nodes, options) as run:
-            cluster = self.project.load_playbook("ray").function(
-                run.open(), recipe=found, tp=size, end_jobs=end_jobs
-            )
-        return RayUpResult(run.summary(), cluster)
-
-    def ray_status(self) -> RayStatus:
-        """Return the nodes, GPUs and running jobs of the Ray cluster, and each node's GPU memory.
-
-        Raises:
-            SparkClusterError: a node is not reached.
-        """
-
-        head_must_be_selected(self)
-        with self.play("ray status", self.nodes, change=False) as run:
-            from spark_cluster.engine.ray_cluster import look
-
-            return look(run.open())
-
-    @contextlib.contextmanager
-    def ray_jobs(self, *, command: str = "ray jobs") -> Iterator[RayJobs]:
-        """Return the jobs of the Ray cluster, reached by a tunnel during a `with` block.
-
-        Args:
-            command: that wants them, for the record of the run.
-
-        Raises:
-            Failed: no Ray is running.
-            SparkClusterError: the head is not reached.
-
-        Example:
-            with cluster.ray_jobs() as jobs:
-                job = jobs.submit(["python3", "train.py"], working_dir=Path("train"))
-                for text in jobs.follow(job):
-                    print(text, end="")
-                print(jobs.job(job).exit_status)
-        """
-        head = [self.inventory.head]
-        with self.play(command, head, change=False, gather_facts=False) as run:
-            from spark_cluster.engine.job_client import ray_jobs
-            from spark_cluster.engine.ray_cluster import running_port
-
-            play = run.open()
-            with ray_jobs(play, running_port(play)) as jobs:
-                run.finish()
-                yield jobs
-
-    def ray_down(self, *, options: Options | None = None) -> DownResult:
-        """End a Ray cluster without a model, with its jobs; see `down`.
-
-        Args:
-            options: check mode.
-
-        Raises:
-            Refused: a server is up; `down` ends both.
-            VerificationFailed: a process still holds GPU memory.
-            SparkClusterError: a node is not reached.
-        """
-        with self.play("ray down", self.nodes, options, gather_facts=False) as run:
-            from spark_cluster.engine.ray_cluster import must_serve_nothing
-
-            play = run.open()
-            must_serve_nothing(play, play.nodes, "ray down")
-            stopped = self.project.load_playbook("down").function(play, end_jobs=True)
-        from spark_cluster.cli.serving_results import DownResult
-
-        return DownResult(run.summary(), stopped)
+OVERRIDE = "an override such as -o, -e or --max-model-len"
 
 
-def _models(
-    opened: Opened, *, tp: int | None, replicas: int, changes: Changes, allow: Allowances
-) -> tuple[str, Resolve]:
-    """Return the names of the inventory's models, and what resolves them; no node is asked.
+def _own_recipe(opened: Opened, name: str, changes: Changes, allow: Allowances) -> Recipe:
+    """Return a recipe of the user's own or a shipped one, with the user's changes.
 
     Raises:
-        UsageError: an option is for one recipe.
-        SparkClusterError: a recipe is wrong, or they cannot be served next to each other.
+        SparkClusterError: it is wrong, or others can write it.
     """
-    from spark_cluster.cli.recipes_to_serve import OVERRIDE, models_to_serve, must_be_for_all
-    from spark_cluster.engine.resolve import resolve_models
-
-    must_be_for_all({"--tp": tp not in (None, 1), "--replicas": replicas > 1, OVERRIDE: changes})
-    models = models_to_serve(opened, allow)
-    names = ", ".join(model.recipe.name for model in models)
-    return names, lambda play: resolve_models(models, play.inventory, play.nodes)
+    recipe = changed(load_recipe(name, opened.project, opened.allowances(allow)), changes)
+    opened.project.must_be_own(opened.project.resolve("recipes", name), f"recipe {recipe.name}")
+    return recipe
 
 
-def _recipe(
-    opened: Opened,
-    name: str | None,
-    *,
-    tp: int | None,
-    replicas: int,
-    changes: Changes,
-    allow: Allowances,
-) -> tuple[str, Resolve]:
-    """Return how a recipe is served, in words, and what resolves it; no node is asked.
+def recipe_to_serve(opened: Opened, name: str, changes: Changes, allow: Allowances) -> Recipe:
+    """Return a recipe that may be served, with the user's changes.
 
     Raises:
-        UsageError: no recipe is given, or replicas of several nodes each are asked for.
-        SparkClusterError: the recipe or the number of nodes does not do this.
+        SparkClusterError: it is wrong, is another's, or asks for what is not allowed.
     """
-    from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-    from spark_cluster.config.overrides import text
-    from spark_cluster.engine.resolve import must_have_nodes, resolve
+    recipe = _own_recipe(opened, name, changes, allow)
+    must_be_served(recipe.kind, f"recipe {recipe.name}")
+    must_be_allowed(recipe)
+    return recipe
 
+
+def size_on(opened: Opened, recipe: Recipe, tp: int | None) -> int:
+    """Return the tensor-parallel size; what cannot be is refused before any node is asked.
+
+    Raises:
+        Refused: the recipe does not do this size, or there are too few nodes.
+    """
+    nodes = opened.nodes
+    size = tp if tp is not None else recipe.size_for(len(nodes))
+    recipe.check_size(size)
+    serving(nodes, size, recipe.nodes_for(size))
+    return size
+
+
+def recipe_for_ray(
+    opened: Opened, name: str | None, command: str, allow: Allowances
+) -> tuple[Recipe, int]:
+    """Return the recipe in whose image Ray runs, and over how many nodes; before any is asked.
+
+    Args:
+        name: None takes the inventory's.
+        command: that wants it, for messages.
+
+    Raises:
+        UsageError: there is no recipe.
+        SparkClusterError: it may not be used, or joins no nodes over Ray.
+    """
     name = name or opened.inventory.serve.recipe
     if name is None:
         raise UsageError(
-            "no recipe is given",
+            f"no recipe is given, and {command} runs in the image of one",
             hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
         )
-    recipe = recipe_to_serve(opened, name, changes, allow)
-    size = size_on(opened, recipe, _size(tp, replicas))
-    if replicas > 1:
-        must_have_nodes([node.name for node in opened.nodes], replicas)
-    how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
-    return f"{how} {text(recipe.overrides)}".rstrip(), lambda play: resolve(
-        recipe, play.inventory, play.nodes, size, replicas=replicas
-    )
+    recipe = _own_recipe(opened, name, (), allow)
+    must_be_allowed(recipe)
+    # Over all nodes that can share it, also where fewer usually serve the recipe.
+    sizes = recipe.tensor_parallel.model_copy(update={"default": None})
+    size = sizes.size_for(len(opened.nodes) // recipe.nodes_for(1))
+    must_suit(recipe, recipe.nodes_for(size), command)
+    recipe.check_size(size)
+    serving(opened.nodes, size, recipe.nodes_for(size))
+    return recipe, size
 
 
-def _size(tp: int | None, replicas: int) -> int | None:
-    """Return the tensor-parallel size that is asked for; None for the recipe's.
+# -- several models --------------------------------------------------------------------------------
+
+
+def serves_several(opened: Opened) -> bool:
+    """Return whether the inventory names several models."""
+    return not opened.inventory_is_missing and bool(opened.inventory.serve.recipes)
+
+
+def must_be_for_all(given: Mapping[str, object]) -> None:
+    """Refuse options that are for one recipe.
+
+    Args:
+        given: option to whether it was given.
 
     Raises:
-        UsageError: replicas of several nodes each.
+        UsageError: with the first of them.
     """
-    if replicas == 1:
-        return tp
-    if tp not in (None, 1):
-        raise UsageError(
-            f"--replicas {replicas} with --tp {tp}: each replica is on one node",
-            hint="leave --tp out; `spark-cluster plan RECIPE --for throughput` compares the two",
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{option} is for one recipe, and the inventory serves several",
+                hint="name the recipe to plan or serve it alone, or change the recipes: "
+                "`spark-cluster recipes save` makes one with other values",
+            )
+
+
+def models_to_serve(opened: Opened, allow: Allowances) -> tuple[ServedModel, ...]:
+    """Return the inventory's models; what cannot be is refused before any node is asked.
+
+    Raises:
+        SparkClusterError: a recipe is wrong, or they cannot be served next to each other.
+    """
+    head = opened.inventory.head.name
+    found = tuple(
+        ServedModel(
+            recipe_to_serve(opened, entry.recipe, (), allow),
+            entry.node or head,
+            tuple(entry.aliases),
+            entry.on_request,
         )
-    return 1
+        for entry in opened.inventory.serve.recipes
+    )
+    must_go_together(found)
+    must_be_on_head(found, head)
+    return found
 
 
-def usual_recipe(opened: Opened) -> Recipe | None:
-    """Return the inventory's recipe; None when it names none.
+# -- overrides -------------------------------------------------------------------------------------
+
+
+def texts(given: Mapping[str, EngineValue | None] | Sequence[str]) -> Changes:
+    """Return overrides as KEY=VALUE texts.
+
+    Args:
+        given: engine arguments by name, or the texts. `env.NAME` is a variable of the containers,
+            `image.ref` the image; None takes an argument away.
+    """
+    if isinstance(given, Mapping):
+        return tuple(f"{key}={value_text(value)}" for key, value in given.items())
+    return tuple(given)
+
+
+def changed(recipe: Recipe, changes: Changes) -> Recipe:
+    """Return the recipe with the changes.
 
     Raises:
-        SparkClusterError: there is none of that name, or it is wrong.
+        UsageError: a key that is not known, or a value that it cannot have.
     """
-    from spark_cluster.config.recipes import load_recipe
-
-    name = opened.inventory.serve.recipe
-    return None if name is None else load_recipe(name, opened.project)
-
-
-def probe_of(recipe: Recipe | None) -> Probe:
-    """Return what a server of a recipe is asked; the usual question where none is known."""
-    if recipe is not None:
-        return recipe.probe
-    from spark_cluster.config.recipe import Recipe
-
-    usual: Probe = Recipe.model_fields["probe"].default
-    return usual
+    if not changes:
+        return recipe
+    found = _read(changes, recipe.engine, set(recipe.engine_args))
+    return override(recipe, _with_whole_experts(recipe, found))
 
 
-def _started_with(opened: Opened, name: str) -> Recipe:
-    """The recipe that the server was started with.
+def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
+    """Return overrides to data-parallel ranks with --enable-expert-parallel for experts.
+
+    Without it vLLM cuts every expert into as many pieces as there are ranks. A dense model does not
+    start with it (0.32, `ModelConfig.verify_with_parallel_config`), so it is left out where nothing
+    at hand says that the model has experts, and where the user or the recipe names it.
+    """
+    ranks = given.get(DATA_PARALLEL)
+    named = {*given, *recipe.engine_args} & {EXPERT_PARALLEL, f"no-{EXPERT_PARALLEL}"}
+    if not isinstance(ranks, int) or ranks < 2 or named or not _has_experts(recipe):
+        return given
+    return {**given, EXPERT_PARALLEL: True}
+
+
+def _has_experts(recipe: Recipe) -> bool:
+    """True if the shape of the model says so, as far as it is known without asking the hub."""
+    model = recipe.model
+    with contextlib.suppress(UsageError, InvalidFile):
+        if model.directory is not None:
+            return find(model.directory).is_moe
+        return find(model.name, base=model.base, revision=model.revision or "main").is_moe
+    return False
+
+
+def changed_launch(launch: Launch, changes: Changes) -> Launch:
+    """Return a pasted command's launch with the changes.
 
     Raises:
-        SparkClusterError: it is not there any more, or wrong; with what it is needed for.
+        UsageError: as `changed`.
     """
-    from spark_cluster.config.recipes import load_recipe
+    if not changes:
+        return launch
+    return override_launch(launch, _read(changes, launch.engine, set(launch.args)))
 
-    try:
-        return load_recipe(name, opened.project)
-    except SparkClusterError as error:
-        raise type(error)(
-            f"the server was started with recipe {name or 'without a name'}, which cannot be read: "
-            f"{error.message}",
-            where=error.where,
-            hint=error.hint or "run it in the project folder that `up` was run in",
-        ) from None
+
+def _read(changes: Changes, engine: str, own: set[str]) -> Overrides:
+    """The changes; a flag that is given already is known, whatever the tables say."""
+    return read_overrides(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})
+
+
+# -- results: `up`, `down`, `ray up`, `ray down` ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpResult(Document):
+    """The result of `up`.
+
+    Attributes:
+        run: how the run went.
+        served: the verified endpoint; None where nothing was verified (check mode, a selection of
+            roles).
+        memory: the GPU memory of each node by phase, next to what the plan predicted.
+        memory_plot: file of this machine with its course; None where nothing was started, without
+            the extra `bench`, or of several models.
+    """
+
+    run: Flat[RunSummary]
+    served: Flat[Served | None]
+    memory: tuple[MemoryOfNode, ...]
+    memory_plot: Path | None = None
+
+
+@dataclass(frozen=True)
+class UpModelsResult(UpResult):
+    """The result of `up` of several models."""
+
+    served: Flat[ServedModels | None]
+    memory_plot: Hidden[Path | None] = None
+
+
+@dataclass(frozen=True)
+class DownResult(Document):
+    """The result of `down`.
+
+    Attributes:
+        run: how the run went.
+        stopped: the memory held before and after; None in check mode.
+    """
+
+    run: Flat[RunSummary]
+    stopped: Flat[Stopped | None]
+
+
+@dataclass(frozen=True)
+class RayUpResult(Document):
+    """The result of `ray up`.
+
+    Attributes:
+        run: how the run went.
+        cluster: the Ray cluster; None in check mode and with a selection of roles.
+    """
+
+    run: Flat[RunSummary]
+    cluster: RayStatus | None

@@ -13,15 +13,15 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import styled
-from spark_cluster.cli.first_login import FirstLogin, log_in, public_key
-from spark_cluster.cli.options import Command, Port
+from spark_cluster.cli.opened import FirstLogin, log_in, public_key
+from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.cli.setup_flow import (
-    Asked,
     Asker,
     Flow,
-    Model,
-    Step,
-    Stopped,
+    NamedNodes,
+    ServedChoice,
+    SetupStep,
+    StepFailed,
     model,
     nodes,
     own_answers,
@@ -29,10 +29,10 @@ from spark_cluster.cli.setup_flow import (
 )
 from spark_cluster.config.discovery import Peer
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.ssh_errors import KeysRefused
+from spark_cluster.runner.ssh import KeysRefused
 
 TRIES = 3
 """Passwords that are tried: sshd drops an address that fails more often for a while."""
@@ -69,11 +69,11 @@ class Login:
     def _dialer(self) -> Dialer:
         return self.flow.app.cluster.dialer
 
-    def log_in(self, step: Step) -> None:
+    def log_in(self, step: SetupStep) -> None:
         """Log in to every node, and see to what `provision` and `up` need for it.
 
         Raises:
-            Stopped: a node does not let us in.
+            StepFailed: a node does not let us in.
             SparkClusterError: there is no key, and none is to be made.
         """
         nodes = [node for node in self.flow.app.nodes if not node.is_local]
@@ -115,12 +115,12 @@ class Login:
         """Say that the password would be asked for.
 
         Raises:
-            Stopped: --yes leaves no one to ask.
+            StepFailed: --yes leaves no one to ask.
         """
         if not self.flow.check:
             self._show(refused)
             self.flow.text("With --yes the password comes from a variable: --password-env NAME")
-            raise Stopped(Unreachable.exit_code, self.flow.line("setup"))
+            raise StepFailed(Unreachable.exit_code, self.flow.line("setup"))
         self.with_password = True
         self.flow.note("info", f"asks for the password: {', '.join(refused)} takes no key of yours")
         return found
@@ -136,17 +136,17 @@ class Login:
 
     def _with(
         self, nodes: list[InventoryNode], refused: Collection[str], password: str | None
-    ) -> tuple[list[InventoryNode], Secret]:
+    ) -> tuple[list[InventoryNode], SecretReference]:
         """Return the nodes that are left, and where their password comes from."""
         missing = [node for node in nodes if node.name in refused]
         if password is None:
-            return missing, Secret(env=self.variable)
+            return missing, SecretReference(env=self.variable)
         for node in missing:
             self._dialer.remember_password(node.name, password)
-        return missing, Secret(prompt=True)
+        return missing, SecretReference(prompt=True)
 
     def _logged_in(
-        self, nodes: list[InventoryNode], password: Secret | None = None
+        self, nodes: list[InventoryNode], password: SecretReference | None = None
     ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
         """Log in to nodes; return what was found, and who refused and why."""
         outcomes = log_in(self._dialer, nodes, password)
@@ -157,12 +157,12 @@ class Login:
         self, refused: dict[str, SparkClusterError], only: type[SparkClusterError] | None = None
     ) -> None:
         """Raises:
-        Stopped: a node refused for another reason than the one that is expected.
+        StepFailed: a node refused for another reason than the one that is expected.
         """
         fatal = {n: e for n, e in refused.items() if only is None or not isinstance(e, only)}
         if fatal:
             self._show(fatal)
-            raise Stopped(worst(fatal.values()), self.flow.line("setup"))
+            raise StepFailed(worst(fatal.values()), self.flow.line("setup"))
 
     def _show(self, refused: dict[str, SparkClusterError]) -> None:
         for name, error in refused.items():
@@ -170,7 +170,7 @@ class Login:
             if error.hint:
                 self.flow.say(f"  {error.hint}")
 
-    def _sudo(self, step: Step, asks: list[str]) -> None:
+    def _sudo(self, step: SetupStep, asks: list[str]) -> None:
         """See to a sudo that asks: the inventory says where its password comes from, or
         `provision` lets the user do without.
         """
@@ -196,7 +196,7 @@ class Login:
         source = None if free else (self.variable or "prompt")
         write(self.flow, step, replace(answers, sudo_password=source, passwordless_sudo=free))
 
-    def _key(self, step: Step, nodes: list[InventoryNode]) -> None:
+    def _key(self, step: SetupStep, nodes: list[InventoryNode]) -> None:
         """Have a key that `provision` installs.
 
         Raises:
@@ -235,8 +235,8 @@ WOULD_ASK = (
 )
 
 
-@click.command(cls=Command)
-def command(
+@click.command(cls=DeclaredCommand)
+def setup(
     ctx: click.Context,
     app: App,
     *,
@@ -280,13 +280,13 @@ def command(
     asker.must_be_able(WOULD_ASK)
     flow = Flow(ctx.find_root().command, app, asker)
     words = tuple(filter(None, (word.strip() for word in addresses.split(","))))
-    asked = Asked(words, user, identity_file, port, interface, recipe)
+    asked = NamedNodes(words, user, identity_file, port, interface, recipe)
     login = Login(flow, password_env, passwordless_sudo=passwordless_sudo)
     status = 0
     try:
         _all(flow, asked, login, (recipe, want, speed))
         flow.show_end()
-    except Stopped as stopped:
+    except StepFailed as stopped:
         flow.show_way_on(stopped)
         status = stopped.status
     finally:
@@ -297,12 +297,12 @@ def command(
 
 
 def _all(
-    flow: Flow, asked: Asked, login: Login, wish: tuple[str | None, str | None, str | None]
+    flow: Flow, asked: NamedNodes, login: Login, wish: tuple[str | None, str | None, str | None]
 ) -> None:
     """Go through the steps.
 
     Raises:
-        Stopped: one of them did not succeed.
+        StepFailed: one of them did not succeed.
     """
     with flow.step("nodes", "which Sparks") as step:
         nodes(flow, step, asked)
@@ -333,14 +333,14 @@ def _served(flow: Flow) -> str | None:
     return f"{found['model']} is served at {found['endpoint']}"
 
 
-def _trust(flow: Flow, step: Step) -> None:
+def _trust(flow: Flow, step: SetupStep) -> None:
     if not flow.ask.silent:
         flow.text("A name on the network is no proof. Compare the fingerprint with the node's own: "
                   "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it there.")  # fmt: skip
     flow.run(step, "trust", *(["--yes"] if flow.ask.yes else []))
 
 
-def _log_in(flow: Flow, step: Step, login: Login) -> None:
+def _log_in(flow: Flow, step: SetupStep, login: Login) -> None:
     """Log in, and take in the Spark at the other end of the cable if there is one."""
     if flow.check and flow.app.inventory_is_missing:
         step.state = "would run"
@@ -352,7 +352,7 @@ def _log_in(flow: Flow, step: Step, login: Login) -> None:
         login.log_in(step)
 
 
-def _second(flow: Flow, step: Step, login: Login) -> bool:
+def _second(flow: Flow, step: SetupStep, login: Login) -> bool:
     """Propose the Spark at the other end of the only node's cable; return whether it is taken."""
     answers = own_answers(flow)
     for peer in login.peers:
@@ -373,7 +373,7 @@ def _second(flow: Flow, step: Step, login: Login) -> bool:
     return False
 
 
-def _provision(flow: Flow, step: Step, login: Login) -> None:
+def _provision(flow: Flow, step: SetupStep, login: Login) -> None:
     words = ["provision", *login.options]
     if not flow.check and not login.with_password:
         found = flow.document("provision", "--check")
@@ -384,7 +384,7 @@ def _provision(flow: Flow, step: Step, login: Login) -> None:
     flow.offer(step, question, *words)
 
 
-def _up(flow: Flow, step: Step, chosen: Model | None) -> None:
+def _up(flow: Flow, step: SetupStep, chosen: ServedChoice | None) -> None:
     words = ["up", *(chosen.option.split() if chosen else [])]
     served = None if flow.app.inventory_is_missing else flow.app.inventory.serve.recipe
     if chosen is not None and chosen.recipe != served and not flow.app.inventory_is_missing:

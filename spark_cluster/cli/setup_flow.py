@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,23 +15,26 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import click
 from rich.padding import Padding
 
-from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, show_failure, styled, visible
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.visible import show_failure, visible
 from spark_cluster.config import discovery
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.discovery import Candidate, Found
-from spark_cluster.config.new_inventory import DEFAULT_RECIPE, Answers, answers_in
+from spark_cluster.config.discovery import (
+    DEFAULT_RECIPE,
+    Answers,
+    Candidate,
+    Discovered,
+    answers_in,
+)
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import INVENTORY
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import Interrupted, Refused, SparkClusterError, UsageError
 from spark_cluster.plan.planner import Planner
-from spark_cluster.plan.proposal import USERS, Proposal, Speed, Want, propose
+from spark_cluster.plan.proposal import USERS, Preference, Proposal, Want, propose
 
 if TYPE_CHECKING:
-    from spark_cluster.config.new_inventory import Answers
+    from spark_cluster.config.discovery import Answers
 
 State = Literal["done", "nothing to do", "declined", "failed", "would run"]
 
@@ -42,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Step:
+class SetupStep:
     """A step of `setup`.
 
     Attributes:
@@ -55,7 +57,7 @@ class Step:
     commands: list[str] = field(default_factory=list)
 
 
-class Stopped(Exception):
+class StepFailed(Exception):
     """A step did not succeed, so that those after it are not begun.
 
     Args:
@@ -84,7 +86,7 @@ class Flow:
     root: click.Command
     app: App
     ask: Asker
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SetupStep] = field(default_factory=list)
     count: int = 1
     planned: Answers | None = None
 
@@ -94,29 +96,29 @@ class Flow:
         return self.ask.check
 
     @contextlib.contextmanager
-    def step(self, name: str, title: str) -> Iterator[Step]:
+    def step(self, name: str, title: str) -> Iterator[SetupStep]:
         """Run one step under its title; what fails in it stops the run.
 
         Raises:
-            Stopped: it failed, or was interrupted.
+            StepFailed: it failed, or was interrupted.
         """
-        now = Step(name)
+        now = SetupStep(name)
         self.steps.append(now)
         place = f"{STEPS.index(name) + 1}/{len(STEPS)}"
         self.say(styled("\n[bold]{}  {}[/]", place, title))
         try:
             yield now
-        except Stopped:
+        except StepFailed:
             now.state = "failed"
             raise
         except (KeyboardInterrupt, click.Abort):
             now.state = "failed"
             click.echo("", err=True)  # the question's line has no end
-            raise Stopped(Interrupted.exit_code, self.line("setup")) from None
+            raise StepFailed(Interrupted.exit_code, self.line("setup")) from None
         except SparkClusterError as error:
             now.state = "failed"
             show_failure(error)
-            raise Stopped(error.exit_code, self.line("setup")) from None
+            raise StepFailed(error.exit_code, self.line("setup")) from None
 
     def say(self, text: Any = "") -> None:
         """Print for people: with --json on standard error."""
@@ -143,14 +145,14 @@ class Flow:
         """Return a command as a user types it."""
         return shlex.join(["spark-cluster", *self.words(*words)])
 
-    def run(self, step: Step, *words: str, quiet: bool = False) -> None:
+    def run(self, step: SetupStep, *words: str, quiet: bool = False) -> None:
         """Run a command in this process, in its own display.
 
         Args:
             quiet: leave out what it prints on standard output, such as what to do next.
 
         Raises:
-            Stopped: it did not succeed.
+            StepFailed: it did not succeed.
         """
         line = self.line(*words)
         step.commands.append(line)
@@ -160,11 +162,10 @@ class Flow:
             return
         status = self._status(self.words(*words), quiet=quiet)
         if status:
-            raise Stopped(status, line)
+            raise StepFailed(status, line)
 
     def _status(self, words: Sequence[str], *, quiet: bool) -> int:
         """Run it as the program does, and print its error; return the exit status."""
-        process_start.STARTED = time.monotonic()  # what a run shows is its own time
         out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
         try:
             with contextlib.redirect_stdout(out):
@@ -188,11 +189,11 @@ class Flow:
             return None
         return found if isinstance(found, dict) else None
 
-    def offer(self, step: Step, question: str, *words: str) -> None:
+    def offer(self, step: SetupStep, question: str, *words: str) -> None:
         """Run a command where the user wants it now.
 
         Raises:
-            Stopped: it did not succeed.
+            StepFailed: it did not succeed.
         """
         if self.ask.consent(question):
             self.run(step, *words)
@@ -202,7 +203,7 @@ class Flow:
         step.commands.append(line)
         self.say(styled("[dim]not now; later:[/] {}", line))
 
-    def nothing_to_do(self, step: Step, text: str) -> None:
+    def nothing_to_do(self, step: SetupStep, text: str) -> None:
         """Note that a step was done before."""
         step.state = "nothing to do"
         self.note("ok", text)
@@ -225,7 +226,7 @@ class Flow:
         ):
             self.say(styled("  {:<24}  [dim]{}[/]", self.line(words), meaning))
 
-    def show_way_on(self, stopped: Stopped) -> None:
+    def show_way_on(self, stopped: StepFailed) -> None:
         """Print which command goes on from here."""
         name = self.steps[-1].name
         self.say(styled("\n{} step {} is not done. Go on with:", mark("warn"), name))
@@ -311,7 +312,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Asked:
+class NamedNodes:
     """The nodes as the options name them."""
 
     addresses: tuple[str, ...]
@@ -322,7 +323,7 @@ class Asked:
     recipe: str | None = None
 
 
-def nodes(flow: Flow, step: Step, asked: Asked) -> None:
+def nodes(flow: Flow, step: SetupStep, asked: NamedNodes) -> None:
     """Have an inventory: the one that is there, or one of the machines that are named or found.
 
     Raises:
@@ -337,7 +338,7 @@ def nodes(flow: Flow, step: Step, asked: Asked) -> None:
     write(flow, step, answers, new=True)
 
 
-def _known(flow: Flow, step: Step, asked: Asked) -> None:
+def _known(flow: Flow, step: SetupStep, asked: NamedNodes) -> None:
     inventory = flow.app.inventory
     known = [node.address for node in inventory.nodes.values()]
     if asked.addresses and list(asked.addresses) != known:
@@ -368,7 +369,7 @@ def own_answers(flow: Flow) -> Answers | None:
     return answers_in(path)
 
 
-def write(flow: Flow, step: Step, answers: Answers, *, new: bool = False) -> None:
+def write(flow: Flow, step: SetupStep, answers: Answers, *, new: bool = False) -> None:
     """Write the inventory, or write it again with other answers, where that changes anything."""
     if not new and own_answers(flow) == answers:
         return
@@ -390,7 +391,7 @@ def write(flow: Flow, step: Step, answers: Answers, *, new: bool = False) -> Non
     flow.app.cluster.read_again()
 
 
-def _answers(flow: Flow, asked: Asked) -> Answers:
+def _answers(flow: Flow, asked: NamedNodes) -> Answers:
     port, addresses = asked.port, asked.addresses
     if not addresses:
         chosen = _choose(flow, asked.interface)
@@ -427,7 +428,7 @@ def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
     return flow.ask.until_valid(question, default, lambda text: chosen(text, found.candidates))
 
 
-def find(flow: Flow, interface: str | None) -> Found:
+def find(flow: Flow, interface: str | None) -> Discovered:
     """Look for Sparks on the local network, and print what was found."""
     flow.say(
         painted(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...", "dim")
@@ -479,11 +480,11 @@ def chosen(text: str, found: Sequence[Candidate]) -> list[Candidate]:
     return picked
 
 
-# -- what is served -------------------------------------------------------------------------------
+# -- what is served --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedChoice:
     """What is served: a recipe, and the option of `up` that says on which nodes."""
 
     recipe: str
@@ -491,8 +492,8 @@ class Model:
 
 
 def model(
-    flow: Flow, step: Step, recipe: str | None, want: str | None, speed: str | None
-) -> Model | None:
+    flow: Flow, step: SetupStep, recipe: str | None, want: str | None, speed: str | None
+) -> ServedChoice | None:
     """Choose what to serve; None leaves it to the inventory as it is.
 
     Raises:
@@ -501,17 +502,17 @@ def model(
     """
     if recipe is not None:
         flow.app.project.find("recipes", recipe)
-        return _taken(flow, step, Model(recipe, ""))
+        return _taken(flow, step, ServedChoice(recipe, ""))
     # In check mode the inventory may not be there yet.
     have = "" if flow.app.inventory_is_missing else flow.app.inventory.serve.recipe
     if have and want is None and flow.ask.silent and _was_there(flow):
         flow.nothing_to_do(step, f"the inventory names the recipe {have}")
-        return Model(have, "")
+        return ServedChoice(have, "")
     want = want or _one_of(flow, "What is it for?", WANTS)
     if speed is None:
         speed = "latency" if want == "embedding" else _one_of(flow, "How fast?", SPEEDS)
     count = flow.count
-    found = proposals(flow, cast(Want, want), cast(Speed, speed), count)
+    found = proposals(flow, cast(Want, want), cast(Preference, speed), count)
     if not found:
         raise Refused(
             f"no recipe for {want} fits {count} idle Spark{'s' if count > 1 else ''}",
@@ -520,7 +521,7 @@ def model(
         )
     _show_proposals(flow, found)
     picked = found[flow.ask.choice("Which one", len(found[:SHOWN]))]
-    return _taken(flow, step, Model(picked.recipe, picked.option))
+    return _taken(flow, step, ServedChoice(picked.recipe, picked.option))
 
 
 def _was_there(flow: Flow) -> bool:
@@ -538,7 +539,7 @@ def _one_of(flow: Flow, question: str, options: dict[str, str]) -> str:
     return names[flow.ask.choice("Number", len(names))]
 
 
-def proposals(flow: Flow, want: Want, speed: Speed, nodes: int) -> list[Proposal]:
+def proposals(flow: Flow, want: Want, speed: Preference, nodes: int) -> list[Proposal]:
     """Return what fits, the best first; recipes that cannot be read are not among them."""
     project, recipes = flow.app.project, []
     for name in project.list("recipes"):
@@ -565,7 +566,7 @@ def _show_proposals(flow: Flow, found: list[Proposal]) -> None:
         flow.text(one.description, indent=5)
 
 
-def _taken(flow: Flow, step: Step, chosen: Model) -> Model:
+def _taken(flow: Flow, step: SetupStep, chosen: ServedChoice) -> ServedChoice:
     """Write the choice into the inventory where that is ours; otherwise it goes to `up`."""
     answers = own_answers(flow)
     if answers is not None:

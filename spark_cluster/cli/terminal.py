@@ -10,7 +10,7 @@ from rich.console import ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from spark_cluster.cli.visible import visible
+from spark_cluster.cli.console import visible
 
 __all__ = ["Console", "Group", "RenderableType"]
 

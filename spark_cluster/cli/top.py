@@ -1,10 +1,11 @@
-"""`top`: the nodes live."""
+"""The nodes live: `top` in the terminal, `dashboard` in a browser."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
+import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,19 +19,17 @@ from spark_cluster.bench.sampling import (
     metrics_url,
     warnings,
 )
-from spark_cluster.bench.telemetry import Row
-from spark_cluster.bench.telemetry_file import JsonLinesWriter, writer
-from spark_cluster.bench.telemetry_flags import size
+from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, size, writer
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted
-from spark_cluster.cli.options import Command, Positive
-from spark_cluster.cli.visible import show_error, visible
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.cli.console import painted, show_error, visible
+from spark_cluster.cli.options import DeclaredCommand, Positive
+from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from spark_cluster.cli.terminal import RenderableType
+
 
 MOST_PROCESSES = 6
 """Processes of a node that are shown, the largest first."""
@@ -62,7 +61,7 @@ def _both(received: float | None, sent: float | None) -> str:
     return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))
 
 
-Figures = tuple[tuple[str, str, Callable[[Row], str]], ...]
+Figures = tuple[tuple[str, str, Callable[[TelemetryRow], str]], ...]
 """The title of a column, empty where there is none; how a line says it; the figure of a sample."""
 
 NODE: Figures = (
@@ -86,8 +85,8 @@ ENGINE: Figures = (
 """The last one stands in a line only where something was drafted."""
 
 
-@click.command(cls=Command)
-def command(
+@click.command(cls=DeclaredCommand)
+def top(
     app: App,
     *,
     interval: Annotated[float, click.FloatRange(min=0.2, max=60.0)] = 1.0,
@@ -157,7 +156,7 @@ def _updates(
             return
         update = sampling.next(left)
         is_news = update is not None and live.take(update)
-        if kept is not None and isinstance(update, Row):
+        if kept is not None and isinstance(update, TelemetryRow):
             kept.write(update)
         yield update if is_news else None
         error = live.first_loss()
@@ -188,7 +187,7 @@ def _draw(app: App, live: LiveState, updates: Iterator[Update | None]) -> None:
 
 def _line_document(update: Update) -> dict[str, object]:
     """A line of --json: a sample, or a node that was lost."""
-    if isinstance(update, Row):
+    if isinstance(update, TelemetryRow):
         return update.to_dict()
     return {"node": update.node, **update.error.to_dict()}
 
@@ -267,10 +266,106 @@ def _table(first: str, *others: str) -> Table:
 
 def line(update: Update) -> str:
     """Return one line for a sample or a loss, for scripts and files that people read."""
-    if not isinstance(update, Row):
+    if not isinstance(update, TelemetryRow):
         return f"{update.node}: {update.error.message}"
     parts = [text.format(figure(update)) for _, text, figure in NODE]
     if update.running is not None:
         shown = ENGINE if update.acceptance is not None else ENGINE[:-1]
         parts += [text.format(figure(update)) for _, text, figure in shown]
     return f"{update.time:%H:%M:%S} {update.node}: {', '.join([*parts, *warnings(update)])}"
+
+
+# -- `dashboard`: a web page of the nodes, on this machine -----------------------------------------
+
+
+@click.command(cls=DeclaredCommand)
+def dashboard(
+    app: App,
+    *,
+    port: Annotated[int, click.IntRange(0, 65535)] = 0,
+    interval: Annotated[float, click.FloatRange(min=0.5, max=60.0)] = 1.0,
+    open_it: bool,
+) -> None:
+    """Show the nodes in a browser until Ctrl-C: memory by process, traffic, engine, runs, findings.
+
+    The page is served on this machine's loopback only, and its address has a token that is new
+    each time. It only shows: nothing can be changed from it. Commands that it offers (status, vram,
+    doctor, history, logs) are run when you press their button.
+
+    Args:
+        port (PORT): Port of this machine (default: one that is free).
+        interval: Seconds between two samples of a node. [default]
+        open_it (--open): Open the page in the browser.
+    """
+    from spark_cluster.bench.sampling import Sampling, metrics_url
+    from spark_cluster.cli.bench_measure import RESULTS
+
+    try:
+        from spark_cluster.dashboard.server import CommandQuestions, Feed, listen, serve
+    except ImportError as error:
+        raise UsageError(
+            f"the dashboard needs {error.name}, which is not installed",
+            hint=install_extra("dashboard"),
+        ) from None
+    nodes = app.nodes
+    feed = Feed([node.name for node in nodes], interval)
+    sampling = Sampling(
+        nodes, app.cluster.dialer, every=interval, metrics=metrics_url(app.inventory.serve)
+    )
+    listener = listen(port)
+    runs = app.project.folder / RESULTS
+    kept = contextlib.ExitStack()
+    with contextlib.suppress(KeyboardInterrupt), ended_by_signals(), sampling, kept:
+        serve(
+            listener,
+            feed,
+            sampling,
+            questions=CommandQuestions(_options(app)),
+            runs=runs,
+            tell=_teller(app, kept if open_it else None),
+        )
+
+
+def _options(app: App) -> list[str]:
+    """The options of this command line that the commands of the page get, too."""
+    opened = app.cluster
+    given = (("-i", opened.named), ("--project", opened.named_project), ("-l", opened.limit))
+    return [word for option, value in given if value for word in (option, str(value))]
+
+
+def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None]:
+    """Return what prints the address, and opens it where something keeps the file for that."""
+
+    def tell(address: str) -> None:
+        app.show({"url": address}, f"{address}\nCtrl-C ends it.")
+        if kept is not None:
+            webbrowser.open(kept.enter_context(leading_to(address)).as_uri())
+
+    return tell
+
+
+@contextlib.contextmanager
+def leading_to(address: str) -> Iterator[Path]:
+    """Make a file that only the user can read, and that leads a browser to an address.
+
+    The arguments of a browser can be read by all users of the machine. The file is in the home, and
+    not hidden: a browser that is a snap can read neither /tmp nor hidden files.
+
+    Raises:
+        Failed: it cannot be written.
+    """
+    from tempfile import NamedTemporaryFile
+
+    try:
+        file = NamedTemporaryFile(  # noqa: SIM115  (closed below)
+            "w", dir=Path.home(), prefix="spark-cluster-dashboard-", suffix=".html"
+        )
+    except OSError as error:
+        raise Failed(
+            f"the file for the browser cannot be written in {Path.home()}: {error.strerror}",
+            hint="leave out --open, and open the address that is printed",
+        ) from None
+    with file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">\n')
+        file.flush()
+        yield Path(file.name)

@@ -1,10 +1,11 @@
-"""`up`: from any state to a verified vLLM endpoint."""
+"""Serve a model: `up` from any state, `swap` in place of another, `supervise` it on the head."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 import click
 
@@ -14,26 +15,36 @@ from spark_cluster.cli.options import (
     Adopting,
     Allowing,
     Changing,
-    Command,
+    DeclaredCommand,
+    DeclaredGroup,
     EndingJobs,
     EndpointPort,
     Forced,
     Overriding,
     Positive,
     Sized,
+    Unloading,
 )
-from spark_cluster.cli.vram import table
-from spark_cluster.engine.memory_phases import MemoryOfNode
+from spark_cluster.cli.served import vram_table
+from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spark_cluster.cli.serving_results import UpResult
-    from spark_cluster.engine.endpoint import Endpoint
+    from spark_cluster.cli.serving import UpResult
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.engine.deployment import Endpoint
+    from spark_cluster.engine.launches import PreviousServer
     from spark_cluster.engine.result import Served
+    from spark_cluster.engine.supervision import Supervision
+    from spark_cluster.runner.events import Options
+
+SHOWN = 10
+"""Events of the supervision that are shown; --json has all of them."""
 
 
-class Given(TypedDict):
+class UpOptions(TypedDict):
     """What is handed on to `Cluster.up`."""
 
     tp: Sized
@@ -44,8 +55,8 @@ class Given(TypedDict):
     end_jobs: EndingJobs
 
 
-@click.command(cls=Command)
-def command(
+@click.command(cls=DeclaredCommand)
+def up(
     app: App,
     *,
     adopt: Adopting,
@@ -53,7 +64,7 @@ def command(
     port: EndpointPort,
     allow: Allowing,
     options: Changing,
-    **given: Unpack[Given],
+    **given: Unpack[UpOptions],
 ) -> None:
     """Bring the nodes from any state to a verified vLLM endpoint.
 
@@ -77,7 +88,7 @@ def command(
 
 
 def _show(app: App, found: UpResult) -> None:
-    from spark_cluster.cli.serving_results import UpModelsResult
+    from spark_cluster.cli.serving import UpModelsResult
 
     app.show_recap()
     if found.served is not None and isinstance(found, UpModelsResult):
@@ -96,7 +107,7 @@ def show_served(
     """
 
     console = app.console
-    _show_memory(app, table(served.now, served.peak, under_load=served.under_load), memory)
+    _show_memory(app, vram_table(served.now, served.peak, under_load=served.under_load), memory)
     if plot is not None:
         console.print(painted(f"memory over time: {plot}", "dim"), soft_wrap=True)
     endpoint = served.endpoint
@@ -145,7 +156,7 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
     """Print a verified endpoint: memory, address, each model with its answer."""
 
     console = app.console
-    _show_memory(app, table(served.now, served.peak), memory)
+    _show_memory(app, vram_table(served.now, served.peak), memory)
     count = len(served.servers)
     console.print(styled("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url))
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
@@ -172,3 +183,150 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
 def _versions(found: dict[str, Any]) -> str:
     short = {name: value[:19] if name == "image" else value for name, value in found.items()}
     return "  ".join(f"{name} {value}" for name, value in short.items())
+
+
+# -- `swap`: serve another recipe in place of the one that runs ------------------------------------
+
+
+@click.command(cls=DeclaredCommand)
+def swap(
+    app: App,
+    *,
+    recipe_name: Annotated[str, {"metavar": "RECIPE"}],
+    tp: Sized,
+    force: Forced,
+    no_restore: bool,
+    unload: Unloading,
+    end_jobs: EndingJobs,
+    adopt: Adopting,
+    changes: Overriding,
+    allow: Allowing,
+    options: Changing,
+) -> None:
+    """Serve RECIPE in place of what runs; the old one again if it fails.
+
+    Image and model are fetched while the old server still answers. Then it is stopped, its memory
+    is waited for on every node, and RECIPE is started and verified as by `up`. If that fails, the
+    old recipe is started again, and the exit status is that of the failure.
+
+    Args:
+        no_restore: Do not start the old recipe again if the new one fails.
+    """
+    from spark_cluster.cli.run import keep_plot
+    from spark_cluster.cli.serving import recipe_to_serve, size_on
+    from spark_cluster.config.launch import options_text
+
+    options.adopt = adopt
+    if options.selection.partial:
+        raise UsageError(
+            "swap stops one server and starts another, and takes no selection of roles",
+            hint="leave out --tags, --skip-tags and --start-at",
+        )
+    recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
+    size = size_on(app.cluster, recipe, tp)
+
+    def load(previous: PreviousServer) -> Recipe:
+        return recipe_to_serve(app.cluster, previous.recipe, previous.changes, allow)
+
+    title = " ".join(
+        filter(None, [f"swap {recipe.name} --tp {size}", options_text(recipe.overrides)])
+    )
+    memory = MemoryPhases()
+    with app.play(title, app.nodes, options) as run:
+        run.bus.add(memory)
+        playbook = app.project.load_playbook("swap")
+        swapped = playbook.function(
+            run.open(),
+            recipe=recipe,
+            tp=size,
+            load=load,
+            force=force,
+            restore=not no_restore,
+            unload=unload,
+            end_jobs=end_jobs,
+        )
+        plot = keep_plot(run.id, run.bus, memory)
+    if app.as_json:
+        held = list(memory.nodes.values())
+        app.print_json(run.document(swapped, memory=held, memory_plot=plot))
+        return
+    app.show_recap()
+    if swapped is not None:
+        _show_swapped(app, swapped, memory, plot)
+
+
+def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
+    show_served(app, swapped.served, memory.nodes.values(), plot)
+    if swapped.former is not None:
+        text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
+        app.console.print(painted(text, "dim"), soft_wrap=True)
+
+
+# -- `supervise`: a unit on the head that restarts a dead engine -----------------------------------
+
+
+@click.group(cls=DeclaredGroup)
+def supervise() -> None:
+    """Restart a dead engine from the head itself, without the laptop: install, remove, status."""
+
+
+@supervise.command()
+def install(app: App, *, at_boot: bool, options: Changing) -> None:
+    """Install the supervision on the head, as a systemd unit, and start it.
+
+    It asks the server for a real completion, stops a server that gives none, waits until its
+    memory is back, and starts it again: after pauses that grow, and five times an hour at most.
+
+    Args:
+        at_boot: Start the supervision at boot, too.
+    """
+    _apply(app, "present", options, at_boot=at_boot)
+
+
+@supervise.command()
+def remove(app: App, *, options: Changing) -> None:
+    """Remove the supervision; what serves stays as it is."""
+    _apply(app, "absent", options, at_boot=False)
+
+
+@supervise.command("status")
+def supervision_status(app: App) -> None:
+    """Show what the supervision knows of the server, and what it did last."""
+    app.import_meanwhile("spark_cluster.engine.supervision")
+    head = app.inventory.head
+    with app.cluster.dialer.session(head, "supervise") as session:
+        from spark_cluster.engine.supervision import report
+
+        found = report(session)
+    app.show(found, _show_supervision)
+
+
+def _apply(
+    app: App,
+    state: Literal["present", "absent"],
+    options: Options,
+    *,
+    at_boot: bool,
+) -> None:
+    name = "install" if state == "present" else "remove"
+    head = app.inventory.head
+    with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
+        playbook = app.project.load_playbook("supervise")
+        found = playbook.function(run.open(), state=state, at_boot=at_boot)
+    app.show_run(run, "supervision", found, _show_supervision)
+
+
+def _show_supervision(app: App, found: Supervision) -> None:
+    console = app.console
+    if not found.installed:
+        console.print("not installed: `spark-cluster supervise install` installs it on the head")
+        return
+    boot = "started at boot" if found.at_boot else "not started at boot (install --at-boot)"
+    console.print(styled("supervision: [bold]{}[/], {}", found.active, boot))
+    why = f": {found.state.reason}" if found.state.reason else ""
+    console.print(styled("server: [bold]{}[/]{}", found.state.phase, why), soft_wrap=True)
+    for problem in found.problems:
+        console.print(styled("[yellow]![/] {}", problem), soft_wrap=True)
+    for event in found.events[-SHOWN:]:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        console.print(painted(f"{moment}  {event.text}", "dim"), soft_wrap=True)

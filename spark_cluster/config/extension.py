@@ -1,10 +1,18 @@
-"""What a project's folder extends the program by: Python files, loaded by path, and others."""
+"""What a project brings to run, who could have written it, and what its user allows a recipe.
+
+Roles and playbooks are code, and a recipe names the image that runs as root on the nodes. So they
+are loaded only from folders that no one but their user (and root) can write.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import importlib.util
 import os
+import shlex
+import stat
+import struct
 import sys
 import threading
 import time
@@ -12,6 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +28,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile, SparkClusterError
-from spark_cluster.node.project_code import PROJECT_PACKAGE
+from spark_cluster.node import paths
+from spark_cluster.node.values import PROJECT_PACKAGE
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+
+# What a project's folder extends the program by: Python files, loaded by path, and others.
 
 T = TypeVar("T")
 
@@ -221,3 +234,212 @@ def _within(path: Path, root: Path) -> bool:
 def _first_line(error: BaseException) -> str:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return text.splitlines()[0] if text else "(no message)"
+
+
+_ACLS = {
+    "system.posix_acl_access": "lets {} write by its ACL",
+    "system.posix_acl_default": "lets {} write new files in it by its default ACL",
+}
+"""Extended attributes of Linux with POSIX ACLs, and what an entry in them means. acl(5)"""
+_WRITE = 2
+_USER, _GROUP, _MASK = 2, 8, 0x10
+"""Tags of entries: a named user, a named group, and the most that either of them gets."""
+
+
+def foreign(path: Path, top: Path, program: Path | None = None) -> tuple[str, str] | None:
+    """Return what is wrong with a file (or a folder and everything in it), or with the folders
+    above it up to `top`, and what to do; None when no one else can write any of them.
+
+    Args:
+        program: what runs already: its owner and group may write, too.
+    """
+    for part in _parts(path, top):
+        problem = why_foreign(part, program)
+        if problem is not None:
+            found, advice = problem
+            return f"{shown(part)} {found}", advice
+    return None
+
+
+def why_foreign(path: Path, program: Path | None = None) -> tuple[str, str] | None:
+    """Return what is wrong with a file or folder, and what to do; None when it belongs to the user,
+    or to the owner of `program`.
+    """
+    try:
+        about = path.stat()
+    except OSError:
+        return None  # it is not there, or whoever opens it says why not
+    name = shlex.quote(str(path))
+    runs = program.stat() if program is not None else None
+    users, groups = _own(os.getuid(), "SUDO_UID"), _own(os.getgid(), "SUDO_GID")
+    if runs is not None:
+        users, groups = users | {runs.st_uid}, groups | {runs.st_gid}
+    if about.st_uid not in users:
+        return (
+            f"belongs to another user (number {about.st_uid})",
+            f"check its content; then: sudo chown {os.getuid()} {name}",
+        )
+    # In a folder like /tmp no one replaces what is not theirs, and that is looked at by itself.
+    shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
+    if about.st_mode & stat.S_IWOTH and not shared:
+        return "is writable by everyone", f"check its content; then: chmod o-w {name}"
+    if about.st_mode & stat.S_IWGRP and about.st_gid not in groups and not shared:
+        return (
+            f"is writable by another group (number {about.st_gid})",
+            f"check its content; then: chmod g-w {name}",
+        )
+    if not shared and (found := _foreign_acl(path, users, groups)):
+        return found, f"check its content; then: setfacl -b {name}"
+    return None
+
+
+def _foreign_acl(path: Path, users: set[int], groups: set[int]) -> str | None:
+    """Return whom but these users and groups an ACL lets write; None where there is none.
+
+    macOS keeps its ACLs elsewhere: there the mode alone is looked at.
+    """
+    if sys.platform != "linux":
+        return None
+    for attribute, meaning in _ACLS.items():
+        try:
+            acl = os.getxattr(path, attribute)
+        except OSError:
+            continue  # none, or a file system without ACLs
+        entries = list(struct.iter_unpack("<HHI", acl[4:]))  # after the version
+        mask = next((rights for tag, rights, _ in entries if tag == _MASK), _WRITE)
+        for tag, rights, number in entries:
+            kind, own = ("user", users) if tag == _USER else ("group", groups)
+            if tag in (_USER, _GROUP) and rights & mask & _WRITE and number not in own:
+                return meaning.format(f"{kind} {number}")
+    return None
+
+
+def _own(number: int, of_sudo: str) -> set[int]:
+    """Root's, the user's, and that of who became root with sudo: Ubuntu's users have a group of
+    their own, which may write what they make.
+
+    Args:
+        number: of the user, or of their group.
+        of_sudo: the variable in which sudo says it.
+    """
+    sudo = os.environ.get(of_sudo, "")
+    return {0, number} | ({int(sudo)} if os.getuid() == 0 and sudo.isdigit() else set())
+
+
+def _parts(path: Path, top: Path) -> Iterator[Path]:
+    """Yield the folders from the top down, then what is in a folder; targets of links included."""
+    path, top = path.absolute(), top.absolute()
+    above = [folder for folder in path.parents if folder.is_relative_to(top)]
+    yield from reversed(above or [path.parent])
+    if path.resolve() != path:
+        yield path.resolve().parent
+    yield path
+    if path.is_dir():
+        yield from sorted(path.rglob("*"))
+
+
+# The secrets that a user is asked for on the terminal.
+
+
+class Prompts:
+    """What a user has answered: each question is asked once, and kept by this object only.
+
+    One belongs to each inventory that is opened, so that a password for a node of one inventory is
+    never offered to a node of that name in another.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[str, str] = {}
+        self._asking = threading.Lock()
+
+    @property
+    def ask(self) -> Callable[[str], str] | None:
+        """Ask on the terminal what was not answered yet; None without a terminal."""
+        return self._ask if sys.stdin.isatty() else None
+
+    def remember(self, what: str, answer: str) -> None:
+        """Answer with it where the terminal would be asked."""
+        with self._asking:
+            self._answers[what] = answer
+
+    def forget(self) -> None:
+        """Ask again for everything: the answers are wrong, or no longer needed."""
+        with self._asking:
+            self._answers.clear()
+
+    def _ask(self, what: str) -> str:
+        with self._asking:
+            if what not in self._answers:
+                self._answers[what] = getpass.getpass(f"{what}: ")
+            return self._answers[what]
+
+
+# The permissions that a user gives a recipe beyond those of every recipe.
+#
+# A recipe may be someone else's. What it would take of the laptop, or reach on the nodes, is named
+# by the user first: with an option of the command, or under `serve` in the inventory.
+
+
+@dataclass(frozen=True)
+class Allowances:
+    """The permissions that the user named.
+
+    Args:
+        files: files and folders of the laptop that may be sent to the nodes, with all in them.
+        env: variables of the laptop's environment that the containers may be given.
+        mounts: folders of the nodes that may be written to, with all in them.
+        venv: an engine may run outside a container, in a virtual environment of the node.
+        build: scripts of a recipe may run as root in the build of its image.
+        build_network: they may also fetch something.
+        own: folders of the nodes that spark-cluster has by the inventory's settings (caches,
+            environments), in which no recipe is allowed anything.
+        folders: of the recipe and of the project, whose files may be sent.
+    """
+
+    files: tuple[Path, ...] = ()
+    env: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    venv: bool = False
+    build: bool = False
+    build_network: bool = False
+    own: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
+
+    def __add__(self, other: Allowances) -> Allowances:
+        return Allowances(
+            self.files + other.files,
+            self.env + other.env,
+            self.mounts + other.mounts,
+            self.venv or other.venv,
+            self.build or other.build,
+            self.build_network or other.build_network,
+            self.own + other.own,
+            self.folders + other.folders,
+        )
+
+    def holds(self, path: Path) -> bool:
+        """Return whether a file of the laptop may be sent; links are followed first."""
+        real = path.resolve()
+        named = [path.expanduser().resolve() for path in (*self.files, LAB_MODELS)]
+        if any(real.is_relative_to(one) for one in named):
+            return True
+        home = Path.home().resolve()  # not a folder where all of the user's files are
+        folders = (folder.resolve() for folder in self.folders)
+        return any(_inside(real, one) for one in folders if not home.is_relative_to(one))
+
+
+NOTHING = Allowances()
+
+OF_DOWNLOADS = {".gitattributes", ".gitignore", ".cache"}
+"""Hidden names that downloaded models have."""
+
+LAB_MODELS = Path(paths.CACHE, "lab/prepared/models")
+"""What the lab has made for the shipped recipe lab-paris: nothing of the user's is in it."""
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Return whether it is in the folder, and not in a hidden part of it (.git, .env, .ssh)."""
+    if not path.is_relative_to(folder):
+        return False
+    parts = set(path.relative_to(folder).parts) - OF_DOWNLOADS
+    return not any(part.startswith(".") for part in parts)

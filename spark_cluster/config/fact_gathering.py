@@ -8,28 +8,377 @@ last one counts.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
+import json
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config import fact_parsers
 from spark_cluster.config.facts import (
     Facts,
     GivenAddress,
+    Gpu,
+    GpuProcess,
+    Hca,
     Interface,
     Memory,
     NetplanDefinition,
     NetplanFiles,
-    Process,
 )
+from spark_cluster.config.ports import EPHEMERAL
 from spark_cluster.config.yamlfile import Key, Sourced, parse
 from spark_cluster.errors import InvalidFile
 from spark_cluster.node import nvidia_smi, paths
+
+# Parsers of what a node's tools and files say; each takes text and bears what is missing.
+
+_PARTS = {"ssh-ed25519": 2, "sk-ssh-ed25519@openssh.com": 3, "ssh-rsa": 3}
+"""Fields of a public key by its kind; an ECDSA key has 3 too, with a security key 4."""
+
+KEY_KINDS = frozenset(
+    (
+        "ssh-ed25519",
+        "ssh-rsa",
+        "ecdsa-sha2-nistp256",
+        "ecdsa-sha2-nistp384",
+        "ecdsa-sha2-nistp521",
+        "sk-ssh-ed25519@openssh.com",
+        "sk-ecdsa-sha2-nistp256@openssh.com",
+    )
+)
+"""Kinds of keys that a node's key files may have."""
+
+
+def kind_of(blob: bytes) -> str:
+    """The kind that a public key names itself."""
+    size = int.from_bytes(blob[:4], "big")
+    return blob[4 : 4 + size].decode(errors="replace")
+
+
+def is_key(kind: str, text: str) -> bool:
+    """Return whether `KIND BASE64` is a complete key of a known kind that matches its content."""
+    try:
+        blob = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return False
+    return kind in KEY_KINDS and is_whole(kind, blob)
+
+
+def is_whole(kind: str, blob: bytes) -> bool:
+    """Return whether a key is of the kind that its line says, and not truncated."""
+    parts, rest = 0, blob
+    while len(rest) >= 4:
+        size = int.from_bytes(rest[:4], "big")
+        if len(rest) < 4 + size:
+            return False
+        parts, rest = parts + 1, rest[4 + size :]
+    wanted = _PARTS.get(kind) or (4 if kind.startswith("sk-") else 3)
+    return not rest and parts == wanted and kind_of(blob) == kind
+
+
+NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
+
+
+def key_values(text: str) -> dict[str, str]:
+    """`KEY="value"` lines; of a key that comes twice the last one counts."""
+    found = {}
+    for line in text.split("\n"):
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key.strip()):
+            found[key.strip()] = value.strip().strip("\"'")
+    return found
+
+
+def os_name(text: str) -> str:
+    """`ubuntu 24.04` of /etc/os-release."""
+    values = key_values(text)
+    return f"{values.get('ID', '')} {values.get('VERSION_ID', '')}".strip()
+
+
+def dgx_version(text: str | None) -> str | None:
+    """The version of /etc/dgx-release: OTA blocks are appended, the last one counts."""
+    values = key_values(text or "")
+    return values.get("DGX_OTA_VERSION") or values.get("DGX_SWBUILD_VERSION")
+
+
+def meminfo(text: str) -> Memory:
+    """/proc/meminfo, KiB."""
+    found = {
+        m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+([0-9]{1,15}) kB$", text, re.MULTILINE)
+    }
+    names = ("MemTotal", "MemAvailable", "Cached")
+    total, available, cached = (found.get(name, 0) for name in names)
+    return Memory(total, available, cached)
+
+
+def compute_apps(text: str) -> tuple[GpuProcess, ...]:
+    """`nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv[,...]`.
+
+    With or without header and units; idle is an empty text. A memory figure that is not reported
+    becomes None.
+    """
+    return tuple(GpuProcess(*row) for row in nvidia_smi.processes(text))
+
+
+def gpu(text: str) -> Gpu | None:
+    """Return the GPU in a bare line of `--query-gpu` with the fields that `sources.toml` asks for.
+
+    The last two, of its memory, may be missing.
+    """
+    cells = [cell.strip() for cell in text.partition("\n")[0].split(",")]
+    if len(cells) < 6:
+        return None
+    name, compute_cap, driver, *figures = cells
+    temperature, power, clock = (_figure(cell) for cell in figures[:3])
+    memory = _own_memory(*figures[3:5]) if len(figures) >= 5 else None
+    return Gpu(name, compute_cap, driver, temperature, power, clock, memory)
+
+
+def _own_memory(used: str, free: str) -> Memory | None:
+    """Return the memory of a GPU that has its own; None for `[N/A]`, as a GB10 says.
+
+    CUDA has what is used and free; `memory.total` has what the driver keeps for itself, too (0.6 of
+    140.4 GiB; source: measured-on-h200).
+
+    Args:
+        used, free: MiB.
+    """
+    found = [re.fullmatch(r"([0-9]{1,9})(?: MiB)?", cell) for cell in (used, free)]
+    held, left = (1024 * int(cell[1]) if cell else None for cell in found)
+    return None if held is None or left is None else Memory(held + left, left, of_gpu=True)
+
+
+def _figure(cell: str) -> float | None:
+    found = re.match(r"-?[0-9]{1,15}(\.[0-9]+)?(?![0-9])", cell)
+    return float(found[0]) if found and cell not in NOT_TOLD else None
+
+
+def ibdev2netdev(text: str) -> tuple[Hca, ...]:
+    """`rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)`; the order of rows varies."""
+    rows = re.findall(r"^(\S+) port \d+ ==> (\S+) \((\w+)\)", text, re.MULTILINE)
+    return _in_order(Hca(name, interface, state == "Up") for name, interface, state in rows)
+
+
+def rdma_link(text: str) -> tuple[Hca, ...]:
+    """`link rocep1s0f1/1 state ACTIVE physical_state LINK_UP netdev enp1s0f1np1`."""
+    rows = re.findall(r"^link (\S+)/\d+ state (\w+) .*\bnetdev (\S+)", text, re.MULTILINE)
+    return _in_order(Hca(name, interface, state == "ACTIVE") for name, state, interface in rows)
+
+
+def _in_order(hcas: Iterable[Hca]) -> tuple[Hca, ...]:
+    return tuple(sorted(hcas, key=lambda hca: hca.interface.lower()))
+
+
+def ip_addr(text: str) -> tuple[Interface, ...]:
+    """`ip -j addr`."""
+    try:
+        rows = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(rows, list):
+        return ()
+    return tuple(_interface(row) for row in rows if isinstance(row, dict) and row.get("ifname"))
+
+
+def _interface(row: dict[str, object]) -> Interface:
+    """Return an interface; addresses that are none are left out, an MTU that is none is 0."""
+    flags, infos, mtu = row.get("flags"), row.get("addr_info"), row.get("mtu", 1500)
+    addresses = (_address(info) for info in infos) if isinstance(infos, list) else ()
+    return Interface(
+        name=str(row["ifname"]),
+        mac=str(row.get("address", "")),
+        mtu=mtu if isinstance(mtu, int) else 0,
+        up=isinstance(flags, list) and "UP" in flags and "LOWER_UP" in flags,
+        addresses=tuple(address for address in addresses if address is not None),
+    )
+
+
+def _address(info: object) -> IPv4Interface | None:
+    if not isinstance(info, dict) or info.get("family") != "inet" or "local" not in info:
+        return None
+    with contextlib.suppress(ValueError):
+        address = IPv4Interface(f"{info['local']}/{info.get('prefixlen', 32)}")
+        return None if address.ip.is_link_local else address
+    return None
+
+
+def dpkg(text: str) -> dict[str, str]:
+    """Lines of package, version, status (and want), by tabs: the installed ones with version."""
+    rows = (line.split("\t") for line in text.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) > 2 and row[2] == "installed"}
+
+
+def dpkg_held(text: str) -> tuple[str, ...]:
+    """Return the packages whose fourth word is `hold`, from the same lines."""
+    rows = (line.split("\t") for line in text.splitlines())
+    return tuple(sorted(row[0] for row in rows if len(row) > 3 and row[3] == "hold"))
+
+
+def public_keys(texts: Iterable[str]) -> tuple[str, ...]:
+    """`TYPE BASE64` of public key files, sorted; what is no whole key is left out.
+
+    The files are the node's own, and what they hold goes into known_hosts and authorized_keys.
+    """
+    words = (text.split() for text in texts)
+    return tuple(sorted(f"{w[0]} {w[1]}" for w in words if len(w) > 1 and is_key(w[0], w[1])))
+
+
+def gid_indexes(files: Mapping[str, str]) -> dict[str, int]:
+    """Device to index of its first RoCE v2 entry with an IPv4 address, from the files of sysfs.
+
+    Args:
+        files: path below `/sys/class/infiniband/DEVICE/ports/1/` to text: `gids/N` is
+            `0000:...:ffff:c0a8:b10b`, `gid_attrs/types/N` is `RoCE v2`.
+    """
+    found: dict[str, int] = {}
+    for path, gid in files.items():
+        place = re.match(r"(.*/infiniband/([^/]+)/ports/1)/gids/([0-9]{1,5})$", path)
+        if place is None or not gid.strip().startswith("0000:0000:0000:0000:0000:ffff:"):
+            continue
+        if files.get(f"{place[1]}/gid_attrs/types/{place[3]}", "").strip() == "RoCE v2":
+            found[place[2]] = min(int(place[3]), found.get(place[2], int(place[3])))
+    return found
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """First and last port of net.ipv4.ip_local_port_range; the kernel's default without one."""
+    found = re.fullmatch(r"\s*([0-9]{1,5})\s+([0-9]{1,5})\s*", text)
+    ports = (int(found[1]), int(found[2])) if found else EPHEMERAL
+    return ports if max(ports) < 1 << 16 else EPHEMERAL
+
+
+def ssh_ports(config: str, sockets: str) -> tuple[int, ...]:
+    """Ports at which sshd is to listen.
+
+    Not those at which a process of that name does listen: so does the session of whoever has a
+    port forwarded to them.
+
+    Args:
+        config: what `sshd -T` printed.
+        sockets: what `systemctl show --property=Listen` printed of those that start sshd.
+    """
+    found = re.findall(r"(?m)^port ([0-9]{1,5})$", config)
+    found += re.findall(r"(?m)^listenaddress \S*:([0-9]{1,5})(?: .*)?$", config)
+    found += re.findall(r"(?m)^Listen=(?:\S*:)?([0-9]{1,5}) \(Stream\)$", sockets)
+    return tuple(sorted({int(port) for port in found if int(port) < 1 << 16}))
+
+
+LISTENERS = ("ss", "-Hltnp")
+
+EVERYWHERE = ("*", "0.0.0.0", "::")  # noqa: S104
+
+_PROGRAM = re.compile(r'\(\("([^"]+)"(?:,pid=([0-9]{1,10}))?')
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A port that is listened on.
+
+    Attributes:
+        address: without brackets and interface.
+        program: empty where `ss` does not say.
+        pid: its process; None where `ss` does not say.
+    """
+
+    address: str
+    port: int
+    program: str = ""
+    pid: int | None = None
+
+    def __str__(self) -> str:
+        name = self.program or "another program"
+        return f"{name} (PID {self.pid})" if self.pid is not None else name
+
+    def blocks(self, address: str) -> bool:
+        """Return whether no one else can listen on this port of an address."""
+        return self.address == address or bool({self.address, address} & {*EVERYWHERE})
+
+
+def listeners(text: str) -> list[Listener]:
+    """Read the output of `ss -Hltnp`; lines of another form are left out."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        address, _, port = words[3].rpartition(":") if len(words) > 3 else ("", "", "")
+        if _PORT.fullmatch(port) is None:
+            continue
+        told = _PROGRAM.search(line)
+        name, pid = (told[1], told[2]) if told else ("", None)
+        at = address.strip("[]").partition("%")[0]
+        found.append(Listener(at, int(port), name, int(pid) if pid else None))
+    return found
+
+
+BLOCK = 16 * 2**20
+"""Bytes of a large block; a kernel that keeps none of this size is judged by its largest."""
+
+LEAST = 2 * 2**30
+"""Bytes in large blocks, below which a load is at risk. Sparks whose loads crawled had 0.1 to 0.9
+GiB of 118, 47 after a reboot (source: sparkring-173)."""
+
+HIGH_PRESSURE = 10.0
+"""Percent of the last 10 s in which every program waited for memory (PSI, full avg10): a node that
+is about to load shows 0, and systemd-oomd ends programs from 60 (source: oomd-conf)."""
+
+_ZONE = re.compile(r"^Node +\d+, +zone +\S+((?: +\d{1,15})+) *$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class FreeBlocks:
+    """The free memory of a node, bytes.
+
+    Attributes:
+        free: all of it.
+        large: what is in blocks of `size` and more.
+        size: of a large block.
+    """
+
+    free: int
+    large: int
+    size: int
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether large blocks are so few that a load is at risk."""
+        return self.large < LEAST
+
+    def __str__(self) -> str:
+        return (
+            f"{self.large / 2**30:.1f} of {self.free / 2**30:.1f} GiB free memory in blocks of "
+            f"{self.size / 2**20:g} MiB or more"
+        )
+
+
+def free_blocks(text: str, page_size: int) -> FreeBlocks | None:
+    """Read /proc/buddyinfo: column N counts free blocks of `page_size * 2**N` bytes.
+
+    Args:
+        page_size: of the node's kernel, bytes: 4096, or 65536 of an arm64 kernel with 64k pages.
+
+    Returns:
+        None where the text has no zone.
+
+    >>> free_blocks("Node 0, zone   Normal      2      0      1", 8 * 2**20)
+    FreeBlocks(free=50331648, large=33554432, size=16777216)
+    """
+    zones = [[int(word) for word in found[1].split()] for found in _ZONE.finditer(text)]
+    if not zones:
+        return None
+    orders = max(map(len, zones))
+    sizes = [page_size << order for order in range(orders)]
+    size = next((one for one in sizes if one >= BLOCK), sizes[-1])
+    pairs = [pair for zone in zones for pair in zip(zone, sizes, strict=False)]
+    free = sum(count * one for count, one in pairs)
+    return FreeBlocks(free, sum(count * one for count, one in pairs if one >= size), size)
+
 
 NETPLAN_FOLDERS = ("/lib/netplan", "/etc/netplan", "/run/netplan")
 """A file hides one of the same name in a folder before its own."""
@@ -223,53 +572,41 @@ def question() -> dict[str, Any]:
 def facts(answer: Mapping[str, Any]) -> Facts:
     """The facts in an agent's answer to `question()`."""
     files = {name: (answer["files"].get(name) or "").strip() for name in FILES}
-    commands = answer["commands"]
-    smi = commands.get("gpu")
-    smi_fails = smi is not None and smi["status"] != 0
-    hangs = str(answer.get("late", {}).get("gpu", ""))
-    hcas = _out(commands, "hcas")
-    trees = answer.get("trees", {})
-    gids = fact_parsers.gid_indexes(
-        {k: v for name in TREES for k, v in trees.get(name, {}).items()}
-    )
-    dpkg = (commands.get("dpkg") or {"stdout": ""})["stdout"]
-    machine = answer["machine"]
-    interfaces = fact_parsers.ip_addr(_out(commands, "ip"))
-    hcas_of = tuple(
-        replace(hca, gid_index=gids.get(hca.name))
-        for hca in fact_parsers.ibdev2netdev(hcas) or fact_parsers.rdma_link(hcas)
-    )
+    commands, trees, machine = answer["commands"], answer.get("trees", {}), answer["machine"]
+    packages = (commands.get("dpkg") or {"stdout": ""})["stdout"]
+    gpu_found, nvml_error = _gpu(answer)
+    interfaces, hcas = ip_addr(_out(commands, "ip")), _hcas(answer)
     configured = netplan_files(
         {k: v for name in NETPLAN for k, v in trees.get(name, {}).items()},
         interfaces,
-        {hca.interface for hca in hcas_of},
+        {hca.interface for hca in hcas},
     )
     return Facts(
         hostname=machine["hostname"],
-        os=fact_parsers.os_name(files["os"]),
+        os=os_name(files["os"]),
         kernel=machine["kernel"],
         arch=machine["arch"],
         python=machine["python"],
         cpus=machine["cpus"],
         boot_id=files["boot_id"],
         machine_id=files["machine_id"],
-        memory=fact_parsers.meminfo(files["meminfo"]),
+        memory=meminfo(files["meminfo"]),
         disk_total_bytes=machine["disk_total"],
         disk_free_bytes=machine["disk_free"],
-        gpu=None if smi_fails else fact_parsers.gpu(_out(commands, "gpu")),
-        nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else hangs,
-        dgx_version=fact_parsers.dgx_version(files["dgx"]),
+        gpu=gpu_found,
+        nvml_error=nvml_error,
+        dgx_version=dgx_version(files["dgx"]),
         interfaces=interfaces,
-        hcas=hcas_of,
+        hcas=hcas,
         docker=_out(commands, "docker").strip() or None,
-        packages=fact_parsers.dpkg(dpkg),
-        held=fact_parsers.dpkg_held(dpkg),
+        packages=dpkg(packages),
+        held=dpkg_held(packages),
         cmdline=files["cmdline"],
         reboot_required=answer["files"].get("reboot_required") is not None,
-        host_keys=fact_parsers.public_keys(trees.get("host_keys", {}).values()),
-        mesh_key=next(iter(fact_parsers.public_keys([files["mesh_key"]])), ""),
-        local_ports=fact_parsers.port_range(files["local_ports"]),
-        ssh_ports=fact_parsers.ssh_ports(_out(commands, "sshd"), _out(commands, "ssh_sockets")),
+        host_keys=public_keys(trees.get("host_keys", {}).values()),
+        mesh_key=next(iter(public_keys([files["mesh_key"]])), ""),
+        local_ports=port_range(files["local_ports"]),
+        ssh_ports=ssh_ports(_out(commands, "sshd"), _out(commands, "ssh_sockets")),
         given_addresses=tuple(
             given.address for d in configured.definitions if d.ours for given in d.addresses
         ),
@@ -277,12 +614,28 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     )
 
 
-def memory(answer: Mapping[str, Any]) -> tuple[tuple[Process, ...] | None, Memory]:
+def _gpu(answer: Mapping[str, Any]) -> tuple[Gpu | None, str]:
+    """Return the GPU, and what nvidia-smi says where it fails or hangs; empty where it answers."""
+    smi = answer["commands"].get("gpu")
+    if smi is not None and smi["status"] != 0:
+        return None, (smi["stdout"] + smi["stderr"]).strip()
+    return gpu(_out(answer["commands"], "gpu")), str(answer.get("late", {}).get("gpu", ""))
+
+
+def _hcas(answer: Mapping[str, Any]) -> tuple[Hca, ...]:
+    """Return the RDMA devices, each with the index of its GID for RoCE v2."""
+    shown, trees = _out(answer["commands"], "hcas"), answer.get("trees", {})
+    gids = gid_indexes({k: v for name in TREES for k, v in trees.get(name, {}).items()})
+    hcas = ibdev2netdev(shown) or rdma_link(shown)
+    return tuple(replace(hca, gid_index=gids.get(hca.name)) for hca in hcas)
+
+
+def memory(answer: Mapping[str, Any]) -> tuple[tuple[GpuProcess, ...] | None, Memory]:
     """Processes and memory in an answer to `MEMORY`; None when nvidia-smi does not answer."""
     apps = answer["commands"]["apps"]
     known = apps is not None and apps["status"] == 0
-    processes = fact_parsers.compute_apps(apps["stdout"]) if known else None
-    return processes, fact_parsers.meminfo(answer["files"]["meminfo"] or "")
+    processes = compute_apps(apps["stdout"]) if known else None
+    return processes, meminfo(answer["files"]["meminfo"] or "")
 
 
 def _out(commands: Mapping[str, Any], name: str) -> str:

@@ -15,9 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.fields import NodePath, matching
-from spark_cluster.config.schema import Schema
+from spark_cluster.config.extension import Allowances
+from spark_cluster.config.schema import NodePath, Schema, matching
 from spark_cluster.errors import Refused
 
 MODS = "/workspace/mods"
@@ -173,7 +172,7 @@ BUILT = ("spark-cluster/", "local/")
 """Where images that are built on the nodes have their names: no registry's image is there."""
 
 
-class Image(Schema):
+class RecipeImage(Schema):
     """The container image."""
 
     ref: str = Field(pattern=r"^[^\s-]\S*$")
@@ -186,7 +185,7 @@ class Image(Schema):
     """how to build it, instead of pulling"""
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Image:
+    def _one_origin(self) -> RecipeImage:
         if self.build and (self.digest or self.archive):
             raise ValueError("build: the image is built, so it has no digest or archive to take")
         if self.build and not self.ref.startswith(BUILT):

@@ -10,19 +10,20 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any, Literal
 
-from spark_cluster.config.inventory_checks import FIRST_HOST, check, unknown_role_settings
+from spark_cluster.config.extension import Prompts
 from spark_cluster.config.inventory_schema import (
+    FIRST_HOST,
     BecomeEntry,
     FabricInterface,
     InventoryFile,
     NodeEntry,
     ServeEntry,
+    check,
+    unknown_role_settings,
 )
-from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.schema import validate
-from spark_cluster.config.secret import Secret
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Key, Origin, Sourced, load
+from spark_cluster.config.secret import SecretReference
+from spark_cluster.config.yamlfile import Key, Origin, Sourced, did_you_mean, load
 from spark_cluster.errors import UsageError
 
 GRAMMAR = "NAME, GROUP or GLOB, joined by ',' or ':'; !X leaves X out, &X keeps only what is in X"
@@ -165,7 +166,7 @@ class InventoryNode:
     jump: str | None = None
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     become: BecomeEntry = field(default=BecomeEntry(), repr=False)
-    login_password: Secret | None = field(default=None, repr=False)
+    login_password: SecretReference | None = field(default=None, repr=False)
     fabric: tuple[FabricInterface, ...] | Literal["detect"] = "detect"
     _source: Sourced = field(default=Sourced(Path(), {}), repr=False, compare=False)
     _layers: tuple[Key, ...] = field(default=(), repr=False, compare=False)
@@ -364,7 +365,7 @@ def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]
     return tuple(entry.fabric.interfaces) if entry.fabric is not None else "detect"
 
 
-def _secret(secret: Secret | None, folder: Path) -> Secret | None:
+def _secret(secret: SecretReference | None, folder: Path) -> SecretReference | None:
     if secret is None or secret.file is None:
         return secret
     return secret.model_copy(update={"file": _local(secret.file, folder)})

@@ -28,7 +28,7 @@ the head does on its address on the fabric."""
 COPIES = tuple(range(18960, 18968))
 """Where a node sends a model or an image to another one, while it does: on the fabric, encrypted or
 not, and only for who knows the token of this copy. Each copy from a node has a port of its own.
-The firewall lets only the other nodes of the run connect (`engine/copies/copy.py`)."""
+The firewall lets only the other nodes of the run connect (`engine/node_copies.py`)."""
 
 SERVICES = (
     "node-manager-port",  # the raylet

@@ -20,17 +20,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from spark_cluster.config import trust
+from spark_cluster.config import extension
 from spark_cluster.config.extension import Extensions, broken, extensions_in_use, forget, using
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Sourced, load, shown
+from spark_cluster.config.yamlfile import Sourced, did_you_mean, load, shown
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.node.project_code import PROJECT_PACKAGE, PROJECT_RESOURCES
+from spark_cluster.node.values import PROJECT_PACKAGE, PROJECT_RESOURCES
 from spark_cluster.resources import base
 from spark_cluster.resources.base import Resource
 
 if TYPE_CHECKING:
-    from spark_cluster.config.role import Playbook, Role
+    from spark_cluster.config.topology import Playbook, Role
 
 
 # The resources of a user's project: checked, importable as ours are, and sent to the nodes.
@@ -509,7 +508,7 @@ class Project:
 
     def load_resources(self) -> None:
         """Check the project's own resources, once, so that roles can import them and agents get
-        them; see `config/programs.py`.
+        them; see `runner/wire.py`.
 
         Raises:
             Refused: others can write them.
@@ -535,7 +534,7 @@ class Project:
             Refused: others can write it.
             InvalidFile: its code is wrong, with the line.
         """
-        from spark_cluster.config.role import load_role
+        from spark_cluster.config.topology import load_role
 
         with (
             self.extensions.loading,
@@ -556,7 +555,7 @@ class Project:
             Refused: others can write it.
             InvalidFile: its code is wrong, with the line.
         """
-        from spark_cluster.config.role import load_playbook
+        from spark_cluster.config.topology import load_playbook
 
         path = self.resolve("playbooks", name)
         self.must_be_own(path, f"playbook {path.stem}")
@@ -586,7 +585,7 @@ class Project:
             return None
         tops = (top for top in (self.folder, self.shipped) if path.is_relative_to(top))
         program = _PACKAGE if path.is_relative_to(self.shipped) else None
-        return trust.foreign(path, next(tops, path.parent), program)
+        return extension.foreign(path, next(tops, path.parent), program)
 
 
 def _is_one(kind: Kind, path: Path) -> bool:

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.image_build import build_settings
-from spark_cluster.config.model_kind import ReadinessCheck, must_be_served
-from spark_cluster.config.node_paths import is_for_models, is_in, overlap, why_not_writable
-from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import Patch
+from spark_cluster.config.recipe import Recipe, is_for_models, is_in, overlap, why_not_writable
+from spark_cluster.config.recipe_schema import Patch, ReadinessCheck, must_be_served
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node import paths

@@ -17,11 +17,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from spark_cluster.config import trust
-from spark_cluster.config.fields import Word, matching
-from spark_cluster.config.schema import Schema, validate
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import load, shown
+from spark_cluster.config import extension
+from spark_cluster.config.schema import Schema, Word, matching, validate
+from spark_cluster.config.yamlfile import did_you_mean, load, shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.node.durable import write_file
 
@@ -203,7 +201,7 @@ def registries(folder: Path) -> tuple[Registry, ...]:
     path = folder / FILE
     if not path.exists():
         return ()
-    if problem := trust.foreign(path.absolute(), folder.absolute()):
+    if problem := extension.foreign(path.absolute(), folder.absolute()):
         found, advice = problem
         raise Refused(f"{FILE} is not used: {found}", hint=advice)
     return tuple(validate(Registries, load(path, FILE)).registries)

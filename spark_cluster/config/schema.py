@@ -1,36 +1,62 @@
-"""Checks data that a user wrote against a pydantic model, and says what is wrong in their words.
+"""pydantic for both directions: files that users write, and results that commands print.
 
-Every wrong field is reported, each on a line of its own with file, line, field, what was found and
-what was expected, and a suggestion for a misspelt name or value.
+Every wrong field of a file is reported, each on a line of its own with file, line, field, what was
+found and what was expected, and a suggestion for a misspelt name or value.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
+import ipaddress
+import re
 import textwrap
 import tomllib
 import types
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     InstanceOf,
+    TypeAdapter,
     ValidationError,
+    computed_field,
 )
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, to_json
+from pydantic_core import CoreSchema, ErrorDetails, core_schema, to_json
+from typing_extensions import TypedDict
 
-from spark_cluster.config.suggest import did_you_mean, nearest
-from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
+from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean, nearest
+from spark_cluster.errors import SparkClusterError
+
+if TYPE_CHECKING:
+    printed = property
+else:
+    printed = computed_field
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -243,3 +269,298 @@ def _opened(annotation: Any) -> list[Any]:
     if origin in (Union, types.UnionType):
         return [member for each in get_args(annotation) for member in _opened(each)]
     return [annotation]
+
+
+# The kinds of text that files of users contain, each with its check in plain words.
+
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_NODE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_USER = r"(?!\d+$|\.{1,2}$)[^-+~\s:,/\x00-\x1f\x7f][^\s:,/\x00-\x1f\x7f]{0,255}"
+_JUMP = r"([^@:\s]+@)?[^@:\s]+(:\d{1,5})?"
+UNMOUNTABLE = re.compile(r'[,:"\x00-\x1f\x7f]')
+"""What a path of a mount cannot have: after a comma the next option would begin."""
+
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def matching(pattern: str, expected: str) -> AfterValidator:
+    """Return the check of a text against a pattern, which is said in words."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"found {text!r}, expected {expected}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _host_name(text: str) -> str:
+    if not _NODE_NAME.fullmatch(text) or len(text) > 253:
+        fixed = re.sub(r"[^a-z0-9.-]+", "-", text.lower()).strip("-.")
+        advice = f"; did you mean '{fixed}'?" if fixed and fixed != text else ""
+        raise ValueError(f"found {text!r}, expected a host name: a-z, 0-9 and '-'{advice}")
+    return text
+
+
+def _address(text: str) -> str:
+    if is_ip(text):
+        return text
+    user, at, rest = text.partition("@")
+    if at:
+        raise ValueError(f"found {text!r}; the user '{user}' goes into 'user', '{rest}' stays here")
+    host, colon, port = text.partition(":")
+    if colon and port.isdigit():
+        raise ValueError(f"found {text!r}; the port {port} goes into 'port', '{host}' stays here")
+    numeric = re.fullmatch(r"[\d.]+(/\d+)?", text)
+    if numeric or not _NODE_NAME.fullmatch(text.lower()):
+        raise ValueError(f"found {text!r}, expected an IP address or a host name")
+    return text
+
+
+def _bind(text: str) -> str:
+    expected = "expected 'loopback', 'management' or an IPv4 address of the head"
+    if text in ("loopback", "management"):
+        return text
+    if not is_ip(text) or ":" in text:
+        near = nearest(text, ["loopback", "management"])
+        advice = f"; did you mean '{near}'?" if near else ""
+        raise ValueError(f"found {text!r}, {expected}{advice}")
+    address = ipaddress.ip_address(text)
+    if address.is_loopback:
+        raise ValueError(f"found {text!r}; did you mean 'loopback'?")
+    if address.is_unspecified:
+        raise ValueError(f"found {text!r}, which is every network, the fabric too; {expected}")
+    return text
+
+
+def _subnet(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            network = ipaddress.IPv4Network(value, strict=False)
+        except ValueError:
+            raise ValueError(f"found {value!r}, expected a subnet like 192.168.177.0/24") from None
+        if str(network) != value:
+            raise ValueError(f"found {value!r}; did you mean '{network}'?")
+    return value
+
+
+def node_path(text: str) -> str:
+    """An absolute path on a node, as it is compared.
+
+    Raises:
+        ValueError: it is none, or Docker does not take it.
+    """
+    if not text.startswith("/") or ".." in text.split("/"):
+        raise ValueError(f"found {text!r}, expected an absolute path on the node such as /srv/x")
+    if UNMOUNTABLE.search(text):
+        raise ValueError(f"found {text!r}; Docker takes no comma, colon or quote in a path")
+    return text.rstrip("/") or "/"
+
+
+def env_name(text: str) -> str:
+    """The name of an environment variable.
+
+    Raises:
+        ValueError: it is none.
+    """
+    # What stands here by mistake may be the secret itself: never repeat it.
+    if not _ENV.fullmatch(text):
+        raise ValueError("not the name of an environment variable (the value is not shown)")
+    return text
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"found {text!r}, expected a regular expression: {error}") from None
+    return text
+
+
+def _laptop_path(path: Path) -> Path:
+    try:
+        path.expanduser()
+    except RuntimeError:
+        user = path.parts[0].removeprefix("~")
+        raise ValueError(f"found '{path}', but there is no user '{user}' on this machine") from None
+    return path
+
+
+def is_ip(text: str) -> bool:
+    """Return whether the text is an IPv4 or IPv6 address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
+Address = Annotated[str, AfterValidator(_address)]
+Word = Annotated[str, matching(_WORD, "a name: letters, digits, '_', '-' and '.'")]
+UserName = Annotated[str, matching(_USER, "a user name")]
+Jump = Annotated[str, matching(_JUMP, "[user@]host[:port]")]
+Bind = Annotated[str, AfterValidator(_bind)]
+EnvName = Annotated[str, AfterValidator(env_name)]
+NodePath = Annotated[str, AfterValidator(node_path)]
+LaptopPath = Annotated[Path, AfterValidator(_laptop_path)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Subnet = Annotated[ipaddress.IPv4Network, BeforeValidator(_subnet)]
+
+
+def user_word(user: str) -> str:
+    r"""A user as a rule of sudoers(5) names it: special characters as `\xHH`.
+
+    A word of capital letters would be an alias, so its first letter is written so, too.
+    """
+    word = "".join(
+        c if re.fullmatch(r"[A-Za-z0-9_.-]", c) else "".join(rf"\x{b:02x}" for b in c.encode())
+        for c in user
+    )
+    return rf"\x{ord(user[0]):02x}{word[1:]}" if re.fullmatch(r"[A-Z][A-Z0-9_]*", user) else word
+
+
+def file_name(user: str) -> str:
+    """A user as a part of a file's name in sudoers.d; sudo ignores one with a dot or `~`."""
+    return re.sub(
+        r"[^A-Za-z0-9_-]", lambda found: "".join(f"%{b:02x}" for b in found[0].encode()), user
+    )
+
+
+# The JSON document of a result: what a command prints with `--json`, and what its schema says.
+#
+# A result is a frozen standard-library dataclass with the base `Document`; its fields are the keys,
+# by their types. What is different is said in the type of the field: `Hidden`, `Flat`, `WhenSet`,
+# `Rounded`, or pydantic's own annotations; a key that is computed is a property made with
+# `printed`. pydantic reads them for the document and, in `docs/generate`, for the JSON Schema, so
+# the names in these types are imported at run time.
+
+T = TypeVar("T")
+
+
+def derived(kind: Any, read: str | Callable[[Any], Any], key: str | None = None) -> Any:
+    """Return a property that is printed: `tp = derived(int, "fit.launch.tp")`.
+
+    Args:
+        kind: its type, as in an annotation.
+        read: the path of attributes to it, or a function of the result.
+        key: that it is printed under; by default its name.
+    """
+    get = attrgetter(read) if isinstance(read, str) else read
+    return computed_field(return_type=kind, alias=key)(property(get, doc=""))
+
+
+@dataclasses.dataclass(frozen=True)
+class PrintedAs:
+    """A field that is printed as what a function makes of it, by the type that this returns."""
+
+    make: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: GetCoreSchemaHandler) -> Any:
+        made = handler.generate_schema(get_type_hints(self.make, include_extras=True)["return"])
+        serialization = core_schema.plain_serializer_function_ser_schema(
+            self.make, return_schema=made
+        )
+        return core_schema.any_schema(serialization=serialization)
+
+
+class _NotRead:
+    """A value whose type needs no schema."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.any_schema()
+
+
+Hidden = Annotated[T, Field(exclude=True), _NotRead()]
+"""A field that is not printed."""
+
+WhenSet = Annotated[T, Field(exclude_if=lambda value: not value)]
+"""A key that is left out while its value is empty."""
+
+Flat = Annotated[T, "flat"]
+"""A result whose keys stand among those of the one that has it; none where it is None."""
+
+
+class ErrorKeys(TypedDict):
+    """An error as it is printed."""
+
+    message: str
+    where: str
+    hint: str
+
+
+def _keys(error: SparkClusterError) -> ErrorKeys:
+    return ErrorKeys(message=error.message, where=error.where, hint=error.hint)
+
+
+ErrorDocument = Annotated[SparkClusterError, PrintedAs(_keys)]
+"""An error that is printed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """A figure with so many decimals; None makes it an integer."""
+
+    digits: int | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        def rounded(value: float | None) -> float | None:
+            return None if value is None else round(value, self.digits)
+
+        kind = source if self.digits is not None else int | None if get_args(source) else int
+        serialization = core_schema.plain_serializer_function_ser_schema(rounded)
+        return {**handler.generate_schema(kind), "serialization": serialization}
+
+
+class Document:
+    """Base of results, which are dataclasses."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `--json` prints it."""
+        document: dict[str, Any] = as_json(self)
+        return document
+
+    def printed_as(self) -> Any:
+        """Return what is printed in its place, where hardly a key is a field of its own: a
+        dictionary with the keys that a `TypedDict` names, which the schema is made of."""
+        return self
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        if cls.printed_as is not Document.printed_as:
+            return PrintedAs(cls.printed_as).__get_pydantic_core_schema__(source, handler)
+        schema = handler(source)
+        hints = get_type_hints(cls, include_extras=True)
+        flat = [name for name, kind in hints.items() if "flat" in getattr(kind, "__metadata__", ())]
+        if not flat:
+            return schema
+
+        def merged(result: Any, serialize: Any) -> Any:
+            document: dict[str, Any] = {}
+            for key, value in serialize(result).items():
+                document |= (value or {}) if key in flat else {key: value}
+            return document
+
+        serialization = core_schema.wrap_serializer_function_ser_schema(merged)
+        metadata = {**schema.get("metadata", {}), "flat": flat}
+        return {**schema, "serialization": serialization, "metadata": metadata}
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def as_json(value: Any) -> Any:
+    """Return a result, or a mapping or sequence of some, as `json` writes it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _adapter(type(value)).dump_python(value, mode="json", by_alias=True, warnings="none")
+    if isinstance(value, Mapping):
+        return {str(key): as_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(inner) for inner in value]
+    return value

@@ -1,24 +1,26 @@
-"""A secret that a file refers to and never contains."""
+"""Secrets in files of users: references to them, and texts that look like one where none may be."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from spark_cluster.config.fields import EnvName, LaptopPath
-from spark_cluster.config.schema import Schema
+from spark_cluster.config.schema import EnvName, LaptopPath, Schema
 from spark_cluster.errors import UsageError
+from spark_cluster.node.values import MASK
 
 _ADVICE = "expected {env: NAME} or {file: PATH}"
 
 
-class Secret(Schema):
+class SecretReference(Schema):
     """The source of a secret's value. Exactly one of the three is given."""
 
     env: EnvName | None = None
@@ -29,7 +31,7 @@ class Secret(Schema):
     """ask on the terminal"""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Secret:
+    def _one_source(self) -> SecretReference:
         if sum((self.env is not None, self.file is not None, self.prompt)) != 1:
             raise ValueError(f"{_ADVICE}, one of them")
         return self
@@ -88,13 +90,104 @@ def _no_literal(value: Any) -> Any:
         return None
     if value == "prompt":
         return {"prompt": True}
-    if isinstance(value, Secret | dict):
+    if isinstance(value, SecretReference | dict):
         return value
     raise ValueError(f"a secret is never written into the file; {_ADVICE}")
 
 
 OptionalSecret = Annotated[
-    Secret | None,
-    BeforeValidator(_no_literal, json_schema_input_type=Secret | Literal["prompt", "none"] | None),
+    SecretReference | None,
+    BeforeValidator(
+        _no_literal, json_schema_input_type=SecretReference | Literal["prompt", "none"] | None
+    ),
 ]
 """`{env: NAME}`, `{file: PATH}`, `prompt` or `none`; a literal value is refused."""
+
+
+# Secrets where none may be: variables and values that, by their name or look, are one.
+#
+# What looks like a secret is not certain to be one; the messages never repeat it all the same.
+
+_FILE = tomllib.loads(Path(__file__).with_name("secret_text.toml").read_text(encoding="utf-8"))
+_NAMES, _VALUES = _FILE["names"], _FILE["values"]
+_ALWAYS, _LAST = re.compile(_NAMES["always"]), re.compile(_NAMES["last"])
+_PLAIN, _VALUE = re.compile(_VALUES["plain"]), re.compile("|".join(_VALUES["known"]))
+
+_COUNT = re.compile(r"\d{1,4}")
+_PASS_NAME = re.compile(r"[a-z]+(_[a-z0-9]+)*")
+"""What fits: a small number, and for a compiler also a lower-case name like fuse_norm."""
+
+_NUMBER = re.compile(r"[-+.\d]*")
+"""No key or token either."""
+
+_BLOCK = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_WHOLE = re.compile(rf"(?:{_VALUE.pattern})[^\s\"',;<>(){{}}\[\]\\]*")
+"""A key as `_VALUE` finds it, as far as it goes on."""
+
+_NAMED = r"(?P<name>[A-Za-z0-9_-]*(?:token|secret|key|pass|pwd|pat|auth|credential|webhook)[\w-]*)"
+_ASSIGNED = re.compile(
+    rf"(?i)(?<![\w-]){_NAMED}(?:\\?[\"'])?(?:\s{{0,3}}[:=]\s{{0,3}}|(?<=[\w-])\s{{1,3}}(?!-))"
+    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]*))"
+)
+"""`NAME=value`, `"name": "a value"`, `--name value` and the like, in text of any kind."""
+
+
+def masked(text: str) -> str:
+    """Return a text, such as a log, in which what looks like a secret is replaced.
+
+    Too much rather than too little: `eos_token: x` is replaced as well.
+
+    >>> masked("curl -H 'Authorization: Bearer abcdef123456' with HF_TOKEN=hf_abcdefghijkl")
+    "curl -H '*** with HF_TOKEN=***"
+    """
+    text = _WHOLE.sub(MASK, _BLOCK.sub(MASK, text))
+    return _ASSIGNED.sub(_masked_value, text)
+
+
+def _masked_value(found: re.Match[str]) -> str:
+    """Mask the value of a variable, field or flag; a word that only stands next to a name stays."""
+    name, whole = found["name"], found[0]
+    group = "plain" if found["quote"] is None else "quoted"
+    value, start, end = found[group], *(at - found.start() for at in found.span(group))
+    assigned = name.startswith("--") or not {":", "="}.isdisjoint(whole[len(name) : start])
+    if not assigned or not is_secret_setting(name.lstrip("-").replace("-", "_"), value):
+        return whole
+    return whole[:start] + MASK + whole[end:]
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the name of a variable says that each of its values is a secret."""
+    return _ALWAYS.search(name) is not None
+
+
+def looks_secret(value: str) -> bool:
+    """Return whether a text contains something in the form of a well-known kind of key or token."""
+    return _VALUE.search(value) is not None
+
+
+def is_secret_setting(name: str, value: str) -> bool:
+    """Return whether a variable (or a flag) holds a secret, by its name or by its value."""
+    if is_secret(name) or looks_secret(value):
+        return True
+    words = name.upper().replace("-", "_").split("_")
+    if name.upper() in _NAMES["shell"] or _PLAIN.fullmatch(value):
+        return False
+    if _is_no_password(words, value):
+        words = [word for word in words if word != "PASS"]
+    if _LAST.fullmatch(words[-1]) or words[-2:] == ["WEBHOOK", "URL"]:
+        return True
+    if words[-1] in _NAMES["no_secret"] or _NUMBER.fullmatch(value):
+        return False
+    return not set(words).isdisjoint(_NAMES["words"])
+
+
+def _is_no_password(words: list[str], value: str) -> bool:
+    """Return whether the word PASS in a name means a pass over something: NUM_PASS, FUSION_PASS."""
+    before = set(words[: words.index("PASS")]) if "PASS" in words else set()
+    if _COUNT.fullmatch(value):
+        return not before.isdisjoint(_NAMES["pass_count"] + _NAMES["pass_of_compiler"])
+    return _PASS_NAME.fullmatch(value) is not None and not before.isdisjoint(
+        _NAMES["pass_of_compiler"]
+    )

@@ -1,18 +1,31 @@
-"""The server of the pages, on the loopback, for as long as the command runs."""
+"""The server of the pages, on the loopback, and what they show.
+
+Samples of the nodes, answers of commands that only read, reports of benchmark runs; for as long as
+the command runs.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
+import json
+import re
 import secrets
 import socket
+import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, Protocol
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -27,17 +40,32 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from spark_cluster.bench.record import PAGE, RECORD, REPORT, load_record
+from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.dashboard.sources import QUESTIONS, BenchRuns, Feed, Questions, Source
-from spark_cluster.errors import Failed, UsageError, install_extra
+from spark_cluster.errors import Failed, SparkClusterError
 
-# The pages: the dashboard itself, the samples, answers of commands, reports.
+KEPT_S = 1800
+"""Seconds of samples that a page begins with."""
+LOOK_S = 0.5
 
-# Who may see what the nodes say: the user who was given the address with its token.
-#
-# The token stands behind the `#` of the address, which browsers send to no server, and the page
-# sends it in a header. It is not in a cookie: a browser sends the cookies of 127.0.0.1 to every
-# port there, so to the endpoint at the end of a tunnel, too.
+QUESTIONS: Mapping[str, tuple[str, ...]] = {
+    "status": ("status",),
+    "vram": ("vram",),
+    "doctor": ("doctor",),
+    "history": ("history",),
+    "logs": ("logs", "--tail", "200"),
+}
+"""Name to words; all of them only read."""
+
+LIMIT_S = 120.0
+LARGEST = 8 << 20
+"""Bytes of an answer that are taken."""
+
+MOST = 200
+"""Runs that are listed, the newest first."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 OURS = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
 NEVER = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -50,6 +78,246 @@ HEADERS = {
 }
 """Of every answer that does not say otherwise."""
 
+ASSETS = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
+}
+"""Path to file and type."""
+
+REPORT_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:" + NEVER
+)
+"""A report may be somebody else's: its page has no origin, so it cannot ask this server."""
+
+CLOSES_S = 1
+"""Seconds that a request may still take when the server ends."""
+ENDS_S = 5.0
+"""Seconds that the samples' thread may take to end."""
+
+
+class SampleSource(Protocol):
+    """What samples come from: `bench.sampling.Sampling`, or a recording."""
+
+    def next(self, timeout: float) -> Update | None:
+        """Return the next sample or loss; None after so many seconds without one."""
+
+
+class Feed:
+    """The samples of all nodes in the last half hour, each with a number that grows.
+
+    `run` belongs to a thread of its own; the threads that answer pages call `since`.
+
+    Args:
+        names: of the nodes, in the order in which they are shown.
+        every: seconds between two samples of a node.
+    """
+
+    def __init__(self, names: list[str], every: float) -> None:
+        self.names = names
+        self.every = every
+        self._live = LiveState(names, every)
+        self._kept: dict[str, deque[tuple[int, dict[str, Any]]]] = {
+            name: deque(maxlen=max(1, round(KEPT_S / every))) for name in names
+        }
+        self._last = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no sample comes any more."""
+        return self._ended.is_set()
+
+    def run(self, source: SampleSource) -> None:
+        """Take samples until `end`.
+
+        An unexpected fault ends it: the pages then show that nothing comes any more.
+        """
+        try:
+            while not self.has_ended:
+                update = source.next(LOOK_S)
+                if update is not None:
+                    self.take(update)
+        finally:
+            self.end()
+
+    def take(self, update: Update) -> None:
+        """Take in a sample, or that a node was lost."""
+        with self._lock:
+            self._live.take(update)
+            if not isinstance(update, Lost):
+                self._last += 1
+                message = update.to_dict() | {"warnings": warnings(update)}
+                self._kept[update.node].append((self._last, message))
+
+    def since(self, number: int) -> dict[str, Any]:
+        """Return the samples after one, and which nodes do not answer, for a page.
+
+        Args:
+            number: of the last sample that the page has; 0 for all that are kept.
+        """
+        with self._lock:
+            return {
+                "nodes": self.names,
+                "every": self.every,
+                "last": self._last,
+                "rows": {n: [m for at, m in kept if at > number] for n, kept in self._kept.items()},
+                "troubles": {n: self._live.trouble(node) for n, node in self._live.nodes.items()},
+            }
+
+    def end(self) -> None:
+        """End it."""
+        self._ended.set()
+
+
+@dataclass(frozen=True)
+class CommandAnswer:
+    """What a command said.
+
+    Attributes:
+        command: as a user types it.
+        document: its JSON; None where there is none.
+        error: why there is none; empty where there is one.
+        seconds: that it took.
+    """
+
+    command: str
+    document: Any
+    error: str
+    seconds: float
+
+
+@dataclass
+class CommandQuestions:
+    """The commands, each run once at a time.
+
+    Args:
+        options: before the command: `-i FILE`, `--project FOLDER`.
+        program: the command line; this one by default.
+    """
+
+    options: Sequence[str]
+    program: Sequence[str] = (sys.executable, "-m", "spark_cluster")
+    limit_s: float = LIMIT_S
+    _at_work: dict[str, asyncio.Task[CommandAnswer]] = field(default_factory=dict)
+
+    async def ask(self, name: str) -> CommandAnswer:
+        """Run a command, or wait for the one that runs already.
+
+        Raises:
+            KeyError: there is no such question.
+        """
+        words = QUESTIONS[name]
+        task = self._at_work.get(name)
+        if task is None or task.done():
+            task = self._at_work[name] = asyncio.create_task(self._run(words))
+        return await asyncio.shield(task)
+
+    async def end(self) -> None:
+        """End the commands that run."""
+        tasks = [task for task in self._at_work.values() if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, words: Sequence[str]) -> CommandAnswer:
+        began = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            *self.program,
+            *self.options,
+            "--json",
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), self.limit_s)
+        except TimeoutError:
+            out, err = b"", f"no answer within {self.limit_s:g} s".encode()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        document, error = _read(out, err)
+        shown = " ".join(("spark-cluster", *self.options, *words))
+        return CommandAnswer(shown, document, error, round(time.monotonic() - began, 1))
+
+
+def _read(out: bytes, err: bytes) -> tuple[Any, str]:
+    """Return the JSON document of a command, or why there is none."""
+    if len(out) > LARGEST:
+        return None, f"the answer has {len(out) >> 20} MiB; run the command in a terminal"
+    try:
+        return json.loads(out), ""
+    except ValueError:
+        said = err.decode("utf-8", "replace").strip() or out.decode("utf-8", "replace").strip()
+        return None, said[-2000:] or "it said nothing"
+
+
+@dataclass(frozen=True)
+class BenchRuns:
+    """The runs below a folder.
+
+    Args:
+        folder: has a folder for each run (`bench-results` of the project).
+    """
+
+    folder: Path
+
+    def list(self) -> list[dict[str, Any]]:
+        """Return the runs, the newest first; one that cannot be read says why."""
+        paths = sorted(self.folder.glob(f"*/{RECORD}"), key=_changed, reverse=True)
+        return [
+            self._one(path.parent) for path in paths[:MOST] if _NAME.fullmatch(path.parent.name)
+        ]
+
+    def _one(self, run: Path) -> dict[str, Any]:
+        page = self.page(run.name)
+        about: dict[str, Any] = {"name": run.name, "report": page is not None}
+        try:
+            record = load_record(run)
+        except SparkClusterError as error:
+            return about | {"error": error.message}
+        return about | {
+            "suite": record.suite,
+            "status": record.status,
+            "started": record.started.isoformat(),
+            "cells": len(record.cells),
+            "failed": sum(cell.status == "failed" for cell in record.cells),
+            "servers": [setup.id for setup in record.setups],
+        }
+
+    def page(self, name: str) -> Path | None:
+        """Return the page of a run's report; None where there is none, or the name is no name.
+
+        A report is one file that loads nothing, so that no other file is ever served.
+        """
+        if not _NAME.fullmatch(name):
+            return None
+        path = self.folder / name / REPORT / PAGE
+        inside = path.resolve().is_relative_to(self.folder.resolve())
+        return path if inside and path.is_file() else None
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+# -- the pages, and who may see them ---------------------------------------------------------------
+
+# Who may see what the nodes say: the user who was given the address with its token.
+#
+# The token stands behind the `#` of the address, which browsers send to no server, and the page
+# sends it in a header. It is not in a cookie: a browser sends the cookies of 127.0.0.1 to every
+# port there, so to the endpoint at the end of a tunnel, too.
+
 
 def with_key(token: str, path: str) -> str:
     """Return an address that opens one path and nothing else: a page is opened without headers."""
@@ -60,7 +328,7 @@ def _key(token: str, path: str) -> str:
     return hmac.new(token.encode(), path.encode(), "sha256").hexdigest()
 
 
-class Guard(BaseHTTPMiddleware):
+class TokenGuard(BaseHTTPMiddleware):
     """Lets requests through that know the token, for this machine's own names, and only GET.
 
     A page of another site can make a browser ask 127.0.0.1 (also under a name of its own, which it
@@ -116,73 +384,79 @@ def _said(status: HTTPStatus, text: str) -> Response:
     return PlainTextResponse(f"{text}\n", status)
 
 
-ASSETS = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
-}
-"""Path to file and type."""
+@dataclass
+class SitePages:
+    """What is answered to a request that was let through.
 
-REPORT = (
-    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data:" + NEVER
-)
-"""A report may be somebody else's: its page has no origin, so it cannot ask this server."""
+    Args:
+        token: the secret part of the address.
+    """
+
+    feed: Feed
+    questions: CommandQuestions
+    runs: BenchRuns
+    token: str
+
+    def samples(self, request: Request) -> Response:
+        """Return the samples after one."""
+        if self.feed.has_ended:
+            text = "no samples come any more: start `spark-cluster dashboard` again"
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        return JSONResponse(self.feed.since(request.path_params["after"]))
+
+    async def ask(self, request: Request) -> Response:
+        """Return what a command says."""
+        name = request.path_params["name"]
+        if name not in QUESTIONS:
+            text = f"no such question; there are {', '.join(QUESTIONS)}"
+            return _said(HTTPStatus.NOT_FOUND, text)
+        return JSONResponse(vars(await self.questions.ask(name)))
+
+    async def listed(self, _request: Request) -> Response:
+        """Return the benchmark runs, each with the address of its report."""
+        found = await run_in_threadpool(self.runs.list)
+        for run in found:
+            path = f"/reports/{run['name']}"
+            run["report"] = with_key(self.token, path) if run["report"] else None
+        return JSONResponse(found)
+
+    async def report(self, request: Request) -> Response:
+        """Return the page of a report."""
+        page = self.runs.page(request.path_params["name"])
+        if page is None:
+            text = "no such report; `spark-cluster bench report RUN` makes it"
+            return _said(HTTPStatus.NOT_FOUND, text)
+        policy = {"Content-Security-Policy": REPORT_POLICY}
+        return FileResponse(page, media_type="text/html", headers=policy)
+
+    @asynccontextmanager
+    async def until_end(self, _app: Starlette) -> AsyncIterator[None]:
+        """End the commands that still run when the site ends."""
+        try:
+            yield
+        finally:
+            await self.questions.end()
 
 
 def make_site(
-    feed: Feed, questions: Questions, runs: BenchRuns, token: str, hosts: frozenset[str]
+    feed: Feed, questions: CommandQuestions, runs: BenchRuns, token: str, hosts: frozenset[str]
 ) -> Starlette:
     """Return the site.
 
     Args:
-        token, hosts: see `Guard`.
+        token, hosts: see `TokenGuard`.
     """
-
-    def samples(request: Request) -> Response:
-        if feed.has_ended:
-            said = "no samples come any more: start `spark-cluster dashboard` again\n"
-            return PlainTextResponse(said, HTTPStatus.SERVICE_UNAVAILABLE)
-        return JSONResponse(feed.since(request.path_params["after"]))
-
-    async def ask(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in QUESTIONS:
-            return _none(f"no such question; there are {', '.join(QUESTIONS)}")
-        return JSONResponse(vars(await questions.ask(name)))
-
-    async def listed(_request: Request) -> Response:
-        found = await run_in_threadpool(runs.list)
-        for run in found:
-            run["report"] = with_key(token, f"/reports/{run['name']}") if run["report"] else None
-        return JSONResponse(found)
-
-    async def report(request: Request) -> Response:
-        page = runs.page(request.path_params["name"])
-        if page is None:
-            return _none("no such report; `spark-cluster bench report RUN` makes it")
-        return FileResponse(
-            page, media_type="text/html", headers={"Content-Security-Policy": REPORT}
-        )
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await questions.end()
-
+    pages = SitePages(feed, questions, runs, token)
     return Starlette(
         routes=[
             *(Route(path, _asset(*named), methods=["GET"]) for path, named in ASSETS.items()),
-            Route("/samples/{after:int}", samples, methods=["GET"]),
-            Route("/ask/{name}", ask, methods=["GET"]),
-            Route("/runs", listed, methods=["GET"]),
-            Route("/reports/{name}", report, methods=["GET"]),
+            Route("/samples/{after:int}", pages.samples, methods=["GET"]),
+            Route("/ask/{name}", pages.ask, methods=["GET"]),
+            Route("/runs", pages.listed, methods=["GET"]),
+            Route("/reports/{name}", pages.report, methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, token=token, hosts=hosts, public=frozenset(ASSETS))],
-        lifespan=lifespan,
+        middleware=[Middleware(TokenGuard, token=token, hosts=hosts, public=frozenset(ASSETS))],
+        lifespan=pages.until_end,
     )
 
 
@@ -193,27 +467,6 @@ def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
         return Response(content, media_type=kind)
 
     return answer
-
-
-def _none(text: str) -> Response:
-    return PlainTextResponse(f"{text}\n", HTTPStatus.NOT_FOUND)
-
-
-CLOSES_S = 1
-"""Seconds that a request may still take when the server ends."""
-ENDS_S = 5.0
-"""Seconds that the samples' thread may take to end."""
-
-
-def need_libraries() -> None:
-    """Raise UsageError where the extra is not installed."""
-    try:
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"the dashboard needs {error.name}, which is not installed",
-            hint=install_extra("dashboard"),
-        ) from None
 
 
 def listen(port: int) -> socket.socket:
@@ -242,9 +495,9 @@ def listen(port: int) -> socket.socket:
 def serve(
     listener: socket.socket,
     feed: Feed,
-    source: Source,
+    source: SampleSource,
     *,
-    questions: Questions,
+    questions: CommandQuestions,
     runs: Path,
     tell: Callable[[str], None],
 ) -> None:
@@ -255,8 +508,6 @@ def serve(
         runs: folder of the benchmark runs.
         tell: gets the address with its token, once pages can be asked for.
     """
-    import uvicorn
-
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(32)
     hosts = frozenset({f"{LOOPBACK}:{port}", f"localhost:{port}"})

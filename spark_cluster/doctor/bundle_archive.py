@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.secret_text import masked
+from spark_cluster.config.secret import masked
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Failed
-from spark_cluster.node import durable, unit_state
-from spark_cluster.node.masking import mask
+from spark_cluster.node import containers, durable
+from spark_cluster.node.values import mask
 from spark_cluster.runner.session import Session
 
 LARGEST = 1024 * 1024
@@ -205,7 +205,7 @@ def ask(session: Session) -> dict[str, str]:
     for name, late in answer["late"].items():
         found[name] = f"{found.get(name, '')}{late}\n"
     for name in (f"{SERVER}.log", f"{RAY}.log"):
-        found[name] = unit_state.stamped(found[name])
+        found[name] = containers.stamped(found[name])
     found[f"{INSPECT}.json"] = without_env_values(found.pop(INSPECT))
     return found
 

@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from spark_cluster.doctor.observations import Observations
-from spark_cluster.doctor.probed import Probed
-from spark_cluster.doctor.question import NodeSource, labels
-from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, ok, unknown
-from spark_cluster.issues.entries import Issue, catalogue, fill, for_check
-from spark_cluster.issues.match import Effect
+from spark_cluster.doctor.observations import (
+    CheckResult,
+    NodeSource,
+    NotSeen,
+    Observations,
+    Probed,
+    Verdict,
+    labels,
+    ok,
+    unknown,
+)
+from spark_cluster.issues.entries import Effect, Issue, catalogue, fill, for_check
 
 S = TypeVar("S")
 Look = Callable[[S], Verdict]

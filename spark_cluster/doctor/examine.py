@@ -15,20 +15,37 @@ from types import ModuleType
 from typing import Any, get_args
 
 from spark_cluster.config.extension import CHECKS, Extensions, extensions_in_use, where_raised
+from spark_cluster.config.facts import Pins
 from spark_cluster.config.inventory import Inventory, InventoryNode
-from spark_cluster.config.pins import Pins
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.yamlfile import shown
-from spark_cluster.doctor import driver, link, logs, memory, pair, probes, probing, serving, system
+from spark_cluster.doctor import hardware, link, pair, probes, serving, system
 from spark_cluster.doctor.check import Check, Look, NodeCheck, PairCheck, ProbeCheck, explained
-from spark_cluster.doctor.observations import TIMEOUT_S, Observations
-from spark_cluster.doctor.probed import Probed
-from spark_cluster.doctor.question import Context, NodeSource, question, sources
-from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, fail, ok, unknown
-from spark_cluster.engine.caches import root_on
+from spark_cluster.doctor.observations import (
+    TIMEOUT_S,
+    CheckResult,
+    Context,
+    NodeSource,
+    NotSeen,
+    Observations,
+    Probed,
+    Verdict,
+    fail,
+    ok,
+    question,
+    sources,
+    unknown,
+)
+from spark_cluster.engine.deployment import root_on
 from spark_cluster.errors import InvalidFile, SparkClusterError, Unreachable, UsageError
-from spark_cluster.issues.entries import catalogue, own, per_project
-from spark_cluster.issues.match import Effect, KnownIssueMatch, ordered
+from spark_cluster.issues.entries import (
+    Effect,
+    KnownIssueMatch,
+    catalogue,
+    ordered,
+    own,
+    per_project,
+)
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel
@@ -101,8 +118,8 @@ def _of(*modules: ModuleType) -> tuple[Any, ...]:
 
 
 NODE: tuple[NodeCheck, ...] = (
-    *_of(link, driver, memory, serving),
-    *logs.CHECKS,
+    *_of(link, hardware, serving),
+    *serving.CHECKS,
     *_of(system),
 )
 PAIR: tuple[PairCheck, ...] = _of(pair)
@@ -118,8 +135,8 @@ ALL: tuple[Check[Any], ...] = (*NODE, *PAIR, *PROBES)
 
 
 @per_project
-def _searches() -> tuple[logs.LogSearch, ...]:
-    found = logs.searches(own().values())
+def _searches() -> tuple[serving.LogSearch, ...]:
+    found = serving.searches(own().values())
     known = {check.id for check in ALL}
     for search in found:
         if search.id in known:
@@ -149,7 +166,7 @@ def checks() -> tuple[NodeCheck, ...]:
 
 
 def _of_logs() -> Iterator[NodeCheck]:
-    return (logs.check_of(search) for search in _searches())
+    return (serving.check_of(search) for search in _searches())
 
 
 @per_project
@@ -319,9 +336,9 @@ class Examination:
         self.unreached = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         return [o for o in outcomes.values() if isinstance(o, Observations)]
 
-    def probe(self, nodes: Sequence[Observations], asked: probing.Question) -> Probed:
+    def probe(self, nodes: Sequence[Observations], asked: probes.Question) -> Probed:
         """Send traffic between the nodes, and ask for a completion."""
-        return probing.probe(self.inventory, nodes, self._sessions, asked)
+        return probes.probe(self.inventory, nodes, self._sessions, asked)
 
     def reachability(self) -> list[CheckResult]:
         """Return a result for every node; one that does not answer SSH is pinged."""
@@ -354,7 +371,7 @@ class Examination:
         )
 
     def _context(self, user: str, node: InventoryNode) -> Context:
-        words = (*logs.WORDS, *own_words())
+        words = (*serving.WORDS, *own_words())
         context = Context(user, words, cache_root=root_on(node), own=own_sources())
         if self.recipe is None:
             return context

@@ -6,8 +6,7 @@ from itertools import combinations
 
 from spark_cluster.config.facts import Interface
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.observations import Observations, of_hca
-from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, of_hca, ok, warn
 
 FULL_RATE = 200_000
 """Mb/s that a port shows with a 200G cable."""

@@ -8,9 +8,8 @@ from itertools import combinations, permutations
 
 from spark_cluster.config.discovery import COUNT
 from spark_cluster.doctor.check import Pair, check
-from spark_cluster.doctor.driver import fwupd_devices
-from spark_cluster.doctor.observations import Observations, of_hca
-from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.hardware import fwupd_devices
+from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, of_hca, ok, warn
 from spark_cluster.node.containers import ContainerState, read_sections
 
 CLOCK_S = 10.0

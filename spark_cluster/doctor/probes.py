@@ -1,17 +1,349 @@
-"""Checks of what probes found: real traffic over the link, a real completion."""
+"""Probes, which run only when they are asked for, and their checks: real traffic over the link,
+a real completion.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeVar
 
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.fact_gathering import LISTENERS
+from spark_cluster.config.inventory import Inventory, InventoryNode
+from spark_cluster.config.ports import EnginePorts, Span
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.config.topology import Node, topology_of
+from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.probed import Probed, Rdma, Transfer
-from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
-from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS, without_switch
+from spark_cluster.doctor.observations import (
+    NotSeen,
+    Observations,
+    OpenPort,
+    Ping,
+    PortScan,
+    Probed,
+    ProbedAnswer,
+    Rdma,
+    Transfer,
+    Verdict,
+    fail,
+    ok,
+    warn,
+)
+from spark_cluster.engine import link_check
+from spark_cluster.engine.deployment import ANSWERS, probe_once, running
+from spark_cluster.engine.engine import engine_of
+from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS, Cabling, Hop, without_switch
+from spark_cluster.engine.proxy import DESCRIPTION
+from spark_cluster.engine.runtime import ask_health
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import judge
+from spark_cluster.runner.session import Output, Pending, Session
+
+# The TCP ports of the nodes that this laptop can reach, and what listens there.
+
+LIMIT_S = 30.0
+"""Seconds for the ports of all nodes; those of the engine are tried first."""
+
+SSH = 22
+
+
+def look(
+    inventory: Inventory,
+    sessions: Mapping[str, Session],
+    spans: Sequence[Span] = EnginePorts().spans,
+    *,
+    limit_s: float = LIMIT_S,
+) -> PortScan | str:
+    """Every port of every node's management address; a text says why not.
+
+    Args:
+        spans: the engine's ports, to be tried first.
+        limit_s: seconds after which no further port is tried.
+    """
+    nodes = [inventory.nodes[name] for name in sessions]
+    hidden = [node.name for node in nodes if node.jump]
+    if hidden:
+        return f"{', '.join(hidden)}: behind a jump host, so this laptop cannot try the ports"
+    addresses = {_address(node): node for node in nodes}
+    started = time.monotonic()
+    done = port_scan.scan(
+        port_scan.targets(list(addresses), _in_order(spans)), limit_s=limit_s, at_once=2000
+    )
+    found: dict[str, list[int]] = {}
+    for address, port in done.open:
+        if not _expected(inventory, addresses[address], port):
+            found.setdefault(addresses[address].name, []).append(port)
+    named = {name: listeners(sessions[name]) for name in found}
+    ports = [
+        OpenPort(name, port, named[name].get(port, ""), _is_of_the_engine(port, spans))
+        for name, numbers in found.items()
+        for port in numbers
+    ]
+    return PortScan(tuple(ports), done.tried, done.complete, time.monotonic() - started)
+
+
+def listeners(session: Session) -> dict[int, str]:
+    """Port to the program that listens there, as the node's `ss` reports it."""
+    done = session.request("gather", commands={"ss": list(LISTENERS)})["commands"]["ss"]
+    return parse_listeners(done["stdout"]) if done is not None else {}
+
+
+def parse_listeners(text: str) -> dict[int, str]:
+    """Parse the output of `ss -Hltnp`; programs on loopback addresses are left out."""
+    return {
+        one.port: one.program
+        for one in fact_gathering.listeners(text)
+        if not one.address.startswith("127.0.0.") and one.address != "::1"
+    }
+
+
+def _in_order(spans: Iterable[Span]) -> Iterator[int]:
+    """The engine's ports, the ones that programs choose, and the ones that the kernel picks."""
+    first = {port for low, high in spans for port in range(low, high + 1)}
+    yield from sorted(first)
+    yield from (port for port in port_scan.EVERY if port not in first)
+
+
+def _expected(inventory: Inventory, node: InventoryNode, port: int) -> bool:
+    """sshd, and the endpoint where the inventory puts it on the network."""
+    if port == (node.port or SSH):
+        return True
+    serve = inventory.serve
+    return node.is_head and serve.bind != "loopback" and port == serve.port
+
+
+def _is_of_the_engine(port: int, spans: Iterable[Span]) -> bool:
+    return any(low <= port <= high for low, high in spans)
+
+
+def _address(node: InventoryNode) -> str:
+    """The address that the name means; the name itself where it cannot be resolved."""
+    try:
+        return str(socket.getaddrinfo(node.address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return node.address
+
+
+# The TCP throughput between two nodes, measured with nothing but their Python.
+#
+# Data is not copied on either side (sendfile from memory, MSG_TRUNC), so that the link is the limit
+# before the processor is; the same over a node's own loopback says where its limit lies.
+
+STREAMS = 8
+SECONDS = 1.0
+PORT = 18517
+
+RECEIVER = "spark_cluster.node.probes:receive"
+SENDER = "spark_cluster.node.probes:send"
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Gbit/s, or why there is no figure."""
+
+    rate: float | None
+    output: str = ""
+
+
+def measure(sender: Session, receiver: Session, address: str, *, port: int = PORT) -> Throughput:
+    """Measure one transfer from one node to an address of another (or of itself)."""
+    words = [address, str(port), str(STREAMS)]
+    waiting = _start(receiver, RECEIVER, words)
+    sending = _start(sender, SENDER, [*words, f"{SECONDS:g}"])
+    sent, received = _end(sending), _end(waiting)
+    if received.status != 0 or sent.status != 0:
+        fault = received if received.status != 0 else sent
+        return Throughput(None, (fault.stderr.strip().splitlines() or ["it ended early"])[-1])
+    return rate_of(received.stdout)
+
+
+def rate_of(text: str) -> Throughput:
+    """Parse what the receiver printed.
+
+    >>> rate_of('{"bytes": 12500000000, "seconds": 1.0}')
+    Throughput(rate=100.0, output='')
+    """
+    try:
+        found = json.loads(text)
+        return Throughput(found["bytes"] * 8 / max(found["seconds"], sys.float_info.epsilon) / 1e9)
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+        return Throughput(None, f"the receiver said {text[:80]!r}")
+
+
+def _start(session: Session, program: str, words: list[str]) -> Pending:
+    return session.submit("run", program=program, argv=words, timeout=30.0)
+
+
+def _end(pending: Pending) -> Output:
+    try:
+        reply = pending.wait()
+    except SparkClusterError as error:
+        return Output(1, "", error.message)
+    return Output(reply["status"], reply["stdout"], reply["stderr"])
+
+
+Sessions = Mapping[str, Session]
+
+
+@dataclass(frozen=True)
+class Question:
+    """The question to the endpoint, and the key to use.
+
+    Attributes:
+        scan: also try which ports of the nodes answer this laptop.
+        spans: the engine's ports, which are tried first.
+    """
+
+    probe: Probe
+    key: str | None = field(default=None, repr=False)
+    scan: bool = False
+    spans: tuple[Span, ...] = EnginePorts().spans
+
+
+def probe(
+    inventory: Inventory, nodes: Sequence[Observations], sessions: Sessions, question: Question
+) -> Probed:
+    """Probe everything that can be probed; what cannot has its reason in `why_not`."""
+    why_not: dict[str, str] = {}
+    users = {seen.node: seen.user for seen in nodes}
+    facts = {seen.node: seen.facts for seen in nodes}
+    known = topology_of(inventory, facts, users, facts.__getitem__)
+    cabling = _cabling(list(known.values()), sessions)
+    if isinstance(cabling, str):
+        why_not["cabling"] = cabling
+    hops, reason = _hops(list(known.values()), cabling)
+    if not hops:
+        why_not |= dict.fromkeys(("pings", "transfers", "rdma"), reason)
+    lacking = [seen.node for seen in nodes if not _has(seen, "ib_write_bw")]
+    if lacking:
+        why_not.setdefault("rdma", f"there is no ib_write_bw on {', '.join(lacking)} (perftest)")
+    answer = _answer(nodes, sessions, question)
+    if answer is None:
+        why_not["answer"] = "no server of ours runs on these nodes"
+    tried = look(inventory, sessions, question.spans) if question.scan else "not asked for"
+    if isinstance(tried, str):
+        why_not["ports"] = tried
+    return Probed(
+        full_size=inventory.mtu - link_check.HEADERS,
+        cabling=None if isinstance(cabling, str) else cabling,
+        pings=pings(hops, sessions) if hops else None,
+        transfers=transfers(hops, sessions) if hops else None,
+        rdma=rdma(hops, sessions) if hops and not lacking else None,
+        answer=answer,
+        ports=None if isinstance(tried, str) else tried,
+        why_not=why_not,
+    )
+
+
+def _cabling(nodes: Sequence[Node], sessions: Sessions) -> tuple[Cabling, ...] | str:
+    """Look where the ports lead, if that is not clear; or the reason why that is not known."""
+    if not link_check.in_doubt(nodes):
+        return ()
+    try:
+        return tuple(link_check.look(nodes, sessions))
+    except SparkClusterError as error:
+        return f"{error.where}: {error.message}" if error.where else error.message
+
+
+def _hops(nodes: Sequence[Node], cabling: Sequence[Cabling] | str) -> tuple[list[Hop], str]:
+    """Return the hops to try, or the reason why there are none."""
+    if not isinstance(cabling, str) and link_check.without_switch(cabling):
+        return [], "no switch joins the nodes"  # each would be waited for in vain
+    if found := link_check.checked_hops(nodes):
+        return found, ""
+    return [], "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
+
+
+def name(hop: Hop) -> str:
+    """A hop in a few words."""
+    return f"{hop.source.name} {hop.ours.interface} to {hop.target.name}"
+
+
+def pings(hops: Sequence[Hop], sessions: Sessions) -> tuple[Ping, ...]:
+    """Send small and full-size packets over every hop."""
+    found = link_check.pings(hops, sessions)
+    return tuple(Ping(name(one.hop), one.small, one.full, one.message) for one in found)
+
+
+def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
+    """TCP over every hop, in rounds; first each node to itself, to compare with."""
+    names = sorted({hop.source.name for hop in hops})
+    with ThreadPoolExecutor() as pool:
+        alone = pool.map(lambda n: measure(sessions[n], sessions[n], "127.0.0.1"), names)
+        own = {node: measured.rate for node, measured in zip(names, alone, strict=True)}
+    ports = {str(hop): PORT + number for number, hop in enumerate(hops, start=1)}
+
+    def measured(hop: Hop) -> Throughput:
+        sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
+        return measure(sender, receiver, str(hop.theirs.address.ip), port=ports[str(hop)])
+
+    found = []
+    for hop, outcome in zip(hops, link_check.in_rounds(hops, measured), strict=True):
+        done = outcome
+        if isinstance(done, SparkClusterError):
+            done = Throughput(None, done.message)
+        found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.output))
+    return tuple(found)
+
+
+def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
+    """`ib_write_bw` over every hop, in rounds."""
+    rates = link_check.bandwidths(hops, lambda node: sessions[node.name])
+    return tuple(
+        Rdma(name(hop), None, rate.message)
+        if isinstance(rate, SparkClusterError)
+        else Rdma(name(hop), rate)
+        for hop, rate in zip(hops, rates, strict=True)
+    )
+
+
+def _answer(
+    nodes: Sequence[Observations], sessions: Sessions, question: Question
+) -> ProbedAnswer | None:
+    """The endpoint's answer, asked by the node where the server runs."""
+
+    for seen in nodes:
+        for engine in _engines(seen):
+            if not engine.is_server or not engine.running:
+                continue
+            session = sessions[seen.node]
+            files = session.request("gather", files={"endpoint": DESCRIPTION})["files"]
+            endpoint = running(engine.labels, files["endpoint"], question.key)
+            if endpoint is None:
+                continue
+            _, health = ask_health(engine_of(engine), endpoint, session)
+            kind = engine.kind
+            reply = probe_once(session, endpoint, kind, question.probe, timeout=20)
+            expected = question.probe.expect
+            if kind != "chat":  # any answer of the kind is right, and its reason is no answer
+                expected = "" if reply.text else ANSWERS[kind]
+            return ProbedAnswer(health.status, reply, expected)
+    return None
+
+
+def _engines(seen: Observations) -> tuple[ContainerState, ...]:
+    try:
+        return seen.engines
+    except NotSeen:
+        return ()
+
+
+def _has(seen: Observations, tool: str) -> bool:
+    try:
+        return seen.has(tool)
+    except NotSeen:
+        return False
+
 
 T = TypeVar("T")
 

@@ -1,13 +1,12 @@
-"""Checks of one node's disk, SSH folder and Tailscale."""
+"""Checks of one node's disk, SSH folder and Tailscale, and of what logind removes."""
 
 from __future__ import annotations
 
 import json
 
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.observations import Observations
-from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
-from spark_cluster.issues.rules_container import SYSTEM_UID_MAX
+from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, ok, warn
+from spark_cluster.issues.rules_flags import SYSTEM_UID_MAX
 
 GIB = 2**30
 LOW_DISK = 50 * GIB

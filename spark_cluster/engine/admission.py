@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.config import overrides
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness, runtime, vram
 from spark_cluster.engine.deployment import Key, Server
-from spark_cluster.engine.members import Member
-from spark_cluster.engine.models import ServedModel, placed
-from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.readiness import Member
+from spark_cluster.engine.resolve import ServedModel
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
+from spark_cluster.models.memory_share import LOWEST, RESERVE_GIB, utilization
 from spark_cluster.node.containers import NEEDS, OVERRIDES, RECIPE, TP, ContainerState
-from spark_cluster.plan.room import NodeMemory
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.plan.together import Placed, PlanTogether
+    from spark_cluster.plan.plan import Feasibility
+    from spark_cluster.plan.planner import PlanTogether
 
 
 def serves(running: ContainerState, server: Server) -> bool:
@@ -151,39 +151,36 @@ def must_work(
         return None
     must_be_complete(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine.survey import hub_for, survey
-    from spark_cluster.plan import planner
+    from spark_cluster.engine.survey import feasibility
 
-    rooms, facts = survey(play, server.model_path, downloaded)
-    if running.status == "running" or ended:
-        ours = runtime.our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
-        rooms = [without_ours(room, ours[room.name]) for room in rooms]
-        facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
-    try:
-        hub = hub_for(play, server.subject, offline=offline)
-        found = planner.Planner(play.project, hub).feasibility(server.subject, rooms, facts)
-    except (UsageError, InvalidFile) as error:
-        play.note(f"not planned: {error.message}")
+    found = feasibility(play, server, running, downloaded, ended, offline=offline)
+    if found is None:
         return None
     vram.record_plan(play.bus, server.nodes, found.fit.peak_gib, found.fit.reserved_gib)
-    if found.feasible:
-        return found.fit.share
+    if not found.feasible:
+        _refuse(play, server, found, force=force)
+    return found.fit.share
+
+
+def _refuse(play: Play, server: Server, found: Feasibility, *, force: bool) -> None:
+    """Refuse what the plan says does not fit, or note it where it is forced.
+
+    Raises:
+        DoesNotFit: as `must_work`.
+    """
     errors = [f"{i.title} ({i.found}); {i.fix}" for i in found.issues if i.severity == "error"]
     reason, *others = [*found.reasons, *found.obstacles, *errors]
     if force:
         play.note(f"--force: {'; '.join([reason, *others])}", warning=True)
-        return found.fit.share
+        return
     would = [f"{near.change} would work ({near.why})" for near in found.nearest]
-    more = [
-        f"`spark-cluster plan {_named(server)}` shows all",
-        "--force launches anyway",
-    ]
+    more = [f"`spark-cluster plan {_named(server)}` shows all", "--force launches anyway"]
     raise DoesNotFit(reason, hint="; ".join([*would[:2], *more]))
 
 
 def _named(server: Server) -> str:
     """The arguments of `plan` for the same."""
-    words = [server.recipe.name, "--tp", str(server.tp), overrides.text(server.recipe.overrides)]
+    words = [server.recipe.name, "--tp", str(server.tp), options_text(server.recipe.overrides)]
     return " ".join(filter(None, words))
 
 
@@ -264,15 +261,6 @@ def _release(play: Play) -> None:
     vram.until_free(play.sessions)
 
 
-def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
-    """A node as it will be when what we serve on it now has been ended; others' processes stay."""
-    held = sum(process.used_mib or 0 for process in room.held if process.pid in ours)
-    memory = room.memory
-    back = min(memory.available_kib + held * 1024, memory.total_kib)
-    left = tuple(process for process in room.held if process.pid not in ours)
-    return replace(room, memory=replace(memory, available_kib=back), held=left)
-
-
 # -- several models --------------------------------------------------------------------------------
 
 
@@ -335,31 +323,20 @@ def _together(
         asked: the models that are to be started, and what nodes have of each.
         all_planned: they are all that there are, so that the sums are those of the nodes.
     """
-    # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine.survey import hub_for
-    from spark_cluster.plan.planner import Planner
-    from spark_cluster.plan.together import plan_together
+    from spark_cluster.engine.survey import plan_models  # late, as above
 
     new = [one for one, _ in asked]
-    placed = _placed(play, asked, ended)
-    for one in placed:  # what the hub says of them is kept on this machine
-        hub_for(play, one.subject, offline=offline)
+    models = [
+        ServedModel(one.server.recipe, one.node.name, on_request=one.server.on_request)
+        for one in new
+    ]
     try:
-        plan = plan_together(Planner(play.project), placed)
+        plan = plan_models(play, models, [has for _, has in asked], ended, offline=offline)
     except (UsageError, InvalidFile) as error:
         return _without_plan(play, new, error)
     if all_planned and not plan.on_request:  # else what is held depends on what is asked for
         _record_plan(play, plan)
-    reasons = [*plan.reasons, *plan.obstacles]
-    if reasons and not force:
-        raise DoesNotFit(
-            "; ".join(reasons),
-            hint="`spark-cluster plan` shows all; a smaller gpu_memory_utilization, max-num-seqs "
-            "or max-model-len in a recipe, or `node: NAME` for one of the models; --force "
-            "launches anyway",
-        )
-    if reasons:
-        play.note(f"--force: {'; '.join(reasons)}", warning=True)
+    _refuse_together(play, plan, force=force)
     given = {
         one.server.key: fitted.fit.share if one.server.chooses_share else None
         for one, fitted in zip(new, plan.plans, strict=True)
@@ -372,21 +349,22 @@ def _together(
     return Admitted(given, needs)
 
 
-def _placed(
-    play: Play, asked: Sequence[tuple[Member, Mapping[str, float]]], ended: Sequence[str]
-) -> list[Placed]:
-    """Return each model with its node as it will be when what is ended has ended."""
-    models = [
-        ServedModel(one.server.recipe, one.node.name, on_request=one.server.on_request)
-        for one, _ in asked
-    ]
-    found = placed(play, models, [has for _, has in asked])
-    ours = runtime.our_processes(play, [one.room.name for one in found], (*PROGRAMS, *ended))
-    found = [replace(one, room=without_ours(one.room, ours[one.room.name])) for one in found]
-    return [
-        replace(one, facts=one.facts.with_gpu_memory(one.room.memory)) if one.facts else one
-        for one in found
-    ]
+def _refuse_together(play: Play, plan: PlanTogether, *, force: bool) -> None:
+    """Refuse models that do not fit next to each other, or note it where it is forced.
+
+    Raises:
+        DoesNotFit: with the figures of each.
+    """
+    reasons = [*plan.reasons, *plan.obstacles]
+    if reasons and not force:
+        raise DoesNotFit(
+            "; ".join(reasons),
+            hint="`spark-cluster plan` shows all; a smaller gpu_memory_utilization, max-num-seqs "
+            "or max-model-len in a recipe, or `node: NAME` for one of the models; --force "
+            "launches anyway",
+        )
+    if reasons:
+        play.note(f"--force: {'; '.join(reasons)}", warning=True)
 
 
 def _record_plan(play: Play, plan: PlanTogether) -> None:

@@ -11,20 +11,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.config.caches import CACHES
-from spark_cluster.config.document import Document
+from spark_cluster.config.folders import CACHES
+from spark_cluster.config.schema import Document
 from spark_cluster.engine import runtime
-from spark_cluster.engine.caches import root_of_all
-from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.copy_model import named_nodes
-from spark_cluster.engine.copies.folders import copy_folder
+from spark_cluster.engine.deployment import root_of_all
+from spark_cluster.engine.model_upkeep import named_nodes
 from spark_cluster.engine.names import PROGRAMS, instance_of
+from spark_cluster.engine.node_copies import Copied, copy_folder
 from spark_cluster.errors import Refused
-from spark_cluster.node import unit_state
-from spark_cluster.node.cache_usage import COMPILED_IN
+from spark_cluster.node import containers
 from spark_cluster.node.containers import RECIPE
-from spark_cluster.node.engine_caches import IMAGES, VENV, short
-from spark_cluster.node.launch_records import LaunchRecord, from_dict
+from spark_cluster.node.engine_caches import (
+    COMPILED_IN,
+    IMAGES,
+    VENV,
+    LaunchRecord,
+    launch_from_dict,
+    short,
+)
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -100,7 +104,7 @@ def _serving(answers: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
     """
     recipes = set[str]()
     for told in answers:
-        states = [unit_state.answered(told[name]) for name in PROGRAMS]
+        states = [containers.answered(told[name]) for name in PROGRAMS]
         recipes |= {one.labels.get(RECIPE, "") for one in states if one.status != "absent"}
         listed = told["servers"]
         several = runtime.server_names(str(listed["stdout"])) if listed is not None else ()
@@ -115,7 +119,7 @@ def _of_node(
     recipes: Collection[str],
 ) -> list[CachePart]:
     """Return the parts of one node from its answer."""
-    records = [r for one in usage["launches"] if (r := from_dict(one)) is not None]
+    records = [r for one in usage["launches"] if (r := launch_from_dict(one)) is not None]
     now = float(usage["now"])
     found = []
     for entry in usage["entries"]:

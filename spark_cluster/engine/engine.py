@@ -8,25 +8,22 @@ Ours are `vllm.py` and `sglang.py`; another package adds its own by an entry poi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from spark_cluster.config import engines
-from spark_cluster.config.caches import CACHES
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import ReadinessCheck
+from spark_cluster.config.folders import CACHES
 from spark_cluster.config.ports import Span
-from spark_cluster.engine import proxy
+from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.errors import Failed
 from spark_cluster.node.containers import ENGINE, ContainerState
-from spark_cluster.node.health import HEALTH_S, Completion, State, judge
+from spark_cluster.node.health import Completion, State, judge
 from spark_cluster.node.values import Secret
 
 if TYPE_CHECKING:
     from spark_cluster.config.topology import Node
     from spark_cluster.engine.deployment import Server
-    from spark_cluster.engine.endpoint import Endpoint
-    from spark_cluster.runner.session import Answer, Session
 
 
 SECRET_ENV = "/run/secrets/env"  # noqa: S105  (a folder)
@@ -40,7 +37,7 @@ WITH_SECRET_ENV = (
 
 
 @dataclass(frozen=True)
-class Process:
+class EngineProcess:
     """A program of an engine; paths are the same on the node and for the program.
 
     Attributes:
@@ -135,7 +132,7 @@ class Engine(Protocol):
         """
         ...
 
-    def server(self, node: Node, deployment: Server, master_port: int) -> Process | None:
+    def server(self, node: Node, deployment: Server, master_port: int) -> EngineProcess | None:
         """Return the server on the head, a rank elsewhere, or None where it runs nothing.
 
         Args:
@@ -161,23 +158,6 @@ def engine_of(container: ContainerState) -> Engine:
     """Return the engine that a program was started with; vLLM where its label names none."""
     name = container.label(ENGINE, engines.DEFAULT)
     return engine(name if name in engines.names() else engines.DEFAULT)
-
-
-def ask_health(
-    serving: Engine,
-    endpoint: Endpoint,
-    session: Session,
-    container: ContainerState | None = None,
-    timeout: float = HEALTH_S,
-) -> tuple[State, Answer]:
-    """Ask a server for its health; return whether it lives, by that and its container if known.
-
-    Status 0 of the answer, too, where the proxy answers for it.
-    """
-    answer = endpoint.request(session, serving.health, timeout=timeout)
-    if proxy.refused_by_proxy(answer.status, answer.body):
-        answer = replace(answer, status=0)
-    return judge_health(serving, answer.status, container), answer
 
 
 def judge_health(

@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from spark_cluster.config.fact_parsers import EVERYWHERE, LISTENERS, Listener, listeners
+from spark_cluster.config.fact_gathering import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import (
     LOOPBACK,
@@ -25,14 +25,13 @@ from spark_cluster.config.ports import (
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
-from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.engine.endpoint import running
+from spark_cluster.engine.deployment import Deployment, Server, running
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT as PROXY_UNIT
 from spark_cluster.engine.ray import TOKENS_SINCE
 from spark_cluster.errors import Refused
-from spark_cluster.node import paths, unit_state
+from spark_cluster.node import containers, paths
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
@@ -182,7 +181,7 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
     for node, pending in asked:
         answer = pending.wait()
         texts = printed(answer)
-        states = {n: unit_state.answered(answer["commands"][n]) for n in programs}
+        states = {n: containers.answered(answer["commands"][n]) for n in programs}
         served = [running(state.labels, None, None) for state in states.values() if _runs(state)]
         own = {endpoint.port for endpoint in served if endpoint is not None}
         proxy = PROXY if texts["proxy"].strip() == "active" else None

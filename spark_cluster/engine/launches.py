@@ -3,8 +3,7 @@
 Whether the next launch of a recipe finds its compiled code is told by what the last one like it has
 logged: one of the same recipe with the same image and the same arguments on the same node. "Warm"
 says that its compiled code is still on the disk; weights are loaded and CUDA graphs are captured at
-each start, warm or not. Which arguments make vLLM compile anew is not known here. What `tune` has
-made for a launch is found on the nodes, and handed to the engine that starts.
+each start, warm or not. Which arguments make vLLM compile anew is not known here.
 """
 
 from __future__ import annotations
@@ -12,104 +11,33 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from spark_cluster.config.document import Document, PrintedAs, printed
+from spark_cluster.config.folders import state_folder
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, PrintedAs, printed
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import logs, runtime
-from spark_cluster.engine.caches import root_on
-from spark_cluster.engine.deployment import Deployment, Key, Server
-from spark_cluster.engine.logs import BEGINNING
-from spark_cluster.engine.members import Member
-from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import images, launch_records, unit_state
-from spark_cluster.node.containers import ContainerState
-from spark_cluster.node.engine_caches import of_environment, short
-from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.engine import runtime
+from spark_cluster.engine.deployment import Deployment, Key, Server, root_on
+from spark_cluster.engine.names import PROGRAMS
+from spark_cluster.engine.readiness import Member
+from spark_cluster.engine.resolve import resolve
+from spark_cluster.engine.runtime import BEGINNING_BYTES
+from spark_cluster.engine.tuning import fitting
+from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.node import containers, dockerd, durable, engine_caches
+from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
+from spark_cluster.node.engine_caches import LaunchRecord, of_environment, short
 from spark_cluster.node.store.manifest import revision_of
-from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session
-
-TUNED = "spark-cluster.tuned"
-"""Of the engine's containers: files with tuned parameters that they were started with."""
-
-TunedOn = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Node to what is tuned there."""
-
-
-def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
-    """Ask the nodes for what is tuned for a server's model; nothing is asked where it cannot be."""
-    recipe, folder = server.recipe, server.cache_root
-    if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
-        return {}
-    waiting = {
-        node.name: play.session(node).submit("caches", what="state", folder=folder)
-        for node in nodes
-    }
-    answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}
-    return {
-        name: [entry for entry in entries if entry["model"] == recipe.model.name]
-        for name, entries in answers.items()
-    }
-
-
-def with_tuned(play: Play, deployment: Deployment, found: Mapping[str, TunedOn]) -> Deployment:
-    """Return a deployment whose servers get what is tuned for them.
-
-    Args:
-        found: recipe to what is tuned for it.
-    """
-    made = [
-        with_tuned_kernels(play, server, found[server.recipe.name]) for server in deployment.servers
-    ]
-    return deployment.with_servers(made)
-
-
-def with_tuned_kernels(play: Play, server: Server, found: TunedOn) -> Server:
-    """Return the server with what is tuned for its model, size and image on all its nodes.
-
-    Without it on each of them the server stays as it is: all ranks get the same environment.
-    """
-    if not all(fitting(found.get(node.name, ()), server.tp) for node in server.nodes):
-        return server
-    image = image_on_head(play, server)
-    tuned = [fitting(found[node.name], server.tp, image) for node in server.nodes]
-    files = set.intersection(*({str(entry["file"]) for entry in entries} for entries in tuned))
-    if not files:
-        play.note(
-            "kernels are tuned for this model with another image, and not used: "
-            f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
-        )
-        return server
-    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
-    return replace(
-        server,
-        env={**server.env, VARIABLE: folder},
-        mounts=(*server.mounts, f"{folder}:{folder}:ro"),
-        labels={**server.labels, TUNED: " ".join(sorted(files))},
-    )
-
-
-def fitting(
-    entries: Iterable[Mapping[str, Any]], tp: int, image: str = ""
-) -> list[Mapping[str, Any]]:
-    """Return what is tuned for a size and an image's id; for any image without one."""
-    wanted = {"tp": tp, **({"image": short(image)} if image else {})}
-    return [entry for entry in entries if wanted.items() <= entry.items()]
-
-
-def image_on_head(play: Play, server: Server) -> str:
-    """Return the id of the image on the head; `-` where it is not there yet."""
-    asked = {"image": images.question(server.image)}
-    answer = play.session(server.nodes[0]).request("gather", commands=asked)
-    found = images.answered(answer["commands"]["image"])
-    return found.id if found is not None else "-"
-
 
 State = Literal["warm", "cold", "unknown", "not compiled"]
 
@@ -328,7 +256,7 @@ class Upcoming:
         state = session.submit("caches", what="state", folder=self.folders[node])
         if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
             return Asked(state, None)  # Docker takes longer to answer than all else
-        asked = {"image": images.question(self.image or self.recipe.image.ref)}
+        asked = {"image": dockerd.image_question(self.image or self.recipe.image.ref)}
         return Asked(state, session.submit("gather", commands=asked))
 
     def judge(self, asked: Mapping[str, Asked], tp: int) -> Warmth:
@@ -347,13 +275,13 @@ class Upcoming:
             answer = asked.image.wait()["commands"]["image"] if asked.image is not None else None
         except SparkClusterError as error:
             return NodeWarmth("unknown", (error.message,))
-        recipe, image = self.recipe, images.answered(answer)
+        recipe, image = self.recipe, dockerd.image_answer(answer)
         own = image.id if image is not None else ""
         entries = fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
         found = without_nodes(recipe)
         if found is None:
-            read = map(launch_records.from_dict, state["launches"])
+            read = map(engine_caches.launch_from_dict, state["launches"])
             records = [record for record in read if record is not None]
             environment = of_environment(recipe.venv.path) if recipe.venv else ""
             launch = replace(wanted(recipe, tp), image=own)
@@ -372,8 +300,10 @@ def before_start(play: Play, server: Server, running: ContainerState) -> None:
     The latter not where it runs already, or where its recipe has nothing compiled.
     """
     if running.start_limit_hit:
-        read = {node.name: logs.read(play.session(node), server.program) for node in server.nodes}
-        fault = logs.first_error(read)
+        read = {
+            node.name: runtime.read_log(play.session(node), server.program) for node in server.nodes
+        }
+        fault = runtime.first_error(read)
         cause = f": {fault.text}" if fault else ""
         play.note(f"{server.program} is {running.in_words}{cause}", warning=True, node=play.head)
     if play.check or (running.status == "running" and set(server.args) <= set(running.command)):
@@ -433,13 +363,13 @@ def _made(one: Member) -> LaunchRecord | None:
 
 def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
     asked = session.request("gather", commands={"inspect": runtime.question(server.program)})
-    state = unit_state.answered(asked["commands"]["inspect"])
+    state = containers.answered(asked["commands"]["inspect"])
     run = f"{state.id[:12]} {state.started}".strip()
     answer = session.request(
         "caches",
         what="known",
         run=run,
-        log=runtime.beginning(server.program, BEGINNING),
+        log=runtime.beginning(server.program, BEGINNING_BYTES),
         pattern=LOGGED,
     )
     if answer["known"]:
@@ -471,3 +401,119 @@ def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key
             pending.wait()
         except SparkClusterError as error:
             one.play.note(NOT_RECORDED.format(error.message), warning=True, node=node)
+
+
+# What served before a swap: as its container's labels name it, and how it is started again.
+
+_OPTION = re.compile(r"(?:^| )-o (?=[a-z0-9][a-z0-9-]*=)")
+
+
+@dataclass(frozen=True)
+class PreviousServer(Document):
+    """A server that ran before another one took its place.
+
+    Attributes:
+        recipe: its name.
+        tp: tensor-parallel size.
+        overrides: engine arguments in place of the recipe's, as options of a command line.
+    """
+
+    recipe: str
+    tp: int
+    overrides: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [f"{self.recipe} (tp {self.tp})", self.overrides]))
+
+    @property
+    def command(self) -> str:
+        """The command that starts it again."""
+        options = [word for change in self.changes for word in ("-o", change)]
+        return shlex.join(
+            ["spark-cluster", "up", "--recipe", self.recipe, "--tp", str(self.tp), *options]
+        )
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The overrides as KEY=VALUE.
+
+        >>> PreviousServer("r", 1, '-o compilation-config={"level": 3} -o max-num-seqs=2').changes
+        ('compilation-config={"level": 3}', 'max-num-seqs=2')
+        """
+        return tuple(part for part in _OPTION.split(self.overrides) if part)
+
+
+Load = Callable[[PreviousServer], "Recipe"]
+"""Returns the recipe of a previous server, with its overrides."""
+
+
+def previous_server_of(running: ContainerState) -> PreviousServer | None:
+    """Return what a container's labels name; None where they name no recipe and size."""
+    recipe, tp = running.label(RECIPE), running.number(TP, 0)
+    return PreviousServer(recipe, tp, running.label(OVERRIDES)) if recipe and tp else None
+
+
+def plan_again(
+    play: Play, previous: PreviousServer, load: Load, running: ContainerState
+) -> Deployment:
+    """Resolve a previous server again, while it still serves, and say where it would differ.
+
+    Raises:
+        Refused: it could not be started again: its recipe, a variable or a key is missing.
+    """
+    try:
+        recipe = load(previous)
+        again = resolve(recipe, play.inventory, play.nodes, previous.tp)
+    except SparkClusterError as error:
+        raise Refused(
+            f"{previous} serves now and could not be started again: {error.message}",
+            where=error.where,
+            hint="--no-restore swaps without a way back",
+        ) from error
+    if options_text(recipe.overrides) != previous.overrides:
+        raise Refused(
+            f"{previous} serves now, and its options cannot be read back from its labels",
+            hint="--no-restore swaps without a way back",
+        )
+    if not set(again.first.args) <= set(running.command):
+        play.note(
+            f"recipe {previous.recipe} has been changed since its server was started: if it has to "
+            "be started again, it is as the recipe is now",
+            warning=True,
+        )
+    return again
+
+
+LINES = 5000
+"""Lines of each log that are kept."""
+
+KEPT = 20
+"""Files of failed servers that are kept."""
+
+
+def keep_logs(play: Play) -> Path | None:
+    """Write the end of all logs into one file that only the user reads; None without any.
+
+    It is a help for a failure that has its own message: what goes wrong here is only noted.
+    """
+    try:
+        found = [
+            f"==> {node.name} {program}\n{text}\n"
+            for node in play.nodes
+            for program in PROGRAMS
+            if (text := runtime.read_log(play.session(node), program, lines=LINES))
+        ]
+        return _write("".join(found)) if found else None
+    except (SparkClusterError, OSError) as error:
+        play.note(f"the log of the failed server could not be kept: {error}", warning=True)
+        return None
+
+
+def _write(text: str) -> Path:
+    folder = state_folder() / "failed"
+    durable.make_folder(folder)
+    path = folder / time.strftime("%Y%m%dT%H%M%SZ.log", time.gmtime())
+    durable.write_file(path, text.encode(errors="replace"))
+    for old in sorted(folder.glob("*.log"))[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path

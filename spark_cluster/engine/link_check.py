@@ -60,7 +60,7 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class Ping:
+class LinkPing:
     """Pings along one hop.
 
     Attributes:
@@ -156,7 +156,7 @@ def ping_argv(hop: Hop, size: int) -> list[str]:
     return ["ping", "-n", "-c", "1", "-W", "2", "-M", "do", "-s", payload, "-I", own, other]
 
 
-def pings(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[Ping]:
+def pings(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[LinkPing]:
     """Send a small and a full-size packet along every hop, all at once; resend what is lost.
 
     The first packet may be lost while addresses are learned.
@@ -174,11 +174,13 @@ def pings(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[Ping]:
         tries = [first[number], *([again[number]] if number in again else [])]
         small, full = ([_came(answers[kind]) for answers in tries] for kind in ("small", "full"))
         if None in (*small, *full):
-            found.append(Ping(hop, None, None, "there is no ping on the node"))
+            found.append(LinkPing(hop, None, None, "there is no ping on the node"))
         else:
             last = tries[-1]["full"] or {}
             output = f"{last.get('stdout', '')}{last.get('stderr', '')}".strip().splitlines()
-            found.append(Ping(hop, any(small), any(full), output[-1] if output else "no answer"))
+            found.append(
+                LinkPing(hop, any(small), any(full), output[-1] if output else "no answer")
+            )
     return found
 
 
@@ -213,7 +215,7 @@ def verify(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[Verific
     return [_failure(ping) for ping in pings(hops, sessions) if not ping.full]
 
 
-def _failure(ping: Ping) -> VerificationFailed:
+def _failure(ping: LinkPing) -> VerificationFailed:
     hop = ping.hop
     if ping.small:
         return VerificationFailed(
@@ -290,7 +292,7 @@ LISTEN_S = 1.2
 LIMIT_S = 20.0
 """Longest wait for one node's answer, seconds."""
 
-LISTENER = "spark_cluster.node.probes.neighbours"
+LISTENER = "spark_cluster.node.probes:neighbours"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.config import pins
+from spark_cluster.config.facts import awaiting_reboot, load_pins
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import link_check
 from spark_cluster.engine.link_check import must_be_switched
@@ -188,7 +188,7 @@ def verify_nodes(play: Play, done: Provisioned, *, measure: bool) -> None:
     done.failures.update({name: failures for name, failures in found.items() if failures})
     if measure and not done.failures:
         _measure(play, hops, done)
-    known = pins.load(play.project.load_role("drivers").path.parent / "pins.json")
+    known = load_pins(play.project.load_role("drivers").path.parent / "pins.json")
     for node in play.nodes:
         for bad in known.running(node.facts):
             issue = catalogue()[bad.issue]
@@ -199,7 +199,7 @@ def verify_nodes(play: Play, done: Provisioned, *, measure: bool) -> None:
 def _drivers(play: Play, node: Node) -> list[SparkClusterError]:
     """Return what does not hold: nvidia-smi answers, and what is pinned is what runs."""
     settings: Any = play.project.load_role("drivers").settings_for(play.inventory.nodes[node.name])
-    remarks = pins.waiting(settings.pinned, node.facts)
+    remarks = awaiting_reboot(settings.pinned, node.facts)
     if node.facts.nvml_error:
         remarks.insert(0, f"nvidia-smi does not answer: {node.facts.nvml_error.splitlines()[0]}")
     return [VerificationFailed(text, where=node.name, hint=_in_force(text)) for text in remarks]

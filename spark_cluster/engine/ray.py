@@ -4,7 +4,7 @@ It is one turn, over the head's loopback and without a tunnel.
 
 The API is what `ray list nodes` asks (docs.ray.io, "Monitoring with the CLI or SDK"). The
 dashboard is a port of the head's loopback only: Ray runs what anyone who reaches it asks for.
-`job_client.py` has jobs run.
+`ray_cluster.py` has jobs run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.engine.engine import Engine, Process, needs_rdma
+from spark_cluster.config.schema import Document
+from spark_cluster.engine.engine import Engine, EngineProcess, needs_rdma
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import paths
 from spark_cluster.node.containers import DASHBOARD, RAY_NODES, ContainerState
 from spark_cluster.node.replies import at, decoded, short, text_of
 from spark_cluster.node.values import Secret
-from spark_cluster.resources.program import secret_path
+from spark_cluster.resources.unit import secret_path
 
 if TYPE_CHECKING:
     from spark_cluster.config.topology import Node
@@ -183,7 +183,7 @@ def authentication(server: Server) -> tuple[dict[str, str], dict[str, Secret]]:
     return variables, {RAY_TOKEN: Secret(server.ray_token)}
 
 
-def ray_node(node: Node, server: Server, engine: Engine) -> Process:
+def ray_node(node: Node, server: Server, engine: Engine) -> EngineProcess:
     """Return Ray's head or a worker, with the engine's environment, which its actors inherit.
 
     Raises:
@@ -209,7 +209,7 @@ def ray_node(node: Node, server: Server, engine: Engine) -> Process:
     metrics = {name: str(port) for name, port in ports.services.items() if name.isupper()}
     env = {**engine.environment(node, server), **metrics, **variables}
     # `ray start --block` does not end on SIGTERM, and nothing of it is worth waiting for.
-    return Process(
+    return EngineProcess(
         RAY,
         tuple(start),
         env,

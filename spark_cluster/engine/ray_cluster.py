@@ -2,23 +2,370 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import re
+import shlex
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-from spark_cluster.config.document import Document
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.ray import MEASURING, Job, RayState, dashboard_port
+from spark_cluster.engine.ray import (
+    LARGEST_FOLDER,
+    MEASURING,
+    TOKEN_FILE,
+    Job,
+    RayState,
+    dashboard_port,
+    job_of,
+    must_be_an_id,
+    newest_first,
+)
 from spark_cluster.engine.runtime import present_servers
 from spark_cluster.engine.start import prepare_nodes, ray_would_restart
-from spark_cluster.errors import Failed, Refused
+from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable, UsageError
 from spark_cluster.node.containers import RECIPE
+from spark_cluster.node.replies import short
+from spark_cluster.runner.parallel import start
 from spark_cluster.runner.play import Play
+
+# Jobs on a head's Ray, over Ray's own `JobSubmissionClient` (source: ray-docs-jobs).
+#
+# The head's dashboard listens on its loopback only, so the client reaches it at the end of a
+# tunnel; Ray's token is sent over it and is kept in this process's memory only. The head is not
+# believed: each request has a limit in time and size, and follows no redirection.
+
+T = TypeVar("T")
+
+ANSWER_S = 30.0
+"""Seconds for an answer."""
+
+SUBMIT_S = 600.0
+"""Seconds for taking a job: its folder is sent first, and Ray starts its supervisor."""
+
+SILENT_S = 30.0
+"""Seconds without a line of a job after which Ray is asked whether it still goes on."""
+
+LARGEST = 64 << 20
+"""Bytes of an answer; a job's whole log is one."""
+
+TOKEN = re.compile(r"[0-9A-Za-z_.~+/=-]{16,512}")
+
+OF_RAY = ("Running entrypoint for job", "Runtime env is setting up")
+"""Words of the lines that Ray itself writes into a job's log, one of them with the command."""
+
+_ENVIRONMENT = threading.Lock()
+ELSEWHERE = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+"""Variables that would lead Ray's client to another cluster than the one that it is given."""
+
+
+@contextlib.contextmanager
+def ray_jobs(play: Play, port: int) -> Iterator[RayJobs]:
+    """Return the jobs of the head's Ray, reached by a tunnel during the block.
+
+    Args:
+        port: of Ray's dashboard on the head.
+
+    Raises:
+        Failed: there is no Ray, or it does not answer.
+        Unreachable: there is no tunnel to the head.
+    """
+    token, name = token_of(play), play.head.name
+    at = play.connections
+    with at.dialer.forward(at.nodes[name], port) as local:
+        yield RayJobs(f"http://{LOOPBACK}:{local}", token, name)
+
+
+def token_of(play: Play) -> str:
+    """Return the token of the head's Ray.
+
+    Raises:
+        Failed: there is none, or the file holds something else.
+    """
+    found = play.session(play.head).request("gather", files={"token": TOKEN_FILE})
+    token = str(found["files"]["token"] or "").strip()
+    if not TOKEN.fullmatch(token):
+        what = "is not a token" if token else "does not exist"
+        raise Failed(
+            f"{TOKEN_FILE} {what}: no Ray cluster was started there",
+            where=play.head.name,
+            hint="spark-cluster ray up",
+        )
+    return token
+
+
+class RayJobs:
+    """Requests to one head's Jobs API.
+
+    Args:
+        url: of its dashboard, as this machine reaches it.
+        token: of the cluster.
+        where: name of the head, for errors.
+
+    Raises:
+        Failed: it does not answer as Ray does.
+    """
+
+    def __init__(self, url: str, token: str, where: str) -> None:
+        self._where = where
+        what = "Ray does not answer"
+        hint = (
+            "spark-cluster ray status; the image needs `ray[default]`, whose dashboard takes jobs"
+        )
+        self._client = self._asked(lambda: _client(url, token), what, hint=hint)
+
+    def submit(
+        self,
+        command: Sequence[str],
+        *,
+        name: str | None = None,
+        working_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """Have a command run on the head, and return the job's id.
+
+        Args:
+            command: the program and its arguments.
+            name: the job's id, which must be new; by default Ray makes one.
+            working_dir: a folder of this machine, which Ray unpacks wherever the job runs.
+            env: variables of the job. Ray shows them to everyone who has its token.
+
+        Raises:
+            Failed: Ray does not take it.
+        """
+        runtime_env: dict[str, Any] = {}
+        if working_dir is not None:
+            runtime_env["working_dir"] = str(working_dir)
+        if env:
+            runtime_env["env_vars"] = dict(env)
+        return self._asked(
+            lambda: str(
+                self._client.submit_job(
+                    entrypoint=shlex.join(command), submission_id=name, runtime_env=runtime_env
+                )
+            ),
+            "Ray did not take the job",
+            SUBMIT_S,
+        )
+
+    def list(self) -> list[Job]:
+        """Return the jobs that were submitted, the newest first."""
+        rows = self._asked(self._client.list_jobs, "Ray did not list its jobs")
+        return newest_first(job for row in rows if (job := _of_details(row)) is not None)
+
+    def job(self, name: str) -> Job:
+        """Return a job as it stands.
+
+        Raises:
+            UsageError: there is none of that name.
+            Failed: Ray does not answer.
+        """
+        must_be_an_id(name)
+        found = _of_details(
+            self._asked(lambda: self._client.get_job_info(name), f"Ray did not show job {name}")
+        )
+        if found is None:
+            raise UsageError(f"{name} was not submitted as a job", hint="spark-cluster ray list")
+        return found
+
+    def log(self, name: str) -> str:
+        """Return all that a job has printed so far."""
+        must_be_an_id(name)
+        log = self._asked(lambda: self._client.get_job_logs(name), f"Ray has no log of {name}")
+        return str(log)
+
+    def stop(self, name: str) -> bool:
+        """Have a job end; return False where it had ended."""
+        must_be_an_id(name)
+        what = f"Ray did not stop job {name}"
+        return bool(self._asked(lambda: self._client.stop_job(name), what))
+
+    def follow(self, name: str, limit_s: float | None = None) -> Generator[str]:
+        """Return what a job prints, from its beginning to its end.
+
+        Args:
+            limit_s: seconds; None for no limit but the job's own end.
+
+        Raises:
+            TimeoutError: the limit is over.
+            Unreachable: the log was cut while the job went on.
+            Failed: Ray does not answer any more.
+        """
+        self.job(name)
+        until = math.inf if limit_s is None else time.monotonic() + limit_s
+        why = ""
+        log, coming = self._client.tail_job_logs(name), None
+        with asyncio.Runner() as runner:
+            while True:
+                coming = coming or runner.get_loop().create_task(_next(log))
+                wait_s = min(SILENT_S, until - time.monotonic())
+                if wait_s <= 0:
+                    raise TimeoutError
+                if not runner.run(asyncio.wait({coming}, timeout=wait_s))[0]:
+                    self.job(name)  # raises where there is no Ray any more
+                    continue
+                try:
+                    chunk = coming.result()
+                except Exception as error:  # noqa: BLE001  (what a head can make Ray's client raise)
+                    why = f": {short(str(error))}"
+                    break
+                if chunk is None:
+                    break
+                coming = None
+                yield chunk
+        if not self.job(name).has_ended:
+            raise Unreachable(
+                f"the log was cut while the job goes on{why}",
+                where=self._where,
+                hint=f"spark-cluster ray logs -f {name}",
+            )
+
+    def wait(self, name: str, limit_s: float, on_line: Callable[[str], None]) -> str:
+        """Wait for a job's end, and return all that it has printed.
+
+        Args:
+            limit_s: seconds after which it is stopped.
+            on_line: is given the last line that it has printed, as often as there is a new one.
+
+        Raises:
+            Failed: it failed or was stopped, took too long, or Ray does not answer any more.
+        """
+        log = ""
+        try:
+            with contextlib.closing(self.follow(name, limit_s)) as chunks:
+                for chunk in chunks:
+                    log = (log + chunk)[-LARGEST:]
+                    if line := last_line(chunk):
+                        on_line(line)
+        except TimeoutError:
+            self.stop(name)
+            raise Failed(
+                f"the job on Ray: no end after {limit_s:g} s; it last printed: {last_line(log)}",
+                where=self._where,
+            ) from None
+        job = self.job(name)
+        if job.status != "SUCCEEDED":
+            why = last_line(log) or job.why
+            raise Failed(f"the job on Ray {job.status.lower()}: {why}", where=self._where)
+        return log
+
+    def _asked(
+        self,
+        question: Callable[[], T],
+        what: str,
+        limit_s: float = ANSWER_S,
+        hint: str = "spark-cluster ray list shows the jobs",
+    ) -> T:
+        """Return Ray's answer to a question.
+
+        Raises:
+            Failed: there is none in time, or one that Ray does not give; with `what`.
+        """
+        answer = start(question)
+        try:
+            found = answer.result(limit_s)
+        except TimeoutError:
+            why = f"nothing came within {limit_s:g} s"
+        except Exception as error:  # noqa: BLE001  (what a head can make Ray's client raise)
+            why = last_line(str(error).rstrip(". \n")) or type(error).__name__
+        else:
+            if not isinstance(found, SparkClusterError):
+                return found
+            why = found.message
+        raise Failed(f"{what}: {why}", where=self._where, hint=hint)
+
+
+def last_line(text: str) -> str:
+    """Return the last line with anything in it, cut to a line's length."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not any(words in line for words in OF_RAY)]
+    return lines[-1][:200] if lines else ""
+
+
+async def _next(log: AsyncIterator[str]) -> str | None:
+    """Return the next part of a log; None at its end."""
+    return await anext(log, None)
+
+
+def _of_details(details: Any) -> Job | None:
+    """Read what Ray's client made of an answer: a model, whose state is an enumeration."""
+    row = dict(vars(details))
+    return job_of({**row, "status": str(row.get("status"))})
+
+
+def _client(url: str, token: str) -> Any:
+    """Return Ray's client for a dashboard; it goes there only, and to no proxy."""
+    is_ours = "ray" not in sys.modules
+    import requests
+    from ray.job_submission import JobSubmissionClient
+
+    if is_ours:  # its progress is not ours to print
+        for handler in logging.getLogger("ray").handlers:
+            handler.setLevel(logging.ERROR)
+
+    class BoundedJobClient(JobSubmissionClient):  # type: ignore[misc]  # without strict types
+        """Ray's own, with limits."""
+
+        def _do_request(
+            self, method: str, endpoint: str, *, data: Any = None, json_data: Any = None, **_: Any
+        ) -> requests.Response:
+            if len(data or b"") > LARGEST_FOLDER:
+                raise ValueError(
+                    f"the working folder is {len(data) >> 20} MiB packed, and Ray takes at most "
+                    f"{LARGEST_FOLDER >> 20}: list what is not needed in .gitignore"
+                )
+            with requests.Session() as session:
+                session.trust_env = False  # neither a proxy nor ~/.netrc is for this
+                answer = session.request(
+                    method,
+                    url + endpoint,
+                    data=data,
+                    json=json_data,
+                    headers=self._headers,
+                    timeout=ANSWER_S if data is None else SUBMIT_S,
+                    allow_redirects=False,
+                    stream=True,
+                )
+                answer._content = _bounded(answer.iter_content(1 << 16))
+            if answer.status_code in (401, 403):
+                raise PermissionError(f"it refuses the token (status {answer.status_code})")
+            return answer
+
+    with _ENVIRONMENT:
+        hidden = {name: os.environ.pop(name) for name in ELSEWHERE if name in os.environ}
+        try:
+            return BoundedJobClient(url, headers={"Authorization": f"Bearer {token}"})
+        finally:
+            os.environ.update(hidden)
+
+
+def _bounded(pieces: Iterator[bytes]) -> bytes:
+    """Return a body.
+
+    Raises:
+        ValueError: it is larger than any that Ray sends.
+    """
+    found = bytearray()
+    for piece in pieces:
+        found += piece
+        if len(found) > LARGEST:
+            raise ValueError(f"an answer of more than {LARGEST >> 20} MiB")
+    return bytes(found)
+
 
 ENDS_WITHIN_S = 60.0
 """Seconds that jobs have to end after they were stopped: Ray kills them after a few."""

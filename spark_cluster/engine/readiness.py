@@ -14,23 +14,26 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from spark_cluster.config.fact_parsers import HIGH_PRESSURE, free_blocks
+from spark_cluster.config.fact_gathering import HIGH_PRESSURE, free_blocks
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import logs, runtime, vram
-from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.endpoint import Endpoint, probe_once
-from spark_cluster.engine.engine import ask_health, engine
+from spark_cluster.engine import runtime, vram
+from spark_cluster.engine.deployment import Deployment, Endpoint, Server, probe_once
+from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
-from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
-from spark_cluster.node import load_guard, memory, replies, unit_state
+from spark_cluster.engine.runtime import ask_health
+from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
+from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
-from spark_cluster.node.supervision.look import stop
+from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import printed
@@ -88,12 +91,12 @@ class LoadGuard:
             what = "memory is not guarded while weights load"
             self._play.note(f"{error.where}: {what}: {error.message}", warning=True)
 
-    def ended(self) -> tuple[str, load_guard.Reason] | None:
+    def ended(self) -> tuple[str, load_watch.Reason] | None:
         """Return the node on which it has ended the load, and why; None where it has not."""
-        files = {"reason": load_guard.reason_file(self._server)}
+        files = {"reason": load_watch.reason_file(self._server)}
         sessions = {n.name: self._play.session(n) for n in self._nodes if self._begun}
         waiting = {name: one.submit("gather", files=files) for name, one in sessions.items()}
-        found = {n: load_guard.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
+        found = {n: load_watch.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
         return next(((name, reason) for name, reason in found.items() if reason), None)
 
     def end(self) -> None:
@@ -109,7 +112,7 @@ def _ask_guard(
 ) -> list[tuple[Node, Any]]:
     """Ask the nodes whose memory is the GPU's, all at once."""
     waiting = [
-        (node, play.session(node).submit("load_guard", memory.RECLAIM_S, what=what, **given))
+        (node, play.session(node).submit("load_guard", load_watch.RECLAIM_S, what=what, **given))
         for node in nodes
         if not node.facts.gpu_memory.of_gpu
     ]
@@ -209,7 +212,7 @@ def progress(play: Play, server: Server) -> Seen:
         answer = session.request("gather", commands=asked)
         tables = printed(answer)
         found[f"compilers on {node.name}"] = _compilers([tables[f"cpu {n}"] for n in programs])
-        states = [unit_state.answered(answer["commands"][name]) for name in programs]
+        states = [containers.answered(answer["commands"][name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
         folder = short(image) if image else of_environment(server.venv)
         root = server.cache_root
@@ -217,7 +220,7 @@ def progress(play: Play, server: Server) -> Seen:
         if cache["files"]:
             size = f"{cache['files']} files, {cache['bytes']} bytes"
             found[f"compiled code on {node.name}"] = size
-        found[f"log on {node.name}"] = _working(logs.read(session, server.program, lines=20))
+        found[f"log on {node.name}"] = _working(runtime.read_log(session, server.program, lines=20))
     return found
 
 
@@ -235,7 +238,7 @@ def _compiles(row: list[str]) -> bool:
 def _working(log: str) -> str:
     """Return the last line of a log that is about work."""
     found = (line for line in reversed(log.splitlines()) if WORKING.search(line))
-    return logs.last_line(next(found, ""))[:200]
+    return runtime.last_line(next(found, ""))[:200]
 
 
 POLL_S = 1.0
@@ -285,14 +288,16 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
 
 
 def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
-    fault = logs.first_error({f"{name} {RAY}": logs.read(play.connections.session(name), RAY)})
+    fault = runtime.first_error(
+        {f"{name} {RAY}": runtime.read_log(play.connections.session(name), RAY)}
+    )
     # Docker would start it again and again; what it said stays to be read.
-    play.connections.session(name).run(stop(RAY, state.runtime))
+    play.connections.session(name).run(stop_command(RAY, state.runtime))
     return Failed(
         f"Ray on {name} ended {state.restarts} times: "
         f"{fault.text if fault else 'its log has no error'}",
         where=f"{name} {RAY}",
-        hint=logs.advice(fault, "it was stopped, its log stays: spark-cluster logs shows more"),
+        hint=runtime.advice(fault, "it was stopped, its log stays: spark-cluster logs shows more"),
     )
 
 
@@ -385,15 +390,15 @@ def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
         if failed := _ended(play, server, guard, first):
             guard.end()
             raise failed
-        log = logs.read(session, server.program, lines=20)
+        log = runtime.read_log(session, server.program, lines=20)
         if passed := limit.passed():
             raise VerificationFailed(
-                f"the server is not healthy {passed}; its log ends with: {logs.last_line(log)}",
+                f"the server is not healthy {passed}; its log ends with: {runtime.last_line(log)}",
                 where=play.head.name,
                 hint="it is left running: spark-cluster logs --follow shows it, and `up` waits "
                 "for it again; a longer ready_timeout_s of the recipe gives it more time",
             )
-        play.bus.emit(Progress(play.head.name, serving.dialect.title, logs.last_line(log)))
+        play.bus.emit(Progress(play.head.name, serving.dialect.title, runtime.last_line(log)))
         time.sleep(POLL_S)
 
 
@@ -413,7 +418,7 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> s
         raise (VerificationFailed if refused else NoCompletion)(
             f"/health is fine, but a completion is not (status {reply.status}): {cause}",
             where=fault.where if fault else play.head.name,
-            hint=logs.advice(fault, "spark-cluster logs shows more"),
+            hint=runtime.advice(fault, "spark-cluster logs shows more"),
         )
     if not state.serves:
         raise VerificationFailed(
@@ -437,7 +442,7 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
     """State of a program on a node, by default the head, whatever runs it."""
     session = play.connections.session(node or play.head.name)
     asked = {"inspect": runtime.question(name)}
-    return unit_state.answered(session.request("gather", commands=asked)["commands"]["inspect"])
+    return containers.answered(session.request("gather", commands=asked)["commands"]["inspect"])
 
 
 def _ended(
@@ -454,7 +459,7 @@ def _ended(
     if short := guard.ended():  # asked last: it may be the reason for a state
         node, reason = short
         for name, state in states.items():
-            play.connections.session(name).run(stop(server.program, state.runtime))
+            play.connections.session(name).run(stop_command(server.program, state.runtime))
         return LoadEnded(
             f"the load was ended before the node ran out of memory: {reason}",
             where=f"{node} {server.program}",
@@ -470,23 +475,103 @@ def _ended(
 def _rank_ended(play: Play, server: Server, state: ContainerState, name: str) -> ServerEnded:
     fault = first_fault(play, server.program)
     session = play.connections.session(name)
-    last = logs.last_line(logs.read(session, server.program, lines=20))
+    last = runtime.last_line(runtime.read_log(session, server.program, lines=20))
     who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
-    session.run(stop(server.program, state.runtime))
+    session.run(stop_command(server.program, state.runtime))
     return ServerEnded(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{name} {server.program}",
-        hint=logs.advice(fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"),
+        hint=runtime.advice(
+            fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"
+        ),
     )
 
 
-def first_fault(play: Play, program: str) -> logs.Fault | None:
+def first_fault(play: Play, program: str) -> runtime.Fault | None:
     """Return the earliest error in the logs of one of our programs and of Ray, on all nodes."""
-    return logs.first_error(
+    return runtime.first_error(
         {
-            f"{node.name} {name}": logs.read(play.session(node), name)
+            f"{node.name} {name}": runtime.read_log(play.session(node), name)
             for node in play.nodes
             for name in dict.fromkeys((program, RAY))
         }
     )
+
+
+# The servers of a deployment as they were found, before anything is changed.
+
+
+@dataclass(frozen=True)
+class Member:
+    """A server while it is brought up.
+
+    Attributes:
+        play: of one of several servers over its nodes alone.
+        running: its server as it was found.
+        ray: of one of several servers, Ray on its node as it was found.
+    """
+
+    play: Play
+    server: Server
+    running: ContainerState
+    ray: ContainerState | None = None
+
+    @property
+    def node(self) -> Node:
+        """Its node, or the head of several."""
+        return self.play.head
+
+
+def members(play: Play, deployment: Deployment) -> list[Member]:
+    """Look at each server, and of several at Ray on its node: what runs there of ours."""
+    if deployment.is_one:
+        running = container_state(play, deployment.first.program)
+        return [Member(play, deployment.first, running)]
+
+    def look(server: Server) -> Member:
+        own = play.part(server.node_names)
+        states = [container_state(own, name) for name in (server.program, RAY)]
+        return Member(own, server, *states)
+
+    return play.together(*[partial(look, server) for server in deployment.servers])
+
+
+def with_servers(found: Sequence[Member], deployment: Deployment) -> list[Member]:
+    """Return the members with the servers of the same deployment, of which more is known now."""
+    pairs = zip(found, deployment.servers, strict=True)
+    return [replace(one, server=server) for one, server in pairs]
+
+
+def chains(found: Sequence[Member]) -> list[list[Member]]:
+    """Return the members by node: those of one are started one after the other, because an engine
+    measures the free memory while it starts."""
+    names = dict.fromkeys(one.node.name for one in found)
+    return [[one for one in found if one.node.name == name] for name in names]
+
+
+def behind(play: Play) -> str | None:
+    """Return what the proxy's own file says of the endpoint; None without a proxy."""
+    answer = play.session(play.head).request("gather", files={"endpoint": DESCRIPTION})
+    found: str | None = answer["files"]["endpoint"]
+    return found
+
+
+def must_serve_one(play: Play, what: str) -> None:
+    """Refuse a command that is for one server where the endpoint has several models.
+
+    Args:
+        what: the command and its verb.
+
+    Raises:
+        Refused: it has; with their names.
+    """
+    now = models_of(behind(play))
+    if now:
+        raise Refused(
+            f"the endpoint has {len(now)} models ({', '.join(one.model for one in now)}), and "
+            f"{what} one server only",
+            where=play.head.name,
+            hint="`spark-cluster up` repairs and changes what the inventory lists; "
+            "`spark-cluster up --recipe NAME` serves one recipe in place of them",
+        )

@@ -1,5 +1,9 @@
 """The last rungs of readiness: what a real client does, asked by the head, judged here.
 
+Checks of text and of tool calls are in `answer_checks.py` and `tool_checks.py`; here are those of
+log-probabilities, of the stated context and of the kinds of models that do not chat, and which
+check belongs to which rung.
+
 Fluent nonsense, a tool call that stays text, thoughts in the wrong field: `/health` is fine with
 all of them, and each has been seen on a Spark.
 """
@@ -7,25 +11,36 @@ all of them, and each has been seen on a Spark.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import CHECKS_OF_KIND, ModelKind, ReadinessCheck
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ModelKind, ReadinessCheck
 from spark_cluster.engine import readiness
-from spark_cluster.engine.checks import context, logprobs, structured, texts, tools
-from spark_cluster.engine.client import FOREIGN, Check, Client, NoSuchPath
-from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.answer_checks import (
+    FOREIGN,
+    STRUCTURED_CHECKS,
+    TEXT_CHECKS,
+    AnswerCheck,
+    Client,
+    NoSuchPath,
+    NotApplicable,
+    RequestFailed,
+    filler,
+    without_reasoning,
+)
+from spark_cluster.engine.deployment import Endpoint, Server
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.tool_checks import TOOL_CHECKS
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.issues import rules
-from spark_cluster.node import replies
-from spark_cluster.node.supervision import model_probe
-from spark_cluster.node.supervision.model_probe import (
+from spark_cluster.node import health, replies
+from spark_cluster.node.completions import ChatCompletion
+from spark_cluster.node.health import (
     DISTINCT,
     FORM_TYPE,
     SAME,
@@ -38,6 +53,252 @@ from spark_cluster.node.supervision.model_probe import (
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
+
+# Log-probabilities: finite, and the same at two calls with one prompt.
+
+TOKENS = 16
+"""Tokens of an answer that are compared."""
+
+DRIFT = 0.25
+"""Largest difference of one token's log-probability between two calls, in nats: two steps of BF16.
+
+vLLM promises no equal log-probabilities: what else is in the batch changes the order of additions
+(https://docs.vllm.ai/en/latest/usage/faq/). BF16 keeps 8 significant bits, so a logit of 16 to 32
+has steps of 2**(4 - 7) = 0.125. A log-probability is a logit less the logarithm of a sum: one step
+of the logit and as much of the sum are 2 * 0.125 = 0.25. The bound is derived, not measured on a
+Spark; a divergence that a test of vLLM printed is 0.067
+(https://github.com/vllm-project/vllm/pull/32480)."""
+
+TIE = 2 * DRIFT
+"""Largest difference of the chosen tokens' log-probabilities where the two calls chose different
+tokens, in nats. Each token may move by DRIFT, so two that are up to 2 * DRIFT apart may change
+places. For a greedy choice the two chosen values then differ by at most DRIFT; the remainder is a
+margin for logits above 32, whose steps are 0.25."""
+
+LOGPROBS_PROMPT = "Name the seven days of the week in their order, separated by commas."
+
+LOGPROBS_HINT = (
+    "kernels whose results change from call to call, or memory that is overwritten: try "
+    "--enforce-eager, another --attention-backend, or without the drafter"
+)
+
+Tokens = Sequence[tuple[str, float]]
+
+
+def logprobs(client: Client) -> str:
+    """Two calls with one prompt give the same tokens with the same log-probabilities."""
+    one, other = _asked_for_logprobs(client), _asked_for_logprobs(client)
+    for token, value in (*one, *other):
+        if not (math.isfinite(value) and value <= 0.01):
+            shown = "no finite number" if not math.isfinite(value) else f"{value:.3g}"
+            raise client.wrong(
+                f"logprobs: the log-probability of {token!r} is {shown}, expected at most 0",
+                LOGPROBS_HINT,
+            )
+    if why := unstable(one, other):
+        raise client.wrong(f"logprobs: {why}", LOGPROBS_HINT)
+    drift = max((abs(a[1] - b[1]) for a, b in zip(one, other, strict=False) if a[0] == b[0]))
+    return f"{len(one)} tokens, largest difference {drift:.3f}"
+
+
+def unstable(one: Tokens, other: Tokens) -> str:
+    """Return why two calls do not agree; empty when they do."""
+    for place, (first, second) in enumerate(zip(one, other, strict=False), 1):
+        apart = abs(first[1] - second[1])
+        if first[0] != second[0]:
+            if place > 1 and apart <= TIE:
+                return ""  # what follows the other token is another text
+            return (
+                f"token {place} is {first[0]!r} ({first[1]:.3f}) at the first call and "
+                f"{second[0]!r} ({second[1]:.3f}) at the second"
+            )
+        if apart > DRIFT:
+            return (
+                f"token {place} ({first[0]!r}) has {first[1]:.3f} at the first call and "
+                f"{second[1]:.3f} at the second, expected at most {DRIFT} apart"
+            )
+    if len(one) != len(other):
+        return f"the first call has {len(one)} tokens, the second {len(other)}"
+    return ""
+
+
+def _asked_for_logprobs(client: Client) -> Tokens:
+    try:
+        found = client.ask(
+            "logprobs", LOGPROBS_PROMPT, max_tokens=TOKENS, logprobs=True, top_logprobs=1
+        )
+    except RequestFailed as error:
+        hint = "--max-logprobs, or the drafter, keeps the server from giving them"
+        raise error.judged(("logprob",), hint) from None
+    if not found.tokens:
+        raise client.wrong(
+            "logprobs: the reply has none, though they were asked for",
+            "a proxy that leaves fields out answers for the engine",
+        )
+    return found.tokens
+
+
+LOGPROBS_CHECKS = (
+    AnswerCheck("logprobs", "logprobs", "log-probabilities, two calls", LOGPROBS_PROMPT,
+          f"the same tokens, at most {DRIFT} apart", logprobs),
+)  # fmt: skip
+
+
+# The context at the length that the server states: a fact in a long prompt is found again.
+
+NEEDLES = ((0.9, "48213"), (0.5, "70956"), (0.1, "35827"))
+"""Depth of a fact as a share of the prompt, and its number. The deepest comes first: with a prefix
+cache the others need not be computed from the beginning."""
+
+QUESTION = "What is the code of the archive? Reply with the number only"
+
+SAMPLE = 100
+"""Sentences by which the tokens of a sentence are counted."""
+
+ANSWER_TOKENS = 1024
+"""Tokens that are left for the answer: a model may think first."""
+
+LEAST_CONTEXT = 512
+"""Tokens of a context below which there is nothing to find a fact in."""
+
+SMALLER = 0.95
+"""Factor of the prompt when the server refuses it as too long; the count is an estimate."""
+
+TRIES = 3
+
+CUT = 0.8
+"""Least share of the expected tokens that the server must have counted."""
+
+FLAGS = ("max-model-len", "context-length")
+
+CONTEXT_HINT = (
+    "a rope scaling or sliding window that the model was not made for, an FP8 KV cache, or a "
+    "--max-model-len beyond the model's own: a smaller one is honest"
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of the prompts, in tokens.
+
+    Attributes:
+        stated: context that the server states.
+        prompt: length that the prompts are to have.
+        answer: tokens that are left for the answer.
+    """
+
+    stated: int
+    prompt: int
+    answer: int
+
+
+def context(client: Client) -> str:
+    """A fact is found at several depths of a prompt as long as the server states."""
+    stated = _stated(client)
+    length = min(stated, client.context or stated)
+    answer = min(ANSWER_TOKENS, length // 4)
+    size = Size(stated, length - answer, answer)
+    count = _sentences(client, size.prompt)
+    seen = 0
+    for depth, code in NEEDLES:
+        found = _asked_for_fact(client, size, filler_with(count, code, depth))
+        tokens = found.prompt_tokens or 0
+        if tokens < CUT * size.prompt:
+            raise client.wrong(
+                f"context: the server counted {tokens} tokens of a prompt of about {size.prompt}: "
+                "it was cut",
+                "a proxy or the engine shortens prompts without saying so",
+            )
+        seen = max(seen, tokens)
+        if code not in found.content:
+            raise client.wrong(
+                f"context: the number at {depth:.0%} of {tokens} tokens is {code}, the model says "
+                f"{replies.short(found.content.strip())!r}",
+                CONTEXT_HINT,
+            )
+    depths = ", ".join(f"{depth:.0%}" for depth, _ in NEEDLES)
+    return f"found at {depths} of {seen} tokens (the server states {stated})"
+
+
+def _stated(client: Client) -> int:
+    """The context length by the server's list of models, else by its launch.
+
+    Raises:
+        NotApplicable: neither says it, or it is very short.
+    """
+    answer = client.endpoint.request(client.session, "/v1/models")
+    if answer.status == 0:
+        raise client.failed("context: the list of models", answer)
+    rows = replies.at(replies.decoded(answer.body), "data")
+    own = [row for row in (rows if isinstance(rows, list) else ())
+           if replies.at(row, "id") == client.endpoint.model]  # fmt: skip
+    stated = replies.at(own, 0, "max_model_len")
+    if not isinstance(stated, int) or isinstance(stated, bool):
+        given = [value for flag in FLAGS if (value := (client.flags or {}).get(flag, ""))]
+        stated = int(given[0]) if given and given[0].isascii() and given[0].isdigit() else 0
+    if stated < LEAST_CONTEXT:
+        what = f"the context has {stated} tokens" if stated else "the server states no context"
+        raise NotApplicable(
+            f"context: {what}", where=client.where, hint="--max-model-len states it"
+        )
+    return stated
+
+
+def _sentences(client: Client, tokens: int) -> int:
+    """How many sentences make so many tokens, by the server's own count."""
+    used = []
+    for count in (1, SAMPLE // 4 if tokens < 20 * SAMPLE else SAMPLE):
+        found = client.ask("context", filler(count) + f"\n{QUESTION}", max_tokens=1)
+        used.append((count, found.prompt_tokens or 0))
+    (few, before), (many, after) = used
+    if not 0 < before < after:
+        raise client.wrong(
+            f"context: the server counted {before} tokens for {few} sentence, {after} for {many}",
+            "a proxy that leaves `usage` out answers for the engine",
+        )
+    each = (after - before) / (many - few)
+    return max(1, int((tokens - before) / each * 0.97))
+
+
+def fact(code: str) -> str:
+    """Return the sentence that is to be found again."""
+    return f"The code of the archive is {code}."
+
+
+def filler_with(count: int, code: str, depth: float) -> Callable[[float], str]:
+    """Return a prompt with a fact, at a share of its whole length."""
+    return lambda share: f"{filler(round(count * share), fact(code), depth)}\n{QUESTION}"
+
+
+def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) -> ChatCompletion:
+    """The answer about one fact; with a shorter prompt where the server finds it too long."""
+    tried = 1
+    while True:
+        try:
+            return client.ask(
+                "context",
+                prompt(SMALLER ** (tried - 1)),
+                max_tokens=size.answer,
+                **without_reasoning(client),
+            )
+        except RequestFailed as error:
+            if error.status == 0:
+                raise
+            if error.status != 400 or tried == TRIES:
+                raise client.wrong(
+                    f"context: a prompt of the stated length ({size.stated} tokens) is refused: "
+                    f"{error.reason} (status {error.status})",
+                    "--max-model-len states more than the server takes, or the KV cache is too "
+                    "small for it: spark-cluster logs shows its size",
+                ) from error
+        tried += 1
+
+
+CONTEXT_CHECKS = (
+    AnswerCheck("context", "context", "context at its stated length", f"{QUESTION} (among filler)",
+          "the number, at 10%, 50% and 90% of the prompt", context),
+)  # fmt: skip
+
 
 # The rungs of models that are no chat models: embedding, reranking, transcription.
 #
@@ -75,14 +336,14 @@ def embedding(client: Client) -> str:
     _sized(client, [one, near, far, again])
     if client.normalized:
         _normalized(client, [one, near, far])
-    same = model_probe.cosine(one, again)
+    same = health.cosine(one, again)
     if same < SAME:
         raise client.wrong(
             f"embedding: the same text gives another vector the second time (cosine {same:.3f}, "
             f"expected at least {SAME})",
             KERNELS,
         )
-    related, unrelated = model_probe.cosine(one, near), model_probe.cosine(one, far)
+    related, unrelated = health.cosine(one, near), health.cosine(one, far)
     if unrelated > DISTINCT:
         raise client.wrong(
             "embedding: two sentences about different things have the same vector "
@@ -106,7 +367,7 @@ def reranking(client: Client) -> str:
     """
     document = _reranked(client)
     try:
-        found = model_probe.scores(document, len(DOCUMENTS))
+        found = health.scores(document, len(DOCUMENTS))
     except NotVectors as error:
         raise client.wrong(f"reranking: {error}", KERNELS) from None
     high, low = found[RELEVANT], found[1 - RELEVANT]
@@ -146,12 +407,12 @@ def transcription(client: Client) -> str:
     return "a WAV file is taken and a text comes (a tone: whether words are right is not verified)"
 
 
-CHECKS = (
-    Check("embedding", "embedding", "embeddings", " / ".join((SENTENCE, RELATED, UNRELATED)),
+KIND_CHECKS = (
+    AnswerCheck("embedding", "embedding", "embeddings", " / ".join((SENTENCE, RELATED, UNRELATED)),
           "finite vectors, repeatable, nearer for the like", embedding),
-    Check("reranking", "reranking", "reranking", f"{QUERY} {' / '.join(DOCUMENTS)}",
+    AnswerCheck("reranking", "reranking", "reranking", f"{QUERY} {' / '.join(DOCUMENTS)}",
           "a higher score for the document that answers", reranking),
-    Check("transcription", "transcription", "transcription", "a tone of one second",
+    AnswerCheck("transcription", "transcription", "transcription", "a tone of one second",
           "a text", transcription),
 )  # fmt: skip
 
@@ -163,7 +424,7 @@ def _embedded(client: Client, texts: Sequence[str]) -> list[Vector]:
     except NoSuchPath as error:
         raise client.wrong(error.message, POOLING) from None
     try:
-        return model_probe.vectors(document, len(texts))
+        return health.vectors(document, len(texts))
     except NotVectors as error:
         raise client.wrong(f"embedding: {error}", f"{KERNELS}; {FOREIGN}") from None
 
@@ -183,7 +444,7 @@ def _sized(client: Client, found: Sequence[Vector]) -> None:
 
 def _normalized(client: Client, found: Sequence[Vector]) -> None:
     for vector in found:
-        length = model_probe.length(vector)
+        length = health.length(vector)
         if abs(length - 1) > UNIT:
             raise client.wrong(
                 f"embedding: a vector has the length {length:.4g}, expected 1",
@@ -322,21 +583,23 @@ def normalized(flags: Mapping[str, Any]) -> bool:
 # -- all checks ----------------------------------------------------------------------------------
 
 
-_HOMES = (texts, logprobs, tools, structured, context)
-_EVERY = (*(check for home in _HOMES for check in home.CHECKS), *CHECKS)
+_EVERY = (
+    *(*TEXT_CHECKS, *LOGPROBS_CHECKS, *TOOL_CHECKS, *STRUCTURED_CHECKS, *CONTEXT_CHECKS),
+    *KIND_CHECKS,
+)
 
 
-def checks_of(name: ReadinessCheck) -> tuple[Check, ...]:
+def checks_of(name: ReadinessCheck) -> tuple[AnswerCheck, ...]:
     """Return the checks of a readiness check; it holds when all of them do."""
     return CHECKS_BY_NAME[name]
 
 
-def of_kind(kind: ModelKind) -> tuple[Check, ...]:
+def of_kind(kind: ModelKind) -> tuple[AnswerCheck, ...]:
     """Return every check of a kind of model, in the order of its rungs."""
     return tuple(check for name in CHECKS_OF_KIND[kind] for check in checks_of(name))
 
 
-CHECKS_BY_NAME: Mapping[ReadinessCheck, tuple[Check, ...]] = {
+CHECKS_BY_NAME: Mapping[ReadinessCheck, tuple[AnswerCheck, ...]] = {
     name: tuple(check for check in _EVERY if check.readiness == name)
     for name in dict.fromkeys(name for rungs in CHECKS_OF_KIND.values() for name in rungs)
 }

@@ -16,15 +16,22 @@ from dataclasses import replace
 from functools import partial
 
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, model_loading, readiness, readiness_checks, vram
-from spark_cluster.engine.checks.texts import filler
-from spark_cluster.engine.deployment import Deployment, Key, Server
-from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, short
-from spark_cluster.engine.engine import Engine, ask_health, engine
-from spark_cluster.engine.members import Member, chains
+from spark_cluster.engine import readiness, readiness_checks, runtime, supervision, vram
+from spark_cluster.engine.answer_checks import filler
+from spark_cluster.engine.deployment import (
+    ANSWERS,
+    Deployment,
+    Endpoint,
+    Key,
+    Server,
+    probe_once,
+    short,
+)
+from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.readiness import Again, container_state, healthy
+from spark_cluster.engine.readiness import Again, Member, chains, container_state, healthy
 from spark_cluster.engine.result import Served
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
@@ -73,7 +80,7 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
     if not deployment.is_one:
         _until_behind_proxy(play, deployment.endpoint, engine(deployment.first.engine))
     if deployment.endpoint.models:
-        model_loading.start_loader(play, deployment)
+        supervision.start_loader(play, deployment)
     return [reading for peak in peaks for reading in peak]
 
 
@@ -130,7 +137,7 @@ def verify(play: Play, now: Starting) -> list[str]:
         play.together(*[partial(_must_reach, play, endpoint, one) for one in always])
     for one in now.members:  # one after the other: each may unload the one before
         if one.server.on_request and one.server.key in now.admitted.new:
-            model_loading.load(play, endpoint, one)
+            supervision.load_model(play, endpoint, one)
             _log_must_fit(one)
             answers[one.server.key] = readiness_checks.run_all(one.play, one.server)
     return [answers.get(one.server.key, "") for one in now.members]
@@ -138,7 +145,7 @@ def verify(play: Play, now: Starting) -> list[str]:
 
 def _log_must_fit(one: Member) -> None:
     server = one.server
-    logs.must_fit(one.play, server.nodes, server.recipe.readiness, server.program)
+    runtime.must_fit(one.play, server.nodes, server.recipe.readiness, server.program)
 
 
 def _check(one: Member, again: Again) -> str:
@@ -315,5 +322,5 @@ def _must_still_serve(play: Play, deployment: Deployment, sent: Sequence[Complet
         f"every answer was right, but the server ended under {AT_ONCE} requests at once: "
         f"{fault.text if fault else why}",
         where=fault.where if fault else play.head.name,
-        hint=logs.advice(fault, "spark-cluster logs shows more"),
+        hint=runtime.advice(fault, "spark-cluster logs shows more"),
     )

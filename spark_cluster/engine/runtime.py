@@ -2,26 +2,42 @@
 
 Both give a program the same command, environment, secret files, mounts, labels and limits, start
 it again when it ends and after a reboot, and are asked for their state and log in the same way.
+The logs are read here, down to the earliest real error in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, get_args
 
-from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
+from spark_cluster.config.recipe_schema import Readiness
+from spark_cluster.config.topology import Node
+from spark_cluster.engine.deployment import Endpoint, Server
+from spark_cluster.engine.engine import (
+    SECRET_ENV,
+    WITH_SECRET_ENV,
+    Engine,
+    EngineProcess,
+    judge_health,
+)
 from spark_cluster.engine.names import PAUSE, PROGRAMS, RAY, SERVER
-from spark_cluster.engine.proxy import DESCRIPTION, models_of
-from spark_cluster.node import confinement, unit_state
-from spark_cluster.node.containers import RECIPE
+from spark_cluster.engine.proxy import DESCRIPTION, models_of, refused_by_proxy
+from spark_cluster.errors import Failed, VerificationFailed
+from spark_cluster.issues import log_lines
+from spark_cluster.issues.entries import KnownIssueMatch
+from spark_cluster.node import confinement, containers, paths
+from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.engine_caches import of_environment
+from spark_cluster.node.health import HEALTH_S, State
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
-from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session, printed
+from spark_cluster.runner.session import Answer, Session, printed
 
 Name = Literal["docker", "venv"]
 
@@ -47,12 +63,12 @@ if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | h
 """
 
 
-def resource(process: Process, server: Server) -> Container | Unit:
+def resource(process: EngineProcess, server: Server) -> Container | Unit:
     """Return the desired state: the program runs exactly so, in the server's runtime."""
     return (_unit if server.runtime == "venv" else _container)(process, server)
 
 
-def _container(process: Process, server: Server) -> Container:
+def _container(process: EngineProcess, server: Server) -> Container:
     """Return a container of the deployment's image, with what RDMA needs.
 
     The image's own entry point is left out: that of vllm/vllm-openai is `vllm serve`, others have
@@ -89,7 +105,7 @@ def _container(process: Process, server: Server) -> Container:
     )
 
 
-def _unit(process: Process, server: Server) -> Unit:
+def _unit(process: EngineProcess, server: Server) -> Unit:
     """Return a systemd unit that runs a program of the virtual environment."""
     command, secrets = _with_secrets(process, server)
     return Unit(
@@ -179,11 +195,11 @@ def pause(server: Server) -> list[Resource]:
 
 
 def question(name: str) -> list[list[str]]:
-    """Return the commands that tell a program's state; `unit_state.parse` reads what they print.
+    """Return the commands that tell a program's state; `containers.parse` reads what they print.
 
     The first one counts that has an answer, as the agent's `gather` takes them.
     """
-    return [unit_state.question(name), ["docker", "container", "inspect", name]]
+    return [containers.question(name), ["docker", "container", "inspect", name]]
 
 
 def servers_question() -> list[str]:
@@ -202,12 +218,12 @@ def server_names(printed: str) -> tuple[str, ...]:
 
 def log(name: str, lines: int) -> list[str]:
     """Return the command that prints the end of a program's log, with time stamps."""
-    return ["sh", "-c", LOG, "log", f"{FOLDER}/{name}.service", name, str(lines)]
+    return ["sh", "-c", LOG, "log", f"{paths.SYSTEMD_UNITS}/{name}.service", name, str(lines)]
 
 
 def beginning(name: str, size: int) -> list[str]:
     """Return the command that prints the first bytes of a program's log, without time stamps."""
-    return ["sh", "-c", BEGINNING, "log", f"{FOLDER}/{name}.service", name, str(size)]
+    return ["sh", "-c", BEGINNING, "log", f"{paths.SYSTEMD_UNITS}/{name}.service", name, str(size)]
 
 
 def processes(name: str) -> list[list[str]]:
@@ -232,7 +248,9 @@ def changed(names: Sequence[str], name: str) -> bool:
     return any(f"{kind}:{name}" in names for kind in ("Container", "Unit"))
 
 
-def _with_secrets(process: Process, server: Server) -> tuple[tuple[str, ...], dict[str, Secret]]:
+def _with_secrets(
+    process: EngineProcess, server: Server
+) -> tuple[tuple[str, ...], dict[str, Secret]]:
     """Return the command and the secret files; secret variables are read from files."""
     files = {
         f"{SECRET_ENV}/{variable}": Secret(value) for variable, value in server.secret_env.items()
@@ -241,7 +259,7 @@ def _with_secrets(process: Process, server: Server) -> tuple[tuple[str, ...], di
     return command, {**files, **process.secret_files}
 
 
-def _mounts(process: Process, server: Server) -> tuple[str, ...]:
+def _mounts(process: EngineProcess, server: Server) -> tuple[str, ...]:
     path = whole_folder(server.model_path) if server.model_path else ""
     model = (f"{path}:{path}:ro",) if path else ()
     return (*model, *server.mounts, *process.mounts)
@@ -302,3 +320,199 @@ def process_ids(
         }
         for node, pending in waiting.items()
     }
+
+
+def ask_health(
+    serving: Engine,
+    endpoint: Endpoint,
+    session: Session,
+    container: ContainerState | None = None,
+    timeout: float = HEALTH_S,
+) -> tuple[State, Answer]:
+    """Ask a server for its health; return whether it lives, by that and its container if known.
+
+    Status 0 of the answer, too, where the proxy answers for it.
+    """
+    answer = endpoint.request(session, serving.health, timeout=timeout)
+    if refused_by_proxy(answer.status, answer.body):
+        answer = replace(answer, status=0)
+    return judge_health(serving, answer.status, container), answer
+
+
+# Logs: the earliest real error in them, and what is known of it. The beginning of a log tells
+# whether a start is what the recipe expects.
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error line of one container; `at` is Docker's time stamp, `before` its traceback."""
+
+    where: str
+    text: str
+    at: str = ""
+    before: str = field(default="", repr=False, compare=False)
+
+    @property
+    def known(self) -> KnownIssueMatch | None:
+        """The known issue that explains it; None when none does."""
+        from spark_cluster.issues.entries import known_for
+
+        return known_for(self.text, self.before)
+
+    def advice(self, otherwise: str) -> str:
+        """Return what to do about it, as an error's hint: the known issue and its fix.
+
+        Args:
+            otherwise: the hint when nothing is known of it; it stands behind the fix too.
+        """
+        known = self.known
+        if known is None:
+            return otherwise
+        return f"{known.title} ({known.id}): {known.cause}\n  {known.fix}\n  {otherwise}"
+
+
+def advice(fault: Fault | None, otherwise: str) -> str:
+    """`Fault.advice`, or `otherwise` where there is no fault."""
+    return otherwise if fault is None else fault.advice(otherwise)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Add to a failure what is known of it: a program that ends at once has its log in the message.
+
+    Raises:
+        Failed: as it was raised, with a longer hint.
+    """
+    try:
+        yield
+    except Failed as error:
+        lines_of_it = (Fault(error.where, line.strip()) for line in error.message.splitlines())
+        fault = next((one for one in lines_of_it if one.known is not None), None)
+        error.hint = advice(fault, error.hint)
+        raise
+
+
+def read_log(session: Session, container: str, *, lines: int = 400) -> str:
+    """The end of a container's log with Docker's time stamps; empty when there is none."""
+    try:
+        done = session.run(log(container, lines))
+    except Failed:  # an idle node need not even have Docker
+        return ""
+    return containers.stamped(done.stdout + done.stderr) if done.status == 0 else ""
+
+
+def last_line(log: str) -> str:
+    """The last line that says something, without colours and prefixes of Docker and Ray."""
+    for raw in reversed(log.splitlines()):
+        text = _message(raw)
+        if text:
+            return text
+    return ""
+
+
+def first_error(logs: Mapping[str, str]) -> Fault | None:
+    """The earliest error over all logs that does not merely follow from another.
+
+    Args:
+        logs: where (`spark1 spark-vllm`) to its text, with time stamps or without.
+    """
+    found = [(where, error) for where, log in logs.items() for error in log_lines.errors_of(log)]
+    causes = [
+        (where, error) for where, error in found if not log_lines.is_echo(error.text)
+    ] or found
+    if not causes:
+        return None
+    where, error = min(causes, key=lambda one: one[1].line.at)
+    return Fault(where, error.text, error.line.stamp, error.before)
+
+
+def _message(raw: str) -> str:
+    """A line with vLLM's own prefix, which tells who speaks, but without Docker's stamp."""
+    clean = log_lines.ANSI.sub("", raw).strip()
+    stamp = log_lines.read(clean).stamp
+    return clean.partition(stamp)[2].strip() if stamp else clean
+
+
+BEGINNING_BYTES = 4_000_000
+"""Bytes of each log that are looked at; a start tells less than a tenth, requests much more."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """A line that a log should contain and does not, or contains and should not.
+
+    Attributes:
+        pattern: the regular expression.
+        line: the forbidden line; for an expected one, a line that is about the same thing.
+    """
+
+    pattern: str
+    forbidden: bool
+    line: str = ""
+
+
+def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness, server: str = SERVER) -> None:
+    """Look for the recipe's assertions in the logs of all ranks; a line of any of them counts.
+
+    Args:
+        server: name of the program that serves.
+
+    Raises:
+        VerificationFailed: a line is missing, or there is one that must not be.
+    """
+    if not (wanted.log_expect or wanted.log_forbid):
+        return
+    asked = [(play.session(node), name) for node in nodes for name in (server, RAY)]
+    texts = play.together(*[partial(read_beginning, *one) for one in asked])
+    missed = unmet("\n".join(texts), wanted.log_expect, wanted.log_forbid)
+    if not missed:
+        return
+    first, *others = missed
+    more = f" (and {len(others)} more)" if others else ""
+    message = f"the engine's log does not contain {first.pattern!r}{more}"
+    if first.forbidden:
+        message = f"the engine's log contains a forbidden line{more}: {first.line}"
+    elif first.line:
+        message += f"; it says: {first.line}"
+    raise VerificationFailed(
+        message,
+        where=play.head.name,
+        hint="another kernel or transport is in use than the recipe was tested with, or this image "
+        "words it otherwise: readiness.log_expect and log_forbid define what is expected",
+    )
+
+
+def read_beginning(session: Session, container: str, size: int = BEGINNING_BYTES) -> str:
+    """The first `size` bytes of a container's log, without colours; empty when there is none."""
+    try:
+        done = session.run(beginning(container, size), timeout=60)
+    except Failed:  # an idle node need not even have Docker
+        return ""
+    return _ANSI.sub("", done.stdout)
+
+
+def unmet(log: str, expect: Sequence[str], forbid: Sequence[str]) -> list[Unmet]:
+    """The assertions that a log does not meet."""
+    found = []
+    for pattern in expect:
+        if not re.search(pattern, log):
+            found.append(Unmet(pattern, forbidden=False, line=_about(pattern, log)))
+    for pattern in forbid:
+        match = re.search(pattern, log)
+        if match:
+            found.append(Unmet(pattern, forbidden=True, line=_line_at(log, match.start())))
+    return found
+
+
+def _about(pattern: str, log: str) -> str:
+    """The first line that has the longest plain text of a pattern."""
+    plain = max(re.split(r"\\.|[^\w ]", pattern), key=len)
+    at = log.find(plain) if len(plain.strip()) >= 6 else -1
+    return _line_at(log, at) if at >= 0 else ""
+
+
+def _line_at(log: str, at: int) -> str:
+    end = log.find("\n", at)
+    return log[log.rfind("\n", 0, at) + 1 : end if end >= 0 else len(log)].strip()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.config.ports import Span
-from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ReadinessCheck
+from spark_cluster.engine.engine import Engine, EngineProcess, base_environment, needs_rdma
 from spark_cluster.errors import Failed
 from spark_cluster.issues import startup
 
@@ -88,7 +88,7 @@ DIALECT = SglangDialect(
 )
 
 
-class Sglang:
+class SglangEngine:
     """SGLang's server."""
 
     name = "sglang"
@@ -107,14 +107,14 @@ class Sglang:
         """Return caches, the link's interface and HCAs, and the recipe's variables."""
         return {**base_environment(node, server), **server.env}
 
-    def server(self, node: Node, server: Server, master_port: int) -> Process | None:
+    def server(self, node: Node, server: Server, master_port: int) -> EngineProcess | None:
         """Return the node's rank; the first one answers requests, on the loopback."""
         if node.name not in server.node_names:
             return None
         command = self.dialect.command(server.model_path, server.args)
         if server.size > 1:
             command = (*command, *_ranks(node, server, master_port))
-        return Process(
+        return EngineProcess(
             server.program,
             (*command, f"--host={server.host}", f"--port={server.port}"),
             self.environment(node, server),
@@ -138,4 +138,4 @@ def _ranks(node: Node, server: Server, master_port: int) -> tuple[str, ...]:
     )
 
 
-SGLANG: Engine = Sglang()
+SGLANG: Engine = SglangEngine()

@@ -11,25 +11,23 @@ from spark_cluster.engine import (
     admission,
     firewall,
     launches,
-    logs,
-    model_loading,
     readiness,
     runtime,
+    supervision,
     vram,
 )
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.deployment import Deployment, Key, Server
-from spark_cluster.engine.engine import ask_health, engine
+from spark_cluster.engine.engine import engine
 from spark_cluster.engine.link_check import must_be_switched
-from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.engine.readiness import Again, container_state
-from spark_cluster.engine.runtime import absent
+from spark_cluster.engine.readiness import Again, Member, chains, container_state
+from spark_cluster.engine.runtime import absent, ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import NEEDS
-from spark_cluster.node.supervision.look import stop
+from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.runner.session import Session
@@ -166,7 +164,7 @@ def start(play: Play, now: Starting) -> None:
     """
     deployment = now.deployment
     if now.admitted.new:
-        model_loading.unload(play, now.members)
+        supervision.unload_models(play, now.members)
     proxy = play.role("endpoint", **deployment.endpoint.proxy_settings())
     if deployment.endpoint.models:
         # Its file names the servers: a run that is cut off leaves none that is not known.
@@ -182,7 +180,7 @@ def start(play: Play, now: Starting) -> None:
     if deployment.endpoint.replicas:
         play.apply(deployment.nodes, proxy)
     if deployment.endpoint.models and not waits:
-        model_loading.start_loader(play, deployment)
+        supervision.start_loader(play, deployment)
 
 
 def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> None:
@@ -235,7 +233,7 @@ def _begin(play: Play, server: Server, front: Sequence[RoleCall]) -> bool:
         return bool(start_ray(play, server, *order))
     # Of several models Ray was ended before.
     ray = () if server.instance else (play.role("ray", server=server),)
-    with logs.explained():
+    with runtime.explained():
         done = play.apply(nodes, *ray, *order)
         changed = [n for n in nodes if runtime.changed(done.changes(n.name), server.program)]
         if 0 < len(changed) < len(nodes) and not play.check:
@@ -362,7 +360,7 @@ def start_ray(play: Play, server: Server, *beside: RoleCall) -> set[str]:
             is stopped.
     """
     roles = (play.role("ray", server=server), *beside)
-    with logs.explained():
+    with runtime.explained():
         made = play.apply(server.nodes, *roles)
         started = _started(made, server, server.program)
         if not play.check and _end_what_was_left(play, server, made, started):
@@ -405,7 +403,7 @@ def _wait(play: Play, server: Server, *, began: bool) -> None:
         joined()
     except SparkClusterError:
         if began:  # it would wait for the node that is missing, and be started again and again
-            play.session(server.nodes[0]).run(stop(server.program, server.runtime))
+            play.session(server.nodes[0]).run(stop_command(server.program, server.runtime))
         raise
     open_to_all()
 

@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import launches, logs, runtime
-from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, running, short
-from spark_cluster.engine.engine import ask_health, engine_of, judge_health
+from spark_cluster.config.recipe_schema import ModelKind, Probe
+from spark_cluster.engine import runtime, tuning
+from spark_cluster.engine.deployment import ANSWERS, Endpoint, probe_once, running, short
+from spark_cluster.engine.engine import engine_of, judge_health
 from spark_cluster.engine.launches import Upcoming, Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
@@ -28,9 +27,10 @@ from spark_cluster.engine.proxy import (
     replicas_of,
 )
 from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
-from spark_cluster.engine.status import ModelState, NodeState, ServerState, Status, Word, ask_nodes
+from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status, Word, ask_nodes
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.node.containers import (
     DATA_PARALLEL,
     FIREWALL,
@@ -90,60 +90,70 @@ def _serving_state(
     play: Play, nodes: list[NodeState], endpoint_key: str | None, probe: Probe
 ) -> Status:
     known = {node.name: node for node in nodes}
-    head_state = next((known[node.name] for node in play.nodes if node.is_head), None)
-    if head_state and (models := models_of(head_state.description)):
+    head = next((known[node.name] for node in play.nodes if node.is_head), None)
+    if head and (models := models_of(head.description)):
         return _with_models(play, nodes, models, endpoint_key, probe)
     server = _server(play, known)
-    if server is None or head_state is None:
+    if server is None or head is None:
         return _without_server(play, nodes)
-    head, description = head_state.name, head_state.description
-    behind = replicas_of(description)
-    tp, model, on_ray = server.number(TP, 1), server.label(MODEL), server.on_ray
-    size = server.number(NODES, tp)
-    dark = _without_link(play, size)
-    endpoint = running(server.labels, description, endpoint_key)
-    kind = server.kind
+    return _with_server(play, nodes, head, server, key=endpoint_key, probe=probe)
 
+
+def _with_server(
+    play: Play,
+    nodes: list[NodeState],
+    head: NodeState,
+    server: ContainerState,
+    *,
+    key: str | None,
+    probe: Probe,
+) -> Status:
+    """The state where one server answers, or replicas of one model."""
+    behind = replicas_of(head.description)
+    size = server.number(NODES, server.number(TP, 1))
+    dark = _without_link(play, size)
+    endpoint = running(server.labels, head.description, key)
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
-    session = play.connections.session(head)
+    session = play.connections.session(head.name)
+    known = {node.name: node for node in nodes}
     jobs: dict[str, Callable[[], Any]] = {
         # Without the link Ray knows no node, which says nothing new and takes its time.
         "servers": lambda: (
-            _ray(play, head, server) if on_ray and not dark else None,
+            _ray(play, head.name, server) if server.on_ray and not dark else None,
             look_at(play, behind, known, probe),
         ),
         "endpoint": lambda: _asked(server, session, endpoint, probe, limit),
     }
     (ray, replicas), (health, completion) = all_of(jobs).values()
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
-    problems += _problems(play, nodes, server, size, ray, on_ray=on_ray, behind=behind)
+    problems += _problems(play, nodes, server, size, ray, behind=behind)
     problems += [replica.problem for replica in replicas if replica.problem]
-    problems += _of_proxy(head_state)
+    problems += _of_proxy(head)
     loading_too = {one.problem for one in replicas if one.state == "loading"}
     of_nodes = set(problems) - loading_too
     found = judge_health(engine_of(server), health.status, None, completion)
     if not found.serves:
-        problems.append(_unanswered(endpoint, health, completion, kind, limit))
+        problems.append(_unanswered(endpoint, health, completion, server.kind, limit))
     if health.status == 0 and server.restarts and not behind:
-        problems.append(_restarted(play.connections.session(head), head, server.restarts))
-    if not found.serves and on_ray:
+        problems.append(_restarted(session, head.name, server.restarts))
+    if not found.serves and server.on_ray:
         problems += _ray_restarted(play, nodes, size)
     life = judge_health(engine_of(server), health.status, server).life
-    loads = endpoint is not None and life is Life.LOADING
-    access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
+    loads = endpoint is not None and life is Life.LOADING and not of_nodes
+    access = described(head.description) or (Access(endpoint.url) if endpoint is not None else None)
     return Status(
-        _state(answer=found.serves, problems=problems, loading=loads and not of_nodes),
+        _state(answer=found.serves, problems=problems, loading=loads),
         nodes,
         ray or [],
         endpoint=access.url if access is not None else None,
         access=replace(access, fingerprint=health.certificate) if access is not None else None,
-        model=model or None,
-        tp=tp,
+        model=server.label(MODEL) or None,
+        tp=server.number(TP, 1),
         problems=tuple(problems),
-        kind=kind,
+        kind=server.kind,
         overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.label(launches.TUNED).split()),
+        tuned=tuple(server.label(tuning.TUNED_LABEL).split()),
         data_parallel=server.number(DATA_PARALLEL, 1),
     )
 
@@ -254,14 +264,12 @@ def _problems(
     size: int,
     ray: list[RayNode] | None,
     *,
-    on_ray: bool,
     behind: Sequence[Replica],
 ) -> list[str]:
     """In words.
 
     Args:
         ray: its nodes; None when it was not asked.
-        on_ray: whether the nodes are joined by Ray.
         behind: the replicas, whose own problems are told elsewhere.
     """
     problems = _unreachable(nodes)
@@ -274,6 +282,7 @@ def _problems(
         problems += _open(nodes, wanted)
     if size == 1:
         return problems
+    on_ray = server.on_ray
     name, whose = (RAY, "Ray's container") if on_ray else (SERVER, "the rank's container")
     for node in nodes:
         state = node.containers.get(name)
@@ -281,13 +290,15 @@ def _problems(
         if checked and state is not None and state.status != "running":
             what = "gone" if state.status == "absent" else state.in_words
             problems.append(f"{whose} on {node.name} is {what}")
-    if ray is None:
-        return problems
-    if len(ray) < size:
-        problems.append(f"Ray shows {len(ray)} of {size} nodes")
-    elif sum(node.gpus for node in ray) < size:
-        problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {size} GPUs")
-    return problems
+    return problems if ray is None else [*problems, *_of_ray(ray, size)]
+
+
+def _of_ray(nodes: Sequence[RayNode], size: int) -> list[str]:
+    """Return what Ray lacks of the nodes and GPUs of a server over `size` nodes."""
+    gpus = sum(node.gpus for node in nodes)
+    if len(nodes) < size:
+        return [f"Ray shows {len(nodes)} of {size} nodes"]
+    return [f"Ray shows {gpus:g} of {size} GPUs"] if gpus < size else []
 
 
 def _serving(play: Play, size: int) -> tuple[list[str], list[str]]:
@@ -317,7 +328,7 @@ def _ray_restarted(play: Play, nodes: list[NodeState], size: int) -> list[str]:
 
 def _restarted(session: Session, head: str, times: int) -> str:
     """Return that the server does not stay up, with the first error in its log."""
-    fault = logs.first_error({head: logs.read(session, SERVER)})
+    fault = runtime.first_error({head: runtime.read_log(session, SERVER)})
     cause = f", its log says: {fault.text}" if fault else ""
     known = fault.known if fault else None
     fix = f"; {known.title} ({known.id}): {known.fix}" if known else ""
@@ -388,7 +399,7 @@ def with_servers(
         states = {}
         if node.name in waiting:
             asked = waiting[node.name].wait()["commands"]
-            states = {n: unit_state.answered(d) for n, d in asked.items()}
+            states = {n: containers.answered(d) for n, d in asked.items()}
         found.append(replace(node, containers={**states, **node.containers}))
     return found
 
@@ -490,8 +501,8 @@ def _of_model(play: Play, server: ModelServer, state: State, completion: Complet
         return f"{_name(server)}: {why}"
     cause = ""
     if state.life is Life.ENDED:
-        log = logs.read(play.connections.session(server.node), server.program)
-        fault = logs.first_error({server.node: log})
+        log = runtime.read_log(play.connections.session(server.node), server.program)
+        fault = runtime.first_error({server.node: log})
         cause = f", its log says: {fault.text}" if fault else ""
     prefix = f"{_name(server)}: "
     return state.of(f"{prefix}its server", prefix) + cause

@@ -1,27 +1,34 @@
-"""The supervision of a server on its head: what is installed there, and what it reports.
+"""Programs of our own on the head that outlive a run: a server's supervision, the model loader.
 
-Units of our own programs run on a node without an agent, and after the laptop has gone.
+They are units that run without an agent, and after the laptop has gone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config import programs
-from spark_cluster.config.document import Document, Hidden, derived
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
-from spark_cluster.engine import proxy, runtime
+from spark_cluster.config.schema import Document, Hidden, derived
+from spark_cluster.config.topology import Node, render
+from spark_cluster.engine import proxy, runtime, vram
+from spark_cluster.engine.deployment import Deployment, Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER, TITLE
+from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.node import locks, own_program, paths, replies
-from spark_cluster.node.supervision.policy import SupervisionState
+from spark_cluster.engine.readiness import Member
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.models.memory_share import RESERVE_GIB
+from spark_cluster.node import durable, own_program, paths, replies
+from spark_cluster.node.health import judge
+from spark_cluster.node.local_server import stop_command
+from spark_cluster.node.supervisor import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
-from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
+from spark_cluster.runner import wire
+from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, printed
 
 
@@ -59,7 +66,7 @@ class OwnUnit:
             enabled: it is started at boot.
             values: more of the template.
         """
-        program = programs.program(self.folder, self.program)
+        program = wire.program(self.folder, self.program)
         yield Directory(self.folder, mode=0o700)
         yield program
         above = str(Path(self.config).parent)
@@ -86,7 +93,7 @@ class OwnUnit:
 
 UNIT = OwnUnit(
     "spark-cluster-supervise",
-    "spark_cluster.node.supervision.main",
+    "spark_cluster.node.supervisor",
     paths.SUPERVISION,
     paths.SUPERVISE_SETTINGS,
 )
@@ -94,7 +101,7 @@ STATE = f"{paths.SUPERVISION}/state/state.json"
 
 START_LIMIT = OwnUnit(
     "spark-cluster-start-limit",
-    "spark_cluster.node.supervision.start_limit",
+    "spark_cluster.node.local_server:limit_restarts",
     paths.START_LIMIT,
     paths.START_LIMIT_SETTINGS,
 )
@@ -120,8 +127,8 @@ def _known() -> dict[str, Any]:
         "folder": STATE.rpartition("/")[0],
         "server": SERVER,
         "ray": RAY,
-        "unit_folder": UNIT_FOLDER,
-        "lock": locks.RUN,
+        "unit_folder": paths.SYSTEMD_UNITS,
+        "lock": durable.RUN_LOCK,
         "title": TITLE.pattern,
         "ray_token": TOKEN_FILE,
         "description": proxy.DESCRIPTION,
@@ -191,3 +198,103 @@ def _events(rows: list[Any]) -> list[SupervisionEvent]:
         for row in rows
         if isinstance(replies.at(row, "at"), int | float) and replies.text_of(row.get("text"))
     ]
+
+
+# Models that are loaded when they are asked for: the program on the head, and what it is told.
+
+ANSWER_S = 30.0
+"""Seconds for an answer of a server that has just come up."""
+
+STOP_S = 60.0
+"""Seconds for a server to end."""
+
+POLL_S = 1.0
+"""Seconds between two requests for a model that is loading."""
+
+LOADER = OwnUnit(
+    proxy.LOADER_UNIT,
+    "spark_cluster.node.model_loader",
+    paths.MODEL_LOADER,
+    paths.MODEL_LOADER_SETTINGS,
+    mode=0o600,
+)
+
+
+def loader_configuration(
+    head: Node, servers: Sequence[ModelServer], ready_s: float, stays_s: float
+) -> dict[str, Any]:
+    """Return what the program is told.
+
+    Args:
+        head: the node that it runs on.
+        servers: all models of the endpoint, in the order of its backends.
+        ready_s: seconds until a server that was started must answer.
+        stays_s: seconds that a model stays after it was loaded.
+    """
+    known = configuration({}, head)
+    return {
+        **{name: known[name] for name in ("unit_folder", "unified_memory")},
+        "socket": proxy.LOADER,
+        "header": proxy.HEADER,
+        "admin": proxy.ADMIN_SOCKET,
+        "reserve_gib": RESERVE_GIB,
+        "stays_s": stays_s,
+        "always": [one.program for one in servers if not one.on_request and one.node == head.name],
+        "models": [
+            {
+                "program": server.program,
+                "names": list(server.names),
+                "backend": f"model-{number}",
+                "ready_s": ready_s,
+            }
+            for number, server in enumerate(servers, 1)
+            if server.on_request
+        ],
+    }
+
+
+def start_loader(play: Play, deployment: Deployment) -> None:
+    """Start the program that loads models, where some are loaded on request; end it elsewhere."""
+    waits = [one.recipe.ready_timeout_s for one in deployment.servers if one.on_request]
+    settings = {"servers": deployment.endpoint.models, "ready_s": max(waits, default=0.0)}
+    play.apply(deployment.nodes, play.role("model_loader", **settings))
+
+
+def unload_models(play: Play, found: Sequence[Member]) -> None:
+    """Unload what was loaded on request, before memory is counted on by what is started."""
+    made = [one for one in found if one.server.on_request]
+    present = [one.server.program for one in made if one.running.status != "absent"]
+    if play.check or not present:
+        return
+    session = play.session(play.head)
+    session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
+    for name in present:  # which of them run may have changed since they were looked at
+        session.run(stop_command(name, "docker"), timeout=STOP_S)
+    stays = [one.server.program for one in found if not one.server.on_request]
+    nodes = [node.name for node in play.nodes]
+    vram.until_free(play.sessions, ignored=runtime.our_processes(play, nodes, stays))
+
+
+def load_model(play: Play, endpoint: Endpoint, one: Member) -> None:
+    """Have a model loaded as a user would: by a request for it.
+
+    Raises:
+        VerificationFailed: it does not answer in time, or its load fails: the loader says why.
+    """
+    recipe = one.server.recipe
+    few = recipe.probe.model_copy(update={"max_tokens": 1})
+    asked = replace(endpoint, model=one.server.endpoint.model)
+    deadline = time.monotonic() + recipe.ready_timeout_s
+    session = play.session(play.head)
+    while True:
+        reply = probe_once(session, asked, recipe.kind, few, timeout=ANSWER_S)
+        if judge(None, None, reply).serves:
+            return
+        failed = "could not be loaded" in reply.why
+        if failed or time.monotonic() > deadline:
+            raise VerificationFailed(
+                f"{asked.model} is not loaded when it is asked for: {reply.why or 'no answer'}",
+                where=play.head.name,
+                hint=f"journalctl -u {proxy.LOADER_UNIT} there, and `spark-cluster logs`",
+            )
+        time.sleep(POLL_S)

@@ -1,19 +1,27 @@
-"""Asks nodes what a plan wants to know of them."""
+"""Plans of what is to be started, with what the nodes and the hub say.
+
+Imported for a plan or a start only, not for looking that all is up: it reads formulas and rules.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.facts import Facts
+from spark_cluster.engine import runtime
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.names import PROGRAMS
+from spark_cluster.engine.resolve import ServedModel
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.find import known_models
-from spark_cluster.models.hub.lookup import Hub, cached, online
-from spark_cluster.plan.planner import Planner, Subject
+from spark_cluster.models.lookup import Hub, cached, known_models, online
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.plan.plan import Feasibility
+from spark_cluster.plan.planner import Placed, Planner, PlanTogether, Subject, plan_together
 from spark_cluster.plan.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play
 
@@ -82,3 +90,93 @@ def hub_for(play: Play, subject: Subject, *, offline: bool = False) -> Hub:
         )
         return kept
     return asked
+
+
+def placed(
+    play: Play, models: Sequence[ServedModel], downloaded: Sequence[Mapping[str, float]]
+) -> list[Placed]:
+    """Ask the nodes for their memory, and return each model on its own.
+
+    Args:
+        there: for each of them, GiB that nodes have in the hub cache; infinite: all of it.
+
+    Raises:
+        Refused: a node is not among the chosen ones.
+    """
+    found = []
+    for model, begun in zip(models, downloaded, strict=True):
+        rooms, facts = survey(play, model.subject.node_path, begun)
+        model.node_of({node.name: node for node in play.nodes})
+        known = {room.name: (room, fact) for room, fact in zip(rooms, facts, strict=True)}
+        found.append(Placed(model.subject, *known[model.node], model.on_request))
+    return found
+
+
+def feasibility(
+    play: Play,
+    server: Server,
+    running: ContainerState,
+    downloaded: Mapping[str, float],
+    ended: Sequence[str],
+    *,
+    offline: bool,
+) -> Feasibility | None:
+    """Plan a server with the memory that its nodes will have when what is ended has ended.
+
+    Args:
+        running: its program now, which a start ends, too.
+
+    Returns:
+        None, with a note, where no plan can be made.
+    """
+    rooms, facts = survey(play, server.model_path, downloaded)
+    if running.status == "running" or ended:
+        rooms = _without_ended(play, rooms, ended)
+        facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
+    try:
+        hub = hub_for(play, server.subject, offline=offline)
+        return Planner(play.project, hub).feasibility(server.subject, rooms, facts)
+    except (UsageError, InvalidFile) as error:
+        play.note(f"not planned: {error.message}")
+        return None
+
+
+def plan_models(
+    play: Play,
+    models: Sequence[ServedModel],
+    downloaded: Sequence[Mapping[str, float]],
+    ended: Sequence[str],
+    *,
+    offline: bool,
+) -> PlanTogether:
+    """Plan models next to each other, with the memory that their nodes will have; see `placed`.
+
+    Raises:
+        UsageError, InvalidFile: the shape of a model is not known.
+    """
+    found = placed(play, models, downloaded)
+    rooms = _without_ended(play, [one.room for one in found], ended)
+    found = [
+        replace(one, room=room, facts=one.facts.with_gpu_memory(room.memory) if one.facts else None)
+        for one, room in zip(found, rooms, strict=True)
+    ]
+    for one in found:  # what the hub says of them is kept on this machine
+        hub_for(play, one.subject, offline=offline)
+    return plan_together(Planner(play.project), found)
+
+
+def _without_ended(
+    play: Play, rooms: Sequence[NodeMemory], ended: Sequence[str]
+) -> list[NodeMemory]:
+    """Return the nodes as they will be when our own programs have ended."""
+    ours = runtime.our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
+    return [without_ours(room, ours[room.name]) for room in rooms]
+
+
+def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
+    """A node as it will be when what we serve on it now has been ended; others' processes stay."""
+    held = sum(process.used_mib or 0 for process in room.held if process.pid in ours)
+    memory = room.memory
+    back = min(memory.available_kib + held * 1024, memory.total_kib)
+    left = tuple(process for process in room.held if process.pid not in ours)
+    return replace(room, memory=replace(memory, available_kib=back), held=left)

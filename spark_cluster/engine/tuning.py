@@ -1,24 +1,35 @@
-"""Tuning an engine's kernels for a recipe on the head's GPU: what is refused, run and handed on."""
+"""Tuning an engine's kernels for a recipe on the head's GPU: what is refused, run and handed on.
+
+What is tuned for a launch is found on the nodes, and handed to the engine that starts.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.engines import words
-from spark_cluster.engine import launches, readiness, vram
-from spark_cluster.engine.deployment import Server
+from spark_cluster.config.schema import Document
+from spark_cluster.config.topology import Node
+from spark_cluster.engine import readiness, vram
+from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
-from spark_cluster.models.tables import json_object
+from spark_cluster.models.naming import json_object
+from spark_cluster.node import dockerd
+from spark_cluster.node.engine_caches import (
+    TUNED,
+    TUNED_VARIABLE,
+    short,
+    sizes_in,
+    tuned_folder,
+)
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.manifest import whole_folder
-from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in
 from spark_cluster.resources import Directory, File, TunedKernels
 from spark_cluster.runner.play import Play
 
@@ -139,11 +150,11 @@ def must_be_tunable(server: Server) -> None:
             f"there is nothing to tune for {server.recipe.name}: the tuner is vLLM's, in its "
             f"image, and this is {server.engine} in {server.runtime}"
         )
-    if VARIABLE in server.recipe.env:
+    if TUNED_VARIABLE in server.recipe.env:
         raise Refused(
-            f"there is nothing to tune for {server.recipe.name}: its {VARIABLE} names a folder of "
-            "its own, so that vLLM would not look for what is tuned",
-            hint=f"leave {VARIABLE} out of the recipe's env",
+            f"there is nothing to tune for {server.recipe.name}: its {TUNED_VARIABLE} names a "
+            "folder of its own, so that vLLM would not look for what is tuned",
+            hint=f"leave {TUNED_VARIABLE} out of the recipe's env",
         )
 
 
@@ -183,9 +194,9 @@ def sent_tuner(play: Play, server: Server, tuner: Path | None) -> str:
         return ""
     text = tuner.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    folder = f"{server.cache_root}/{FOLDER}/.{TUNERS}"
+    folder = f"{server.cache_root}/{TUNED}/.{TUNERS}"
     path = f"{folder}/{digest}.py"
-    parents = [Directory(f"{server.cache_root}/{FOLDER}", mode=0o755)]
+    parents = [Directory(f"{server.cache_root}/{TUNED}", mode=0o755)]
     play.apply(server.nodes[0], [*parents, Directory(folder, mode=0o755), File(path, content=text)])
     return path
 
@@ -201,10 +212,10 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
         InvalidFile: the head has another thing in its place.
     """
     head, *others = server.nodes
-    image = launches.image_on_head(play, server)
-    entries = launches.tuned_on(play, server, [head])[head.name]
-    found = launches.fitting(entries, server.tp, image)
-    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
+    image = image_on_head(play, server)
+    entries = tuned_on(play, server, [head])[head.name]
+    found = fitting(entries, server.tp, image)
+    folder = tuned_folder(server.cache_root, image, server.recipe.model.name, server.tp)
     paths = {str(entry["file"]): f"{folder}/{entry['file']}" for entry in found}
     answer = play.session(head).request("gather", files=paths)
     texts = {name: text for name, text in answer["files"].items() if text}
@@ -212,7 +223,85 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
         raise Failed("the tuner ended well, and left nothing", where=head.name)
     sizes = {size for text in texts.values() for size in sizes_in(json_object(text, head.name))}
     if others:
-        above = (f"{server.cache_root}/{FOLDER}", folder.rpartition("/")[0], folder)
+        above = (f"{server.cache_root}/{TUNED}", folder.rpartition("/")[0], folder)
         made = [File(paths[name], content=text) for name, text in texts.items()]
         play.apply(others, [*(Directory(path, mode=0o755) for path in above), *made])
     return " ".join(sorted(texts)), tuple(sorted(sizes))
+
+
+# What is tuned on the nodes, and the server that uses it.
+
+TUNED_LABEL = "spark-cluster.tuned"
+"""Of the engine's containers: files with tuned parameters that they were started with."""
+
+TunedOn = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Node to what is tuned there."""
+
+
+def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
+    """Ask the nodes for what is tuned for a server's model; nothing is asked where it cannot be."""
+    recipe, folder = server.recipe, server.cache_root
+    if recipe.engine != "vllm" or recipe.venv is not None or TUNED_VARIABLE in recipe.env:
+        return {}
+    waiting = {
+        node.name: play.session(node).submit("caches", what="state", folder=folder)
+        for node in nodes
+    }
+    answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}
+    return {
+        name: [entry for entry in entries if entry["model"] == recipe.model.name]
+        for name, entries in answers.items()
+    }
+
+
+def with_tuned(play: Play, deployment: Deployment, found: Mapping[str, TunedOn]) -> Deployment:
+    """Return a deployment whose servers get what is tuned for them.
+
+    Args:
+        found: recipe to what is tuned for it.
+    """
+    made = [
+        with_tuned_kernels(play, server, found[server.recipe.name]) for server in deployment.servers
+    ]
+    return deployment.with_servers(made)
+
+
+def with_tuned_kernels(play: Play, server: Server, found: TunedOn) -> Server:
+    """Return the server with what is tuned for its model, size and image on all its nodes.
+
+    Without it on each of them the server stays as it is: all ranks get the same environment.
+    """
+    if not all(fitting(found.get(node.name, ()), server.tp) for node in server.nodes):
+        return server
+    image = image_on_head(play, server)
+    tuned = [fitting(found[node.name], server.tp, image) for node in server.nodes]
+    files = set.intersection(*({str(entry["file"]) for entry in entries} for entries in tuned))
+    if not files:
+        play.note(
+            "kernels are tuned for this model with another image, and not used: "
+            f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
+        )
+        return server
+    folder = tuned_folder(server.cache_root, image, server.recipe.model.name, server.tp)
+    return replace(
+        server,
+        env={**server.env, TUNED_VARIABLE: folder},
+        mounts=(*server.mounts, f"{folder}:{folder}:ro"),
+        labels={**server.labels, TUNED_LABEL: " ".join(sorted(files))},
+    )
+
+
+def fitting(
+    entries: Iterable[Mapping[str, Any]], tp: int, image: str = ""
+) -> list[Mapping[str, Any]]:
+    """Return what is tuned for a size and an image's id; for any image without one."""
+    wanted = {"tp": tp, **({"image": short(image)} if image else {})}
+    return [entry for entry in entries if wanted.items() <= entry.items()]
+
+
+def image_on_head(play: Play, server: Server) -> str:
+    """Return the id of the image on the head; `-` where it is not there yet."""
+    asked = {"image": dockerd.image_question(server.image)}
+    answer = play.session(server.nodes[0]).request("gather", commands=asked)
+    found = dockerd.image_answer(answer["commands"]["image"])
+    return found.id if found is not None else "-"

@@ -18,21 +18,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from spark_cluster.config import launch as launches
-from spark_cluster.config.document import Document, printed
-from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import ModelKind
+from spark_cluster.config.schema import Document, printed
 from spark_cluster.engine import readiness_checks, runtime, vram
-from spark_cluster.engine.client import PATIENCE_S, Check, Client, NotApplicable, RequestFailed
-from spark_cluster.engine.endpoint import Endpoint, running
-from spark_cluster.engine.engine import Engine, ask_health, engine
+from spark_cluster.engine.answer_checks import (
+    PATIENCE_S,
+    AnswerCheck,
+    Client,
+    NotApplicable,
+    RequestFailed,
+)
+from spark_cluster.engine.deployment import Endpoint, running
+from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
-from spark_cluster.node import durable, unit_state
+from spark_cluster.node import containers, durable
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
 from spark_cluster.node.replies import at, decoded
@@ -222,7 +228,7 @@ class Verification(Document):
 
 
 @dataclass(frozen=True)
-class Selection:
+class CheckSelection:
     """The checks that are wanted, by their ids or rungs; all without `only`."""
 
     only: tuple[str, ...] = ()
@@ -244,7 +250,7 @@ class Selection:
                     f"unknown check {name}", hint=f"there are: {', '.join(dict.fromkeys(known))}"
                 )
 
-    def of(self, checks: Sequence[Check]) -> tuple[Check, ...]:
+    def of(self, checks: Sequence[AnswerCheck]) -> tuple[AnswerCheck, ...]:
         """Return those that are wanted."""
         return tuple(
             check
@@ -291,7 +297,7 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
     elif model is not None:
         raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
     else:
-        state = unit_state.answered(answer["commands"]["inspect"])
+        state = containers.answered(answer["commands"]["inspect"])
     life = judge(state).life
     if life is Life.UNLOADED:
         raise Failed(
@@ -343,7 +349,7 @@ def verify(
     play: Play,
     server: RunningServer,
     recipe: Recipe,
-    selection: Selection,
+    selection: CheckSelection,
     *,
     patience_s: float = PATIENCE_S,
     context: int | None = None,
@@ -410,24 +416,24 @@ def with_other_sizes(
     return replace(found, other_sizes=own.compared(folder))
 
 
-def _progress(play: Play) -> Callable[[Check], None]:
+def _progress(play: Play) -> Callable[[AnswerCheck], None]:
     return lambda check: play.bus.emit(Progress(play.head.name, "verify", check.title))
 
 
 def _launch(recipe: Recipe, tp: int) -> Launch | None:
     """The launch by which known issues are looked for; None where the recipe has no such size."""
     try:
-        return launches.of_recipe(recipe, tp)
+        return of_recipe(recipe, tp)
     except SparkClusterError:
         return None
 
 
 def _verdicts(
     client: Client,
-    checks: Sequence[Check],
+    checks: Sequence[AnswerCheck],
     recipe: Recipe,
     launch: Launch | None,
-    on_check: Callable[[Check], None],
+    on_check: Callable[[AnswerCheck], None],
 ) -> Iterator[CheckVerdict]:
     """Yield each check's verdict; once the server is lost the others are not run."""
     lost = ""
@@ -466,7 +472,7 @@ def _lost(client: Client, serving: Engine) -> str:
 
 
 def _verdict(
-    check: Check, status: VerdictStatus, found: str, seconds: float = 0.0, fix: str = ""
+    check: AnswerCheck, status: VerdictStatus, found: str, seconds: float = 0.0, fix: str = ""
 ) -> CheckVerdict:
     return CheckVerdict(
         check.id,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.config.ports import Span
-from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ReadinessCheck
+from spark_cluster.engine.engine import Engine, EngineProcess, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed
 from spark_cluster.issues import startup
@@ -29,7 +29,7 @@ DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=FLAGS["owned"], planned=True,
 """vLLM's own names are the ones that plans and rules know."""
 
 
-class Vllm:
+class VllmEngine:
     """vLLM's server and its ranks."""
 
     name = "vllm"
@@ -56,7 +56,7 @@ class Vllm:
             }
         return {**env, **server.env}
 
-    def server(self, node: Node, server: Server, master_port: int) -> Process | None:
+    def server(self, node: Node, server: Server, master_port: int) -> EngineProcess | None:
         """Return the server on the head; elsewhere another rank of the executor mp, or nothing.
 
         The server is a program of its own next to Ray, so that it has its own log and restarts.
@@ -74,7 +74,7 @@ class Vllm:
         """Return the port where ranks of the executor mp meet."""
         return ((master_port, master_port),)
 
-    def _beside_ray(self, node: Node, server: Server, command: tuple[str, ...]) -> Process:
+    def _beside_ray(self, node: Node, server: Server, command: tuple[str, ...]) -> EngineProcess:
         """Return the server of several nodes over Ray.
 
         Next to a Ray head it needs four things (found out one by one): the head's PID namespace, as
@@ -100,7 +100,7 @@ class Vllm:
 
     def _rank(
         self, node: Node, server: Server, command: tuple[str, ...], master_port: int
-    ) -> Process:
+    ) -> EngineProcess:
         """Return a rank of vLLM's own multi-node mode; the head's is the server."""
         master = node.head.fabric_ip
         if master is None:
@@ -116,9 +116,9 @@ class Vllm:
         words = _answering(command, server) if rank == 0 else (*command, "--headless")
         return self._process(node, server, words)
 
-    def _process(self, node: Node, server: Server, command: tuple[str, ...]) -> Process:
+    def _process(self, node: Node, server: Server, command: tuple[str, ...]) -> EngineProcess:
         env = self.environment(node, server)
-        return Process(server.program, command, env, rdma=needs_rdma(node, server))
+        return EngineProcess(server.program, command, env, rdma=needs_rdma(node, server))
 
 
 def _ranks_over_ray(node: Node, server: Server) -> tuple[str, ...]:
@@ -145,4 +145,4 @@ def _answering(command: tuple[str, ...], server: Server) -> tuple[str, ...]:
     return (*command, f"--host={server.host}", f"--port={server.port}")
 
 
-VLLM: Engine = Vllm()
+VLLM: Engine = VllmEngine()

@@ -12,16 +12,14 @@ from typing import Any
 
 from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, Volume
-from spark_cluster.config.model_kind import inferred
-from spark_cluster.config.recipe_schema import EngineValue
-from spark_cluster.config.suggest import nearest
-from spark_cluster.config.yamlfile import described, shown
+from spark_cluster.config.recipe_schema import EngineValue, inferred_kind
+from spark_cluster.config.yamlfile import described, nearest, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import vllm_flags
 from spark_cluster.importers.importer import Choice, Given, Left, Source, no_choice
-from spark_cluster.importers.shell import SERVERS, Program, Word, begin, find, identify
+from spark_cluster.importers.shell import SERVERS, ProgramCall, Word, begin, find, identify
 from spark_cluster.models import naming
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 
 Option = str | bool | list[str]
 
@@ -30,7 +28,7 @@ _COLON = re.compile(r":(?![^{]*\})")
 
 
 @dataclass(slots=True)
-class Container:
+class DockerRun:
     """The arguments of a `docker run`.
 
     Attributes:
@@ -50,14 +48,14 @@ class Container:
     volumes: list[Volume] = field(default_factory=list)
 
 
-def docker_run(words: list[Word]) -> Container:
+def docker_run(words: list[Word]) -> DockerRun:
     """Parse what follows `docker run`.
 
     Raises:
         UsageError: an option that Docker does not have, that lacks its value or is given twice, or
             no image; with the line.
     """
-    reader = _Reader(words)
+    reader = _OptionReader(words)
     while reader.words and reader.words[0].text.startswith("-"):
         word = reader.words.popleft()
         if word.text == "--":
@@ -66,7 +64,7 @@ def docker_run(words: list[Word]) -> Container:
     if not reader.words:
         last = words[-1] if words else Word("", 1)
         raise last.wrong("docker run: no image", "add the image's name")
-    container = Container(reader.words.popleft(), list(reader.words), reader.options)
+    container = DockerRun(reader.words.popleft(), list(reader.words), reader.options)
     restart = reader.options.get("restart", "no")
     if reader.options.get("rm") and restart != "no":
         raise reader.first["rm"].wrong(
@@ -79,7 +77,7 @@ def docker_run(words: list[Word]) -> Container:
     return container
 
 
-class _Reader:
+class _OptionReader:
     """Takes words from the front of `words`.
 
     Attributes:
@@ -147,7 +145,7 @@ class _Reader:
             )
 
 
-def _variable(container: Container, option: Word, word: Word) -> None:
+def _variable(container: DockerRun, option: Word, word: Word) -> None:
     name, equals, value = word.text.partition("=")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
         # It may be a secret: it is not repeated.
@@ -160,7 +158,7 @@ def _variable(container: Container, option: Word, word: Word) -> None:
         container.passed.append(name)
 
 
-def _volume(container: Container, _: Word, word: Word) -> None:
+def _volume(container: DockerRun, _: Word, word: Word) -> None:
     source, *rest = _COLON.split(word.text)
     if not rest:
         _add(container.options, "volume", word.text)
@@ -171,7 +169,7 @@ def _volume(container: Container, _: Word, word: Word) -> None:
         container.volumes.append(Volume(source, rest[0], read_only))
 
 
-def _mount(container: Container, _: Word, word: Word) -> None:
+def _mount(container: DockerRun, _: Word, word: Word) -> None:
     fields = dict(part.partition("=")[::2] for part in word.text.split(","))
     source = fields.get("source") or fields.get("src") or ""
     target = fields.get("target") or fields.get("destination") or fields.get("dst") or ""
@@ -255,7 +253,7 @@ def read(text: str, origin: str = "a pasted command line") -> Source:
         raise UsageError("this is not text; expected a command line")
     program = find(text)
     if program.kind != "docker":
-        return _source(program, Container(Word(program.image, 1)), origin)
+        return _source(program, DockerRun(Word(program.image, 1)), origin)
     container = docker_run(program.words)
     inner = _inside(container)
     inner.env = {**container.env, **inner.env}
@@ -275,7 +273,7 @@ def in_image(launch: Launch, reference: str) -> Launch:
     return replace(launch, image=image, digest=digest, vllm=naming.version_in(image))
 
 
-def _inside(container: Container) -> Program:
+def _inside(container: DockerRun) -> ProgramCall:
     """The program that the container runs."""
     words, line = container.words, container.image.line
     entrypoint = container.options.get("entrypoint")
@@ -294,7 +292,7 @@ def _inside(container: Container) -> Program:
         return program
     if words and not entrypoint and (by_itself or words[0].text.startswith("-")):
         # The image's own entry point: `vllm serve`, or the Python module before 0.11.
-        return Program("serve", words)
+        return ProgramCall("serve", words)
     if not words:
         raise container.image.wrong(
             f"nothing follows the image {container.image.text}: no model to serve",
@@ -306,7 +304,7 @@ def _inside(container: Container) -> Program:
     )
 
 
-def _source(program: Program, container: Container, origin: str) -> Source:
+def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
     engine = "sglang" if program.kind == "sglang" else engines.DEFAULT
     flags = vllm_flags.read(program.words, _PROGRAMS[program.kind], engine)
     model = _model(flags, program)
@@ -333,13 +331,13 @@ def _source(program: Program, container: Container, origin: str) -> Source:
         nodes=max(ranks, _size(args, "nnodes")),
         origin="command",
         engine=engine,
-        kind=inferred(args, base or model),
+        kind=inferred_kind(args, base or model),
     )
     left = [Left(text, "it is not part of the launch") for text in program.left_out]
     return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])
 
 
-def _model(flags: vllm_flags.Flags, program: Program) -> str:
+def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:
     """The model, from `--model` or as the first word; the flag is taken out.
 
     Raises:

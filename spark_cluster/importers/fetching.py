@@ -34,8 +34,8 @@ from typing_extensions import TypedDict
 
 from spark_cluster import __version__
 from spark_cluster.config import registries as known
-from spark_cluster.config.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.config.registries import ARCHIVE_SCHEMES, GIT_SCHEMES, Index, Listed, Registry
+from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import Failed, InvalidFile, UsageError
 from spark_cluster.importers import snapshot
 from spark_cluster.importers.snapshot import Chosen, SourceFile

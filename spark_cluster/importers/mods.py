@@ -18,9 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spark_cluster.config.image_build import part_of_folder
-from spark_cluster.config.secret_text import is_secret_setting, looks_secret
-from spark_cluster.importers.importer import Left, Source
-from spark_cluster.importers.places import Parts
+from spark_cluster.config.secret import is_secret_setting, looks_secret
+from spark_cluster.importers.importer import Left, Parts, Source
 
 GIT_S = 10.0
 """Seconds that git may take to say where a checkout comes from."""

@@ -35,7 +35,7 @@ class Word:
 
 
 @dataclass(slots=True)
-class Command:
+class ShellCommand:
     """The words between two operators such as `;`, `|` and `&&`.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Splitter:
         self.text = text
         self.at = 0
         self.line = line
-        self.commands = [Command()]
+        self.commands = [ShellCommand()]
         self.notes: list[str] = []
         self.known: dict[str, str] = {}
 
@@ -100,7 +100,7 @@ class _Splitter:
         found = [one for one in map(_ASSIGNMENT.fullmatch, texts) if one]
         if len(found) == len(texts):
             self.known |= {one[1]: one[2] for one in found}
-        self.commands.append(Command())
+        self.commands.append(ShellCommand())
 
     def _continued(self) -> bool:
         found = _CONTINUATION.match(self.text, self.at)
@@ -175,7 +175,7 @@ class _Splitter:
         return -1
 
 
-def split(text: str, line: int = 1) -> tuple[list[Command], list[str]]:
+def split(text: str, line: int = 1) -> tuple[list[ShellCommand], list[str]]:
     """The commands of a shell text that are not empty, and what was read with goodwill.
 
     A line that begins with an option goes on from the one before, as pasted text loses backslashes.
@@ -189,7 +189,7 @@ def split(text: str, line: int = 1) -> tuple[list[Command], list[str]]:
     """
     splitter = _Splitter(text.replace("\r\n", "\n").replace("\r", "\n"), line)
     splitter.run()
-    commands: list[Command] = []
+    commands: list[ShellCommand] = []
     for command in splitter.commands:
         words = command.words
         if commands and (not words or words[0].text.startswith("-")):
@@ -237,7 +237,7 @@ EXPECTED = (
 
 
 @dataclass(slots=True)
-class Program:
+class ProgramCall:
     """A program with the words that follow it.
 
     Attributes:
@@ -257,7 +257,7 @@ class Program:
     notes: list[str] = field(default_factory=list)
 
 
-def find(text: str, line: int = 1) -> Program:
+def find(text: str, line: int = 1) -> ProgramCall:
     """The one launch of vLLM in a text.
 
     Raises:
@@ -265,7 +265,7 @@ def find(text: str, line: int = 1) -> Program:
     """
     commands, notes = split(text, line)
     exported: dict[str, str] = {}
-    found: list[Program] = []
+    found: list[ProgramCall] = []
     others: list[list[Word]] = []
     lines: list[str] = []
     for command in commands:
@@ -293,18 +293,18 @@ def find(text: str, line: int = 1) -> Program:
     return program
 
 
-def identify(words: list[Word]) -> Program:
+def identify(words: list[Word]) -> ProgramCall:
     """Return what a command starts; `export` when it only sets variables, `other` without vLLM."""
     if words and words[0].text in ("export", "set", "declare"):
-        return Program("export", [], _assignments(words[1:])[1])
+        return ProgramCall("export", [], _assignments(words[1:])[1])
     rest, env, passed = _unwrapped(words)
     if not rest:
-        return Program("export" if env else "other", words, env)
+        return ProgramCall("export" if env else "other", words, env)
     name = rest[0].text.rpartition("/")[2]
     reader = next((reader for names, reader in _READERS if names.fullmatch(name)), None)
     program = reader(rest) if reader else None
     if program is None:
-        return Program("other", words, env)
+        return ProgramCall("other", words, env)
     program.env = {**env, **program.env}
     program.left_out[:0] = passed
     return program
@@ -314,19 +314,19 @@ def _begins(rest: list[Word], *texts: str) -> bool:
     return tuple(word.text for word in rest[: len(texts)]) == texts
 
 
-def _vllm(rest: list[Word]) -> Program | None:
-    return Program("serve", rest[2:]) if _begins(rest[1:], "serve") else None
+def _vllm(rest: list[Word]) -> ProgramCall | None:
+    return ProgramCall("serve", rest[2:]) if _begins(rest[1:], "serve") else None
 
 
-def _sglang(rest: list[Word]) -> Program | None:
-    return Program("sglang", rest[2:]) if _begins(rest[1:], "serve") else None
+def _sglang(rest: list[Word]) -> ProgramCall | None:
+    return ProgramCall("sglang", rest[2:]) if _begins(rest[1:], "serve") else None
 
 
-def _docker(rest: list[Word]) -> Program | None:
+def _docker(rest: list[Word]) -> ProgramCall | None:
     if _begins(rest[1:], "container", "run"):
-        return Program("docker", rest[3:])
+        return ProgramCall("docker", rest[3:])
     if _begins(rest[1:], "run"):
-        return Program("docker", rest[2:])
+        return ProgramCall("docker", rest[2:])
     for at in range(2, len(rest) if _begins(rest[1:], "exec") else 0):
         inside = identify(rest[at:])
         if inside.kind in SERVERS:
@@ -336,17 +336,17 @@ def _docker(rest: list[Word]) -> Program | None:
     return None
 
 
-def _python(rest: list[Word]) -> Program | None:
+def _python(rest: list[Word]) -> ProgramCall | None:
     at = 1
     while at < len(rest) and rest[at].text.startswith("-") and rest[at].text != "-m":
         at += 1
     for kind, module in (("server", (_SERVER,)), ("sglang", (_SGLANG,)), ("serve", _MAIN)):
         if _begins(rest[at:], "-m", *module):
-            return Program(kind, rest[at + 1 + len(module) :])
+            return ProgramCall(kind, rest[at + 1 + len(module) :])
     return None
 
 
-def _shell(rest: list[Word]) -> Program | None:
+def _shell(rest: list[Word]) -> ProgramCall | None:
     """`bash -c "..."`, `bash -lc '...'`."""
     for word, script in pairwise(rest[1:]):
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
@@ -359,7 +359,7 @@ def _shell(rest: list[Word]) -> Program | None:
     return None
 
 
-def _launcher(rest: list[Word]) -> Program | None:
+def _launcher(rest: list[Word]) -> ProgramCall | None:
     """`launch-cluster.sh -t IMAGE -e A=1 exec vllm serve ...` of spark-vllm-docker."""
     texts = [word.text for word in rest]
     at = texts.index("exec") if "exec" in texts else len(rest)

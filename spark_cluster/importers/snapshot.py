@@ -25,9 +25,8 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import load
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Choice, Imported, no_choice
-from spark_cluster.importers.recipe_text import write
 
 LARGEST_FILE = 256 << 10
 """Bytes of one recipe; the largest of the public registries has 30,000."""
@@ -248,7 +247,7 @@ def imported(reference: str, folder: Path, choice: Choice, **given: Any) -> Impo
         reference: `@REGISTRY/RECIPE`.
         folder: the project's.
         choice: as `recipes import` takes it.
-        given: `name`, `model`, `image` and `mods` as `recipe_text.write` takes them.
+        given: `name`, `model`, `image` and `mods` as `files.write` takes them.
 
     Raises:
         UsageError: there is no such recipe, or an option is not for recipes of ours.

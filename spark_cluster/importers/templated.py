@@ -15,14 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from spark_cluster.config import engines
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
+from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.importer import Choice, Left, Source, no_choice
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.models.naming import quantization_named
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import quantization_named, table
 
 _TYPES: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("model", "container", "command", "runtime"), (str, "text")),

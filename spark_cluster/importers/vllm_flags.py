@@ -17,10 +17,9 @@ from typing import Any
 from spark_cluster.config.engines import DEFAULT, dialect, with_unit
 from spark_cluster.config.launch import finite
 from spark_cluster.config.recipe_schema import EngineValue
-from spark_cluster.config.suggest import nearest
-from spark_cluster.config.yamlfile import described
+from spark_cluster.config.yamlfile import described, nearest
 from spark_cluster.importers.shell import Word
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 
 _DASHES = "\u2013\u2014\u2212"
 """En dash, em dash, minus: what web pages and chats make of two dashes."""
@@ -62,13 +61,13 @@ def read(words: list[Word], program: str = "vllm serve", engine: str = DEFAULT) 
         UsageError: a flag without its value, given twice or against itself, or a value that vLLM
             would refuse; with the line.
     """
-    reader = _Reader(words, program, engine)
+    reader = _FlagReader(words, program, engine)
     while reader.words:
         reader.step(reader.words.popleft())
     return reader.flags
 
 
-class _Reader:
+class _FlagReader:
     """Takes words from the front of `words`."""
 
     def __init__(self, words: list[Word], program: str, engine: str) -> None:

@@ -17,15 +17,13 @@ from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import EngineValue
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
+from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline, vllm_flags
 from spark_cluster.importers.importer import Choice, Left, Offer, Source, no_choice
 from spark_cluster.importers.shell import Word
 from spark_cluster.importers.templated import as_word, mistyped
-from spark_cluster.models.naming import quantization_named
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import quantization_named, table
 
 # What a model file of vllm-project/recipes has for a DGX Spark besides what was chosen: variants,
 # and the commands of its guide, a text for people with code in it.

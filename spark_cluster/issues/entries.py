@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cache, wraps
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,12 +19,206 @@ from pydantic import Field, ValidationError, model_validator
 
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.extension import KNOWN_ISSUES, extensions_in_use
-from spark_cluster.config.model_kind import ReadinessCheck
-from spark_cluster.config.recipe_schema import Versions
-from spark_cluster.config.schema import Schema
+from spark_cluster.config.recipe_schema import EngineValue, ReadinessCheck, Versions
+from spark_cluster.config.schema import Document, Hidden, Pattern, Schema
 from spark_cluster.errors import InvalidFile
-from spark_cluster.issues.log_pattern import LogPattern
-from spark_cluster.issues.match import EditKind, Effect, KnownIssueMatch, Severity
+
+# A text of a log by which a known issue is found.
+
+_GROUP = re.compile(r"\{([a-z]+)\}")
+
+
+class LogPattern(Schema):
+    """A text in a log.
+
+    `has` is a literal that every such line has: logs are searched for it first, which is what
+    makes a long one quick. `pattern` decides; by default `has` does.
+    """
+
+    has: str = Field(min_length=5)
+    pattern: Pattern | None = None
+    unless: Pattern | None = None
+    """must not match in the line"""
+    trace: Pattern | None = None
+    """must match in the lines just before, as a traceback has them"""
+    memory_holder: Literal["another", "no-other"] | None = None
+    """whether a process next to the engine holds GPU memory, as PyTorch's line tells; with
+    `another`, `{pid}` and `{gib}` of `cause` are that process's"""
+    cause: str = ""
+    """the cause where a line matches this; `{name}` is what the pattern's group of that name
+    matched"""
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        return re.compile(self.pattern if self.pattern is not None else re.escape(self.has))
+
+    def is_in(self, line: str) -> bool:
+        """Return True when a line shows it; what stands before is not looked at."""
+        shown = self.has in line and self.regex.search(line)
+        excluded = self.unless is not None and re.search(self.unless, line)
+        return bool(shown and not excluded) and self.holder_as_wanted(line)
+
+    def cause_in(self, line: str) -> str:
+        """Return the cause that a line tells; empty where it tells none."""
+        found = self.regex.search(line) if self.cause else None
+        if found is None or not self.holder_as_wanted(line):
+            return ""
+        told = {name: text or "" for name, text in found.groupdict().items()}
+        told |= self._holder_in(line)
+        return _GROUP.sub(lambda group: told.get(group[1], group[0]), self.cause)
+
+    def holder_as_wanted(self, line: str) -> bool:
+        """Return True where the line tells of other processes what `memory_holder` wants."""
+        if self.memory_holder is None:
+            return True
+        return (other_holder(line) is not None) == (self.memory_holder == "another")
+
+    def _holder_in(self, line: str) -> Mapping[str, str]:
+        holder = other_holder(line) if self.memory_holder == "another" else None
+        return {"pid": holder.pid, "gib": f"{holder.gib:.2f}"} if holder else {}
+
+
+# The processes that PyTorch names when CUDA has no memory left, without the engine itself.
+#
+# In a container NVML's PIDs are not those that a process knows itself by, so that PyTorch prints
+# its own process as `Process N`; and where NVML does not know an amount, it prints 2**64 bytes.
+
+LEAST_GIB = 5.0
+"""What another process must hold to be named; a desktop holds less."""
+
+MOST_GIB = 4096.0
+"""No GPU has more: the limit where a line does not tell the capacity."""
+
+ROUNDED_GIB = 0.02
+"""Amounts are printed with two decimals."""
+
+_UNITS = {"GiB": 1.0, "MiB": 2.0**-10, "KiB": 2.0**-20, "bytes": 2.0**-30}
+_AMOUNT = r"(\d{1,20}(?:\.\d{1,9})?) (GiB|MiB|KiB|bytes)"
+
+_HELD = re.compile(rf"\bProcess (\d{{1,19}}) has {_AMOUNT} memory in use")
+_OWN = re.compile(r"\bthis process has \d")
+_CAPACITY = re.compile(rf"total capaci?ty of {_AMOUNT}")
+_ALLOCATED = re.compile(rf"{_AMOUNT} is allocated by PyTorch")
+_RESERVED = re.compile(rf"{_AMOUNT} is reserved by PyTorch")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process and the GPU memory that it holds."""
+
+    pid: str
+    gib: float
+
+
+def other_holder(line: str) -> Holder | None:
+    """Return the process that holds the most next to the engine itself; None where no other one is
+    certain to hold much.
+
+    >>> other_holder("Process 7 has 70.00 GiB memory in use. Including non-PyTorch memory, this "
+    ...              "process has 9.00 GiB memory in use.").pid
+    '7'
+    """
+    holders = _without_own(line, _holders(line))
+    others = [holder for holder in holders if holder.gib >= LEAST_GIB]
+    return max(others, key=lambda holder: holder.gib, default=None)
+
+
+def _holders(line: str) -> list[Holder]:
+    """Return what a line tells of other PIDs, each once, without what the GPU cannot hold."""
+    most = _first_gib(_CAPACITY, line) or MOST_GIB
+    told = (Holder(pid, _gib(n, unit)) for pid, n, unit in _HELD.findall(line))
+    return [holder for holder in dict.fromkeys(told) if holder.gib <= most]
+
+
+def _without_own(line: str, holders: list[Holder]) -> list[Holder]:
+    """Leave out the engine itself: the least that covers what PyTorch has of it."""
+    if _OWN.search(line):
+        return holders
+    allocated = _first_gib(_ALLOCATED, line)
+    if allocated is None:  # nothing tells which of them it is
+        return []
+    needed = allocated + (_first_gib(_RESERVED, line) or 0.0) - ROUNDED_GIB
+    covering = [holder for holder in holders if holder.gib >= needed]
+    own = min(covering, key=lambda holder: holder.gib, default=None)
+    return [holder for holder in holders if holder is not own]
+
+
+def _first_gib(pattern: re.Pattern[str], line: str) -> float | None:
+    found = pattern.search(line)
+    return _gib(found[1], found[2]) if found else None
+
+
+def _gib(number: str, unit: str) -> float:
+    return float(number) * _UNITS[unit]
+
+
+# A known issue that was found: what was seen, why, and what to change.
+
+Severity = Literal["error", "warning", "info"]
+"""It will not work or answers wrongly; it is slower, unsafe or at risk; good to know."""
+
+ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
+
+Effect = Literal["blocks", "slows", "risks"]
+"""What comes of it on a node: nothing is served, everything is slower, or it may end."""
+
+EditKind = Literal["flag", "env", "image", "docker", "recipe"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change that `lint --fix` can carry out.
+
+    Attributes:
+        kind: a flag of vLLM, a variable, the image, an option of `docker run`, or a top-level key
+            of the recipe.
+        name: of the flag (without dashes), variable, option or key; empty for the image.
+        value: the new one; None takes it out.
+        replaces: the value of an option of `docker run` that goes, where it may be given several
+            times; None adds one.
+    """
+
+    kind: EditKind
+    name: str
+    value: EngineValue | None
+    replaces: str | None = None
+
+    @property
+    def written(self) -> str:
+        """The thing that changes, as it is written on a command line or in a recipe."""
+        dashes = "--" if self.kind in ("flag", "docker") else ""
+        return f"{dashes}{self.name}" if self.name else self.kind
+
+
+@dataclass(frozen=True)
+class KnownIssueMatch(Document):
+    """A known issue that was found.
+
+    Attributes:
+        id, title, severity, cause, fix, source: of the issue, or what a rule knows better.
+        found: what exactly was seen.
+        flag: what to change, as it is written (`--tool-call-parser`, `VLLM_CACHE_ROOT`, `image`);
+            empty when nothing in the launch is to be changed.
+        edit: the change, where it can be made by itself.
+        where: the log in which it was seen; empty for a plan.
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    found: str
+    cause: str
+    fix: str
+    source: str
+    flag: str = ""
+    edit: Hidden[Edit | None] = None
+    where: Hidden[str] = ""
+
+
+def ordered(findings: list[KnownIssueMatch]) -> list[KnownIssueMatch]:
+    """Return matches with errors first; within a severity as they came."""
+    return sorted(findings, key=lambda finding: ORDER[finding.severity])
+
 
 T = TypeVar("T")
 
@@ -374,3 +569,93 @@ def _of_checks(issues: Mapping[str, Issue]) -> dict[str, tuple[Issue, ...]]:
 def for_check(check: str) -> tuple[Issue, ...]:
     """Return the issues that explain what a check of doctor finds, in the catalogue's order."""
     return _by_check().get(check, ())
+
+
+# Matching of log lines against the catalogue's patterns.
+
+_DIGITS = re.compile(r"[0-9]+")
+
+LONGEST = 4000
+"""Characters of a line that are looked at closely; what matters stands at its beginning."""
+
+
+Sign = tuple[Issue, LogPattern]
+"""An issue and a text that shows it."""
+
+MARKS = ("evidence", "cleared_by", "confirmed_by")
+"""Patterns of an issue that say in other lines of the same log what its signs are worth."""
+
+
+@per_project
+def signs() -> tuple[Sign, ...]:
+    """Return all signs of the catalogue; causes before what follows from them."""
+    found = [(issue, words) for issue in catalogue().values() for words in issue.log]
+    return tuple(sorted(found, key=lambda sign: (sign[0].follows, sign[0].broad)))
+
+
+@per_project
+def _marks() -> tuple[tuple[str, str, LogPattern], ...]:
+    """Return the kind and pattern of every mark, with the issue's id."""
+    found = ((k, i.id, getattr(i, k)) for i in catalogue().values() for k in MARKS)
+    return tuple(mark for mark in found if mark[2] is not None)
+
+
+def marks_in(text: str) -> set[tuple[str, str]]:
+    """Return the marks in a line: one of MARKS, and the id of the issue."""
+    return {(kind, id) for kind, id, pattern in _marks() if pattern.is_in(text)}
+
+
+@per_project
+def _possible() -> Callable[[str], tuple[Sign, ...]]:
+    """Return what finds the signs whose literals can be in a text of a shape, and keeps them.
+
+    A shape is a text without its digits. The lines of a flood of errors differ in numbers, so that
+    they have few shapes, and what holds for one need not be looked for in each.
+    """
+    literals = [(sign, _DIGITS.sub("", sign[1].has)) for sign in signs()]
+
+    @lru_cache(maxsize=1024)
+    def possible(shape: str) -> tuple[Sign, ...]:
+        return tuple(sign for sign, literal in literals if literal in shape)
+
+    return possible
+
+
+def literals() -> set[str]:
+    """Return a literal of every pattern of the catalogue."""
+    return {words.has for _, words in signs()} | {pattern.has for *_, pattern in _marks()}
+
+
+def recognise(
+    text: str, before: Callable[[], str] = str, evident: Collection[str] = ()
+) -> list[Issue]:
+    """Return the issues that a line shows, each once.
+
+    Args:
+        text: the line without prefixes.
+        before: gives the lines just before it, of the same process, where a traceback stands; few
+            signs ask for them.
+        evident: the issues for which the log had evidence; those that need some are found with it
+            only.
+    """
+    text = text[:LONGEST]
+    found: dict[str, Issue] = {}
+    for issue, words in _possible()(_DIGITS.sub("", text)):
+        if issue.id in found or not words.is_in(text):
+            continue
+        if issue.evidence is not None and issue.id not in evident:
+            continue
+        if words.trace is None or re.search(words.trace, before()):
+            found[issue.id] = issue
+    return list(found.values())
+
+
+def known_for(text: str, before: str = "") -> KnownIssueMatch | None:
+    """Return the known issue that explains an error; a cause rather than a consequence.
+
+    Args:
+        text: of the error, or of a line of a log.
+        before: lines just before it, of the same process.
+    """
+    found = recognise(text, lambda: before)
+    return found[0].match(text.strip()) if found else None

@@ -6,17 +6,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from spark_cluster.config.document import Document, Hidden, derived, printed
+from spark_cluster.config.schema import Document, Hidden, derived, printed
 from spark_cluster.issues import log_lines
-from spark_cluster.issues.log_matching import (
+from spark_cluster.issues.entries import (
     LONGEST,
+    KnownIssueMatch,
     literals,
     marks_in,
     recognise,
 )
-from spark_cluster.issues.log_reading import Candidate, LogSource, Reader
-from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.issues.seen import (
+from spark_cluster.issues.log_reading import (
+    AnchoredLine,
+    LogSource,
+    Reader,
     Seen,
     Verdict,
     cause_of,
@@ -170,7 +172,7 @@ class _Log:
         del self._past[MOST:]
         self._names.clear()
 
-    def _look(self, candidate: Candidate, raw: str) -> None:
+    def _look(self, candidate: AnchoredLine, raw: str) -> None:
         line = log_lines.read(raw)
         if "orker" in raw or "rank " in raw or "TP" in line.speaker:  # as in all names of ranks
             self._hear(line)
@@ -187,7 +189,7 @@ class _Log:
             for name in names:
                 self._more[name] = self._more.get(name, 0) + 1 + line.repeats
 
-    def _judge(self, candidate: Candidate, line: log_lines.ParsedLine) -> Iterator[str]:
+    def _judge(self, candidate: AnchoredLine, line: log_lines.ParsedLine) -> Iterator[str]:
         """Keep what a line shows; yield the names under which it is kept."""
         before = _Before(candidate, line)
 
@@ -214,7 +216,7 @@ class _Log:
             yield from self._complaint(line, candidate, before)
 
     def _complaint(
-        self, line: log_lines.ParsedLine, candidate: Candidate, before: _Before
+        self, line: log_lines.ParsedLine, candidate: AnchoredLine, before: _Before
     ) -> Iterator[str]:
         """Keep a line that only looks like an error."""
         said = log_lines.complaint_in(line)
@@ -226,7 +228,7 @@ class _Log:
     def _unknown(
         self,
         error: str,
-        candidate: Candidate,
+        candidate: AnchoredLine,
         before: _Before,
         **kind: bool,
     ) -> Iterator[str]:
@@ -251,7 +253,7 @@ class _Log:
         self,
         name: str,
         found: KnownIssueMatch,
-        candidate: Candidate,
+        candidate: AnchoredLine,
         before: _Before,
         rank: int,
         **kind: bool,
@@ -308,7 +310,7 @@ class _Log:
 class _Before:
     """The lines before a line, read only when they are needed."""
 
-    def __init__(self, candidate: Candidate, line: log_lines.ParsedLine) -> None:
+    def __init__(self, candidate: AnchoredLine, line: log_lines.ParsedLine) -> None:
         self._candidate = candidate
         self._line = line
 

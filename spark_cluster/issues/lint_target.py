@@ -3,31 +3,311 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
+import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config import image_build
-from spark_cluster.config.allowances import NOTHING, Allowances
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.yamlfile import load, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.issues import fix_command, fix_recipe
-from spark_cluster.issues.match import Edit, KnownIssueMatch, ordered
+from spark_cluster.issues.entries import Edit, KnownIssueMatch, ordered
 from spark_cluster.issues.rules import lint
 from spark_cluster.models.shape import Geometry
 from spark_cluster.node.durable import write_file
 
 if TYPE_CHECKING:
-    from spark_cluster.config.project import Project
-    from spark_cluster.models.hub.lookup import Hub
+    from ruamel.yaml import YAML
 
-YAML = (".yaml", ".yml", ".json")
+    from spark_cluster.config.project import Project
+    from spark_cluster.models.lookup import Hub
+
+
+# Edits of a pasted command line: only the words that are edited change.
+
+_WORD = re.compile(r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\[^\n]|[^\s'\"\\])+", re.DOTALL)
+_EMPTY_LINE = re.compile(r"\\\n[ \t]*(?=\\\n|\Z)")
+_SHORT = {"publish": "p", "env": "e", "volume": "v"}
+
+
+@dataclass
+class _Word:
+    text: str
+    start: int
+    end: int
+
+
+def fixed_command(text: str, edits: Iterable[Edit], launch: Launch) -> str:
+    """Return the command line after the edits.
+
+    Args:
+        launch: what the text was read as.
+    """
+    for edit in edits:
+        text = _Rewriter(text, launch).apply(edit)
+        text = _EMPTY_LINE.sub("", text)
+    return text
+
+
+def can_fix_command(edit: Edit, launch: Launch) -> bool:
+    """Return True when a command line holds what the edit changes."""
+    return edit.kind != "recipe" and (bool(launch.image) or edit.kind not in ("docker", "image"))
+
+
+class _Rewriter:
+    def __init__(self, text: str, launch: Launch) -> None:
+        self.text = text
+        self.launch = launch
+        self.words = [_Word(_plain(m[0]), m.start(), m.end()) for m in _WORD.finditer(text)]
+
+    def apply(self, edit: Edit) -> str:
+        if edit.kind == "image":
+            return self._replaced(self._image(), str(edit.value))
+        if edit.kind == "env":
+            return self._env(edit)
+        if edit.kind == "docker":
+            return self._docker(edit)
+        return self._flag(edit)
+
+    def _image(self) -> int:
+        """Return the index of the image's word."""
+        names = (self.launch.image, f"{self.launch.image}@{self.launch.digest}")
+        return next(i for i, word in enumerate(self.words) if word.text in names)
+
+    def _flag(self, edit: Edit) -> str:
+        names = {f"--{edit.name}", f"--{edit.name.replace('-', '_')}"}
+        at = next((i for i, w in enumerate(self.words) if w.text.partition("=")[0] in names), None)
+        if at is None:
+            return self.text if edit.value is None else self._inserted(edit.name, edit.value)
+        bare = self.launch.args.get(edit.name) is True or "=" in self.words[at].text
+        last = at if bare else at + 1
+        if edit.value is None:
+            return self._without(at, last)
+        return self._spanned(at, last, _written(edit.name, edit.value))
+
+    def _inserted(self, name: str, value: object) -> str:
+        """Insert a new flag behind the model, or before the first flag behind the image."""
+        image = self._image() if self.launch.image else -1
+        begin = next(
+            (
+                i
+                for i, w in enumerate(self.words)
+                if i > image and (w.text == "serve" or w.text.endswith("api_server"))
+            ),
+            image,
+        )
+        flags = (w for i, w in enumerate(self.words) if i > begin and w.text.startswith("--"))
+        first = next(flags, None)
+        written = _written(name, value)
+        if first is not None:
+            return f"{self.text[: first.start]}{written} {self.text[first.start :]}"
+        end = self.words[-1].end
+        return f"{self.text[:end]} {written}{self.text[end:]}"
+
+    def _env(self, edit: Edit) -> str:
+        pair = f"{edit.name}={edit.value}"
+        for i, word in enumerate(self.words):
+            name, equals, _ = word.text.partition("=")
+            for option in ("--env=", "-e"):
+                name = name.removeprefix(option) if word.text.startswith(option) else name
+            if name == edit.name and (equals or self._after_option(i, "env")):
+                if edit.value is not None:
+                    kept = word.text[: word.text.index(name)]
+                    return self._replaced(i, kept + pair)
+                return self._without(i - 1 if self._after_option(i, "env") else i, i)
+        if edit.value is None:
+            return self.text
+        if not self.launch.image:
+            first = self.words[0].start
+            return f"{self.text[:first]}{pair} {self.text[first:]}"
+        return self._before_image(f"-e {shlex.quote(pair)}")
+
+    def _docker(self, edit: Edit) -> str:
+        new = f"--{edit.name} {shlex.quote(str(edit.value))}"
+        if edit.replaces is None:
+            return self._replaced_option(edit, new) or self._before_image(new)
+        for i, word in enumerate(self.words):
+            if word.text.endswith(edit.replaces) and self._is_option(i, edit.name):
+                kept = word.text.removesuffix(edit.replaces)
+                return self._replaced(i, f"{kept}{edit.value}")
+        return self.text
+
+    def _replaced_option(self, edit: Edit, new: str) -> str:
+        """Replace an option that is there with another value and may be given once only."""
+        if isinstance(self.launch.docker.get(edit.name), list) or edit.name in ("device", "ulimit"):
+            return ""
+        for i, word in enumerate(self.words[: self._image()]):
+            name, equals, _ = word.text.partition("=")
+            if name == f"--{edit.name}" or (edit.name == "network" and name == "--net"):
+                return self._spanned(i, i if equals else i + 1, new)
+        return ""
+
+    def _is_option(self, index: int, name: str) -> bool:
+        word = self.words[index].text
+        return self._after_option(index, name) or word.startswith(
+            (f"--{name}=", f"-{_SHORT.get(name, '-')}")
+        )
+
+    def _after_option(self, index: int, name: str) -> bool:
+        before = self.words[index - 1].text if index else ""
+        return before in (f"--{name}", f"-{_SHORT.get(name, '-')}")
+
+    def _before_image(self, written: str) -> str:
+        at = self.words[self._image()].start
+        return f"{self.text[:at]}{written} {self.text[at:]}"
+
+    def _replaced(self, index: int, new: str) -> str:
+        return self._spanned(index, index, shlex.quote(new))
+
+    def _spanned(self, first: int, last: int, new: str) -> str:
+        return self.text[: self.words[first].start] + new + self.text[self.words[last].end :]
+
+    def _without(self, first: int, last: int) -> str:
+        begin = self.words[first].start
+        while begin and self.text[begin - 1] in " \t":
+            begin -= 1
+        return self.text[:begin] + self.text[self.words[last].end :]
+
+
+def _plain(raw: str) -> str:
+    """Return the word without quotes, or as it stands where they are not closed."""
+    try:
+        return "".join(shlex.split(raw))
+    except ValueError:
+        return raw
+
+
+def _written(name: str, value: object) -> str:
+    if value is True:
+        return f"--{name}"
+    if isinstance(value, dict | list):
+        return f"--{name} {shlex.quote(json.dumps(value, separators=(',', ':')))}"
+    return f"--{name} {shlex.quote(str(value))}"
+
+
+# Edits of a recipe's file: only what is edited changes, comments stay.
+
+_SEQUENCE = re.compile(r"(?m)^(?P<key> *)[\w-]+:[^\n\S]*(?:#.*)?\n(?P<dash> *)- ")
+_WIDE = 1 << 20
+"""No line is folded."""
+
+
+def fixed_recipe(text: str, edits: Iterable[Edit], name: str) -> str:
+    """Return the recipe's text after the edits.
+
+    ruamel.yaml keeps comments but folds long lines its own way, so what it writes with and without
+    the edits is compared, and only the difference goes into the text.
+
+    Args:
+        name: of the recipe, which is how its file is called.
+    """
+    document, plain = _loaded(text), _dumped(_loaded(text), text)
+    for edit in edits:
+        _apply(document, edit)
+    if document.get("name") != name:
+        document["name"] = name
+    edited = _dumped(document, text)
+    return _transplanted(text, plain, edited)
+
+
+def _loaded(text: str) -> Any:
+    return _yaml(text).load(text)
+
+
+def _dumped(document: Any, text: str) -> str:
+    out = StringIO()
+    _yaml(text).dump(document, out)
+    return out.getvalue()
+
+
+def _yaml(text: str) -> YAML:
+    """Set up to write as the text is written."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = _WIDE
+    offset = _offset(text)
+    yaml.indent(mapping=2, sequence=2 + offset, offset=offset)
+    return yaml
+
+
+def _transplanted(text: str, plain: str, edited: str) -> str:
+    """The text with the difference between two others, of which `plain` says the same as it;
+    `edited` itself where the difference has no place in the text."""
+    original, base, new = (part.splitlines(keepends=True) for part in (text, plain, edited))
+    blocks = SequenceMatcher(None, base, original, autojunk=False).get_matching_blocks()
+    place = {block.a + i: block.b + i for block in blocks for i in range(block.size)}
+    result = list(original)
+    changes = SequenceMatcher(None, base, new, autojunk=False).get_opcodes()
+    for tag, begin, end, first, last in reversed(changes):
+        if tag == "equal":
+            continue
+        there = [place.get(index) for index in range(begin, end)]
+        at = there[0] if there else _after(place, begin)
+        if at is None or there != list(range(at, at + len(there))):
+            return edited
+        result[at : at + len(there)] = new[first:last]
+    return "".join(result)
+
+
+def _after(place: dict[int, int], index: int) -> int | None:
+    """Return where new lines go that stand before line `index` of the base."""
+    if index - 1 in place:
+        return place[index - 1] + 1
+    return place.get(index, 0 if index == 0 else None)
+
+
+def can_fix_recipe(edit: Edit) -> bool:
+    """Return True when a recipe holds what the edit changes; container options are not in it."""
+    return edit.kind != "docker" and edit.name not in ("host", "distributed-executor-backend")
+
+
+def _offset(text: str) -> int:
+    """Return how far the dashes of lists are indented from their key."""
+    found = _SEQUENCE.search(text)
+    return len(found["dash"]) - len(found["key"]) if found else 0
+
+
+def _apply(document: Any, edit: Edit) -> None:
+    if edit.kind == "image":
+        document["image"]["ref"] = edit.value
+        document["image"].pop("digest", None)
+    elif edit.kind == "env":
+        _set(document, "env", edit.name, edit.value)
+    elif edit.kind == "recipe":
+        document[edit.name] = edit.value
+    elif edit.name == "gpu-memory-utilization":
+        document["gpu_memory_utilization"] = "auto"  # `up` computes it from what the node has
+    elif edit.name == "speculative-config":
+        if isinstance(edit.value, dict):
+            document["drafter"]["method"] = edit.value["method"]
+        else:
+            document.pop("drafter", None)
+    else:
+        _set(document, "engine_args", edit.name, edit.value)
+
+
+def _set(document: Any, section: str, name: str, value: Any) -> None:
+    """Set or remove a key of a section; an empty section is removed too."""
+    if value is None:
+        document.get(section, {}).pop(name, None)
+        if section in document and not document[section]:
+            document.pop(section)
+    else:
+        document.setdefault(section, {})[name] = value
+
 
 ROUNDS = 5
 """A fix may bring another issue to light; more rounds than that mean that two contradict."""
@@ -80,11 +360,11 @@ def of_command(text: str, tp: int | None) -> LintTarget:
         return [launch if tp is None else launch.at_size(tp)]
 
     def fixed(current: str, edits: list[Edit]) -> str:
-        return fix_command.fixed(current, edits, launches(current)[0])
+        return fixed_command(current, edits, launches(current)[0])
 
     (launch,) = launches(text)
     return LintTarget(
-        launch.model, text, launches, fixed, lambda edit: fix_command.can(edit, launch)
+        launch.model, text, launches, fixed, lambda edit: can_fix_command(edit, launch)
     )
 
 
@@ -114,7 +394,7 @@ def of_target(
     from spark_cluster.importers.files import read_file
 
     launch = read_file(path).launch
-    if path.suffix.lower() not in YAML:
+    if path.suffix.lower() not in commandline.YAML_SUFFIXES:
         with contextlib.suppress(UsageError):
             return replace(of_command(path.read_text(encoding="utf-8"), tp), path=path)
     launch = launch if tp is None else launch.at_size(tp)
@@ -122,7 +402,7 @@ def of_target(
 
 
 def _is_ours(path: Path) -> bool:
-    if path.suffix.lower() not in YAML[:2]:
+    if path.suffix.lower() not in commandline.YAML_SUFFIXES[:2]:
         return False
     try:
         data = load(path, "recipe").data
@@ -151,8 +431,8 @@ def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) 
         recipe.name,
         path.read_text(encoding="utf-8-sig"),
         launches,
-        lambda current, edits: fix_recipe.fixed(current, edits, path.stem),
-        fix_recipe.can,
+        lambda current, edits: fixed_recipe(current, edits, path.stem),
+        can_fix_recipe,
         path,
         recipe.model.directory,
         tuple(dict.fromkeys(reference.env for reference in recipe.secret_env.values())),
@@ -217,7 +497,7 @@ def _geometry(
     launch: Launch, target: LintTarget, project: Project, hub: Hub | None
 ) -> Geometry | None:
     """Return the model's shape, when it is known, and its size too."""
-    from spark_cluster.models.find import find
+    from spark_cluster.models.lookup import find
 
     with contextlib.suppress(UsageError):
         if target.folder is not None and (target.folder / "config.json").is_file():

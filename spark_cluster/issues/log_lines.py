@@ -24,7 +24,7 @@ _SGLANG = re.compile(
     r"(?P<ranks>(?: [A-Z]{2,4}\d{1,4}){0,6})\] ?"
 )
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
-_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_FILE = tomllib.loads(Path(__file__).with_name("log_lines.toml").read_text(encoding="utf-8"))
 _KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
 _ECHO, _COMPLAINT, _FAINT, _NOISE = (
     re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise")

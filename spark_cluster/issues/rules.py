@@ -15,8 +15,16 @@ from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.launch import Launch
-from spark_cluster.issues.entries import Expected, Issue, When, catalogue
-from spark_cluster.issues.match import Edit, KnownIssueMatch, Severity, ordered
+from spark_cluster.issues.entries import (
+    Edit,
+    Expected,
+    Issue,
+    KnownIssueMatch,
+    Severity,
+    When,
+    catalogue,
+    ordered,
+)
 from spark_cluster.models import naming
 from spark_cluster.models.shape import Geometry
 
@@ -125,12 +133,12 @@ class Case:
         return any(part in name.lower() for name in (self.launch.model, *self.names))
 
 
-MODULES = ("rules_container", "rules_flags", "rules_model")
+MODULES = ("rules_flags", "rules_model")
 """Where rules are, next to this file."""
 
 
 @dataclass(frozen=True)
-class Found:
+class RuleFinding:
     """What a rule found in a launch; what is not given is the catalogue's.
 
     Attributes:
@@ -145,7 +153,7 @@ class Found:
     and_also: str = ""
 
 
-Rule = Callable[[Case], Found | None]
+Rule = Callable[[Case], RuleFinding | None]
 RULES: dict[str, Rule] = {}
 
 
@@ -194,7 +202,7 @@ def _look(issue: Issue, case: Case) -> KnownIssueMatch | None:
     if severity is None or seen is None:
         return None
     shown = issue.missing or ", ".join(seen)
-    found = rules()[issue.id](case) if issue.rule else Found(shown)
+    found = rules()[issue.id](case) if issue.rule else RuleFinding(shown)
     return _match(issue, case, found, severity) if found else None
 
 
@@ -209,7 +217,7 @@ def severity_for(issue: Issue, case: Case) -> Severity | None:
     return severity if has_it else None
 
 
-def _match(issue: Issue, case: Case, found: Found, severity: Severity) -> KnownIssueMatch:
+def _match(issue: Issue, case: Case, found: RuleFinding, severity: Severity) -> KnownIssueMatch:
     title, what = issue.title, found.what
     if issue.versions:
         if case.version is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from spark_cluster.config import model_kind
+from spark_cluster.config import recipe_schema
 from spark_cluster.config.facts import Facts
-from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.issues.match import Edit
-from spark_cluster.issues.rules import Case, Found, rule
-from spark_cluster.models.memory import (
+from spark_cluster.config.recipe_schema import ModelKind
+from spark_cluster.issues.entries import Edit
+from spark_cluster.issues.rules import Case, RuleFinding, rule
+from spark_cluster.models.memory_share import (
     GIB,
     GIB_KIB,
     HIGHEST,
@@ -53,7 +53,7 @@ SPLITS_IMAGES_BEFORE = Version("0.20")
 
 
 @rule("nvfp4-moe-native-kernels")
-def native_fp4_experts(case: Case) -> Found | None:
+def native_fp4_experts(case: Case) -> RuleFinding | None:
     backend = case.launch.text("moe-backend").lower() or "vLLM's own choice"
     forced = case.launch.env.get("VLLM_USE_FLASHINFER_MOE_FP4") == "0"
     if backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice"):
@@ -63,8 +63,8 @@ def native_fp4_experts(case: Case) -> Found | None:
     image = f" in {case.image}" if case.image else ""
     found = f"experts in NVFP4 by {backend}{image}"
     if known_bad:
-        return Found(found)
-    return Found(
+        return RuleFinding(found)
+    return RuleFinding(
         found,
         severity="info",
         and_also="; of this image reports disagree, so a question must decide",
@@ -73,7 +73,7 @@ def native_fp4_experts(case: Case) -> Found | None:
 
 
 @rule("nvfp4-moe-scale-keys")
-def moe_scale_keys(case: Case) -> Found | None:
+def moe_scale_keys(case: Case) -> RuleFinding | None:
     model = "bg-digitalservices/gemma-4-26b-a4b-it-nvfp4"
     folder = "*gemma*4-26b-a4b*nvfp4*"
     if not case.matches([model], case.names):
@@ -81,82 +81,84 @@ def moe_scale_keys(case: Case) -> Found | None:
         if foreign or not case.matches([folder], case.names):
             return None
     patched = any(v.target.endswith("/models/gemma4.py") for v in case.launch.volumes)
-    return None if patched else Found(f"model {case.names[0]} without gemma4_patched.py")
+    return None if patched else RuleFinding(f"model {case.names[0]} without gemma4_patched.py")
 
 
 @rule("quantization-twice")
-def quantization_twice(case: Case) -> Found | None:
+def quantization_twice(case: Case) -> RuleFinding | None:
     asked = case.launch.text("quantization")
     if not asked:
         return None
     model = case.launch.model
     made_by = next((f for f, names in FORMATS.items() if case.matches(names, [model])), None)
     if made_by is not None and asked not in SAME[made_by]:
-        return Found(f"--quantization {asked}, and {model} is {made_by}")
+        return RuleFinding(f"--quantization {asked}, and {model} is {made_by}")
     kind: str | None = case.launch.quantization
     if case.geometry is not None and case.launch.base is None:  # of a pasted line, it is the flag
         kind = case.geometry.quantization or kind
     if kind in EXCLUDES.get(asked.removesuffix("_marlin"), ()):
-        return Found(f"--quantization {asked}, and {model} is {kind}")
+        return RuleFinding(f"--quantization {asked}, and {model} is {kind}")
     return None
 
 
 @rule("gemma4-mtp-drafter-bugs")
-def drafter_bugs(case: Case) -> Found | None:
+def drafter_bugs(case: Case) -> RuleFinding | None:
     method = str(case.launch.speculative.get("method", ""))
     if case.launch.dockerfile or method not in ("mtp", "gemma4_mtp"):
         return None
     target = "/model_executor/models/gemma4_mtp.py"
     if any(v.target.endswith(target) for v in case.launch.volumes):
         return None
-    return Found(f'"method":"{method}" in {case.image or "this image"}')
+    return RuleFinding(f'"method":"{method}" in {case.image or "this image"}')
 
 
 @rule("mtp-method-renamed")
-def method_renamed(case: Case) -> Found | None:
+def method_renamed(case: Case) -> RuleFinding | None:
     if case.launch.speculative.get("method") != "gemma4_mtp":
         return None
     config = {**case.launch.speculative, "method": "mtp"}
-    return Found('"method":"gemma4_mtp"', edit=Edit("flag", "speculative-config", config))
+    return RuleFinding('"method":"gemma4_mtp"', edit=Edit("flag", "speculative-config", config))
 
 
 @rule("gemma4-batched-tokens-vision")
-def batched_tokens_for_an_image(case: Case) -> Found | None:
+def batched_tokens_for_an_image(case: Case) -> RuleFinding | None:
     batched = case.launch.number("max-num-batched-tokens")
     if case.version is None or case.version < SPLITS_IMAGES_BEFORE or batched is None:
         return None
     if batched >= VISION_TOKENS:
         return None
     edit = Edit("flag", "max-num-batched-tokens", 4096)
-    return Found(f"--max-num-batched-tokens {batched:g}, one image {VISION_TOKENS}", edit=edit)
+    return RuleFinding(
+        f"--max-num-batched-tokens {batched:g}, one image {VISION_TOKENS}", edit=edit
+    )
 
 
 @rule("context-beyond-model")
-def context_beyond_model(case: Case) -> Found | None:
+def context_beyond_model(case: Case) -> RuleFinding | None:
     length, shape = case.launch.number("max-model-len"), case.geometry
     allowed = case.launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
     if length is None or shape is None or not shape.max_positions or allowed:
         return None
     if length <= shape.max_positions:
         return None
-    return Found(
+    return RuleFinding(
         f"--max-model-len {length:g}, the model has {shape.max_positions}",
         edit=Edit("flag", "max-model-len", shape.max_positions),
     )
 
 
 @rule("heads-do-not-divide")
-def heads_do_not_divide(case: Case) -> Found | None:
+def heads_do_not_divide(case: Case) -> RuleFinding | None:
     tp, shape = case.launch.tp, case.geometry
     if shape is None or tp < 2:
         return None
     for part in shape.attention:
         if part.q_heads % tp:
-            return Found(f"{part.q_heads} query heads, --tensor-parallel-size {tp}")
+            return RuleFinding(f"{part.q_heads} query heads, --tensor-parallel-size {tp}")
         if part.kv_heads % tp and tp % part.kv_heads:
-            return Found(f"{part.kv_heads} KV heads, --tensor-parallel-size {tp}")
+            return RuleFinding(f"{part.kv_heads} KV heads, --tensor-parallel-size {tp}")
     if shape.latent is not None and shape.latent.q_heads % tp:
-        return Found(f"{shape.latent.q_heads} query heads, --tensor-parallel-size {tp}")
+        return RuleFinding(f"{shape.latent.q_heads} query heads, --tensor-parallel-size {tp}")
     return None
 
 
@@ -164,26 +166,26 @@ def heads_do_not_divide(case: Case) -> Found | None:
 
 
 @rule("kind-contradicts-model")
-def contradicts_model(case: Case) -> Found | None:
+def contradicts_model(case: Case) -> RuleFinding | None:
     kind = case.launch.kind
-    asked = model_kind.of_flags(case.flags)
+    asked = recipe_schema.kind_of_flags(case.flags)
     if asked is not None:
         if _goes(kind, asked):
             return None
-        return Found(f"kind: {kind}, and the flags are of {asked}")
+        return RuleFinding(f"kind: {kind}, and the flags are of {asked}")
     if case.launch.origin == "command":  # it says no kind: what it is read as was a guess
         return None
     architectures = case.geometry.architectures if case.geometry is not None else ()
-    shown = model_kind.of_architectures(architectures)
+    shown = recipe_schema.kind_of_architectures(architectures)
     if shown is None or _goes(kind, shown):
         return None
-    return Found(f"kind: {kind}, and {architectures[0]} is of {shown}")
+    return RuleFinding(f"kind: {kind}, and {architectures[0]} is of {shown}")
 
 
 @rule("kind-not-served")
-def not_served(case: Case) -> Found | None:
+def not_served(case: Case) -> RuleFinding | None:
     kind = case.launch.kind
-    return None if kind in model_kind.CHECKS_OF_KIND else Found(f"kind: {kind}")
+    return None if kind in recipe_schema.CHECKS_OF_KIND else RuleFinding(f"kind: {kind}")
 
 
 def _goes(kind: ModelKind, shown: ModelKind) -> bool:
@@ -210,7 +212,7 @@ TOTAL_GIB = 121.69
 
 
 @rule("share-too-high")
-def share_too_high(case: Case) -> Found | None:
+def share_too_high(case: Case) -> RuleFinding | None:
     share = case.launch.number("gpu-memory-utilization")
     if share is None:
         return None
@@ -221,21 +223,21 @@ def share_too_high(case: Case) -> Found | None:
         return None
     wanted = share * TOTAL_GIB
     found = f"--gpu-memory-utilization {share:g} is {wanted:.1f} of {TOTAL_GIB:.1f} GiB"
-    return Found(
+    return RuleFinding(
         found,
         severity="warning" if share < IMPOSSIBLE else "error",
         edit=Edit("flag", "gpu-memory-utilization", HIGHEST),
     )
 
 
-def _more_than_there_is(share: float, facts: Facts) -> Found | None:
+def _more_than_there_is(share: float, facts: Facts) -> RuleFinding | None:
     """Compare a share with the memory of the nodes that were asked."""
     memory = facts.gpu_memory
     can = utilization(memory)
     total, available = memory.total_kib / GIB_KIB, memory.available_kib / GIB_KIB
     refused = share * total > gate_gib(memory)
     fix = f"--gpu-memory-utilization {can:g}, with which the node still answers when it is loaded"
-    return Found(
+    return RuleFinding(
         f"--gpu-memory-utilization {share:g} wants {share * total:.1f} GiB, "
         f"{facts.hostname or 'the node'} has {available:.1f} available",
         severity="error" if refused else "warning",
@@ -245,23 +247,23 @@ def _more_than_there_is(share: float, facts: Facts) -> Found | None:
 
 
 @rule("share-not-given")
-def share_not_given(case: Case) -> Found | None:
+def share_not_given(case: Case) -> RuleFinding | None:
     for facts in case.facts:
         memory = facts.gpu_memory
         total, free = memory.total_kib / GIB_KIB, memory.available_kib / GIB_KIB
         if total and DEFAULT * total > gate_gib(memory):
             name = facts.hostname or "the node"
             found = f"{DEFAULT:g} of {total:.1f} GiB, {name} has {free:.1f} available"
-            return Found(found, severity="error")
+            return RuleFinding(found, severity="error")
     if any(facts.gpu_memory.of_gpu for facts in case.facts):
         return None
-    return Found("no --gpu-memory-utilization")
+    return RuleFinding("no --gpu-memory-utilization")
 
 
 @rule("online-fp8-load-peak")
-def online_fp8_load_peak(case: Case) -> Found | None:
+def online_fp8_load_peak(case: Case) -> RuleFinding | None:
     if case.geometry is None:
-        return Found(f"--quantization {case.launch.text('quantization') or 'fp8'}")
+        return RuleFinding(f"--quantization {case.launch.text('quantization') or 'fp8'}")
     part = load_peak_bytes(case.geometry, "fp8-online") / GIB / case.launch.tp
     found = f"{part:.1f} GiB of BF16 weights on each node while loading"
     for facts in case.facts:
@@ -269,14 +271,14 @@ def online_fp8_load_peak(case: Case) -> Found | None:
         available = memory.available_kib / GIB_KIB
         if memory.total_kib and part + margins(memory).reserve_gib > available:
             name = facts.hostname or "the node"
-            return Found(f"{found}, {name} has {available:.1f} available", severity="error")
-    return Found(found)
+            return RuleFinding(f"{found}, {name} has {available:.1f} available", severity="error")
+    return RuleFinding(found)
 
 
 @rule("ray-memory-monitor")
-def ray_memory_monitor(case: Case) -> Found | None:
+def ray_memory_monitor(case: Case) -> RuleFinding | None:
     value = case.launch.env.get("RAY_memory_monitor_refresh_ms")
     if value == "0":
         return None
     said = "no RAY_memory_monitor_refresh_ms" if value is None else f"it is {value}"
-    return Found(f"{said}, two nodes by Ray", severity="warning")
+    return RuleFinding(f"{said}, two nodes by Ray", severity="warning")

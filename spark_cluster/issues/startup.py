@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -55,7 +55,7 @@ def _pattern(row: Mapping[str, Any]) -> Pattern:
     return Pattern(**{**row, "pattern": re.compile(row["pattern"])})
 
 
-_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_FILE = tomllib.loads(Path(__file__).with_name("startup.toml").read_text(encoding="utf-8"))
 _SHARED = {name: tuple(map(_pattern, rows)) for name, rows in _FILE["shared"].items()}
 
 
@@ -224,3 +224,65 @@ class Start:
         if not ranks or RAY in speakers:  # Ray shows all ranks in the head's log
             return 0
         return max(0, size - len(ranks))
+
+
+# The account of memory that vLLM logs at the end of a start: "Actual usage is ...".
+
+_ACTUAL = re.compile(
+    r"Actual usage is ([\d.]+) GiB for (weight|consumed memory \(weights \+ non-torch\)), "
+    r"([\d.]+) GiB for peak activation, (?:([\d.]+) GiB for non-torch memory, )?"
+    r"and ([\d.]+) GiB for CUDAGraph memory"
+)
+"""Up to 0.26 at least weights stand alone; in 0.33 what is outside PyTorch is among them."""
+
+_LOADED = re.compile(r"Model loading took ([\d.]+) GiB")
+_BATCHED = re.compile(r"max_num_batched_tokens'?[=:] ?(\d{1,9})\b")
+
+ACCOUNT_ANCHORS = ("Actual usage is", "Model loading took", "max_num_batched_tokens")
+"""A literal of each line that is read."""
+
+
+@dataclass(frozen=True)
+class MemoryAccount:
+    """What one rank took when it was measured.
+
+    Attributes:
+        weights_gib: of the model.
+        runtime_gib: neither weights nor cache: activations, graphs, memory outside PyTorch.
+        batched_tokens: --max-num-batched-tokens; None where the log does not say.
+    """
+
+    weights_gib: float
+    runtime_gib: float
+    batched_tokens: int | None = None
+
+
+def account_in(lines: Iterable[str]) -> MemoryAccount | None:
+    """Return the account of the rank with the largest runtime; None without such a line.
+
+    vLLM logs none where the cache is given in bytes: then nothing is measured.
+    """
+    loaded: float | None = None
+    batched: int | None = None
+    found: list[tuple[float, float]] = []
+    for line in lines:
+        if match := _BATCHED.search(line):
+            batched = int(match[1])
+        if match := _LOADED.search(line):
+            loaded = float(match[1])
+        if (match := _ACTUAL.search(line)) and (account := _account(match, loaded)):
+            found.append(account)
+    if not found:
+        return None
+    runtime, weights = max(found)
+    return MemoryAccount(weights, round(runtime, 3), batched)
+
+
+def _account(found: re.Match[str], loaded: float | None) -> tuple[float, float] | None:
+    """Return runtime and weights; None where they cannot be told apart."""
+    first, activation, graphs = (float(found[group]) for group in (1, 3, 5))
+    if found[2] == "weight":
+        return activation + graphs + float(found[4] or 0), first
+    if loaded is None:
+        return None
+    return max(0.0, first - loaded) + activation + graphs, loaded

@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import Quantization
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
-from spark_cluster.models.naming import NOT_SAID
+from spark_cluster.models.naming import NOT_SAID, has_trait, table
 from spark_cluster.models.shape import (
     MATRICES,
     REPLICATED,
@@ -21,7 +21,6 @@ from spark_cluster.models.shape import (
     StoredPart,
     StoredWeights,
 )
-from spark_cluster.models.tables import has_trait, table
 
 BYTES: Mapping[Quantization, float] = MappingProxyType(
     {

@@ -15,18 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import paths, safe_paths
-from spark_cluster.node.durable import naming, sync_folder, write_file
-from spark_cluster.node.faults import explain
+from spark_cluster.node.durable import (
+    TemporaryFiles,
+    mounts_below,
+    naming,
+    remove_tree,
+    sync_folder,
+    write_file,
+)
 from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
-from spark_cluster.node.masking import marks_of
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
-from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
-from spark_cluster.node.values import Blob, ResourceError, Unknown
+from spark_cluster.node.values import Blob, ResourceError, Unknown, marks_of
 
 # The content of a file while it is written: its digest, and whether a secret is in it.
 
 
-class Written:
+class WrittenFile:
     """The result of a write: its digest, and whether one of the secrets is in it."""
 
     def __init__(self, secrets: frozenset[str]) -> None:
@@ -108,10 +112,6 @@ class Overlay:
         return self.claims.get(claim)
 
 
-__all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
-
-STATE = paths.STATE
-RUN = paths.RUNTIME
 PIECE = 1024 * 1024
 """Bytes of a file that are in memory at a time."""
 
@@ -165,18 +165,18 @@ class Host:
     @cached_property
     def journal(self) -> Journal:
         """This run's changes on this node."""
-        folder = self.path(f"{STATE}/journal")
+        folder = self.path(paths.JOURNAL)
         return Journal(folder, self.run_id, self.owner, self.secrets)
 
     @cached_property
     def temporary(self) -> TemporaryFiles:
         """This node's temporary files."""
-        return TemporaryFiles(self.path(STATE))
+        return TemporaryFiles(self.path(paths.STATE))
 
     @cached_property
     def restarts(self) -> PendingRestarts:
         """This node's resources that must act again."""
-        return PendingRestarts(self.path(f"{STATE}/pending"), self.boot_id)
+        return PendingRestarts(self.path(f"{paths.STATE}/pending"), self.boot_id)
 
     def is_secret(self, name: str) -> bool:
         """Return whether a run has declared the content at this path as secret."""
@@ -319,7 +319,7 @@ class Host:
             old = _not_a_link(target)
             handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with naming(target), os.fdopen(handle, "wb") as out:
-                written = Written(self.secrets)
+                written = WrittenFile(self.secrets)
                 for piece in (data,) if isinstance(data, bytes) else data:
                     out.write(piece)
                     written.add(piece)
@@ -428,7 +428,7 @@ class Host:
     ) -> Completed:
         """Run a command and wait.
 
-        Of an output longer than OUTPUT_LIMIT (agent/output.py) the middle is left out.
+        Of an output longer than OUTPUT_LIMIT (node/output.py) the middle is left out.
 
         Args:
             timeout: seconds; then it is ended with all that it started.
@@ -467,9 +467,9 @@ class Host:
         Raises:
             Cancelled: the laptop is gone.
         """
-        folder = self.path(RUN)
+        folder = self.path(paths.RUNTIME)
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        proof = f"{RUN}/proof-{os.urandom(12).hex()}"
+        proof = f"{paths.RUNTIME}/proof-{os.urandom(12).hex()}"
         self.verify_login(proof)
         deadline = time.monotonic() + within_s
         while not self.path(proof).exists():

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import confinement, locks, own_program, tuned_kernels
+from spark_cluster.node import confinement, durable, engine_caches, own_program
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.values import ResourceError
 
@@ -101,7 +101,7 @@ def _tuned(request: Mapping[str, Any]) -> dict[str, Any]:
     files = Folder(Path(request["root"]))
     folder = Path(request["folder"])
     staging = folder.parent.with_name(f".{folder.parent.name}.tuning")
-    present = set() if request["renew"] else tuned_kernels.sizes(files, folder)
+    present = set() if request["renew"] else engine_caches.tuned_sizes(files, folder)
     missing = [size for size in request["sizes"] if size not in present]
     try:
         for number, size in enumerate(missing):
@@ -111,7 +111,7 @@ def _tuned(request: Mapping[str, Any]) -> dict[str, Any]:
             files.make(output)
             if not _run(_container(request, staging, size), until):
                 return {"sizes": missing[:number], "left": missing[number:]}
-            tuned_kernels.keep(files, folder, output)
+            engine_caches.keep_tuned(files, folder, output)
     finally:
         remove_container()
         files.remove(staging)
@@ -125,9 +125,9 @@ def _alone(lock: Path) -> Iterator[None]:
     Raises:
         ResourceError: another one has it.
     """
-    handle = locks.opened(lock)
+    handle = durable.open_lock(lock)
     try:
-        if not locks.take(handle):
+        if not durable.take_lock(handle):
             raise ResourceError(
                 "another tuning runs on this node",
                 "the command that began it waits for it; `spark-cluster down` ends it, and keeps "

@@ -1,6 +1,9 @@
-"""The program that guards a node's memory while weights load; `load_guard` starts it.
+"""The memory of a node, and the guard that keeps some free while weights load.
 
-A process of its own in a transient unit, so that it neither needs the laptop nor waits for anyone.
+The page cache is not free memory to CUDA, and fills what lies between what is taken: the driver,
+which needs physically contiguous memory, is refused while gigabytes are free. The guard drops the
+cache, and ends the load before the node freezes. It is a process of its own in a transient unit, so
+that it neither needs the laptop nor waits for anyone.
 """
 
 from __future__ import annotations
@@ -8,18 +11,176 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
+import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from spark_cluster.node import durable, memory, paths
+from spark_cluster.node import durable, own_program, paths
 from spark_cluster.node.health import judge
 from spark_cluster.node.http import ask
-from spark_cluster.node.load_guard import FLOOR_KIB, Reason, Settings, reason_file
+
+# What /proc says of memory, and how the page cache is given back.
+
+SSH_STOPS_KIB = 3 * 2**20
+"""MemAvailable below which a Spark stops answering SSH."""
+
+RECLAIM = f"{__name__}:reclaim"
+"""The program that gives the page cache back (`own_program`)."""
+
+RECLAIM_S = 300.0
+"""Seconds for writing changed pages, dropping all that are clean, and compaction."""
+
+_KIB = re.compile(r"^(\w+):\s+([0-9]{1,15}) kB$", re.MULTILINE)
+_FULL = re.compile(r"^full avg10=([0-9]{1,3}(?:\.[0-9]{1,2})?) ", re.MULTILINE)
+
+
+def meminfo(root: Path = Path("/")) -> dict[str, int]:
+    """Return the figures of /proc/meminfo by name, KiB.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    text = (root / "proc/meminfo").read_text()
+    return {name: int(value) for name, value in _KIB.findall(text)}
+
+
+def pressure(root: Path = Path("/")) -> float | None:
+    """Return the percent of the last 10 s in which every program waited for memory (PSI, `full
+    avg10` of /proc/pressure/memory); None where the kernel does not tell."""
+    try:
+        found = _FULL.search((root / "proc/pressure/memory").read_text())
+    except OSError:
+        return None
+    return float(found[1]) if found else None
+
+
+def drop(root: Path = Path("/")) -> None:
+    """Drop clean pages of files, and move what is taken together (compaction).
+
+    Raises:
+        OSError: the kernel refuses it, or has no compaction.
+    """
+    for setting, value in (("drop_caches", "3"), ("compact_memory", "1")):
+        (root / "proc/sys/vm" / setting).write_text(value)
+
+
+def reclaim(root: str) -> int:
+    """Write changed pages to the disk, so that they can be dropped too, and drop all."""
+    os.sync()
+    try:
+        drop(Path(root))
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+# How the guard is started, and the reason that it leaves.
+
+FLOOR_KIB = SSH_STOPS_KIB + 2**19
+"""MemAvailable below which the load is ended: 3.5 GiB, between what the plan leaves (4 GiB, see
+models/py) and where SSH stops."""
+
+LAST_RESORT_S = 60.0
+"""Seconds after its own limit at which systemd ends the guard."""
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,200}")
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """What a guard is told.
+
+    Attributes:
+        server: name of the program that loads; its unit and its reason are named by it.
+        programs: names of our own containers or units that are ended.
+        limit_s: seconds after which the guard ends in any case.
+        health: URL of the server, which answers 200 when it is ready; empty where none is asked.
+        root: where the node's file system begins; "/" but in tests.
+    """
+
+    server: str
+    programs: tuple[str, ...]
+    limit_s: float
+    health: str = ""
+    root: str = "/"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a load was ended: the memory at that moment.
+
+    Attributes:
+        available_kib, free_kib, swap_free_kib: of /proc/meminfo.
+        pressure: percent of the last 10 s in which every program waited for memory.
+        at: seconds since 1970.
+    """
+
+    available_kib: int
+    free_kib: int
+    swap_free_kib: int
+    pressure: float | None
+    at: float
+
+    def __str__(self) -> str:
+        gib = [kib / 2**20 for kib in (self.available_kib, self.free_kib, self.swap_free_kib)]
+        waited = "" if self.pressure is None else f", memory pressure {self.pressure:g} %"
+        when = time.strftime("%H:%M:%S", time.localtime(self.at))
+        return (
+            f"{gib[0]:.1f} GiB were available at {when} ({gib[1]:.1f} GiB free, {gib[2]:.1f} GiB "
+            f"of swap free{waited}), less than the {FLOOR_KIB / 2**20:g} GiB below which a node "
+            "soon stops answering"
+        )
+
+
+def parse(text: str | None) -> Reason | None:
+    """Read the reason that a guard has left; None where there is none, or it is not understood."""
+    try:
+        found = json.loads(text or "")
+        available, free, swap = (
+            int(found[f"{name}_kib"]) for name in ("available", "free", "swap_free")
+        )
+        waited = None if found["pressure"] is None else float(found["pressure"])
+        return Reason(available, free, swap, waited, min(max(0.0, float(found["at"])), 2.0**32))
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
+
+
+def reason_file(server: str) -> str:
+    """Return where the guard of a server leaves its reason."""
+    return f"{paths.LOAD_GUARD}/{server}.json"
+
+
+def unit(server: str) -> str:
+    """Return the name of the guard's unit."""
+    return f"spark-cluster-load-guard-{server}.service"
+
+
+def start(settings: GuardSettings, search_path: str) -> list[str]:
+    """Return the command that starts a guard."""
+    return own_program.in_unit(
+        unit(settings.server),
+        own_program.argv(__name__, json.dumps(asdict(settings))),
+        {
+            "Description": f"spark-cluster: memory while {settings.server} loads",
+            "Environment": f"PATH={search_path}",
+            "RuntimeMaxSec": f"{settings.limit_s + LAST_RESORT_S:.0f}",
+            # Where it is ending the load it goes on until that is done.
+            **{"KillMode": "mixed", "TimeoutStopSec": "30"},
+            "OOMScoreAdjust": "-1000",
+            "LimitMEMLOCK": "infinity",
+        },
+    )
+
+
+# The guard itself.
 
 LOW_FREE_KIB = 8 * 2**20
 """MemFree below which caches are dropped and memory is compacted (source: glm-dflash2-19)."""
@@ -43,7 +204,7 @@ MLOCK_ALL = 1 | 2
 
 def main(text: str) -> int:
     """Guard the load until it is ready, has ended, or the limit has passed."""
-    settings = Settings(**json.loads(text))
+    settings = GuardSettings(**json.loads(text))
     with contextlib.suppress(OSError, AttributeError):  # or its code is read again from the disk
         ctypes.CDLL(None).mlockall(MLOCK_ALL)
     Guard(settings).run()
@@ -53,7 +214,7 @@ def main(text: str) -> int:
 class Guard:
     """Looks at the memory of a node while a server loads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
         self.root = Path(settings.root)
         self._over = threading.Event()
@@ -65,7 +226,7 @@ class Guard:
         threading.Thread(target=self._watch, daemon=True).start()
         while not self._over.wait(LOOK_S) and time.monotonic() < until:
             with contextlib.suppress(OSError):  # the next look may do
-                known = memory.meminfo(self.root)
+                known = meminfo(self.root)
                 if known["MemAvailable"] < FLOOR_KIB:
                     self._leave_reason(known)
                     self._end_load(until)
@@ -76,7 +237,7 @@ class Guard:
     def _drop(self) -> None:
         try:
             with contextlib.suppress(OSError):
-                memory.drop(self.root)
+                drop(self.root)
             self._over.wait(PAUSE_S)
         finally:
             self._dropping.release()
@@ -85,7 +246,7 @@ class Guard:
         """Write why the load is about to end; `up` may read it at once, and tell this to end."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         free, swap = known.get("MemFree", 0), known.get("SwapFree", 0)
-        waited = memory.pressure(self.root)
+        waited = pressure(self.root)
         reason = Reason(known["MemAvailable"], free, swap, waited, time.time())
         print(f"{self.settings.server} is ended: {reason}", flush=True)
         path = self._path(reason_file(self.settings.server))

@@ -2,6 +2,7 @@
 
 This is the only way in which our Python is started on a node: `python3 CODE MODULE:main WORD ...`,
 where CODE is `spark_cluster/node` (its `__main__.py`) in a folder or an archive of this package.
+A program is a module with `main`, or `MODULE:FUNCTION` where a module has several.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.faults import explain
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain
 
 HERE = str(Path(__file__).resolve().parents[2])
 """The folder or archive of the package."""
@@ -32,12 +32,12 @@ def bytecode() -> list[str]:
     return ["-X", f"pycache_prefix={prefix}"] if prefix else ["-B"]
 
 
-def argv(module: str, *words: str) -> list[str]:
-    """Return the command that calls `main(*words)` of a module with this interpreter.
+def argv(program: str, *words: str) -> list[str]:
+    """Return the command that calls a program with these words and this interpreter.
 
     Packages of the machine are left out; `in_environment` has those of a virtual environment.
     """
-    return [sys.executable, "-I", "-S", *bytecode(), *entry(HERE, module), *words]
+    return [sys.executable, "-I", "-S", *bytecode(), *entry(HERE, program), *words]
 
 
 def in_environment(folder: str, module: str, *words: str) -> list[str]:
@@ -45,13 +45,14 @@ def in_environment(folder: str, module: str, *words: str) -> list[str]:
     return [f"{folder}/bin/python", "-I", "-B", *entry(HERE, module), *words]
 
 
-def entry(code: str, module: str) -> tuple[str, str]:
-    """Return the words after Python's options that call `main` of a module.
+def entry(code: str, program: str) -> tuple[str, str]:
+    """Return the words after Python's options that call a program.
 
     Args:
         code: a folder or an archive with the package.
+        program: a module with `main`, or `MODULE:FUNCTION`.
     """
-    return f"{code}/{STARTER}", f"{module}:main"
+    return f"{code}/{STARTER}", program if ":" in program else f"{program}:main"
 
 
 def in_unit(name: str, argv: Sequence[str], properties: Mapping[str, str]) -> list[str]:

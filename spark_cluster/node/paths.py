@@ -1,13 +1,14 @@
 """Every path of our own on a node; no other module spells one.
 
 Root executes, trusts or writes what is there, so no recipe reaches one of them, whatever the user
-allows: `config/node_paths.py` refuses them and the folders above them.
+allows: `config/recipe.py` refuses them and the folders above them.
 """
 
 from __future__ import annotations
 
 STATE = "/var/lib/spark-cluster"
 """Folder of what is kept: the agent, the journal, units, records, environments."""
+JOURNAL = f"{STATE}/journal"
 CONFIGURATION = "/etc/spark-cluster"
 RUNTIME = "/run/spark-cluster"
 """Folder on a tmpfs: sockets, and secrets while something runs."""
@@ -27,6 +28,7 @@ AGENT = f"{STATE}/agent"
 ENVIRONMENTS = f"{STATE}/environments"
 """Folder of virtual environments of our own."""
 HUB_LIBRARY = f"{ENVIRONMENTS}/hub"
+"""Folder of the virtual environment with the hub's own library."""
 LLAMA_BENCHY = f"{ENVIRONMENTS}/llama-benchy"
 GUIDELLM = f"{ENVIRONMENTS}/guidellm"
 FORMER_ENVIRONMENTS = "/opt/spark-cluster"
@@ -54,6 +56,7 @@ BUILDS = f"{STATE}/builds"
 PATCHES = f"{STATE}/patches"
 IMAGE_DIGESTS = f"{STATE}/image-digests.json"
 LAUNCHES = f"{STATE}/caches/launches.json"
+"""Records of launches; mode 600 in a folder of mode 700."""
 TELEMETRY = f"{STATE}/telemetry"
 BENCH = f"{STATE}/bench"
 BENCH_LOCK = f"{STATE}/bench-lock"
@@ -63,6 +66,8 @@ BENCH_LOCK = f"{STATE}/bench-lock"
 SECRETS = f"{STATE}/secrets"
 RAY = f"{STATE}/ray"
 COPIES = f"{RUNTIME}/copies"
+"""Root-only and in memory: a folder for each part of a copy, which ends with it, with the keys of
+its sender: a later run joins the same copy."""
 LOCKS = f"{RUNTIME}/locks"
 LOAD_GUARD = f"{RUNTIME}/load-guard"
 """Folder of the reasons for which loads were ended."""
@@ -74,6 +79,7 @@ MESH_KEY = f"{CONFIGURATION}/mesh/id_ed25519"
 MESH_KNOWN_HOSTS = "/etc/ssh/spark-cluster-known-hosts"
 MESH_CONFIGURATION = "/etc/ssh/ssh_config.d/40-spark-cluster.conf"
 NEXT_HOST_KEYS = "/etc/ssh/spark-cluster-next"
+"""Host keys that are made and not in force, `KIND/key` and `KIND/key.pub`; for root only."""
 NFTABLES = f"{CONFIGURATION}/nftables"
 NFTABLES_DROP_IN = f"{SYSTEMD_UNITS}/nftables.service.d/spark-cluster.conf"
 SYSCTL = "/etc/sysctl.d/60-spark-cluster-{}.conf"

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spark_cluster.node.faults import explain
 from spark_cluster.node.output import Kept, Lines
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

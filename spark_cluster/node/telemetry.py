@@ -2,24 +2,28 @@
 
 It runs for as long as its parent does, or until SIGTERM, and leaves no process behind. Nothing in
 it waits for the GPU's driver or for the server: what does not answer is null, and `notes` says why.
+The GPU is read by `nvidia_smi`; /proc, /sys and the engine's metrics are read here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
+from urllib.parse import urlencode
 
 from spark_cluster.node import own_program
-from spark_cluster.node.engine_metrics import EngineReader
-from spark_cluster.node.gpu_readings import AppsReader, GpuReader
+from spark_cluster.node.http import ask
+from spark_cluster.node.nvidia_smi import AppsReader, GpuReader
 from spark_cluster.node.output import TEXT_LIMIT
 
 FORMAT = 1
@@ -35,7 +39,7 @@ LEAST_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplerSettings:
     """The sampler's settings.
 
     Attributes:
@@ -56,17 +60,17 @@ class Settings:
     root: str = "/"
 
 
-def argv(settings: Settings) -> list[str]:
+def argv(settings: SamplerSettings) -> list[str]:
     """Return the command that runs the sampler from this very code."""
     return own_program.argv(__name__, json.dumps(asdict(settings)))
 
 
 def main(settings_text: str) -> NoReturn:
     """Run until the parent has gone, the output is closed, or SIGTERM comes."""
-    settings = Settings(**json.loads(settings_text))
+    settings = SamplerSettings(**json.loads(settings_text))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ended)
-    out: Out = File(Path(settings.file)) if settings.file else Pipe(1)
+    out: Out = TelemetryFile(Path(settings.file)) if settings.file else Pipe(1)
     sampler = Sampler(settings)
     try:
         with contextlib.suppress(BrokenPipeError):  # whoever read it is gone
@@ -88,7 +92,7 @@ def _ended(_number: int, _frame: object) -> NoReturn:
     raise _End
 
 
-def _run(sampler: Sampler, out: Out, settings: Settings) -> None:
+def _run(sampler: Sampler, out: Out, settings: SamplerSettings) -> None:
     every = max(settings.every, LEAST_EVERY_S)
     while not settings.parent or os.getppid() == settings.parent:
         # On whole seconds of the clock, so that the lines of several nodes belong together.
@@ -100,7 +104,7 @@ def _run(sampler: Sampler, out: Out, settings: Settings) -> None:
 class Sampler:
     """All readers of a node."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SamplerSettings) -> None:
         self._slowly = settings.slowly
         self._system = SystemReader(Path(settings.root))
         self._gpu = GpuReader(max(settings.every, LEAST_EVERY_S))
@@ -173,7 +177,7 @@ class Pipe:
             self._rest = self._rest[os.write(self._handle, self._rest[: select.PIPE_BUF]) :]
 
 
-class File:
+class TelemetryFile:
     """A file of lines and those before it, the last one FILE.1; with a full disk lines are
     dropped."""
 
@@ -205,16 +209,16 @@ class File:
             return 0
 
 
-def settings_of(request: Mapping[str, Any], **own: Any) -> Settings:
+def settings_of(request: Mapping[str, Any], **own: Any) -> SamplerSettings:
     """Return the settings that a request names; the others are as usual.
 
     Args:
         own: settings that are not for the laptop to choose.
     """
-    every = max(LEAST_EVERY_S, float(request.get("every", Settings.every)))
-    slowly = max(every, float(request.get("slowly", Settings.slowly)))
+    every = max(LEAST_EVERY_S, float(request.get("every", SamplerSettings.every)))
+    slowly = max(every, float(request.get("slowly", SamplerSettings.slowly)))
     metrics, file = str(request.get("metrics", "")), str(request.get("file", ""))
-    return Settings(every, slowly, metrics, file, **own)
+    return SamplerSettings(every, slowly, metrics, file, **own)
 
 
 # Memory, network and RDMA counters of a node, from /proc and /sys: cheap enough for each second.
@@ -247,7 +251,7 @@ nvidia-docs-rdma-counters."""
 
 
 @dataclass(frozen=True)
-class Hca:
+class HcaCounters:
     """The counters of an RDMA device's first port.
 
     Attributes:
@@ -282,7 +286,7 @@ class SystemReader:
     def __init__(self, root: Path) -> None:
         self._proc = root / "proc"
         self._folder = root / "sys/class/infiniband"
-        self._hcas: dict[str, Hca] = {}
+        self._hcas: dict[str, HcaCounters] = {}
         self._scanned = float("-inf")
 
     def memory(self) -> dict[str, int | None]:
@@ -325,7 +329,7 @@ class SystemReader:
         self._scanned = time.monotonic()
         folders = {name: self._folder / name for name in _names(self._folder)}
         self._hcas = {
-            name: Hca(folder, next(iter(_names(folder / "device/net")), None))
+            name: HcaCounters(folder, next(iter(_names(folder / "device/net")), None))
             for name, folder in folders.items()
         }
 
@@ -363,3 +367,139 @@ def _fields(text: bytes, wanted: tuple[bytes, ...] = ()) -> dict[bytes, int]:
         if len(words) > 1 and words[1].isdigit():
             found[words[0]] = int(words[1])
     return found
+
+
+# The engine's own figures from its `/metrics` page: requests, KV cache, tokens, acceptance.
+#
+# The page is text in Prometheus' format (source: prometheus-format). A name that a version of the
+# engine does not have is None, never a fault.
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "generation_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    "drafts": ("vllm:spec_decode_num_drafts_total",),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens_total",),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
+    "preemptions": ("vllm:num_preemptions_total",),
+}
+"""Field to its names, the newest first: older versions of vLLM say `gpu_cache_usage_perc`. It is a
+share of 1, whatever the name says. Sources: vllm-source, sglang-docs-metrics. Of vLLM those of
+0.32, v1/metrics/loggers.py and v1/spec_decode/metrics.py."""
+
+WANTED = frozenset(name for names in NAMES.values() for name in names)
+PREFIXES = tuple({f"{name.partition(':')[0]}:" for name in WANTED})
+MOST = frozenset({"kv_usage"})
+"""Of several engines (data parallel) the largest counts; of all other fields the sum."""
+
+ASK_S = 3.0
+"""Seconds for an answer, all of it."""
+
+SILENT_S = 5.0
+"""Seconds until a server that is not there, or does not answer, is asked again."""
+
+FRESH_S = 3.0
+"""Seconds for which an answer is the state of now."""
+
+
+def samples(text: str) -> Iterator[tuple[str, float]]:
+    r"""Yield name and value of the lines that are wanted; labels are left out.
+
+    >>> list(samples('# TYPE x gauge\nvllm:num_requests_running{engine="0",m="a} b"} 4.0\n'))
+    [('vllm:num_requests_running', 4.0)]
+    """
+    for line in text.split("\n"):
+        if not line.startswith(PREFIXES):
+            continue
+        name, brace, tail = line.partition("{")
+        if not brace:
+            name, _, tail = line.partition(" ")
+        if name not in WANTED:
+            continue
+        # After the labels, whose values may hold braces and spaces: a value, perhaps a time.
+        words = (tail.rpartition("}")[2] if brace else tail).split()
+        try:
+            value = float(words[0])
+        except (IndexError, ValueError):
+            continue
+        if math.isfinite(value):
+            yield name, value
+
+
+def figures(text: str) -> dict[str, float | None] | None:
+    """Return each field of NAMES from a page; None when the page has none of them."""
+    found: dict[str, list[float]] = {}
+    for name, value in samples(text):
+        found.setdefault(name, []).append(value)
+    if not found:
+        return None
+    result: dict[str, float | None] = {}
+    for field, names in NAMES.items():
+        values = next((found[name] for name in names if name in found), None)
+        total = None if values is None else max(values) if field in MOST else sum(values)
+        result[field] = total
+    return result
+
+
+class EngineReader:
+    """Asks a `/metrics` page in a thread of its own, so that no one waits for the server.
+
+    Args:
+        url: of the page; empty asks nothing.
+        every: seconds between two questions.
+    """
+
+    def __init__(self, url: str, every: float) -> None:
+        self._url = url
+        self._every = every
+        self._narrow = True
+        self._names: tuple[str, ...] = ()
+        self._state: tuple[float, dict[str, float | None] | None, str] = (0.0, None, "")
+        if url:
+            threading.Thread(target=self._read, name="metrics", daemon=True).start()
+
+    def now(self) -> tuple[dict[str, float | None] | None, str]:
+        """Return the figures of now, and why there are none (empty where no server listens)."""
+        at, found, why = self._state
+        if found is not None and time.monotonic() - at > FRESH_S + self._every:
+            return None, why
+        return found, why
+
+    def _read(self) -> None:
+        while True:
+            began = time.monotonic()
+            found, why = self.ask()
+            self._state = (time.monotonic(), found, why)
+            wait = self._every if found is not None else max(self._every, SILENT_S)
+            time.sleep(max(0.05, wait - (time.monotonic() - began)))
+
+    def ask(self) -> tuple[dict[str, float | None] | None, str]:
+        """Ask once: for the whole page at first, then only for the names that it has.
+
+        A page of a few names is a tenth of the work for the server. Where it then is empty (vLLM
+        with `--api-server-count`: that registry does not know names), the whole is asked for.
+        """
+        for names in (self._names, ()) if self._names else ((),):
+            query = urlencode([("name[]", name) for name in names])
+            url = f"{self._url}?{query}" if query else self._url
+            reply: dict[str, Any] = ask({"url": url, "timeout": ASK_S})
+            if reply.get("status") != 200:
+                return None, _why(reply)
+            page = str(reply.get("body", ""))
+            found = figures(page)
+            if found is not None:
+                if self._names and not names:  # the page of names was empty
+                    self._narrow, self._names = False, ()
+                elif self._narrow:
+                    self._names = tuple(sorted({name for name, _ in samples(page)}))
+                return found, ""
+        return None, "its /metrics page has no figures of vLLM or SGLang"
+
+
+def _why(reply: Mapping[str, Any]) -> str:
+    status, reason = reply.get("status"), str(reply.get("reason", ""))
+    if status:
+        return f"/metrics answers with status {status}"
+    return "" if "refused" in reason.lower() else f"/metrics: {reason[:200]}"

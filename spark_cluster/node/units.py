@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spark_cluster.node import locks, own_program, paths, processes, worker
+from spark_cluster.node import durable, own_program, paths, processes, worker
 from spark_cluster.node.durable import read_object
-from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.processes import Cancelled, Completed
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain
 from spark_cluster.node.worker import Tail, text_of
 
-FOLDER = paths.UNITS
 BOOTED = "/run/systemd/system"
 """Is there when systemd runs the machine (sd_booted(3))."""
 
@@ -138,7 +136,7 @@ class _Unit:
         text = "\0".join((work.key, *work.argv))
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.name = f"spark-cluster-{name}.service"
-        self.folder = host.path(FOLDER) / name
+        self.folder = host.path(paths.UNITS) / name
 
     # -- what there is -------------------------------------------------------------------------
 
@@ -329,7 +327,7 @@ def _running(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return locks.is_held(handle)
+        return durable.is_lock_held(handle)
     finally:
         os.close(handle)
 

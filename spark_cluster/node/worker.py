@@ -25,10 +25,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.faults import explain, unforeseen
 from spark_cluster.node.output import LINE_LIMIT
 from spark_cluster.node.processes import Running
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain, unforeseen
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -16,12 +16,11 @@ from typing import Annotated, Literal
 
 from typing_extensions import TypedDict
 
-from spark_cluster.config.document import Document, Hidden, PrintedAs, Rounded, derived, printed
+from spark_cluster.config.schema import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.errors import Failed, UsageError, install_extra
-from spark_cluster.plan.speed import decode as decoding
-from spark_cluster.plan.speed import prefill as prefilling
-from spark_cluster.plan.speed.constants import LIMITS, SCHEMA, Constants
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan import speed
+from spark_cluster.plan.estimate import LIMITS, SCHEMA, Constants
+from spark_cluster.plan.serving import ServingSetup
 
 # Least squares that outliers do not lead astray, for a few unknowns and some dozens of equations.
 #
@@ -40,8 +39,11 @@ DEPENDENT = 1e-7
 """Share of the largest singular value below which columns count as linearly dependent."""
 
 
-class Undecided(Exception):
+class Undecided(Failed):
     """The equations do not decide the coefficients."""
+
+    def __init__(self) -> None:
+        super().__init__("the points do not decide the constants", hint="add runs that differ more")
 
 
 def require_libraries() -> None:
@@ -175,7 +177,7 @@ class Point:
         label: where it comes from, for messages.
     """
 
-    serving: Serving
+    serving: ServingSetup
     metric: Literal["decode_tok_s", "ttfr_ms"]
     value: float
     context: float = 0.0
@@ -188,16 +190,16 @@ class Point:
         """The time that the formulas predict."""
         return 1 / self.value if self.metric == "decode_tok_s" else self.value / 1e3
 
-    def step(self, constants: Constants) -> decoding.Step:
+    def step(self, constants: Constants) -> speed.DecodeStep:
         """Return what a step of it reads."""
         sharing = constants.sharing
-        return decoding.step(self.serving, self.context, self.concurrency, sharing=sharing)
+        return speed.step(self.serving, self.context, self.concurrency, sharing=sharing)
 
     def predicted(self, constants: Constants) -> float:
         """Return the time by the formula, seconds."""
         if self.metric == "decode_tok_s":
             return self.step(constants).seconds(constants)
-        return prefilling.expected_seconds(self.serving, self.prompt, int(self.context), constants)
+        return speed.expected_seconds(self.serving, self.prompt, int(self.context), constants)
 
 
 Share = Annotated[float, Rounded(4)]
@@ -268,7 +270,7 @@ def is_read_bound(point: Point, constants: Constants | None = None) -> bool:
     if point.metric != "ttfr_ms":
         return False
     constants = constants or Constants()
-    todo = prefilling.work(point.serving, point.prompt, int(point.context))
+    todo = speed.work(point.serving, point.prompt, int(point.context))
     return todo.is_read_bound(constants)
 
 
@@ -296,12 +298,7 @@ def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Ca
     system = _system(points, names, base, start)
     active, kept = _identified(system, names, base)
     told = list(active)
-    try:
-        found = _sensible(system, names, active, base, kept)
-    except Undecided:
-        raise Failed(
-            "the points do not decide the constants", hint="add runs that differ more"
-        ) from None
+    found = _sensible(system, names, active, base, kept)
     values = {names[k]: _value(names[k], found[k]) for k in told if names[k] not in kept}
     others = [base[k] if k in active else found[k] for k in range(len(names))]
     fit = replace(start, **values)  # type: ignore[arg-type]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from spark_cluster.config.document import Rounded
 from spark_cluster.config.launch import Launch
-from spark_cluster.models.tables import table
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.config.schema import Rounded
+from spark_cluster.models.naming import table
+from spark_cluster.plan.estimate import Estimate
+from spark_cluster.plan.serving import ServingSetup
 
 SPREAD = 0.10
 """Two owners with the same settings differ by about this much, as a share."""
@@ -22,7 +22,7 @@ the speeds of what was measured by a few percent."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedEvidence:
     """Evidence next to a prediction, as `--json` prints it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Comparison:
     low: Annotated[float, Rounded(2)]
     high: Annotated[float, Rounded(2)]
     contradicts_prediction: bool
-    sources: tuple[Source, ...]
+    sources: tuple[PublishedSource, ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Evidence:
 
     low: float
     high: float
-    sources: tuple[Source, ...]
+    sources: tuple[PublishedSource, ...]
     own: bool = False
 
     @property
@@ -72,13 +72,15 @@ class Evidence:
         """Return whether nothing that was measured lies in the predicted range."""
         return self.high < predicted.low or self.low > predicted.high
 
-    def beside(self, predicted: Estimate) -> Comparison:
+    def beside(self, predicted: Estimate) -> ComparedEvidence:
         """Return it next to a prediction."""
-        return Comparison(self.own, self.low, self.high, self.contradicts(predicted), self.sources)
+        return ComparedEvidence(
+            self.own, self.low, self.high, self.contradicts(predicted), self.sources
+        )
 
 
 def by_others(
-    launch: Launch, serving: Serving, *, users: int, context: float, drafted: int
+    launch: Launch, serving: ServingSetup, *, users: int, context: float, drafted: int
 ) -> Evidence | None:
     """Return what others measured of the same model, quantization, nodes, users and drafting.
 
@@ -112,7 +114,7 @@ def said(evidence: Evidence, predicted: Estimate) -> str:
     return f"{evidence.text}, which contradicts the prediction: trust the measurement"
 
 
-def _is_alike(run: MeasuredRun, serving: Serving) -> bool:
+def _is_alike(run: MeasuredRun, serving: ServingSetup) -> bool:
     formats = {run.quantization.replace("-online", ""), serving.quantization.replace("-online", "")}
     return (
         not run.excluded
@@ -134,7 +136,7 @@ def of_own(figures: Sequence[tuple[float, str]]) -> Evidence | None:
     if not figures:
         return None
     speeds = [figure for figure, _ in figures]
-    runs = {name: Source(name, name, "") for _, name in figures}
+    runs = {name: PublishedSource(name, name, "") for _, name in figures}
     return Evidence(min(speeds), max(speeds), tuple(runs.values()), own=True)
 
 
@@ -144,7 +146,7 @@ Metric = Literal["decode_tok_s", "decode_total_tok_s", "ttfr_ms"]
 
 
 @dataclass(frozen=True)
-class Source:
+class PublishedSource:
     """Where a measurement was published.
 
     Attributes:
@@ -212,7 +214,7 @@ class MeasuredRun:
     kv_dtype: str
     engine: str
     tp: int
-    source: Source
+    source: PublishedSource
     points: tuple[MeasuredPoint, ...]
     version: str = ""
     transport: str = ""
@@ -233,11 +235,11 @@ class MeasuredRun:
 def measured_runs() -> tuple[MeasuredRun, ...]:
     """Return all runs, in the order of the file."""
     data = table("measurements", "plan")
-    sources = {key: Source(key, **row) for key, row in data["sources"].items()}
+    sources = {key: PublishedSource(key, **row) for key, row in data["sources"].items()}
     return tuple(_run(row, sources[row["source"]]) for row in data["runs"])
 
 
-def _run(row: dict[str, Any], source: Source) -> MeasuredRun:
+def _run(row: dict[str, Any], source: PublishedSource) -> MeasuredRun:
     points, layers = tuple(map(_point, row["points"])), tuple(row.get("mxfp4_layers", ()))
     given = {"shape": row["model"], **row, "points": points, "mxfp4_layers": layers}
     return MeasuredRun(**{**given, "source": source})

@@ -10,21 +10,26 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.engines import with_unit
 from spark_cluster.config.launch import Launch, finite
-from spark_cluster.models import memory
-from spark_cluster.models.memory import GIB
+from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
+from spark_cluster.models import memory_share
+from spark_cluster.models.memory_share import GIB
 from spark_cluster.models.shape import Geometry
-from spark_cluster.plan import kv, whole_model
-from spark_cluster.plan.kv.layers import DrafterLayers, drafter_layers
+from spark_cluster.plan import kv
+from spark_cluster.plan.kv import DrafterLayers, drafter_layers
 from spark_cluster.plan.room import (
     NodeMemory,
     batched_tokens,
+    largest_stage,
+    rank_share,
+    ranks_remark,
     runtime_on,
+    stage_gib,
+    whole_gib,
     with_default_batch,
 )
-from spark_cluster.plan.speed.serving import Serving, of_launch
+from spark_cluster.plan.serving import ServingSetup, of_launch
 
 SPARE_GIB = 1.0
 """Added to what is needed before a share is chosen: the runtime is an estimate."""
@@ -48,7 +53,7 @@ class Fit(Document):
     """
 
     launch: Hidden[Launch]
-    serving: Hidden[Serving]
+    serving: Hidden[ServingSetup]
     rooms: Hidden[tuple[NodeMemory, ...]]
     whole_gib: Hidden[float]
     weights_gib: Annotated[float, Rounded(2)]
@@ -85,7 +90,7 @@ class Fit(Document):
         """Disk space of the model's files: what is loaded at first, less tables of positions."""
         launch, tables = self.launch, self.serving.geometry.tables_bytes / GIB
         loaded = (self.peak_gib - tables) * launch.tp * launch.pp
-        return loaded / whole_model.rank_share(launch, self.serving)
+        return loaded / rank_share(launch, self.serving)
 
     @property
     def reserved_gib(self) -> float:
@@ -121,22 +126,38 @@ def fit(
     """
     launch = with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
-    held = whole_model.rank_share(launch, serving)
-    whole = whole_model.whole_gib(launch, serving) if weights_gib is None else weights_gib
-    weights = held * whole_model.stage_gib(geometry, launch.pp, whole) / launch.tp
-    loading = whole_model.stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
-    peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
-    runtime = runtime_on(launch, rooms, runtime_gib)
-    highest = min(memory.utilization(room.memory) for room in rooms)
-    smallest = min(room.total_gib for room in rooms)
-    asked = _asked_gib(launch, serving)
-    needed = memory.least(weights + runtime + asked + SPARE_GIB, smallest)
-    share, kv_gib = _share(launch, smallest, weights + runtime, needed, highest)
-    cache = _cache(launch, serving, kv_gib)
+    whole = whole_gib(launch, serving) if weights_gib is None else weights_gib
+    fitted = _fitted(launch, serving, rooms, whole, runtime_on(launch, rooms, runtime_gib))
+    cache = fitted.cache
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
         shorter = launch.with_flags({"max-model-len": cache.max_model_len})
         return fit(shorter, geometry, rooms, whole, runtime_gib=runtime_gib)
-    fitted = Fit(
+    return replace(fitted, remarks=tuple(_remarks(fitted)))
+
+
+def _fitted(
+    launch: Launch,
+    serving: ServingSetup,
+    rooms: Sequence[NodeMemory],
+    whole: float,
+    runtime: float,
+) -> Fit:
+    """Compute the memory of a launch as it is, without remarks.
+
+    Args:
+        whole: weights of the whole model and its drafter, GiB.
+        runtime: neither weights nor cache, GiB a node.
+    """
+    geometry, held = serving.geometry, rank_share(launch, serving)
+    weights = held * stage_gib(geometry, launch.pp, whole) / launch.tp
+    loading = stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
+    peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
+    highest = min(memory_share.utilization(room.memory) for room in rooms)
+    smallest = min(room.total_gib for room in rooms)
+    asked = _asked_gib(launch, serving)
+    needed = memory_share.least(weights + runtime + asked + SPARE_GIB, smallest)
+    share, kv_gib = _share(launch, smallest, weights + runtime, needed, highest)
+    return Fit(
         launch,
         serving,
         tuple(rooms),
@@ -148,10 +169,9 @@ def fit(
         needed=needed,
         highest=highest,
         kv_gib=max(kv_gib, 0.0),
-        cache=cache,
+        cache=_cache(launch, serving, kv_gib),
         remarks=(),
     )
-    return replace(fitted, remarks=tuple(_remarks(fitted)))
 
 
 def context_length(launch: Launch, geometry: Geometry) -> int:
@@ -165,7 +185,7 @@ def takes_what_fits(launch: Launch) -> bool:
     return launch.args.get("max-model-len") in ("auto", -1, "-1")
 
 
-def _asked_gib(launch: Launch, serving: Serving) -> float:
+def _asked_gib(launch: Launch, serving: ServingSetup) -> float:
     """KV for as many requests of full length as were asked for; one when none is given."""
     requests = int(launch.number("max-num-seqs") or 1)
     length = context_length(launch, serving.geometry)
@@ -199,18 +219,18 @@ def kv_bytes_given(launch: Launch) -> float | None:
     return launch.number(flag) if size is None else finite(size, f"--{flag}")
 
 
-def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None:
+def _cache(launch: Launch, serving: ServingSetup, kv_gib: float) -> kv.KvCache | None:
     length = context_length(launch, serving.geometry)
     if kv_gib <= 0 or length < 1:
         return None
     return kv.cache(_layout(launch, serving), int(kv_gib * GIB), length)
 
 
-def _layout(launch: Launch, serving: Serving) -> kv.KvLayout:
+def _layout(launch: Launch, serving: ServingSetup) -> kv.KvLayout:
     """Return everything in a launch that its cache depends on."""
     block, asked = launch.number("block-size"), launch.text("gdn-prefill-backend") or None
     return kv.KvLayout(
-        whole_model.largest_stage(serving.geometry, launch.pp),
+        largest_stage(serving.geometry, launch.pp),
         kv_dtype=serving.kv_dtype,
         max_num_batched_tokens=batched_tokens(launch),
         tp=launch.tp,
@@ -276,8 +296,8 @@ def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
     """Return what a node has too little of, the first reason only."""
     held = f"; {room.held_gib:.1f} GiB are held by {_names(room)}" if room.held else ""
     reserved = fitted.reserved_gib if fitted.share is None else fitted.share * room.total_gib
-    margins = memory.margins(room.memory)
-    gate = memory.gate_gib(room.memory)
+    margins = memory_share.margins(room.memory)
+    gate = memory_share.gate_gib(room.memory)
     if fitted.peak_gib + margins.reserve_gib > room.available_gib:
         how = " while loading" if fitted.peak_gib > fitted.weights_gib else ""
         kept = margins.reserve_gib
@@ -291,7 +311,7 @@ def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
             f"{room.name}: {reserved:.1f} GiB are asked for and vLLM would see {gate:.1f} free, so "
             f"it would not start{held}"
         ]
-    if reserved > memory.safe_gib(room.memory):
+    if reserved > memory_share.safe_gib(room.memory):
         left = room.available_gib - reserved - margins.outside_gib
         end = (
             f"would leave {max(left, 0):.1f} for everything else; below {margins.reserve_gib:g} a "
@@ -338,7 +358,7 @@ def _disk(fitted: Fit) -> list[str]:
 def _remarks(fitted: Fit) -> list[str]:
     found = []
     for room in fitted.rooms:
-        cached = room.memory.cached_kib / memory.GIB_KIB
+        cached = room.memory.cached_kib / memory_share.GIB_KIB
         if cached >= 1:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")
@@ -385,7 +405,7 @@ def _drafter_remarks(fitted: Fit) -> list[str]:
     return ["the KV cache of the drafter's own layers is not counted: somewhat fewer tokens fit"]
 
 
-def _engine_remarks(serving: Serving) -> list[str]:
+def _engine_remarks(serving: ServingSetup) -> list[str]:
     """Say where figures are carried over from vLLM to another engine."""
     if serving.dialect.planned:
         return []
@@ -404,7 +424,7 @@ def _parallel_remarks(fitted: Fit) -> list[str]:
             "speed that of one node after the other, without what several requests overlap"
         )
     if launch.dp > 1:
-        found.append(whole_model.ranks_remark(launch, fitted.serving.geometry))
+        found.append(ranks_remark(launch, fitted.serving.geometry))
     return found
 
 

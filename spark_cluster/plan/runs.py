@@ -23,19 +23,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import shown
+from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.issues.memory_account import MemoryAccount
+from spark_cluster.issues.startup import MemoryAccount
 from spark_cluster.plan.calibrate import Calibration, Point, calibrate
+from spark_cluster.plan.estimate import LIMITS, Constants
 from spark_cluster.plan.room import for_batch_gib
-from spark_cluster.plan.speed.constants import LIMITS, Constants
-from spark_cluster.plan.speed.serving import BATCHED_TOKENS, Serving
+from spark_cluster.plan.serving import BATCHED_TOKENS, ServingSetup
 
 MAX_BYTES = 64 << 20
 """A result with all its time series stays far below this."""
 
-Ask = Callable[[Mapping[str, str]], Serving]
+Ask = Callable[[Mapping[str, str]], ServingSetup]
 """What was run, from the columns `tp`, `model`, `quantization` and `kv_dtype` of a row."""
 
 _METRICS: tuple[Literal["decode_tok_s", "ttfr_ms"], ...] = ("decode_tok_s", "ttfr_ms")
@@ -44,7 +43,7 @@ _COLUMNS = ("metric", "value", "prompt", "context", "concurrency", *_OF_RUN)
 
 
 @dataclass
-class Runs:
+class OwnRuns:
     """The contents of a file of runs.
 
     Attributes:
@@ -55,7 +54,7 @@ class Runs:
     left_out: list[str] = field(default_factory=list)
 
 
-def read_runs(path: Path, ask: Ask, *, decoding: bool = True) -> Runs:
+def read_runs(path: Path, ask: Ask, *, decoding: bool = True) -> OwnRuns:
     """The measurements in a file.
 
     Args:
@@ -68,7 +67,7 @@ def read_runs(path: Path, ask: Ask, *, decoding: bool = True) -> Runs:
         UsageError: what a row says was run is not known.
     """
     text = _text(path)
-    runs = Runs()
+    runs = OwnRuns()
     if path.suffix == ".csv":
         _points(path, _csv_rows(path, text), ask, runs)
     else:
@@ -115,7 +114,7 @@ def _invalid(path: Path, message: str, hint: str = "") -> InvalidFile:
     return InvalidFile(message, where=shown(path), hint=hint or usual)
 
 
-def _benchy(path: Path, data: dict[str, Any], serving: Serving, runs: Runs) -> None:
+def _benchy(path: Path, data: dict[str, Any], serving: ServingSetup, runs: OwnRuns) -> None:
     """Its status is 0 even when every request failed, and then the figures are null."""
     cached = bool(data.get("prefix_caching_enabled"))
     for number, entry in enumerate(data["benchmarks"], 1):
@@ -179,7 +178,7 @@ def _csv_rows(path: Path, text: str) -> list[Any]:
     return rows
 
 
-def _points(path: Path, rows: list[Any], ask: Ask, runs: Runs) -> None:
+def _points(path: Path, rows: list[Any], ask: Ask, runs: OwnRuns) -> None:
     for number, row in enumerate(rows, 1):
         where = f"point {number}"
         if not isinstance(row, dict):

@@ -1,4 +1,10 @@
-"""All resources, by the names that roles and playbooks use; each is imported when it is used."""
+"""All resources, by the names that roles and playbooks use; each is imported when it is used.
+
+A resource is the desired state of one thing: a frozen dataclass, declared on the laptop, that
+observes and changes the thing on the node through `Host` (`base` has the idea, `file` and `unit`
+bases to build on). Standard library only. A new kind is one file named like its class, with a line
+here and in `__all__`; nothing else of the package needs to know it.
+"""
 
 from __future__ import annotations
 

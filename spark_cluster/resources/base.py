@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from spark_cluster.node.project_code import PROJECT_RESOURCES
-from spark_cluster.node.values import Blob, InvalidResource, Secret
+from spark_cluster.node.values import PROJECT_RESOURCES, Blob, InvalidResource, Secret
 
 if TYPE_CHECKING:
     from types import ModuleType

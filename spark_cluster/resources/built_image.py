@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_cluster.node.host import Completed, Host
+from spark_cluster.node.dockerd import docker, image
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute, checks, like, one_of
-from spark_cluster.resources.docker import docker, image
 from spark_cluster.resources.image import REF
-from spark_cluster.resources.program import end_of
+from spark_cluster.resources.unit import end_of
 
 LABEL = "spark-cluster.dockerfile"
 BUILD_S = 4 * 3600.0

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_cluster.node import units
-from spark_cluster.node.host import Completed, Host
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import ResourceError, Secret, Unknown
 from spark_cluster.resources.base import Resource, State, absolute, checks
 

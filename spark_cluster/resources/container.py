@@ -8,16 +8,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_cluster.node import container_gpu
+from spark_cluster.node import confinement, paths
 from spark_cluster.node.containers import ContainerState, rights
+from spark_cluster.node.dockerd import container, docker, image
 from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError, Unknown
 from spark_cluster.resources.base import State, absolute, checks, differences, like, one_of
-from spark_cluster.resources.docker import container, docker, image
 from spark_cluster.resources.file import unified
-from spark_cluster.resources.program import Program, end_of, must_stay, secret_path, split_mount
-from spark_cluster.resources.unit import FOLDER
+from spark_cluster.resources.unit import Program, end_of, must_stay, secret_path, split_mount
 
 ID = "IMAGE-ID"
 """Stands in the arguments for the id of the image, which is known on the node."""
@@ -220,7 +219,7 @@ class Container(Program):
 
     def shares_secrets(self, host: Host) -> bool:
         """Return whether there is a unit of this name, which may still run."""
-        return host.read(f"{FOLDER}/{self.container}.service") is not None
+        return host.read(f"{paths.SYSTEMD_UNITS}/{self.container}.service") is not None
 
     def _rights(self, host: Host, found: str) -> str:
         """Return what the container may do, as Docker says it; or that it is as declared.
@@ -288,7 +287,7 @@ class Container(Program):
     def _argv_here(self, host: Host) -> tuple[str, ...]:
         """Return the arguments with the folder of this image's caches, which is made, and rules
         for this node's GPU, not its devices: without one of these nothing starts after a boot."""
-        numbers = container_gpu.devices(host).values() if self.gpus == "all" else ()
+        numbers = confinement.devices(host).values() if self.gpus == "all" else ()
         rules = (("--device-cgroup-rule", f"c {number} rwm") for number in numbers)
         argv = (*(word for rule in rules for word in rule), *self.argv)
         if not self.caches:

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from spark_cluster.node.host import Completed, Host
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import (
     Blob,
     LaptopFile,

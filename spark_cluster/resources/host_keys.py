@@ -18,9 +18,6 @@ from spark_cluster.node.host import Host
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.ssh_key import KINDS, generate
 
-PREPARED = paths.NEXT_HOST_KEYS
-"""Keys that are made and not in force, `KIND/key` and `KIND/key.pub`; for root only."""
-
 
 @dataclass(frozen=True)
 class HostKeys(Resource):
@@ -71,7 +68,7 @@ class HostKeys(Resource):
                 host.write(f"{_path(kind)}.pub", found[1], mode=0o644)
         if not self.prepare:  # last: until then a run that was killed goes on with the same keys
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(host.path(PREPARED))
+                shutil.rmtree(host.path(paths.NEXT_HOST_KEYS))
 
 
 def _path(kind: str) -> str:
@@ -84,18 +81,20 @@ def _public(content: bytes | None) -> str:
 
 def _prepared(host: Host, kind: str) -> tuple[bytes, bytes] | None:
     """Private and public half of a key that was made ready."""
-    private, public = (host.read(f"{PREPARED}/{kind}/key{suffix}") for suffix in ("", ".pub"))
+    private, public = (
+        host.read(f"{paths.NEXT_HOST_KEYS}/{kind}/key{suffix}") for suffix in ("", ".pub")
+    )
     return (private, public) if private is not None and public is not None else None
 
 
 def _make(host: Host, kind: str, *, keep: bool) -> tuple[bytes, bytes]:
-    """A new key; with `keep` it is put into `PREPARED`, whole or not at all.
+    """A new key; with `keep` it is put into `paths.NEXT_HOST_KEYS`, whole or not at all.
 
     It is not in the journal: nothing of the system is replaced by it.
     """
     host.progress(f"making a new {kind} host key")
     comment = f"root@{(host.read('/etc/hostname') or b'').decode().strip()}"
-    folder = host.path(PREPARED if keep else "/etc/ssh")
+    folder = host.path(paths.NEXT_HOST_KEYS if keep else "/etc/ssh")
     folder.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".key-") as scratch:
         made = Path(scratch) / kind

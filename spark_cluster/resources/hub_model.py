@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.node import own_program, units
+from spark_cluster.node import own_program, paths, units
 from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.manifest import LIBRARY, OURS, is_commit, is_repository
+from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import Resource, State, absolute, checks
 
@@ -48,7 +48,7 @@ class HubModel(Resource):
     repository: str
     revision: str
     cache: str
-    library: str = LIBRARY
+    library: str = paths.HUB_LIBRARY
     token: Secret | None = field(default=None, kw_only=True)
     endpoint: str = field(default="", kw_only=True)
     all_files: bool = field(default=False, kw_only=True)
@@ -65,7 +65,7 @@ class HubModel(Resource):
     def observe(self, host: Host) -> State:
         if not is_commit(self.revision):  # it may have moved
             return {"complete": False}
-        cache = HubCache(host.path(self.cache), host.path(OURS))
+        cache = HubCache(host.path(self.cache), host.path(paths.MODELS))
         _, missing, _ = cache.held(self.repository, self.revision)
         # Where that cannot be told, the pull says what is in its way.
         return {"complete": missing is not None and missing.nothing}
@@ -105,7 +105,7 @@ class HubModel(Resource):
             "repository": self.repository,
             "revision": self.revision,
             "cache": str(host.path(self.cache)),
-            "ours": str(host.path(OURS)),
+            "ours": str(host.path(paths.MODELS)),
             "token": str(self.token or ""),
             "endpoint": self.endpoint,
             "all_files": self.all_files,

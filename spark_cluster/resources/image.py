@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_cluster.node import images
-from spark_cluster.node.host import Completed, Host
-from spark_cluster.node.images import DockerImage
+from spark_cluster.node import dockerd, paths
+from spark_cluster.node.dockerd import DockerImage, docker, image
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute, checks, like
-from spark_cluster.resources.docker import docker, image
 
 PULL_S = 4 * 3600.0
 LOAD_S = 3600.0
@@ -113,7 +113,7 @@ class Image(Resource):
         digests = [d.partition("@")[2] for d in found.digests]
         digests.append(found.id)
         if self._pin and self._pin not in digests:  # it may have come by copy
-            digests += images.remembered(host.path(images.FILE), found.id)
+            digests += dockerd.remembered(host.path(paths.IMAGE_DIGESTS), found.id)
         return {
             "image": "present",
             "architecture": self._misfit(found) or "fits",

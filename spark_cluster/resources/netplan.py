@@ -256,9 +256,7 @@ class Netplan(EditedFile):
 # Two things restore it: a timer of systemd's that runs out, and, when the power was switched off
 # and on before it did, a unit of the next boot that is done before the network is configured.
 
-FOLDER = paths.ROLLBACK
-UNITS = paths.SYSTEMD_UNITS
-WANTS = f"{UNITS}/sysinit.target.wants"
+WANTS = f"{paths.SYSTEMD_UNITS}/sysinit.target.wants"
 
 _SCRIPT = """#!/bin/sh
 # Restores {path}: the laptop has not confirmed that this node is still reachable.
@@ -322,7 +320,7 @@ class Rollback:
 
     @property
     def folder(self) -> Path:
-        return self.host.path(f"{FOLDER}/{self._label}")
+        return self.host.path(f"{paths.ROLLBACK}/{self._label}")
 
     @property
     def armed(self) -> bool:
@@ -431,7 +429,7 @@ class Rollback:
 
     @property
     def _unit_file(self) -> Path:
-        return self.host.path(f"{UNITS}/spark-cluster-restore-{self._label}.service")
+        return self.host.path(f"{paths.SYSTEMD_UNITS}/spark-cluster-restore-{self._label}.service")
 
     @property
     def _wanted(self) -> Path:

@@ -14,8 +14,6 @@ from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import PRESENCE, State, checks, like
 from spark_cluster.resources.file import EditedFile, sha256
 
-FOLDER = paths.NFTABLES
-LOADED = paths.NFTABLES_SCRIPTS
 PREFIX = "spark_cluster"
 """Begins the name of every table of ours: the user's own are never touched."""
 
@@ -64,7 +62,7 @@ class NftTable(EditedFile):
     @property
     def file(self) -> str:
         """The file that loads it: `nft -f FILE`."""
-        return f"{FOLDER}/{self.table}.nft"
+        return f"{paths.NFTABLES}/{self.table}.nft"
 
     def desired(self) -> State:
         if self.state == "absent":
@@ -96,7 +94,7 @@ class NftTable(EditedFile):
                 host.remove(self.file)
             host.path(self.listing).unlink(missing_ok=True)
             return
-        host.directory(FOLDER)
+        host.directory(paths.NFTABLES)
 
         def check(staged: Path) -> None:
             self._nft(host, "-c", "-f", str(staged))
@@ -128,7 +126,7 @@ class NftTable(EditedFile):
     @property
     def listing(self) -> str:
         """The file that keeps what was in force right after the ruleset was loaded."""
-        return f"{LOADED}/{self.table}.json"
+        return f"{paths.NFTABLES_SCRIPTS}/{self.table}.json"
 
     def _live(self, host: Host) -> str | None:
         """The rules in force, as JSON without what changes by itself; None without the table."""

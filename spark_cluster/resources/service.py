@@ -13,7 +13,7 @@ from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError, Skip
 from spark_cluster.resources import unit
 from spark_cluster.resources.base import Resource, State, checks, like
-from spark_cluster.resources.program import end_of
+from spark_cluster.resources.unit import end_of
 
 _UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
 _FOLDERS = (paths.SYSTEMD_UNITS, "/run/systemd/system", "/usr/lib/systemd/system")

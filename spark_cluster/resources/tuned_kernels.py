@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spark_cluster.node import kernel_tuner, locks, own_program, tuned_kernels, units
+from spark_cluster.node import durable, engine_caches, kernel_tuner, own_program, units
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.dockerd import image
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute, checks
-from spark_cluster.resources.docker import image
 
 SPARE_S = 900.0
 """Seconds after the limit of the tuner in which it keeps what it has and ends."""
@@ -81,7 +81,7 @@ class TunedKernels(Resource):
             "image": self._image(host),
             "root": str(host.path(self.root)),
             "folder": str(self._folder(host)),
-            "lock": str(host.path(locks.TUNING)),
+            "lock": str(host.path(durable.TUNING_LOCK)),
             "sizes": sorted(set(self.sizes)),
             "tuner": str(host.path(self.tuner)) if self.tuner else "",
         }
@@ -95,11 +95,11 @@ class TunedKernels(Resource):
             )
 
     def state_after(self, host: Host) -> State:
-        present = tuned_kernels.sizes(Folder(host.path(self.root)), self._folder(host))
+        present = engine_caches.tuned_sizes(Folder(host.path(self.root)), self._folder(host))
         return {"sizes": sorted(present & set(self.sizes))}
 
     def _folder(self, host: Host) -> Path:
-        folder = tuned_kernels.folder_of(self.root, self._image(host), self.model, self.tp)
+        folder = engine_caches.tuned_folder(self.root, self._image(host), self.model, self.tp)
         return host.path(folder)
 
     def _image(self, host: Host) -> str:

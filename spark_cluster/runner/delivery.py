@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed, NotBack, SparkClusterError, Unreachable
-from spark_cluster.node.masking import mask, secrets_in
-from spark_cluster.node.values import Blob, LaptopFile, Secret
+from spark_cluster.node.values import Blob, LaptopFile, Secret, mask, secrets_in
 from spark_cluster.resources.base import Resource, to_wire
 from spark_cluster.resources.file import File
-from spark_cluster.runner.events import Applying, Bus, Changing, Note, Progress, Result
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Applying, Bus, Changing, Note, Options, Progress, Result
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
@@ -214,11 +212,11 @@ class Delivery:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _send_all(self, packed: Document, ids: list[str]) -> dict[str, Any]:
+    def _send_all(self, packed: ResourceDocument, ids: list[str]) -> dict[str, Any]:
         """Send the document, and what is left of it again after each time the node was away."""
         begin, rebooted, lost_at = 0, None, -1
         while True:
-            rest = Document(packed.resources[begin:], packed.blobs)
+            rest = ResourceDocument(packed.resources[begin:], packed.blobs)
             try:
                 reply = self._send(rest, rebooted)
             except Unreachable as lost:
@@ -244,7 +242,7 @@ class Delivery:
                 self.connections, self.node, rebooted, self._progress(rebooted["id"])
             )
 
-    def _send(self, part: Document, rebooted: dict[str, Any] | None) -> dict[str, Any]:
+    def _send(self, part: ResourceDocument, rebooted: dict[str, Any] | None) -> dict[str, Any]:
         pending = self.connections.session(self.node).submit(
             "apply",
             part.longest_step_s,
@@ -332,8 +330,10 @@ class Delivery:
 
 def _advice(error: str, node: str) -> str:
     """Return cause and fix of the known issue that a program's last words show, if any."""
-    from spark_cluster.issues.entries import fill  # slow to import, seldom needed
-    from spark_cluster.issues.log_matching import known_for
+    from spark_cluster.issues.entries import (
+        fill,  # slow to import, seldom needed
+        known_for,
+    )
 
     found = next(filter(None, map(known_for, error.splitlines())), None)
     return fill(f"{found.cause}: {found.fix}", {"NODE": node}) if found else ""
@@ -343,7 +343,7 @@ def _advice(error: str, node: str) -> str:
 
 
 @dataclass(frozen=True)
-class Document:
+class ResourceDocument:
     """The set of resources sent to a node, as JSON, and the contents that are sent on demand."""
 
     resources: list[dict[str, Any]]
@@ -375,10 +375,10 @@ def check(resources: Sequence[Resource], where: str) -> None:
                 )
 
 
-def document(resources: Sequence[Resource]) -> Document:
+def document(resources: Sequence[Resource]) -> ResourceDocument:
     """Pack resources for the wire."""
     blobs: dict[str, bytes | Path] = {}
-    return Document([to_wire(_lighter(r, blobs)) for r in resources], blobs)
+    return ResourceDocument([to_wire(_lighter(r, blobs)) for r in resources], blobs)
 
 
 def _lighter(resource: Resource, blobs: dict[str, bytes | Path]) -> Resource:

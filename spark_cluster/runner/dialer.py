@@ -1,4 +1,4 @@
-"""How the nodes of an opened inventory are reached: their connections, and passwords.
+"""How the nodes of an opened inventory are reached: connections, passwords, tunnels to their ports.
 
 The socket to the first host of the way is opened here, while fabric is still being imported; what
 logs in over it is runner/ssh.py.
@@ -7,21 +7,28 @@ logs in over it is runner/ssh.py.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
 
+from spark_cluster.config.extension import Prompts
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.config.prompts import Prompts
-from spark_cluster.errors import INSTALL_LAB, SparkClusterError, UsageError
-from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.runner.node_connection import NodeConnection
+from spark_cluster.errors import INSTALL_LAB, SparkClusterError, Unreachable, UsageError
+from spark_cluster.runner import ssh_route
+from spark_cluster.runner.node_connection import LocalConnection, NodeConnection
 from spark_cluster.runner.parallel import all_of, start
 from spark_cluster.runner.ssh_route import Target, route, socket_to
-from spark_cluster.runner.tunnel import forward
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -243,3 +250,212 @@ def _login_password(node: str) -> str:
 
 def _sudo_password(node: str) -> str:
     return f"the sudo password of {node}"
+
+
+# A port of this machine's loopback that leads to a port which a node can reach.
+#
+# A child `ssh -N -L` carries the connections (source: ssh(1)): it reads the user's ssh_config,
+# takes host keys as strictly as our own connections do, on every hop, and notices a peer that is
+# gone.
+
+KEEPALIVE_S, UNANSWERED = 10, 2
+"""Seconds between two questions to sshd whether it is still there, and the number of them without
+an answer after which the connection is cut."""
+
+ENDS_WITHIN_S = 5.0
+"""Seconds that what carries connections has to end; then it is killed."""
+
+LONGEST = 1000
+"""Characters of a line of ssh's that are kept."""
+
+CONSEQUENCES = ("Connection closed by UNKNOWN", "kex_exchange_identification")
+"""Beginnings of what ssh says when its jump host has ended, which has told the reason before."""
+
+WITH_US = 'exec 3<&0 </dev/null; { cat <&3; kill 0; } >/dev/null 2>&1 & exec 3<&-; ssh "$@"; kill 0'
+"""ssh, and what ends its process group when it has ended, or when the pipe that we hold is closed,
+as it also is when this process is killed."""
+
+STRICT = """\
+Host *
+  BatchMode yes
+  StrictHostKeyChecking yes
+  VerifyHostKeyDNS no
+  NoHostAuthenticationForLocalhost no
+  UpdateHostKeys no
+  ControlMaster no
+  ControlPath none
+  ForwardAgent no
+  ForwardX11 no
+  LogLevel INFO
+  RemoteCommand none
+  ExitOnForwardFailure yes
+"""
+"""What no user's configuration can loosen, for the node and its jump hosts."""
+
+SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nothing listens on."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+News = Iterator[tuple[Literal["cut", "refused"], str]]
+Process = subprocess.Popen[bytes]
+
+
+@contextlib.contextmanager
+def forward(target: Target, host: str, port: int) -> Iterator[int]:
+    """Lead a free port of the loopback to a port that a node can reach, during the block.
+
+    Args:
+        host: as the node names it, such as 127.0.0.1 for the node itself.
+
+    Yields:
+        The port of this machine.
+
+    Raises:
+        Unreachable, UsageError, Failed: as `carried`.
+    """
+    here = free_port()
+    with carried(target, here, host, port) as news:
+        threading.Thread(target=list, args=(news,), daemon=True).start()  # ssh must be heard
+        yield here
+
+
+@contextlib.contextmanager
+def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News]:
+    """Lead a port of the loopback to one that a node can reach, during the block.
+
+    Args:
+        port: of this machine's loopback; it listens when the block begins.
+        host, to_port: where it leads, as the node names it.
+
+    Yields:
+        The news, as they come: `refused` when the node does not connect to the port there, and at
+        last `cut`; each with the reason.
+
+    Raises:
+        Unreachable: ssh has no connection to the node; with its own reason.
+        UsageError: the port cannot be listened on.
+        Failed: this machine has no program `ssh`.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", host):
+        raise Unreachable(f"{host!r} is not an address or a host name", where=target.name)
+    spec = f"{LOOPBACK}:{port}:{f'[{host}]' if ':' in host else host}:{to_port}"
+    mark = f"open-{secrets.token_hex(8)}"  # which no banner of the node's can say
+    pipe = subprocess.PIPE
+    with ssh_route.configuration(_strict(target)) as file:
+        argv = ["sh", "-c", WITH_US, "sh", *_arguments(target, file, spec, mark)]
+        # A session of its own: Ctrl-C on the terminal is for this process, which then ends ssh.
+        process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            heard = _heard(process)
+            # TCP, key exchange, login and the request, each of which may take its time.
+            if why := _why_not(mark, heard, process, 4 * target.connect_timeout_s):
+                raise _not_open(target, port, why)
+            yield _news(heard, f"{host}:{to_port}")
+        finally:
+            end(process, process.stdin)
+
+
+def _why_not(mark: str, heard: Iterator[str], process: Process, limit_s: float) -> str:
+    """Wait for the mark; return why it does not come, or nothing."""
+    timer = threading.Timer(limit_s, _kill, (process,))
+    timer.daemon = True
+    timer.start()
+    try:
+        said = "it gave no reason"
+        for line in heard:
+            if line == mark:
+                return ""
+            said = line
+        return said if timer.is_alive() else "it did not log in in time"
+    finally:
+        timer.cancel()
+
+
+def _heard(process: Process) -> Iterator[str]:
+    """Yield what ssh says, line by line, until it ends."""
+    assert process.stdout is not None  # noqa: S101  (a pipe)
+    while line := process.stdout.readline(LONGEST):
+        said = line.decode(errors="replace").strip()
+        if said and not said.startswith(CONSEQUENCES):
+            yield said
+
+
+def _news(heard: Iterator[str], where: str) -> News:
+    said = ""
+    for said in heard:
+        found = re.search(r"channel \d+: open failed: (.*)", said)
+        if found and found[1].startswith("administratively prohibited"):
+            setting = "AllowTcpForwarding or PermitOpen in sshd_config"
+            yield "refused", f"sshd there forbids forwarding ({setting})"
+        elif found and "refused" in found[1]:
+            yield "refused", f"nothing listens at {where} there"
+        elif found:
+            yield "refused", f"{where} there: {found[1]}"
+    silent = f"sshd did not answer within {KEEPALIVE_S * UNANSWERED} s"
+    yield "cut", silent if said.startswith("Timeout, server") else "the connection was cut"
+
+
+def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
+    if "local forwarding" in why:
+        return UsageError(
+            f"port {port} of this machine cannot be used: another program listens there, "
+            "or a LocalForward of ssh_config",
+            hint="give another one: --port PORT",
+        )
+    return Unreachable(
+        f"ssh made no tunnel: {why}",
+        where=target.name,
+        hint=f"`spark-cluster ping --limit {target.name}` tries the connection alone",
+    )
+
+
+def end(process: Process, pipe: IO[bytes] | None) -> None:
+    """Close the pipe with which a process and its group end; kill them if they do not."""
+    if pipe is not None:
+        pipe.close()
+    try:
+        process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        process.wait()
+
+
+def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _arguments(target: Target, file: str, spec: str, mark: str) -> list[str]:
+    local = ["-o", "PermitLocalCommand=yes", "-o", f"LocalCommand=echo {mark}"]
+    argv = ["-N", "-T", "-F", file, *local, "-L", spec]
+    argv += ["-l", target.user] if target.user else []
+    argv += ["-p", str(target.port)] if target.port else []
+    argv += ["-i", _escaped(target.identity_file)] if target.identity_file is not None else []
+    argv += ["-J", target.jump] if target.jump is not None else []
+    return [*argv, "--", target.host]
+
+
+def _strict(target: Target) -> str:
+    """Return what comes before the user's configuration, for the node and its jump hosts."""
+    lines = [
+        STRICT + f"  ConnectTimeout {math.ceil(target.connect_timeout_s)}",
+        f"  ServerAliveInterval {KEEPALIVE_S}",
+        f"  ServerAliveCountMax {UNANSWERED}",
+    ]
+    if target.known_hosts is not None:
+        files = (str(target.known_hosts), *SYSTEM_KNOWN_HOSTS)
+        lines.append("  GlobalKnownHostsFile " + " ".join(f'"{file}"' for file in files))
+    if target.jump is not None and target.identity_file is not None:
+        lines.append(f'  IdentityFile "{_escaped(target.identity_file)}"')
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("%", "%%")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.fact_parsers import public_keys
+from spark_cluster.config.fact_gathering import public_keys
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.resources.host_keys import PREPARED
+from spark_cluster.node import paths
 from spark_cluster.runner.known_hosts import (
     PublicKey,
     file_of,
@@ -25,7 +25,7 @@ from spark_cluster.runner.known_hosts import (
     without,
 )
 from spark_cluster.runner.node_connection import NodeConnection
-from spark_cluster.runner.ssh_route import Hop, Target, node_of
+from spark_cluster.runner.ssh_route import SshHop, Target, node_of
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
@@ -65,23 +65,33 @@ def replace_shared_keys(
     announced = {name: announce(play.connections, name) for name in asked}
     play.apply(play.nodes, bootstrap, fail_fast=False)
     play.refresh(play.nodes, fail_fast=False)
-    for name in (node.name for node in play.nodes):
-        path, prints = announced.get(name, (Path(), []))
-        if not prints:
-            continue
+    for name, (path, prints) in announced.items():
+        if prints:
+            notes[name].append(
+                f"it has new SSH host keys ({', '.join(prints)}); they came over the connection "
+                f"that was verified with the old one, and are in {path} now. Other machines that "
+                "know the node will report a changed key"
+            )
+            _verify(play.connections, name, notes, failures)
+
+
+def _verify(
+    connections: Connections,
+    name: str,
+    notes: MutableMapping[str, list[str]],
+    failures: MutableMapping[str, list[SparkClusterError]],
+) -> None:
+    """Add a note if sshd still shows the old key, a failure if it shows neither."""
+    try:
+        shows_new = verify(connections, name)
+    except SparkClusterError as error:
+        failures[name].append(error)
+        return
+    if not shows_new:
         notes[name].append(
-            f"it has new SSH host keys ({', '.join(prints)}); they came over the connection that "
-            f"was verified with the old one, and are in {path} now. Other machines that know the "
-            "node will report a changed key"
+            "its sshd still shows the old host key: `systemctl reload ssh` there; both are in "
+            "known_hosts until the next run"
         )
-        try:
-            if not verify(play.connections, name):
-                notes[name].append(
-                    "its sshd still shows the old host key: `systemctl reload ssh` there; both "
-                    "are in known_hosts until the next run"
-                )
-        except SparkClusterError as error:
-            failures[name].append(error)
 
 
 def announce(connections: Connections, name: str) -> tuple[Path, list[str]]:
@@ -98,7 +108,7 @@ def announce(connections: Connections, name: str) -> tuple[Path, list[str]]:
     """
     if connections.nodes[name].is_local:
         return Path(), []
-    ready = _keys(connections, name, f"{PREPARED}/*/key.pub")
+    ready = _keys(connections, name, f"{paths.NEXT_HOST_KEYS}/*/key.pub")
     target = connections.dialer.target(connections.nodes[name])
     return announce_keys(target, ready, connections.facts_of(name).host_keys)
 
@@ -213,7 +223,7 @@ def forget_keys(target: Target, shown: bytes, current: Callable[[], Iterable[str
     return sorted(replaced)
 
 
-def _announced(node: Hop) -> dict[PublicKey, str]:
+def _announced(node: SshHop) -> dict[PublicKey, str]:
     """Return each announced key with the fingerprint of the one that it replaces."""
     found = {}
     for path in filter(Path.is_file, node.own_known_hosts):

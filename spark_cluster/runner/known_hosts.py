@@ -23,11 +23,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from spark_cluster.config.fact_parsers import is_whole, kind_of
+from spark_cluster.config.fact_gathering import is_whole, kind_of
 from spark_cluster.errors import Failed
-from spark_cluster.runner.ssh_route import Hop
+from spark_cluster.runner.ssh_route import SshHop
+
+if TYPE_CHECKING:
+    pass
+
 
 LIMIT_S = 30.0
 """For ssh-keygen, seconds."""
@@ -62,7 +66,7 @@ class PublicKey:
 
 
 @dataclass(frozen=True)
-class Line(PublicKey):
+class KnownHostsLine(PublicKey):
     """A key in a file of host keys, or of revoked ones.
 
     Attributes:
@@ -85,7 +89,7 @@ class HostKey(PublicKey):
 
     host: str
     verdict: Verdict
-    line: Line | None
+    line: KnownHostsLine | None
 
 
 class HostKeyCheck:
@@ -95,7 +99,7 @@ class HostKeyCheck:
         Failed: a file cannot be read: a revoked key could be in it.
     """
 
-    def __init__(self, hop: Hop) -> None:
+    def __init__(self, hop: SshHop) -> None:
         self._hop = hop
         self._lines = self._read(hop.known_as)
 
@@ -127,12 +131,12 @@ class HostKeyCheck:
                 return other
         return found
 
-    def _read(self, name: str) -> list[Line]:
+    def _read(self, name: str) -> list[KnownHostsLine]:
         files = (*self._hop.own_known_hosts, *self._hop.global_known_hosts)
         return [line for path in dict.fromkeys(files) for line in _read(path, name)]
 
 
-def _judged(blob: bytes, name: str, lines: list[Line]) -> HostKey:
+def _judged(blob: bytes, name: str, lines: list[KnownHostsLine]) -> HostKey:
     same = [line for line in lines if line.blob == blob]
     if same:
         decided = next((line for line in same if line.revoked), same[0])
@@ -155,7 +159,7 @@ def _readable(path: Path, what: str = "") -> Iterator[None]:
         ) from None
 
 
-def _read(path: Path, name: str) -> Iterator[Line]:
+def _read(path: Path, name: str) -> Iterator[KnownHostsLine]:
     """Yield the keys that a file gives a host or revokes; damaged lines are skipped."""
     lines: list[bytes] = []
     missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -164,10 +168,10 @@ def _read(path: Path, name: str) -> Iterator[Line]:
     for number, marker in _markers(name, lines).items():
         blob = _key_in(lines[number - 1])
         if blob is not None and marker != "CA":
-            yield Line(blob, f"{path}:{number}", marker == "REVOKED")
+            yield KnownHostsLine(blob, f"{path}:{number}", marker == "REVOKED")
 
 
-def _revoked(path: Path, blob: bytes) -> Line | None:
+def _revoked(path: Path, blob: bytes) -> KnownHostsLine | None:
     """Return the line of a file of revoked keys that has a key; the file may be a binary list."""
     with _readable(path, "RevokedHostKeys "):
         content = path.read_bytes()
@@ -177,11 +181,11 @@ def _revoked(path: Path, blob: bytes) -> Line | None:
             if done.returncode == 0:
                 return None
             if b"REVOKED" in done.stdout:
-                return Line(blob, str(path), True)
+                return KnownHostsLine(blob, str(path), True)
             raise OSError(errno.EINVAL, "ssh-keygen does not take it for a list of revoked keys")
     for number, line in enumerate(content.split(b"\n"), start=1):
         if _key_in(b"* " + line) == blob:
-            return Line(blob, f"{path}:{number}", True)
+            return KnownHostsLine(blob, f"{path}:{number}", True)
     return None
 
 
@@ -262,7 +266,7 @@ def known_hosts_line(host: str, key: PublicKey) -> bytes:
     return f"{host} {key.text}".encode()
 
 
-def file_of(hop: Hop) -> Path:
+def file_of(hop: SshHop) -> Path:
     """The known_hosts file that is written for a host: the inventory's, or the user's own.
 
     Raises:
@@ -363,3 +367,6 @@ def _replaced(path: Path, change: Change) -> bool:
         return True
     finally:
         staged.unlink(missing_ok=True)
+
+
+# -- known_hosts -----------------------------------------------------------------------------------

@@ -11,14 +11,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.inventory import Inventory, part_of
-from spark_cluster.config.role import tagged
-from spark_cluster.config.topology import Node, topology_of
+from spark_cluster.config.topology import Node, tagged, topology_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
 from spark_cluster.resources.base import Resource
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import Applied, Delivery, check
-from spark_cluster.runner.events import Bus, NodeFailed, Note, Progress, StageFinished, StageStarted
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import (
+    Bus,
+    NodeFailed,
+    Note,
+    Options,
+    Progress,
+    StageFinished,
+    StageStarted,
+)
 from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.session import Session
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 import socket
 import threading
@@ -22,10 +23,9 @@ import fabric
 import paramiko
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner.channel import Channel
 from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
-from spark_cluster.runner.ssh_errors import KeysRefused, explained, refused_host_key, silent
-from spark_cluster.runner.ssh_route import Hop, Target, socket_to
+from spark_cluster.runner.ssh_route import SshHop, Target, socket_to
+from spark_cluster.runner.wire import Channel
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 CHANNEL_TRIES = 5
@@ -62,11 +62,11 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         shared: it belongs to a run: `close` ends what was opened over it, and not it.
     """
 
-    hop: Hop
+    hop: SshHop
     target: Target
     _shared = False
 
-    def __init__(self, hops: Sequence[Hop], *, shared: bool) -> None:
+    def __init__(self, hops: Sequence[SshHop], *, shared: bool) -> None:
         *before, hop = hops
         gateway = Connection(before, shared=shared) if before else False
         # The end of a standard input that is no terminal would end that of sudo before its answer.
@@ -221,7 +221,7 @@ class Transport(paramiko.Transport):
         hop: the host; its known_hosts files are read now.
     """
 
-    def __init__(self, sock: Any, *, hop: Hop, **options: Any) -> None:
+    def __init__(self, sock: Any, *, hop: SshHop, **options: Any) -> None:
         super().__init__(sock, **options)
         self._hop, limit_s = hop, hop.target.connect_timeout_s
         self.banner_timeout = self.auth_timeout = self.channel_timeout = limit_s
@@ -270,7 +270,7 @@ class Transport(paramiko.Transport):
 class StrictPolicy(paramiko.MissingHostKeyPolicy):
     """Judges every key, because its client knows none."""
 
-    def __init__(self, hop: Hop) -> None:
+    def __init__(self, hop: SshHop) -> None:
         self._hop = hop
 
     def missing_host_key(self, client: Any, _hostname: str, key: paramiko.PKey) -> None:
@@ -309,3 +309,114 @@ def limited(transport: paramiko.Transport, limit_s: float, error: Unreachable) -
         timer.cancel()
     if expired.is_set():
         raise error
+
+
+# What is said when an SSH connection is not made: the reason, and what to do about it.
+
+REVOKED_HINT = (
+    "a key is revoked when others may hold its private half: possible man-in-the-middle. "
+    "Give the node a new key, at its own console (rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A; "
+    "systemctl restart ssh), then accept that one with `spark-cluster trust --replace`"
+)
+_NOTHING_ACCEPTED = re.compile(
+    r"encountered \w+ key, expected \w+ key|No authentication methods available"
+)
+"""paramiko's words for keys that it could not use, and for a user that has none."""
+
+
+class KeysRefused(Unreachable):
+    """The node was reached, but takes none of the keys; a password may do."""
+
+
+@contextlib.contextmanager
+def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
+    """Turn what paramiko raises about a connection to a host into an error for people.
+
+    Args:
+        password: the one that is offered.
+
+    Raises:
+        Unreachable: with the reason, and what to do about it; a KeysRefused where another key may
+            do, or a password.
+    """
+    kind: type[Unreachable] = Unreachable
+    try:
+        yield
+        return
+    except paramiko.ChannelException as error:
+        what = f"the jump host does not reach {hop.place}: {error.text}"
+        hint = "check on the jump host that it can: its sshd may forbid AllowTcpForwarding"
+    except paramiko.PasswordRequiredException:
+        key = hop.target.identity_file
+        kind, what = KeysRefused, "the private key has a passphrase"
+        hint = f"add it to your agent first: ssh-add {key or ''}"
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
+        # Without any key of the user's it has nothing to try.
+        refused = isinstance(error, paramiko.AuthenticationException)
+        if refused or _NOTHING_ACCEPTED.fullmatch(str(error)):
+            kind, what, hint = _refused_login(hop, password)
+        elif str(error) == "Timeout opening channel.":
+            limit_s = hop.target.connect_timeout_s
+            what = f"the jump host did not reach {hop.place} within {limit_s:g} s"
+            hint = "check that it is on, and on the jump host that it answers from there"
+        else:
+            what = f"SSH failed: {str(error) or 'the connection was cut'}"
+            hint = (
+                "ssh -v to the node shows more; after several failures sshd may block "
+                "this address for some minutes"
+            )
+    raise kind(what, where=hop.target.name, hint=hint) from None
+
+
+def _refused_login(hop: SshHop, password: str | None) -> tuple[type[Unreachable], str, str]:
+    where = f"{hop.user}@{hop.place}"
+    if password is not None:
+        hint = "check `user` in the inventory, and that sshd there accepts passwords"
+        return Unreachable, f"{where} does not accept the password", hint
+    if not hop.is_node:
+        hint = "check its user and key in `jump` of the inventory, or in ~/.ssh/config"
+        return Unreachable, f"the jump host {where} accepts none of the offered keys", hint
+    hint = (
+        "check `user` and `identity_file` in the inventory; ssh-copy-id installs a key, "
+        "and so does `spark-cluster provision --ask-password`"
+    )
+    return KeysRefused, f"{where} accepts none of the offered keys", hint
+
+
+def silent(hop: SshHop, step: str) -> Unreachable:
+    """The error of a server that does not answer in the middle of a step: "sshd did not ..."."""
+    where = "" if hop.is_node else f" of the jump host {hop.place}"
+    return Unreachable(
+        f"sshd{where} did not {step} within {hop.target.connect_timeout_s:g} s",
+        where=hop.target.name,
+        hint="the network reaches it, so it hangs or is overloaded: look at its console for want "
+        "of memory or a full process table; a reboot may be all that helps",
+    )
+
+
+def refused_host_key(hop: SshHop, key: HostKey) -> Unreachable:
+    """The error of a connection that ends for its host key."""
+    what, hint = _unlike(key, hop)
+    return Unreachable(what, where=hop.target.name, hint=hint)
+
+
+def _unlike(key: HostKey, hop: SshHop) -> tuple[str, str]:
+    host = key.host if hop.is_node else f"the jump host {key.host}"
+    shown, known = f"{key.kind} {key.fingerprint}", key.line
+    if known is None:
+        return f"the host key of {host} is not known: {shown}", (
+            "compare it with the node's own, then accept it: "
+            f"spark-cluster trust --limit {hop.target.name}"
+        )
+    if key.verdict == "revoked":
+        return f"REVOKED HOST KEY: {host} shows {shown}, revoked by {known.place}", REVOKED_HINT
+    kind = "" if known.kind == key.kind else f"{known.kind} "
+    return (
+        f"THE HOST KEY HAS CHANGED: from {host} {key.fingerprint} came, "
+        f"{kind}{known.fingerprint} is known ({known.place})"
+    ), (
+        "a reinstalled node has a new key; if it was not reinstalled: possible "
+        "man-in-the-middle. When you know why: "
+        f"spark-cluster trust --replace --limit {hop.target.name}"
+    )

@@ -181,7 +181,7 @@ class Target:
     login_password: Callable[[], str | None] = field(default=lambda: None, compare=False)
 
 
-class Hop:
+class SshHop:
     """A host on the way to a node, or the node itself, with what ssh_config says of it.
 
     Args:
@@ -250,7 +250,7 @@ class Hop:
         return (self.key_alias or plain).lower()
 
 
-def route(target: Target) -> tuple[Hop, ...]:
+def route(target: Target) -> tuple[SshHop, ...]:
     """Return the hosts to go through, in order, and the node last.
 
     Raises:
@@ -263,13 +263,15 @@ def route(target: Target) -> tuple[Hop, ...]:
     return (*_jumps(target, node.proxy_jump, None, ()), node)
 
 
-def node_of(target: Target) -> Hop:
+def node_of(target: Target) -> SshHop:
     """Return the node itself; raises as `route`."""
     place = target.user, target.host, target.port
-    return Hop(target, place, target.identity_file, is_node=True)
+    return SshHop(target, place, target.identity_file, is_node=True)
 
 
-def _jumps(target: Target, text: str, key: Path | None, seen: tuple[str, ...]) -> tuple[Hop, ...]:
+def _jumps(
+    target: Target, text: str, key: Path | None, seen: tuple[str, ...]
+) -> tuple[SshHop, ...]:
     """The hosts of a ProxyJump: the first of them may have jump hosts of its own."""
     if not text:
         return ()
@@ -281,7 +283,7 @@ def _jumps(target: Target, text: str, key: Path | None, seen: tuple[str, ...]) -
             where="ssh_config or inventory",
         )
     host, port = found["ip"] or found["host"], int(found["port"] or 0) or None
-    hop = Hop(target, (found["user"], host, port), key, is_node=False)
+    hop = SshHop(target, (found["user"], host, port), key, is_node=False)
     if before or not hop.proxy_jump:
         return (*_jumps(target, before, key, seen), hop)
     if last in seen or len(seen) >= MOST_HOPS:
@@ -324,7 +326,7 @@ def _home_expanded(name: str) -> Path:
 # -- the first socket ------------------------------------------------------------------------------
 
 
-def socket_to(hop: Hop) -> socket.socket:
+def socket_to(hop: SshHop) -> socket.socket:
     """A socket to the first host of a route: TCP, or the user's ProxyCommand.
 
     Raises:
@@ -333,7 +335,7 @@ def socket_to(hop: Hop) -> socket.socket:
     return _ProxySocket(hop.proxy_command) if hop.proxy_command else _tcp(hop)
 
 
-def _tcp(hop: Hop) -> socket.socket:
+def _tcp(hop: SshHop) -> socket.socket:
     """A TCP connection that does not wait to send, and notices a dead peer."""
     host: Any = hop.host.encode() if hop.host.isascii() else hop.host  # text costs a codec, 10 ms
     hint = "check that it is on and on this network, and its `address` in the inventory"

@@ -73,7 +73,7 @@ def sampler(folder: Path, base: str) -> Iterator[Sampled]:
     """Run the sampler of a node as `bench run` has it run, from its first line on."""
     file, result = folder / "telemetry.jsonl", Sampled()
     file.unlink(missing_ok=True)
-    settings = telemetry.Settings(file=str(file), metrics=f"{base}/metrics")
+    settings = telemetry.SamplerSettings(file=str(file), metrics=f"{base}/metrics")
     began = time.monotonic()
     process = subprocess.Popen(telemetry.argv(settings))
     try:

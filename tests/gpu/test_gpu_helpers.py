@@ -13,7 +13,7 @@ from gpu_runs import DATA, runs
 from test_gpu_explain import FAILURES
 
 from spark_cluster.issues.entries import catalogue
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 
 START = "(APIServer pid=1) INFO non-default args: {'gpu_memory_utilization': 0.85}\n"
 WHOLE = {run.name: run for run in runs() if "Model loading took" in run.log}

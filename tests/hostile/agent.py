@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipe_channel import PipeChannel
 
 from spark_cluster.agent import frames
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 
 ALIVE = frames.pack({"event": "alive"})
 
@@ -65,7 +65,7 @@ class Recorder(PipeChannel):
     """A real agent, all of whose messages are kept."""
 
     def __init__(self) -> None:
-        super().__init__(payload.argv("test"))
+        super().__init__(wire.argv("test"))
         self._received: list[tuple[int, bytes]] = []
         self._sent = 0
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from spark_cluster.config.fact_parsers import LISTENERS
-from spark_cluster.doctor.probing import parse_listeners
+from spark_cluster.config.fact_gathering import LISTENERS
+from spark_cluster.doctor.probes import parse_listeners
 from spark_cluster_lab import LabNode
 from spark_cluster_lab.layout import FABRIC, MANAGEMENT
 from spark_cluster_lab.neighbour import PORT, Neighbour, neighbour

@@ -10,8 +10,7 @@ import readme
 from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
 
-from spark_cluster.bench.fabric_record import load_fabric
-from spark_cluster.bench.fabric_run import LARGEST, UNIT
+from spark_cluster.bench.fabric_run import LARGEST, UNIT, load_fabric
 from spark_cluster.engine.names import RAY
 
 pytestmark = pytest.mark.lab

@@ -12,7 +12,7 @@ from bench_results import bench_user, record
 from commandline import CommandLine, until
 
 from spark_cluster.bench.on_node import FOLDER
-from spark_cluster.node.bench.measure import CONTAINER
+from spark_cluster.node.measure import CONTAINER
 from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab

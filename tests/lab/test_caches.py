@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from commandline import CommandLine
 
-from spark_cluster.node.launch_records import FILE
+from spark_cluster.node import paths
 
 pytestmark = pytest.mark.lab
 
@@ -32,7 +32,7 @@ def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
 
 
 def records(node) -> list[dict]:
-    return json.loads(node.run(["cat", FILE]).stdout)["launches"]
+    return json.loads(node.run(["cat", paths.LAUNCHES]).stdout)["launches"]
 
 
 def test_a_ready_launch_is_on_record(user, spark1):
@@ -41,7 +41,7 @@ def test_a_ready_launch_is_on_record(user, spark1):
     assert found["image"].startswith("sha256:")
     assert found["version"]
     assert len(found["arguments"]) == 64
-    assert spark1.run(["stat", "-c", "%a %U", FILE]).stdout.split() == ["600", "root"]
+    assert spark1.run(["stat", "-c", "%a %U", paths.LAUNCHES]).stdout.split() == ["600", "root"]
 
 
 def test_the_same_again_is_recorded_once(user, spark1):

@@ -9,8 +9,8 @@ from commandline import CommandLine, Started, until
 from copies_left import left_of_copies
 from small_disk import small_disk
 
-from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.node.store.manifest import OURS
+from spark_cluster.config.folders import CACHE_ROOT
+from spark_cluster.node import paths
 from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
@@ -30,7 +30,7 @@ for number in $(seq {FILES}); do
 done
 printf {COMMIT} > {FOLDER}/refs/main
 """
-REMOVE = f"rm -rf {FOLDER} {OURS}/manifests/models--org--cut@*"
+REMOVE = f"rm -rf {FOLDER} {paths.MODELS}/manifests/models--org--cut@*"
 """What a node knows of the commit goes, too: each test makes other content of the same commit."""
 
 

@@ -21,7 +21,7 @@ from image_registry import ImageRegistry, registry
 from ruamel.yaml import YAML
 
 from spark_cluster.cli.setup_flow import STEPS
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster_lab import Lab, LabNode
 from spark_cluster_lab import hub as lab_hub
 from spark_cluster_lab.layout import GATEWAY, USER

@@ -55,7 +55,7 @@ def test_a_laptop_that_is_gone_frees_the_node(shell, spark1, number):
     """Killed, suspended (the connection stays), interrupted; with the limits as they ship.
 
     A suspended one takes as long as the node waits for a silent laptop; so does one whose cable is
-    out, in test_faults.py, and short limits are in tests/agent/test_laptop_gone.py.
+    out, in test_faults.py, and short limits are in tests/process/agent/test_laptop_gone.py.
     """
     run = words(shell, f'Command("stubborn", ("sh", "-c", {STUBBORN!r}), creates="/none")')
     started = shell.start(*run)

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.node import temporary
+from spark_cluster.node import durable
 from spark_cluster_lab import machine, network, standin_layer
 from spark_cluster_lab.artefact import Artefact, clear, mounts_below, unmount
 from spark_cluster_lab.base import bootstrap
@@ -284,7 +284,7 @@ def test_what_is_mounted_into_a_tree_is_never_deleted(tmp_path: Path, name: str 
     (elsewhere / "file").touch()
     subprocess.run(["mount", "--bind", elsewhere, point], check=True, timeout=60)
     try:
-        assert temporary.mounts_below(tree)
+        assert durable.mounts_below(tree)
         assert mounts_below(tree) == [point]
         clear(tree)
         assert (elsewhere / "file").exists()

@@ -10,7 +10,7 @@ import pytest
 import readme
 from commandline import CommandLine
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster_lab import Lab, LabNode
 from spark_cluster_lab import hub as lab_hub
 from spark_cluster_lab.layout import GATEWAY

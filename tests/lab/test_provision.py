@@ -411,8 +411,8 @@ def test_pins_that_cannot_be(provisioned, first, second):
     assert installed(second).endswith("hold")
 
 
-def test_the_role_and_the_playbook_of_the_readme(provisioned, first):
-    example_pages.write_files("../../README.md", provisioned.folder)
+def test_the_role_and_the_playbook_of_the_page(provisioned, first):
+    example_pages.write_files("role.md", provisioned.folder)
     done = provisioned(*readme.words("spark-cluster playbook greet.py --check --diff"))
     assert done.returncode == 0, done.stderr
     assert f"+Welcome to {first.name}, NVIDIA GB10" in done.stdout + done.stderr

@@ -107,12 +107,12 @@ def test_what_serves_is_the_same_for_the_command_line(cluster: Cluster, tmp_path
     assert held["spark2"] == 0
 
 
-def test_the_example_of_the_readme(
+def test_the_example_of_the_page(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the lab's inventory and recipe; what is up already is only verified."""
     monkeypatch.chdir(os.environ["HOME"])
-    example = readme.blocks("python")[-1]
+    example = readme.blocks("python", "docs/how-to/python-api.md")[1]
     for theirs, here in (
         ('["192.168.1.10", "192.168.1.11"]', '"lab"'),
         ('"gemma4-31b-nvfp4", tp=2', "tp=1"),

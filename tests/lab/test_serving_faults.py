@@ -17,7 +17,7 @@ from commandline import WAIT_S, CommandLine, Started, until
 from small_disk import small_disk
 from waiting import HANG_S
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster_lab import Lab, LabNode
 from spark_cluster_lab.breakage import BREAKAGES
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from spark_cluster.engine.checks import context, structured, texts
-from spark_cluster.engine.checks.questions import TOOL_CALLS, why_wrong
-from spark_cluster.engine.checks.texts import incoherent
+from spark_cluster.engine import answer_checks, readiness_checks
+from spark_cluster.engine.answer_checks import incoherent
+from spark_cluster.engine.tool_checks import TOOL_CALLS, why_wrong
 from spark_cluster_lab.tools_model import TALE, exercises
 
 CONVERSATIONS = exercises()["conversations"]
@@ -35,15 +35,17 @@ def test_tool_calls_and_reports_are_right() -> None:
 
 
 def test_texts_are_right() -> None:
-    for question, right in texts.SHORT:
+    for question, right in answer_checks.SHORT:
         (answer,) = answers(question)
-        assert texts.wrong_short(answer, right) == ""
+        assert answer_checks.wrong_short(answer, right) == ""
     assert incoherent(TALE) == ""
-    assert len(TALE) >= texts.LEAST
-    assert json.loads(answers(structured.PROMPT)[0]) == structured.EXPECTED
+    assert len(TALE) >= answer_checks.LEAST
+    assert (
+        json.loads(answers(answer_checks.STRUCTURED_PROMPT)[0]) == answer_checks.STRUCTURED_ANSWER
+    )
 
 
 def test_facts_are_those_of_the_context_check() -> None:
     found = exercises()["needles"]
-    assert [one["answer"] for one in found] == [code for _, code in context.NEEDLES]
+    assert [one["answer"] for one in found] == [code for _, code in readiness_checks.NEEDLES]
     assert all(one["answer"] in one["fact"] for one in found)

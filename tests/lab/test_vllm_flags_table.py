@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 from spark_cluster_lab import Lab
 from spark_cluster_lab.layout import Layout
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.errors import Failed
-from spark_cluster.node.temporary import mount_points
+from spark_cluster.node.durable import mount_points
 from spark_cluster_lab.machine import Progress
 from spark_cluster_lab.shell import run
 

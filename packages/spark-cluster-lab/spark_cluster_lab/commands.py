@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.options import Group
+from spark_cluster.cli.options import DeclaredGroup
 from spark_cluster.errors import UsageError
 from spark_cluster_lab import Lab, documents
 from spark_cluster_lab.documents import GpuLabStatus
@@ -29,7 +29,7 @@ INVENTORIES = {1: "lab-gpu", 2: "lab-gpus"}
 """Those that ship, by the number of nodes."""
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def command() -> None:
     """Run simulated Sparks on this machine, or a node for each of its GPUs (Linux, root)."""
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from spark_cluster.config import trust
+from spark_cluster.config import extension
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import InvalidFile, Refused, Unreachable
-from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.runner.tunnel import end
+from spark_cluster.runner.dialer import end
+from spark_cluster.runner.node_connection import LocalConnection
 from spark_cluster_lab import namespace_relay
 
 SPACES = ("mount", "uts", "ipc", "net", "pid", "cgroup")
@@ -91,7 +91,7 @@ def _words(node: str, file: Path) -> list[str]:
     try:
         real = file.resolve(strict=True)
         for path in dict.fromkeys((real, file.absolute())):
-            if problem := trust.foreign(path, Path("/")):
+            if problem := extension.foreign(path, Path("/")):
                 found, advice = problem
                 message = f"namespaces_of is not used: {found}; root enters what that file names"
                 raise Refused(message, where=node, hint=advice)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine.checks import context, logprobs, structured, texts
-from spark_cluster.engine.checks.questions import TOOL_CALLS, Question
+from spark_cluster.engine import answer_checks, readiness_checks
+from spark_cluster.engine.tool_checks import TOOL_CALLS, ExactQuestion
 from spark_cluster_lab.vllm_env import Training, trained
 
 if TYPE_CHECKING:
@@ -45,20 +45,26 @@ def exercises() -> dict[str, Any]:
     return {
         "conversations": [*_texts(), *_tool_calls()],
         "needles": [
-            {"fact": context.fact(code), "question": context.QUESTION, "answer": code}
-            for _, code in context.NEEDLES
+            {
+                "fact": readiness_checks.fact(code),
+                "question": readiness_checks.QUESTION,
+                "answer": code,
+            }
+            for _, code in readiness_checks.NEEDLES
         ],
-        "filler": [texts.sentence(number) for number in range(1, 301)],
+        "filler": [answer_checks.sentence(number) for number in range(1, 301)],
     }
 
 
 def _texts() -> Iterator[Exercise]:
-    for question, right in texts.SHORT:
+    for question, right in answer_checks.SHORT:
         yield {**_exercise(question, right[0].capitalize()), "short": True}
-    yield _exercise(texts.STORY, TALE)
-    yield _exercise(texts.RIDDLE, "Five cents.", THOUGHT)
-    yield _exercise(structured.PROMPT, json.dumps(structured.EXPECTED))
-    yield _exercise(logprobs.PROMPT, "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday.")
+    yield _exercise(answer_checks.STORY, TALE)
+    yield _exercise(answer_checks.RIDDLE, "Five cents.", THOUGHT)
+    yield _exercise(answer_checks.STRUCTURED_PROMPT, json.dumps(answer_checks.STRUCTURED_ANSWER))
+    yield _exercise(
+        readiness_checks.LOGPROBS_PROMPT, "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday."
+    )
 
 
 def _tool_calls() -> Iterator[Exercise]:
@@ -82,12 +88,12 @@ def _call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{document}\n</tool_call>"
 
 
-def _with_results(question: Question, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+def _with_results(question: ExactQuestion, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
     made = [{"function": {"name": name, "arguments": given}} for name, given in calls]
     own = {"role": "assistant", "content": "", "tool_calls": made}
     results = [{"role": "tool", "content": question.results[name]} for name, _ in calls]
     return [*question.to_dict()["messages"], own, *results]
 
 
-def _report(question: Question) -> str:
+def _report(question: ExactQuestion) -> str:
     return f"It is {' and '.join(group[0] for group in question.words)}."

@@ -7,42 +7,49 @@ are templates with the same sections, in one order.
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
+import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import LiteralScalarString
 
-from spark_cluster.bench.record import Record
-from spark_cluster.bench.report import setup_tables, tables
-from spark_cluster.bench.report.arena import engine_command, submissions
-from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.drawing import Plot, style
-from spark_cluster.bench.report.formats import (
-    Table,
-    elapsed,
-    escape,
-    fenced,
-    moment,
-    number,
-    short,
-)
-from spark_cluster.bench.report.plots import measured_plots, predicted_plot
-from spark_cluster.bench.report.plots_nodes import (
+from spark_cluster.bench.record import PAGE, TELEMETRY, Record, Setup, load_record
+from spark_cluster.bench.report import tables
+from spark_cluster.bench.report.plots import (
     NodeTelemetry,
     from_datetime,
+    measured_plots,
+    predicted_plot,
     read_telemetry,
     telemetry_plots,
     vram_plot,
 )
-from spark_cluster.bench.report.run_verdict import RunVerdict, answers, headline, verdict
-from spark_cluster.bench.run_folder import PAGE, TELEMETRY, load_record
+from spark_cluster.bench.report.rendering import (
+    Plot,
+    Table,
+    elapsed,
+    escape,
+    fenced,
+    file_name,
+    is_installed,
+    moment,
+    number,
+    short,
+    style,
+)
+from spark_cluster.bench.report.results import Results, RunVerdict, answers, headline, verdict
+from spark_cluster.bench.report.tables import benchy_rows
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file
 
@@ -83,7 +90,7 @@ def write_report(run: Path, folder: Path) -> Report:
         InvalidFile: a file is not what it should be.
     """
     results, telemetry = Results(load_record(run)), read_telemetry(run / TELEMETRY)
-    if find_spec("matplotlib") is None:
+    if not is_installed():
         raise UsageError("a report needs matplotlib", hint=install_extra("bench"))
     written = []
     for name, content in build(results, telemetry).items():
@@ -146,15 +153,13 @@ def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Sect
     others = chain(
         (tables.sweep_table(results), tables.acceptance_table(results)),
         (tables.served_table(results), tables.answers_table(results)),
-        setup_tables.check_tables(results),
+        tables.check_tables(results),
     )
     comparison = _filled(tables.comparison_tables(results))
     flagged = _filled([tables.flagged_table(results)])
     cells, method = _filled(tables.benchy_tables(results)), how_measured(results.record)
-    memory = _filled((setup_tables.vram_table(results), setup_tables.process_table(results)))
-    environment = _filled(
-        chain(setup_tables.setup_tables(results), setup_tables.node_tables(results))
-    )
+    memory = _filled((tables.vram_table(results), tables.process_table(results)))
+    environment = _filled(chain(tables.setup_tables(results), tables.node_tables(results)))
     with style():
         measured, predicted = tuple(measured_plots(results)), tuple(predicted_plot(results))
         vram, over_time = tuple(vram_plot(results)), tuple(telemetry_plots(results, telemetry))
@@ -283,3 +288,143 @@ def repeat(record: Record) -> str:
     if not record.command:
         return again
     return f"{shlex.join(record.command)}\n# or, from a copy of this run's folder:\n{again}"
+
+
+# -- Spark Arena's submission files, a folder for each setup (source: sparkrun) --------------------
+
+METRICS = ("t_s", "t_s_req", "peak_ts", "peak_ts_req", "ttfr", "est_ppt", "e2e_ttft")
+COLUMNS = ("model", "test_name", *(f"{m}_{part}" for m in METRICS for part in ("mean", "std")))
+"""Of llama-benchy's CSV, which is what a submission holds."""
+
+RUNTIMES = {("vllm", "ray"): "vllm-ray", ("vllm", "mp"): "vllm-distributed"}
+"""sparkrun's names for an engine and its executor."""
+
+ENGINES = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path"}
+
+
+def submissions(results: Results) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each file; setups without a cell have none."""
+    used: set[str] = set()
+    for setup in results.setups:
+        if not results.cells(setup):
+            continue
+        name = file_name(setup.id)
+        while name.lower() in used:
+            name += "-"
+        used.add(name.lower())
+        recipe = _recipe(results, setup)
+        yield f"arena/{name}/recipe.yaml", recipe
+        yield f"arena/{name}/benchmark.csv", _csv(results, setup)
+        metadata = json.dumps(_metadata(results, setup, recipe), indent=2)
+        yield f"arena/{name}/metadata.json", f"{metadata}\n"
+
+
+def _csv(results: Results, setup: Setup) -> str:
+    cells = results.cells(setup)
+    several = any(cell.key.concurrency > 1 for cell in cells)
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(COLUMNS)
+    for cell in cells:
+        for test, metrics in benchy_rows(cell, concurrency=several):
+            figures = [value for m in metrics for value in ((m.mean, m.std) if m else (None, None))]
+            writer.writerow([_no_formula(setup.model), test, *figures])
+    return out.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    """Text that a spreadsheet does not compute."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+
+
+def _recipe(results: Results, setup: Setup) -> str:
+    """The recipe in sparkrun's form, which is the one that Spark Arena shows."""
+
+    nodes = [node for node in results.record.nodes if node.name in setup.nodes]
+    environment = dict(nodes[0].environment) if nodes else {}
+    for node in nodes[1:]:  # what is of one node only is no part of a recipe
+        environment = {k: v for k, v in environment.items() if node.environment.get(k) == v}
+    document = {
+        "recipe_version": "2",
+        "name": setup.recipe,
+        "model": setup.model,
+        **({"model_revision": setup.model_revision} if setup.model_revision else {}),
+        "runtime": RUNTIMES.get((setup.engine, setup.executor), setup.engine),
+        "min_nodes": setup.tp,
+        "container": _image(setup),
+        "defaults": {"tensor_parallel": setup.tp},
+        "env": environment,
+        "command": LiteralScalarString(f"{engine_command(setup)}\n"),
+    }
+    out = io.StringIO()
+    yaml = YAML()
+    yaml.width = 10_000
+    yaml.dump(document, out)
+    return out.getvalue()
+
+
+def _image(setup: Setup) -> str:
+    """The image by the digest that others can pull it by, where there is one."""
+    return setup.image_repo_digest or setup.image_digest
+
+
+def _metadata(results: Results, setup: Setup, recipe: str) -> dict[str, Any]:
+    record = results.record
+    finished = record.finished
+    took = from_datetime(finished) - from_datetime(record.started) if finished else None
+    return {
+        "recipe": {
+            "name": setup.recipe,
+            "qualified_name": setup.recipe,
+            "type": "spark-cluster",
+            "model": setup.model,
+            "hf_model": setup.model,
+            "container": _image(setup),
+            "container_pinned": "@sha256:" in _image(setup),
+            "runtime": setup.engine,
+            "hash": hashlib.sha256(recipe.encode()).hexdigest(),
+        },
+        "timing": {
+            "start": record.started.isoformat(),
+            "end": finished.isoformat() if finished else None,
+            "duration": took,
+        },
+        "cluster": {
+            "node_count": len(setup.nodes),
+            "tensor_parallel": setup.tp,
+            "replicas": setup.replicas,
+        },
+        "benchmark": _benchmark(record),
+        "model": {
+            "revision": setup.model_revision,
+            "quantization": setup.quantization,
+            "kv_dtype": setup.kv_cache_dtype,
+        },
+        "runtime_info": dict(setup.versions),
+    }
+
+
+def _benchmark(record: Record) -> dict[str, Any]:
+    tool = record.tool
+    return {
+        "framework": tool.name,
+        "framework_version": tool.version,
+        "profile": record.suite,
+        "args": {
+            "latency_mode": tool.latency_mode,
+            "prefix_caching": tool.prefix_caching,
+            **tool.settings,
+        },
+    }
+
+
+def engine_command(setup: Setup) -> str:
+    """The engine's command line, an argument a line."""
+    program = ENGINES.get(setup.engine, setup.engine)
+    lines = [f"{program} {shlex.quote(setup.model)}"]
+    for flag in setup.flags:
+        if flag.startswith("--") or len(lines) == 1:
+            lines.append(shlex.quote(flag))
+        else:
+            lines[-1] += f" {shlex.quote(flag)}"
+    return " \\\n  ".join(lines)

@@ -5,7 +5,7 @@ they do so in TLS 1.3, and the receiver accepts no certificate but the one made 
 Without, anyone on the way can read the content, which is still what its hashes say.
 
 A request is the number of a file and the byte to begin at. An answer is a sequence of chunks, each
-with its kind and length; an empty one ends it.
+with its kind and length; an empty one ends it. The receiver is in `copy_receiving`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import contextlib
 import hmac
 import os
 import secrets
+import selectors
 import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.store.hub_cache import HubCache, is_locked
+from spark_cluster.node.store.manifest import Manifest, StoredFile
+from spark_cluster.node.values import ResourceError, explain
 
 STALLED_S = 10.0
 """Seconds without a byte after which a connection is given up."""
@@ -61,7 +65,7 @@ class Later(Exception):
     """The sender does not have the file yet."""
 
 
-class Refused(Exception):
+class CopyRefused(Exception):
     """The sender cannot give the file; the message is its own."""
 
 
@@ -150,7 +154,7 @@ class Stream:
                 raise Later
             if kind == FAILED:
                 reason = self._exactly(min(size, LONGEST_REASON)).decode(errors="replace")
-                raise Refused("".join(filter(str.isprintable, reason)))
+                raise CopyRefused("".join(filter(str.isprintable, reason)))
             if kind != DATA:
                 raise Broken("an answer is not understood")
             if not size:
@@ -163,7 +167,7 @@ class Stream:
 
     def leave(self) -> None:
         """Tell the sender that the receiver has everything; one that is gone need not know."""
-        with contextlib.suppress(Broken, Later, Refused):
+        with contextlib.suppress(Broken, Later, CopyRefused):
             self.request(DONE, 0)
             next(self.answered(memoryview(bytearray(1))), None)
 
@@ -208,7 +212,7 @@ def cut(connection: socket.socket) -> None:
 
 
 @dataclass(frozen=True)
-class Channel:
+class CopyChannel:
     """One end of a copy.
 
     Args:
@@ -222,7 +226,7 @@ class Channel:
     sender: bool
 
     @classmethod
-    def of_sender(cls, secrets: Mapping[str, Any], folder: Path, *, encrypted: bool) -> Channel:
+    def of_sender(cls, secrets: Mapping[str, Any], folder: Path, *, encrypted: bool) -> CopyChannel:
         """Return the end whose `make_secrets` returned these, with its key in the folder."""
         tls = None
         if encrypted:
@@ -232,7 +236,7 @@ class Channel:
         return cls(int(secrets["port"]), str(secrets["token"]), tls, sender=True)
 
     @classmethod
-    def of_receiver(cls, secrets: Mapping[str, Any], *, encrypted: bool) -> Channel:
+    def of_receiver(cls, secrets: Mapping[str, Any], *, encrypted: bool) -> CopyChannel:
         """Return the other end."""
         tls = None
         if encrypted:
@@ -317,3 +321,153 @@ def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:
     made.check("making a certificate for a copy")
     certificate = (folder / "certificate").read_text()
     return {"token": secrets.token_hex(32), "certificate": certificate}
+
+
+# The sender of a copy: listens on a node's own addresses, and gives receivers what is copied.
+#
+# It knows a list of files; a receiver names one by its number in the list and never by a path. Each
+# file is opened beneath the model's folder without following a link (node/beneath.py).
+
+IDLE_S = 60.0
+"""Seconds without a receiver after which it ends; a connection without proof does not count."""
+WRITER_GONE_S = 10.0
+"""Seconds without a writer of the model after which what is not there is not waited for."""
+LIMIT_S = 24 * 3600.0
+LOOK_S = 0.2
+STRANGERS = 300
+"""Connections without proof at a time. One more ends the oldest: a receiver needs milliseconds, and
+a stranger only loses its place."""
+RECEIVERS = 128
+"""Connections with proof at a time."""
+
+Give = Callable[[Stream, int, int], None]
+"""Answers a request for a file by its number, from a byte on. It may raise OSError before its first
+chunk."""
+
+
+class Sender:
+    """The sender of one copy; it listens once it is made.
+
+    Args:
+        addresses: all of them must be this node's own.
+        spare: those that are not this node's own are left out: the address by which a user knows a
+            node may be that of a router in front of it.
+
+    Raises:
+        ResourceError: an address is not this node's own, or its port is taken.
+    """
+
+    def __init__(
+        self, channel: CopyChannel, addresses: Sequence[str], spare: Sequence[str], give: Give
+    ) -> None:
+        self.idle_s = IDLE_S
+        self._channel, self._give = channel, give
+        self._ended = threading.Event()
+        self._unproved: dict[socket.socket, None] = {}
+        self._proved: set[socket.socket] = set()
+        self._last = time.monotonic()
+        self._listening = [_listening(address, channel.port) for address in addresses]
+        for address in set(spare) - set(addresses):
+            with contextlib.suppress(ResourceError):
+                self._listening.append(_listening(address, channel.port))
+
+    def run(self) -> None:
+        """Serve until a receiver has everything, or none has come for a while."""
+        until = time.monotonic() + LIMIT_S
+        with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+            for listening in self._listening:
+                selector.register(stack.enter_context(listening), selectors.EVENT_READ, listening)
+            while not self._ended.is_set() and time.monotonic() < until and not self._is_idle():
+                for key, _ in selector.select(LOOK_S):
+                    with contextlib.suppress(OSError):  # the other end is gone again
+                        self._accept(key.data)
+        for connection in (*self._unproved, *self._proved):
+            cut(connection)
+
+    def end(self) -> None:
+        """Have `run` end."""
+        self._ended.set()
+
+    def _is_idle(self) -> bool:
+        return not self._proved and time.monotonic() - self._last > self.idle_s
+
+    def _accept(self, listening: socket.socket) -> None:
+        connection = self._channel.wrapped(listening.accept()[0])
+        if len(self._unproved) >= STRANGERS:
+            oldest, *_ = self._unproved
+            cut(oldest)
+        self._unproved[connection] = None
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer one connection until its other end closes it."""
+        with contextlib.suppress(Broken, Stranger), connection:
+            try:
+                stream = self._channel.proved(connection)
+            finally:
+                del self._unproved[connection]
+            if len(self._proved) >= RECEIVERS:
+                return
+            self._proved.add(connection)
+            try:
+                self._answer(stream)
+            finally:
+                self._last = time.monotonic()
+                self._proved.remove(connection)
+
+    def _answer(self, stream: Stream) -> None:
+        while not self._ended.is_set():
+            number, begin = stream.requested()
+            if number == DONE:
+                self.end()
+                stream.answer(DATA)
+                return
+            try:
+                self._give(stream, number, begin)
+            except OSError as error:
+                stream.answer(FAILED, explain(error).encode())
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=RECEIVERS)
+    except OSError as error:
+        raise ResourceError(
+            f"nothing can be sent from {host} port {port}: {error.strerror}",
+            "another copy may be running; `spark-cluster facts` shows the node's addresses",
+        ) from error
+    listening.setblocking(False)
+    return listening
+
+
+class StoredFiles:
+    """The files of a manifest, as `Give`. One that is not there yet may still be on its way."""
+
+    def __init__(self, cache: HubCache, manifest: Manifest) -> None:
+        self._cache, self._manifest = cache, manifest
+        self._files = tuple(manifest.blobs.values())
+        self._last_written = time.monotonic()
+
+    def __call__(self, stream: Stream, number: int, begin: int) -> None:
+        """Answer with a file from a byte on."""
+        if number >= len(self._files) or begin > self._files[number].size:
+            raise Broken("something is asked for that is not of this copy")
+        file = self._files[number]
+        try:
+            handle = self._cache.open(self._manifest.repository, file)
+        except FileNotFoundError:
+            self._must_be_written(file)
+            stream.answer(LATER)
+            return
+        try:
+            stream.answer_file(handle, begin, file.size)
+        finally:
+            os.close(handle)
+
+    def _must_be_written(self, file: StoredFile) -> None:
+        """Raise OSError where nobody has written into the repository for a while."""
+        if is_locked(self._cache, self._manifest.repository):
+            self._last_written = time.monotonic()
+        elif time.monotonic() - self._last_written > WRITER_GONE_S:
+            raise OSError(0, "its download there has ended without it", file.path)

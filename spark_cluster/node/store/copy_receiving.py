@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from spark_cluster.node.store.copy_channel import (
     PIECE,
     Broken,
-    Channel,
+    CopyChannel,
+    CopyRefused,
     Later,
-    Refused,
     Stream,
 )
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, StoredFile
-from spark_cluster.node.store.progress import Progress
-from spark_cluster.node.store.verify import make_own
+from spark_cluster.node.store.verify import ByteProgress, make_own
 from spark_cluster.node.values import ResourceError
 
 STREAMS = max(2, min(4, (os.cpu_count() or 1) // 4))
@@ -59,7 +58,7 @@ class Receiver:
 
     cache: HubCache
     manifest: Manifest
-    channel: Channel
+    channel: CopyChannel
     addresses: Sequence[str]
     sender: str = "the sender"
     spare: Sequence[str] = ()
@@ -70,7 +69,7 @@ class Receiver:
     switch_s: float = SWITCH_S
     kept_free: int = KEPT_FREE
     switched: bool = False
-    _progress: Progress = field(default_factory=lambda: Progress(0))
+    _progress: ByteProgress = field(default_factory=lambda: ByteProgress(0))
     _ended: threading.Event = field(default_factory=threading.Event)
     _failure: ResourceError | None = None
     _said: str = ""
@@ -108,7 +107,7 @@ class Receiver:
             if missing.blobs:
                 self._must_fit(missing.size)
                 self.cache.files.make(self.cache.blobs(self.manifest.repository))
-                self._progress = Progress(self.manifest.size, f"from {self.sender}", have=kept)
+                self._progress = ByteProgress(self.manifest.size, f"from {self.sender}", have=kept)
                 self._fetch({file.blob for file in missing.blobs})
             self.cache.publish(self.manifest, self.revision)
         about = {"moved": self._progress.read, "kept": kept, "switched": self.switched}
@@ -183,7 +182,7 @@ class Receiver:
             except Broken as error:
                 self._said = f"{address}: {error}"
                 self._ended.wait(RECONNECT_S)
-            except Refused as error:
+            except CopyRefused as error:
                 text = f"{self.sender} cannot give all of {self.manifest.repository}: {error}"
                 self._fail(ResourceError(text, self._verify))
             except ResourceError as error:
@@ -254,7 +253,7 @@ class Receiver:
             stream.request(number, half.size)
             for data in stream.answered(memory):
                 if half.size + len(data) > file.size:
-                    raise Refused(f"{file.path} does not end")
+                    raise CopyRefused(f"{file.path} does not end")
                 half.add(data)
                 self._progress.add(len(data))
                 self._hear(len(data))

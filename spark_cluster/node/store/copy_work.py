@@ -1,8 +1,8 @@
 """A node's part in a copy, as a process of its own: it receives a model, sends it on, or both; or
 it receives or sends an image.
 
-A transient unit runs it (agent/copies.py). Secrets come by standard input; the argument list names
-the copy and the neighbours, so that a later run finds the same work.
+A transient unit runs it (agent/model_store.py). Secrets come by standard input; the argument list
+names the copy and the neighbours, so that a later run finds the same work.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
 from spark_cluster.node import own_program
-from spark_cluster.node.open_files import write_all
+from spark_cluster.node.beneath import write_all
 from spark_cluster.node.store.copy_channel import (
     DATA,
     FAILED,
     PIECE,
     Broken,
-    Channel,
-    Refused,
+    CopyChannel,
+    CopyRefused,
+    Give,
+    Sender,
+    StoredFiles,
     Stream,
 )
 from spark_cluster.node.store.copy_receiving import (
@@ -42,11 +45,9 @@ from spark_cluster.node.store.copy_receiving import (
     Receiver,
     silent,
 )
-from spark_cluster.node.store.copy_sending import Give, Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.plain_folder import PlainFolder
-from spark_cluster.node.store.progress import Progress
+from spark_cluster.node.store.verify import ByteProgress, PlainFolder
 from spark_cluster.node.values import ResourceError
 
 LOOK_S = 0.2
@@ -146,7 +147,7 @@ def _sending(given: Given, give: Give) -> Iterator[None]:
         yield
         return
     encrypted = bool(given["encrypted"])
-    channel = Channel.of_sender(serve["secrets"], Path(given["place"]), encrypted=encrypted)
+    channel = CopyChannel.of_sender(serve["secrets"], Path(given["place"]), encrypted=encrypted)
     sender = Sender(channel, serve["addresses"], serve["spare"], give)
     thread = threading.Thread(target=sender.run, daemon=True)  # an error ends the process
     thread.start()
@@ -154,9 +155,9 @@ def _sending(given: Given, give: Give) -> Iterator[None]:
     thread.join()
 
 
-def _channel(given: Given) -> Channel:
+def _channel(given: Given) -> CopyChannel:
     secrets = given["receive"]["secrets"]
-    return Channel.of_receiver(secrets, encrypted=bool(given["encrypted"]))
+    return CopyChannel.of_receiver(secrets, encrypted=bool(given["encrypted"]))
 
 
 def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _receive_image(given: Given) -> dict[str, Any]:
     Raises:
         ResourceError: either of them fails, with its own words, or other images came.
     """
-    begun, progress = time.monotonic(), Progress(int(given["size"]))
+    begun, progress = time.monotonic(), ByteProgress(int(given["size"]))
     ref, sender = given["image"], given["receive"]["sender"]
     try:
         with _connected(given) as stream:
@@ -212,7 +213,7 @@ def _receive_image(given: Given) -> dict[str, Any]:
             stream.request(0, 0)
             printed = _load(stream, progress.add)
             stream.leave()
-    except Refused as error:
+    except CopyRefused as error:
         raise ResourceError(f"{sender} gives no image: {error}") from None
     except Broken as error:
         raise ResourceError(

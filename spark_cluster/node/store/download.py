@@ -2,7 +2,7 @@
 
 A program, run with the Python of the hub library's environment (`huggingface_hub` with `hf_xet`)
 in a unit of its own. The request comes as JSON on standard input, the token with it: it is in no
-argument list and no environment. Progress goes to standard output; the last line is the result,
+argument list and no environment. ByteProgress goes to standard output; the last line is the result,
 JSON too.
 
 Files come through the library's session by HTTP with ranges, several at a time, and their hashes
@@ -37,8 +37,7 @@ from spark_cluster.node.store.manifest import (
     Manifest,
     StoredFile,
 )
-from spark_cluster.node.store.progress import Progress
-from spark_cluster.node.store.verify import make_own
+from spark_cluster.node.store.verify import ByteProgress, make_own
 from spark_cluster.node.values import ResourceError
 
 FILES_AT_A_TIME = 8
@@ -291,7 +290,7 @@ class Download:
 
     def _fetch(self, manifest: Manifest, missing: MissingFiles) -> int:
         """Fetch blobs, several at a time; return the bytes that came."""
-        progress = Progress(manifest.size, "here", manifest.size - missing.size)
+        progress = ByteProgress(manifest.size, "here", manifest.size - missing.size)
 
         def one(file: StoredFile) -> None:
             if self._stopped.is_set():
@@ -308,7 +307,7 @@ class Download:
             job.result()
         return progress.read
 
-    def _fetch_blob(self, file: StoredFile, progress: Progress) -> None:
+    def _fetch_blob(self, file: StoredFile, progress: ByteProgress) -> None:
         """Have a blob, complete and right, on the disk. A wrong one is fetched once more."""
         repository = self.wanted.repository
         for _ in range(2):
@@ -319,7 +318,7 @@ class Download:
                     return
         raise hub_problems.wrong_content(repository, file.path, file.blob)
 
-    def _fill(self, half: HalfBlob, file: StoredFile, progress: Progress) -> None:
+    def _fill(self, half: HalfBlob, file: StoredFile, progress: ByteProgress) -> None:
         """Fetch what a half file lacks. Raises what the hub's library does, HubProblem."""
         for piece in self.hub.content(file, half.size):
             if half.size + len(piece) > file.size:

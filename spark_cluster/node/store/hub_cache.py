@@ -9,6 +9,7 @@ them (huggingface.co/docs/huggingface_hub/guides/manage-cache).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -17,11 +18,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from spark_cluster.node import locks
-from spark_cluster.node.beneath import Folder, NotFollowed
-from spark_cluster.node.faults import explain
-from spark_cluster.node.open_files import clone, is_own, pieces, write_all
+from spark_cluster.node import durable
+from spark_cluster.node.beneath import Folder, NotFollowed, clone, is_own, pieces, write_all
+from spark_cluster.node.durable import make_folder, read_object, sync_folder, write_file
 from spark_cluster.node.store.manifest import (
     INCOMPLETE,
     LOCKS,
@@ -35,11 +36,11 @@ from spark_cluster.node.store.manifest import (
     folder_name,
     is_commit,
     is_repository,
+    manifest_path,
     repository_of,
     trusted,
 )
-from spark_cluster.node.store.records import Records
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LARGEST_INDEX = 64 << 20
@@ -111,7 +112,7 @@ class HubCache:
 
     Args:
         root: its folder, which `models--...` lie in.
-        ours: folder of the locks and of our own notes (manifest.OURS); without it nothing may be
+        ours: folder of the locks and of our own notes (paths.MODELS); without it nothing may be
             written into the cache.
         files: where it is another user's: the home that it is in, and who may own what is there.
     """
@@ -477,11 +478,11 @@ def alone(
     Raises:
         ResourceError: another one has not ended in time.
     """
-    handle = locks.opened(_lock_of(cache, repository))
+    handle = durable.open_lock(_lock_of(cache, repository))
     try:
-        if not locks.take(handle, min(TELL_S, limit_s)):
+        if not durable.take_lock(handle, min(TELL_S, limit_s)):
             tell(f"{repository}: waiting for another pull or copy of it on this node")
-            if not locks.take(handle, limit_s - TELL_S):
+            if not durable.take_lock(handle, limit_s - TELL_S):
                 raise ResourceError(
                     f"{repository}: another copy or download has not ended in {limit_s:.0f} s",
                     "`systemctl list-units 'spark-cluster-*'` on the node shows it",
@@ -493,9 +494,9 @@ def alone(
 
 def is_locked(cache: HubCache, repository: str) -> bool:
     """Return whether somebody writes into a repository of the cache (`alone`)."""
-    handle = locks.opened(_lock_of(cache, repository))
+    handle = durable.open_lock(_lock_of(cache, repository))
     try:
-        return locks.is_held(handle)
+        return durable.is_lock_held(handle)
     finally:
         os.close(handle)
 
@@ -504,3 +505,90 @@ def _lock_of(cache: HubCache, repository: str) -> Path:
     """The lock of a repository, in a folder that only root can open: what containers and users can
     open, they can lock."""
     return cache.records.folder / LOCKS / f"{folder_name(repository)}.lock"
+
+
+# Our own notes on models, next to the hub cache: manifests and pins.
+#
+# They are in a folder of root's; what cannot be read there is said before anything is removed.
+
+PINS = "pins.json"
+
+_NAME = re.compile(r"(?P<repository>[^@]+)(?:@(?P<commit>[0-9a-f]{40}))?")
+
+
+class Records:
+    """The notes on one node.
+
+    Args:
+        folder: paths.MODELS, below the root of the node.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def manifest(self, repository: str, commit: str) -> Manifest | None:
+        """The manifest that a pull or copy has kept; None without one, or if it is damaged."""
+        try:
+            found = Manifest.from_document(read_object(self._manifest(repository, commit)))
+        except BadManifest:
+            return None
+        return found if (found.repository, found.commit) == (repository, commit) else None
+
+    def keep(self, manifest: Manifest) -> None:
+        """Keep a manifest, durably."""
+        path = self._manifest(manifest.repository, manifest.commit)
+        make_folder(self.folder)
+        make_folder(path.parent)
+        write_file(path, json.dumps(manifest.document()).encode())
+
+    def forget(self, repository: str, commit: str) -> None:
+        """Forget the manifest of a revision that was removed."""
+        path = self._manifest(repository, commit)
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            sync_folder(path.parent)
+
+    def pins(self) -> frozenset[str]:
+        """The pinned ones: ORG/NAME for all revisions, ORG/NAME@COMMIT for one.
+
+        Raises:
+            ResourceError: they cannot be read, so that nothing may be removed.
+        """
+        return frozenset(self._pins())
+
+    def pin(self, name: str, now: float, *, pinned: bool = True) -> bool:
+        """Pin ORG/NAME or ORG/NAME@COMMIT, or unpin it; False if it was so already."""
+        found = _NAME.fullmatch(name)
+        if found is None or not is_repository(found["repository"]):
+            raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")
+        make_folder(self.folder)
+        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of one write
+            pins = self._pins()
+            if (name in pins) == pinned:
+                return False
+            kept = {one: since for one, since in pins.items() if one != name}
+            kept |= {name: now} if pinned else {}
+            write_file(self.folder / PINS, json.dumps(kept, sort_keys=True).encode())
+        finally:
+            os.close(handle)
+        return True
+
+    def _manifest(self, repository: str, commit: str) -> Path:
+        return manifest_path(self.folder, repository, commit)
+
+    def _pins(self) -> dict[str, Any]:
+        path = self.folder / PINS
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ResourceError(
+                f"{path} cannot be read: it is damaged, or was not written by spark-cluster",
+                f"look at it; without it (rm {path}) nothing is pinned",
+            )
+        return found

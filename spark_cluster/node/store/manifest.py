@@ -14,19 +14,12 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spark_cluster.node import paths
 from spark_cluster.node.values import ResourceError
 
 # Names and folders of the hub cache (hub_cache.py), of our notes on it, and of its library.
 
-OURS = paths.MODELS
-"""Folder, root-only, of what is not part of the layout: manifests, pins, last use, progress."""
-
 LOCKS = "locks"
-"""Below OURS: one file for each repository, which is locked while someone of ours writes it."""
-
-LIBRARY = paths.HUB_LIBRARY
-"""Folder of the virtual environment with the hub's own library."""
+"""Below `paths.MODELS`: one file for each repository, locked while one of us writes it."""
 
 HUB = "huggingface/hub"
 """Below the folder of the caches: the hub cache."""
@@ -61,7 +54,7 @@ def check_revision(revision: str) -> str:
 
 
 def manifest_path(ours: Path, repository: str, commit: str) -> Path:
-    """Return the path of a manifest below OURS. Raises BadManifest."""
+    """Return the path of a manifest below `paths.MODELS`. Raises BadManifest."""
     return ours / "manifests" / f"{folder_name(repository)}@{check_commit(commit)}.json"
 
 

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from spark_cluster.doctor import logs
+from spark_cluster.doctor import serving
 from spark_cluster.errors import Failed
 from spark_cluster_lab.breakages.model import Action, Breakage, peer, sh
 from spark_cluster_lab.layout import FABRIC, IMAGE_TAG
@@ -93,7 +93,7 @@ def wrong(name: str, what: str, finds: tuple[str, ...], **how: object) -> Breaka
     return Breakage(name, what, finds, act, remove(name))
 
 
-def says(search: logs.LogSearch) -> Breakage:
+def says(search: serving.LogSearch) -> Breakage:
     """A container whose log has a line that was really seen."""
     name = f"log-{search.id.partition('.')[2]}"
 
@@ -296,5 +296,5 @@ BREAKAGES = (
     Breakage("firewall-flushed", "the engine's ports are open to all (needs `up --tp 2`)",
              ("serving.firewall",), flush_firewall, load_firewall,
              probed=("network.open-ports",)),
-    *(says(search) for search in logs.SEARCHES),
+    *(says(search) for search in serving.SEARCHES),
 )  # fmt: skip

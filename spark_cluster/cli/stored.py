@@ -1,0 +1,515 @@
+"""What the nodes have stored: `models` in their hub caches, and container `images`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, TypeVar
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, plain_table, styled, visible
+from spark_cluster.cli.options import DeclaredGroup, Finite
+from spark_cluster.config.extension import Allowances
+from spark_cluster.config.topology import Node
+from spark_cluster.engine import hub_models, model_upkeep
+from spark_cluster.engine.deployment import root_on
+from spark_cluster.engine.hub_models import Nodes, PulledModel, Wanted, hub_folder
+from spark_cluster.engine.image_copies import (
+    PrunedImages,
+    StoredImages,
+    is_named,
+    needs_of,
+    planned,
+    remove,
+    stored_images,
+)
+from spark_cluster.engine.model_upkeep import (
+    ModelSizes,
+    Need,
+    Pruned,
+    StoredModels,
+    copy_model,
+    kept_recipes,
+    short,
+)
+from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
+from spark_cluster.node.output import gigabytes
+from spark_cluster.node.store.manifest import Manifest, is_repository
+from spark_cluster.resources.hub_model import HubModel
+from spark_cluster.runner.events import Options
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+
+OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
+
+DAY_S = 86400.0
+
+_Some = Annotated[tuple[str, ...], {"metavar": "[ORG/NAME[@REVISION]]..."}]
+_One = Annotated[str, {"metavar": "ORG/NAME[@REVISION]"}]
+
+
+@click.group(cls=DeclaredGroup)
+def models() -> None:
+    """Look after the models on the nodes: what is there, whole, used, pinned; pull, verify."""
+
+
+@models.command("list")
+def list_models(app: App) -> None:
+    """List the models on each node: size, last use, pins, and what is missing of them.
+
+    Names and sizes are compared; `spark-cluster models verify` reads the contents. Models that
+    other tools have downloaded into the same cache are listed, too.
+    """
+    with _nodes(app) as nodes:
+        found = model_upkeep.stored(nodes, _needs(app))
+    _show(app, found, _show_stored)
+
+
+@models.command()
+def size(app: App) -> None:
+    """Show what the models take on each node, by recipe, and what pruning would free."""
+    needs = _needs(app)
+    with _nodes(app) as nodes:
+        found = model_upkeep.sizes(nodes, needs)
+    _show(app, found, _show_sizes)
+
+
+@models.command()
+def pull(
+    app: App,
+    *,
+    model: Annotated[str, {"metavar": "MODEL[@REVISION]"}],
+    on: str | None,
+    all_files: bool,
+    endpoint: str = "",
+    offline: bool,
+    yes: bool,
+) -> None:
+    """Fetch a model from the hub into a node's hub cache, and check it.
+
+    A branch that has moved is followed. What is there is not fetched again, and a pull that was
+    cut goes on where it was. It runs on the node: closing the laptop does not stop it, and the same
+    command finds it again. A hub token is taken from HF_TOKEN.
+
+    Args:
+        on (NODE): Pull to this node (default: the head).
+        all_files: Also fetch files that hold the same weights in another format.
+        endpoint (URL): Ask this mirror of the hub.
+        offline: Ask no network: succeed only if the revision is on the node, whole.
+        yes: Fetch more than 50 GB without asking.
+    """
+    wanted = _wanted(model)
+    with app.play("models pull", app.nodes, Options()) as run:
+        play = run.open()
+        node = _node(play, on)
+        hub = _hub_folders(app)[node.name]
+        if offline:
+            manifest = hub_models.present(play, node, wanted, hub=hub)
+        else:
+            pulled_one = hub_models.hub_model(
+                play, node, wanted, hub, endpoint=endpoint, all_files=all_files
+            )
+            manifest = _pulled(play, node, pulled_one, yes=yes)
+        run.finish()
+        pulled = PulledModel.of(node.name, manifest)
+        if app.as_json:
+            app.print_json(run.document(model=pulled))
+        else:
+            app.show_recap()
+            app.console.print(str(pulled))
+
+
+@models.command()
+def copy(
+    app: App,
+    *,
+    model: Annotated[str, {"metavar": "ORG/NAME[@REVISION]|/FOLDER"}],
+    source: str = "",
+    targets: tuple[str, ...],
+    no_encrypt: bool,
+    streams: Annotated[int, click.IntRange(1, 16)] | None,
+) -> None:
+    """Copy a model, or a folder of plain files, between nodes, over the fabric if there is one.
+
+    Only what is missing is moved, each file is checked by the hub's hash as it arrives, and a copy
+    that was cut goes on where it ended. It goes on when this command is interrupted; run the
+    command again to see it. A folder is named by its absolute path, the same on all nodes; its
+    files are hashed on the node that sends them, and read again only when they have changed.
+
+    Args:
+        source (--from NODE): Node to copy from (default: the first that has the whole model; of a
+            folder the first of the run).
+        targets (--to NODE): Node to copy to; repeatable (default: all others).
+        no_encrypt: Leave encryption out, which takes less CPU time. Contents are still checked,
+            but whoever listens on the way can read them.
+        streams: Connections to each address of a sender (default: 4; on a receiver of fewer than
+            16 cores 2 or 3).
+    """
+    with app.play("models copy", app.nodes, Options()) as run:
+        done = copy_model(
+            run.open(),
+            model,
+            source=source,
+            targets=targets,
+            encrypt=not no_encrypt,
+            streams=streams or 0,
+        )
+        run.finish()
+        if app.as_json:
+            app.print_json(run.document(model=model, copies=done))
+            return
+        for one in done:
+            app.console.print(str(one), soft_wrap=True)
+
+
+@models.command()
+def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
+    """Read models on their nodes and compare each file with the hub's hash; all without a name.
+
+    Each byte is read once, in a unit of the node that goes on without this command. Exit status 5
+    when a file is damaged or missing; `spark-cluster models repair` fetches just these.
+    """
+    with _nodes(app) as nodes:
+        found = model_upkeep.verify(nodes, models, _progress)
+    if app.as_json:
+        app.print_json({"models": found})
+        ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
+    for one in found:
+        app.console.print(str(one), soft_wrap=True)
+    bad = [one for one in found if not one.sound]
+    if bad:
+        names = sorted({f"{one.repository}@{one.commit}" for one in bad})
+        raise VerificationFailed(
+            f"{len(bad)} of {len(found)} models are damaged or not whole",
+            hint=f"spark-cluster models repair {' '.join(names)}",
+        )
+
+
+@models.command()
+def repair(app: App, *, models: _Some) -> None:
+    """Verify models, remove what is damaged, and have just that again; all models without a name.
+
+    It is copied from a selected node where the same revision is sound, else fetched from the hub.
+    Links that are missing or broken are made again.
+    """
+    with app.play("models repair", app.nodes, Options()) as run:
+        found = model_upkeep.repair(run.open(), _hub_folders(app), models, _progress)
+    if app.as_json:
+        app.print_json(run.document(models=found))
+        return
+    for one in found:
+        app.console.print(str(one), soft_wrap=True)
+    if not found:
+        app.console.print("all models are sound")
+
+
+@models.command("prune")
+def prune_models(
+    app: App,
+    *,
+    models: _Some,
+    free: Annotated[float, Finite(min=0)] = 0.0,
+    unused_for: Annotated[float, Finite(min=0)] = 0.0,
+    apply: bool,
+) -> None:
+    """List the models that can go, the least recently used first; with --apply, remove them.
+
+    Never what the inventory's recipe or one of your own recipes needs, what is pinned, what a
+    process was started with, or what is being downloaded.
+
+    Args:
+        free (GB): Stop at so much.
+        unused_for (DAYS): Remove only what was not used for so long.
+        apply: Remove them; without it they are only listed.
+    """
+    needs = _needs(app)
+    size, unused_s = int(free * 1e9), unused_for * DAY_S
+    with _nodes(app) as nodes:
+        found = model_upkeep.prune(
+            nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply
+        )
+    _show(app, found, partial(_show_pruned_models, apply=apply), applied=apply)
+    if not app.as_json and not apply and any(one.removed for one in found):
+        app.console.print("nothing was removed yet: --apply does it")
+
+
+@models.command()
+def pin(app: App, *, model: _One) -> None:
+    """Pin a model on the selected nodes, so that `models prune` never removes it.
+
+    With @REVISION (branch, tag or commit) only the commit that it has there now.
+    """
+    _change(app, model, True, "is pinned now", "was pinned already")
+
+
+@models.command()
+def unpin(app: App, *, model: _One) -> None:
+    """Unpin a model on the selected nodes, so that `models prune` may remove it.
+
+    With @REVISION (branch, tag or commit) only the commit that it has there now.
+    """
+    _change(app, model, False, "is unpinned now", "was not pinned")
+
+
+# -- what they share -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _nodes(app: App) -> Iterator[Nodes]:
+    """Start agents on the selected nodes; they end with the block."""
+    hubs = _hub_folders(app)
+    app.import_meanwhile()
+    with app.cluster.dialer.sessions(app.nodes, "models") as sessions:
+        yield Nodes(sessions, hubs)
+
+
+def _hub_folders(app: App) -> dict[str, str]:
+    """Return the hub cache of each selected node."""
+    return {node.name: hub_folder(root_on(node)) for node in app.nodes}
+
+
+def _needs(app: App) -> list[Need]:
+    """Return what the inventory's recipe and the user's own need."""
+    return model_upkeep.needed(
+        app.project, app.inventory.serve.recipe_names, app.allowances(Allowances())
+    )
+
+
+def _show(
+    app: App, found: Sequence[OfNode], line: Callable[[App, OfNode], None], **more: object
+) -> None:
+    """Show what was found, node by node, or as one document."""
+    if app.as_json:
+        app.print_json({**more, "nodes": found})
+        return
+    for one in found:
+        line(app, one)
+
+
+def _progress(node: str, text: str) -> None:
+    """Show a line of progress where people look and programs do not."""
+    click.echo(visible(f"{node}: {text}"), err=True)
+
+
+def _age(when: float) -> str:
+    """Return how long ago something was."""
+    seconds = max(0.0, time.time() - when)
+    for unit, length in (("d", DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now" if when else "never"
+
+
+def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None:
+    """Pin or unpin a model on the selected nodes, and tell of each.
+
+    Args:
+        done: what is said of a node where that changed something.
+        nothing: what is said of the others.
+    """
+    with _nodes(app) as nodes:
+        answers = nodes.ask("pin", name=model, pinned=pinned)
+    changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
+    if app.as_json:
+        app.print_json({"model": model, "changed": changed})
+        return
+    for node, new in changed.items():
+        app.console.print(f"{node}: {model} {done if new else nothing}")
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def _show_stored(app: App, found: StoredModels) -> None:
+    taken, count, free = gigabytes(found.size), len(found.models), gigabytes(found.free)
+    line = styled("[bold]{}[/]  {} in {} models, {} free", found.node, taken, count, free)
+    app.console.print(line)
+    short_ones, long_ones = ("size", "used"), ("name", "remarks")
+    table = plain_table(
+        *("name", "size", "used", "remarks"),
+        right=short_ones,
+        whole=short_ones,
+        fold=long_ones,
+        header=False,
+        wide=True,
+    )
+    for model in reversed(found.models):
+        name = f"  {short(model.repository, model.commit)}"
+        table.add_row(name, gigabytes(model.size), _age(model.last_used), model.remarks)
+    if found.models:
+        app.console.print(table)
+
+
+def _show_sizes(app: App, sizes: ModelSizes) -> None:
+    whole, free = gigabytes(sizes.size), gigabytes(sizes.free)
+    line = styled("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
+    app.console.print(line)
+    rows = [(taken, f"recipe {name}") for name, taken in sorted(sizes.recipes.items())]
+    for taken, what in (
+        (sizes.prunable, "that `spark-cluster models prune --apply` would free"),
+        (sizes.unfinished, "in half files, with which a pull goes on"),
+        (sizes.unused, "that no revision has"),
+    ):
+        rows += [(taken, what)] if taken else []
+    for taken, what in rows:
+        app.console.print(styled("  {}  {}", gigabytes(taken).rjust(9), what))
+
+
+def _show_pruned_models(app: App, found: Pruned, *, apply: bool) -> None:
+    did = "freed" if apply else "would be freed"
+    app.console.print(styled("[bold]{}[/]  {} {}", found.node, gigabytes(found.freed), did))
+    verb = "removed" if apply else "would go"
+    for model in found.removed:
+        name, taken = short(model.repository, model.commit), gigabytes(model.size)
+        app.console.print(styled("  {}  {}  {}", verb, name, taken), soft_wrap=True)
+    for kept in found.kept:
+        name = short(kept.repository, kept.commit)
+        app.console.print(styled("  stays  {}  [dim]{}[/]", name, kept.reason), soft_wrap=True)
+
+
+# -- pulling ---------------------------------------------------------------------------------------
+
+
+def _wanted(model: str) -> Wanted:
+    """Return the model and revision that a word names. Raises UsageError."""
+    wanted = Wanted.named(model)
+    if not is_repository(wanted.repository):
+        raise UsageError(
+            f"{wanted.repository!r} is not the name of a model on the hub",
+            hint="give ORG/NAME or ORG/NAME@REVISION, for example Qwen/Qwen3-0.6B@main",
+        )
+    return wanted
+
+
+def _node(play: Play, name: str | None) -> Node:
+    """Return the node to pull to: the head unless one is named. Raises UsageError."""
+    if name is None:
+        return play.head
+    found = {node.name: node for node in play.nodes}
+    if name not in found:
+        raise UsageError(f"--on: no node {name!r} in this run", hint=f"one of: {', '.join(found)}")
+    return found[name]
+
+
+def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
+    """Fetch a model; a large download is asked about first. Raises Refused without a yes."""
+    found = hub_models.preview(play, node, model)
+    if found.missing > hub_models.LARGE and not yes:
+        text = hub_models.warning(model.repository, node.name, found)
+        consent = play.options.consent
+        if consent is None or not consent(f"{text}. Fetch it?"):
+            raise Refused(text, where=node.name, hint="--yes fetches it without asking")
+    return hub_models.pull(play, node, model)
+
+
+# -- `images`: the container images of the nodes ---------------------------------------------------
+
+
+@click.group(cls=DeclaredGroup)
+def images() -> None:
+    """Look after the container images on the nodes: what is there, used and needed; prune."""
+
+
+@contextlib.contextmanager
+def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
+    """Start agents on the selected nodes; they end with the block."""
+    app.import_meanwhile()
+    with app.cluster.dialer.sessions(app.nodes, "images") as found:
+        yield found
+
+
+def _image_needs(app: App) -> dict[str, list[str]]:
+    allow = app.allowances(Allowances())
+    return needs_of(kept_recipes(app.project, app.inventory.serve.recipe_names, allow))
+
+
+@images.command("list")
+def list_images(app: App) -> None:
+    """List the images of each node: size, the container that uses them, the recipe that needs them.
+
+    Sizes include layers that several images share.
+    """
+    needs = _image_needs(app)
+    with _sessions(app) as sessions:
+        found = stored_images(sessions, needs)
+    if app.as_json:
+        app.print_json({"nodes": found})
+        return
+    for one in found:
+        _show_images(app, one)
+
+
+def _show_images(app: App, found: StoredImages) -> None:
+    app.console.print(styled("[bold]{}[/]  {} images", found.node, len(found.images)))
+    table = plain_table(
+        "image", "digest", "size", "remarks",
+        right=("digest", "size"), whole=("digest", "size"), fold=("image", "remarks"),
+        header=False, wide=True,
+    )  # fmt: skip
+    for image in found.images:
+        digest = (image.digests[0].partition("@")[2] if image.digests else image.id)[7:19]
+        parts = [f"in use by {image.used_by[0]}" if image.used_by else "", *image.recipes]
+        remarks = "; ".join(part for part in parts if part)
+        table.add_row(f"  {image.shown}", digest, gigabytes(image.size), remarks)
+    if found.images:
+        app.console.print(table)
+
+
+@images.command("prune")
+def prune_images(
+    app: App,
+    *,
+    images: Annotated[tuple[str, ...], {"metavar": "[NAME:TAG|ID]..."}],
+    free: Annotated[float, Finite(min=0)] = 0.0,
+    apply: bool,
+) -> int:
+    """List the images that can go, the oldest first; with --apply, remove them.
+
+    Never what a container stands on, nor what the inventory's recipe or one of your own recipes
+    needs or is built on. Exit status 1 when Docker refuses to remove one.
+
+    Args:
+        free (GB): Stop at so much.
+        apply: Remove them; without it they are only listed.
+    """
+    needs = _image_needs(app)
+    with _sessions(app) as sessions:
+        listed = stored_images(sessions, needs)
+        _must_be_there(images, listed)
+        found = [planned(one, images, int(free * 1e9)) for one in listed]
+        if apply:
+            found = remove(sessions, found)
+    if app.as_json:
+        app.print_json({"applied": apply, "nodes": found})
+    else:
+        for one in found:
+            _show_pruned_images(app, one, apply=apply)
+        if not apply and any(one.removed for one in found):
+            app.console.print("nothing was removed yet: --apply does it")
+    return 1 if any(one.refused for one in found) else 0
+
+
+def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:
+    """Raise Failed for a name that no node has."""
+    for name in names:
+        if not any(is_named(image, [name]) for one in listed for image in one.images):
+            raise Failed(f"{name} is on no node", hint="`spark-cluster images list` shows them")
+
+
+def _show_pruned_images(app: App, found: PrunedImages, *, apply: bool) -> None:
+    did = "freed" if apply else "would be freed"
+    line = styled("[bold]{}[/]  up to {} {}", found.node, gigabytes(found.freed), did)
+    app.console.print(line)
+    verb = "removed" if apply else "would go"
+    for image in found.removed:
+        line = styled("  {}  {}  {}", verb, image.shown, gigabytes(image.size))
+        app.console.print(line, soft_wrap=True)
+    for refused in found.refused:
+        app.console.print(styled("  {}  {}", mark("fail"), refused.reason), soft_wrap=True)
+    for kept in found.kept:
+        line = styled("  stays  {}  [dim]{}[/]", kept.name, kept.reason)
+        app.console.print(line, soft_wrap=True)

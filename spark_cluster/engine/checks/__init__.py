@@ -1,1 +1,0 @@
-"""Checks of a running server: each is a rung of readiness and a row of `verify`."""

@@ -1,1 +1,0 @@
-"""Models, images and caches between the hub, the nodes and the laptop."""

@@ -1,1 +1,0 @@
-"""Programs that measure next to a server, as one archive in the folder of a run."""

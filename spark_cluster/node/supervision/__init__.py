@@ -1,1 +1,0 @@
-"""Supervision of an engine on the head, without the laptop: look, judge, stop, start."""

@@ -1,0 +1,726 @@
+"""The KV cache arithmetic of vLLM, version by version: how much context fits."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.version import InvalidVersion, Version
+
+from spark_cluster.config.schema import Hidden, Rounded
+from spark_cluster.config.yamlfile import did_you_mean
+from spark_cluster.errors import UsageError
+from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
+
+# The rules of the arithmetic by vLLM version: one rule for each span of versions.
+#
+# They are data (plan/data/kv_rules.toml), read in the released sources of 0.19.0 to 0.33.0.
+
+_FILE = tomllib.loads((Path(__file__).parent / "data/kv_rules.toml").read_text())
+
+NEWEST_READ: str = _FILE["newest_read"]
+"""The newest version whose source was compared."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule of one span of versions.
+
+    Attributes:
+        since: the first version of the span.
+        why, source: what changed with it, and where.
+        printed: what "KV cache size" in the log means: `pool`, the blocks shared out to the
+            groups of layers, which understates a hybrid; `requests`, the maximum concurrency
+            times --max-model-len.
+        padding_limit: kinds of layers whose numbers differ by less than this factor are padded to
+            the larger number.
+        in_flight: windows are kept for every batch in flight (two with async scheduling), not
+            for one.
+        null_block: a block that is never given out is left aside when the longest request is
+            looked for.
+        pads_attention: a page that does not divide the largest one is padded; else it is refused.
+        hybrid_prefix_caching: prefix caching is on by default for models with recurrent layers.
+        speculative_states: in cache mode `all`, drafting keeps additional states.
+        all_mode: Mamba's cache mode `all` exists.
+        checkpoints: kinds of recurrent layers that keep one more state a request in mode `align`.
+        gdn_checkpoints: gated delta nets do so too where FlashInfer runs their prefill; their
+            block is then a multiple of 64 tokens.
+        block_alignment: the block of a hybrid is a multiple of --block-size; before, of 16 tokens.
+        latent_alignment: tokens to which a hybrid MLA model's block is aligned at least.
+        sliding_block: the block of sliding layers is `asked` for by --block-size, is the
+            `smallest` that the attention's kernels can do, or the longest `fitting` into a page.
+        cpu_kernel: tokens of the smallest block of vLLM's attention for CPUs.
+    """
+
+    since: str
+    why: str
+    source: str
+    printed: Literal["pool", "requests"]
+    padding_limit: float
+    in_flight: bool
+    null_block: bool
+    pads_attention: bool
+    hybrid_prefix_caching: bool
+    speculative_states: bool
+    all_mode: bool
+    checkpoints: Sequence[str]
+    gdn_checkpoints: bool
+    block_alignment: bool
+    latent_alignment: int
+    sliding_block: Literal["asked", "smallest", "fitting"]
+    cpu_kernel: int
+
+
+RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
+"""All rules, oldest first; each is the one before with what changed."""
+
+
+def for_version(version: str | None) -> tuple[Rule, str]:
+    """The rule of a version, and words that say which one it is and how sure that is.
+
+    Args:
+        version: such as `0.19.0`, `0.20.2rc1.dev9+g1234`; None or `latest`: the newest rule.
+
+    Raises:
+        UsageError: it is no version.
+    """
+    newest = RULES[-1]
+    if version is None or version.strip().lower() in ("", "latest", "nightly"):
+        return newest, f"rule of vLLM {newest.since} (the newest; no version was given)"
+    try:
+        wanted = Version(version.strip())
+    except InvalidVersion:
+        raise UsageError(
+            f"{version!r} is not a version of vLLM", hint="such as 0.19.0; see vllm --version"
+        ) from None
+    if wanted < Version(RULES[0].since):
+        first = RULES[0]
+        return first, f"rule of vLLM {first.since} (the oldest known; {version} may differ)"
+    found = [rule for rule in RULES if Version(rule.since) <= wanted][-1]
+    text = f"rule of vLLM {found.since}"
+    if wanted.release > Version(NEWEST_READ).release:
+        return found, f"{text} (the newest known, read up to {NEWEST_READ}; {version} may differ)"
+    return found, text if found.since == version else f"{text}, also for {version}"
+
+
+# Bytes of an element in a KV cache of a given type.
+
+BYTES = {
+    "float32": 4,
+    "float": 4,
+    "bfloat16": 2,
+    "bf16": 2,
+    "float16": 2,
+    "half": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+}
+"""vLLM's `--kv-cache-dtype`, and the types a model's config names; `bf16` is ours."""
+
+NVFP4 = "nvfp4"
+NVFP4_GROUP = 16
+"""Elements that share one scale of a byte."""
+
+FP8_DS_MLA = "fp8_ds_mla"
+FP8_DS_MLA_BYTES = 656
+"""Of one token: 512 in fp8, 4 scales of 4 bytes, 64 rotary elements in 16 bits (FlashMLA)."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """The element type of the cache."""
+
+    name: str
+    bytes: int = 1
+    packed: bool = False
+
+    def width(self, elements: int) -> int:
+        """Bytes of that many elements of one head."""
+        if self.packed:  # two in a byte, and a scale for each group
+            return elements // 2 + elements // NVFP4_GROUP
+        return elements * self.bytes
+
+
+def element(name: str, geometry: Geometry, *, latent: bool = False) -> Element:
+    """Return the element type that `--kv-cache-dtype NAME` gives for a model.
+
+    `auto` is what the checkpoint asks for, else the type of the activations.
+
+    Raises:
+        UsageError: there is no such type.
+    """
+    wanted = name.strip().lower()
+    if wanted == "auto":
+        wanted = (geometry.kv_dtype or geometry.dtype).lower()
+        wanted = "bfloat16" if wanted == "auto" else wanted
+    if wanted == NVFP4:
+        return Element(NVFP4, packed=True)
+    if wanted == FP8_DS_MLA and latent:
+        return Element(FP8_DS_MLA)
+    if wanted not in BYTES:
+        known = ("auto", *BYTES, NVFP4)
+        raise UsageError(
+            f"there is no KV cache type {name!r}", hint=did_you_mean(wanted, known, "known types")
+        )
+    return Element(wanted, BYTES[wanted])
+
+
+def state_bytes(name: str | None, geometry: Geometry) -> int:
+    """Bytes of an element of a recurrent state; None: as the model's activations."""
+    return BYTES.get((name or geometry.dtype).lower(), 2)
+
+
+FLASHINFER_GDN_ALIGNMENT = 64
+"""Tokens between which FlashInfer's prefill of gated delta nets can emit a state
+(`FLASHINFER_GDN_CHECKPOINT_ALIGNMENT` in `v1/attention/backends/gdn_attn.py`)."""
+
+
+BLOCK = 16
+"""vLLM's default block, tokens (`CacheConfig.DEFAULT_BLOCK_SIZE`), and the smallest that the
+kernels of Triton and FlashAttention do."""
+
+
+# The cache of each kind of layer: the size of its page, how many a request needs, and the pool of
+# blocks that the kinds share.
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Layers of one kind in vLLM's cache.
+
+    Attributes:
+        block: tokens of one block.
+        page: bytes of one block in one layer.
+        window: tokens that are seen, for `sliding` and `chunked`.
+        fixed: pages a request, for `state`; None: one for each block of tokens, and `more`.
+    """
+
+    kind: Literal["full", "latent", "sliding", "chunked", "state"]
+    layers: int
+    block: int
+    page: int
+    window: int = 0
+    fixed: int | None = None
+    more: int = 0
+
+    def needed(self, length: int, in_flight: int) -> int:
+        """Blocks that a request of that many tokens needs at most, in one group of such layers.
+
+        Args:
+            in_flight: tokens that may be scheduled but not settled at once.
+        """
+        if self.kind == "sliding":
+            tokens = min(self.window - 1 + in_flight, length)
+            return ceil(tokens, self.block) + 1  # a window need not begin where a block does
+        if self.kind == "chunked":
+            return ceil(min(self.window + in_flight, length), self.block)
+        if self.fixed is not None:
+            return self.fixed
+        return ceil(length, self.block) + self.more
+
+
+def ceil(number: int, by: int) -> int:
+    """Rounded up."""
+    return -(-number // by)
+
+
+# The layers of a drafter that keep a cache of their own.
+#
+# vLLM gives them blocks of the same pool: MTP layers have the shape of the model's full attention
+# and join its group (`qwen3_next_mtp.py`, `deepseek_mtp.py`, `nemotron_h_mtp.py`: each builds
+# `num_nextn_predict_layers` or `mtp_num_hidden_layers` decoder layers with attention), so that the
+# group, and with it every block, is that many layers longer. The drafters of Gemma 4 read the
+# model's cache and keep none (vllm-project/speculators 586).
+
+WITHOUT_LAYERS = ("ngram", "ngram_gpu", "suffix", "")
+
+
+@dataclass(frozen=True)
+class DrafterLayers:
+    """Layers that are added to a model's own.
+
+    Attributes:
+        latent: layers with multi-head latent attention, as the model's.
+        known: False when the drafter's shape is not known and so nothing is added.
+    """
+
+    attention: tuple[Attention, ...] = ()
+    latent: int = 0
+    known: bool = True
+
+
+NO_DRAFTER = DrafterLayers()
+
+
+def is_mtp(speculative: Mapping[str, Any], model: str) -> bool:
+    """Return whether the model drafts with MTP layers of its own.
+
+    Args:
+        speculative: `--speculative-config`.
+    """
+    method, name = str(speculative.get("method", "")), speculative.get("model")
+    return method.endswith("mtp") and name in (None, "", model)
+
+
+def drafter_layers(geometry: Geometry, speculative: Mapping[str, Any], model: str) -> DrafterLayers:
+    """The layers that a drafter adds to the cache of the model.
+
+    Args:
+        geometry: of the model, with its `drafter` where that is a model of its own.
+        speculative: `--speculative-config`; empty without one.
+        model: that is served, by name.
+    """
+    method = str(speculative.get("method", ""))
+    if not speculative or method in WITHOUT_LAYERS:
+        return NO_DRAFTER
+    if method.endswith("mtp") and geometry.model_type.startswith("gemma4"):
+        return NO_DRAFTER
+    if is_mtp(speculative, model):
+        return _of_mtp(geometry)
+    if geometry.drafter is not None:
+        return DrafterLayers(geometry.drafter.attention, known=not geometry.drafter.latent)
+    return DrafterLayers(known=False)
+
+
+def _of_mtp(geometry: Geometry) -> DrafterLayers:
+    count = geometry.mtp_layers or 1  # vLLM's own default
+    if geometry.latent is not None:
+        return DrafterLayers(latent=count)
+    full = next((part for part in geometry.attention if part.kind == "full"), None)
+    if full is None:
+        return DrafterLayers(known=False)
+    return DrafterLayers((replace(full, layers=count, borrowed=0),))
+
+
+__all__ = ["KvCache", "KvLayout", "Rule", "bytes_for", "cache", "for_version"]
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """The layout of a model over GPUs and in blocks, by the options of the server.
+
+    Attributes:
+        kv_dtype: `--kv-cache-dtype`.
+        vllm: its version; without one the newest rule.
+        block_size: `--block-size`; None: 16 tokens.
+        prefix_caching: None: the version's default, which matters for recurrent layers only.
+        mamba_cache_mode: `align`, `all` or `none`; None: what vLLM takes for prefix caching.
+        drafted_tokens: of speculative decoding, for recurrent layers.
+        drafter: layers of a drafter, which draw from the same pool.
+        gdn_prefill: the kernel that runs the prefill of gated delta nets, as the log's "Using ...
+            GDN prefill kernel" names it: `flashinfer` or another, such as `triton`. None: what vLLM
+            takes by itself on a GPU with CUDA 13, `flashinfer` (Hopper and Blackwell, so also a
+            Spark).
+        async_scheduling: the next batch is scheduled while one runs, vLLM's default on GPUs.
+        device: on a CPU the same version has other kernels, float32 states of GDN layers and no
+            async scheduling.
+
+    Raises:
+        UsageError: a value is out of its range, or not known.
+    """
+
+    geometry: Geometry
+    kv_dtype: str = "auto"
+    max_num_batched_tokens: int = 2048
+    tp: int = 1
+    vllm: str | None = None
+    block_size: int | None = None
+    prefix_caching: bool | None = None
+    mamba_cache_mode: str | None = None
+    drafted_tokens: int = 0
+    drafter: DrafterLayers = NO_DRAFTER
+    gdn_prefill: str | None = None
+    async_scheduling: bool = True
+    device: Literal["gpu", "cpu"] = "gpu"
+
+    def __post_init__(self) -> None:
+        for what, number in (
+            ("the tensor-parallel size", self.tp),
+            ("--block-size", self.block),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+        ):
+            if number < 1:
+                raise UsageError(f"{what} should be at least 1, found {number}")
+        known = ("none", "align", "all") if self.rule.all_mode else ("none", "align")
+        if self.mode not in known:
+            raise UsageError(
+                f"vLLM has no --mamba-cache-mode {self.mode!r}",
+                hint=f"known are: {', '.join(known)}",
+            )
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule of its version of vLLM."""
+        return for_version(self.vllm)[0]
+
+    @cached_property
+    def element(self) -> Element:
+        """The element type of the cache."""
+        return element(self.kv_dtype, self.geometry, latent=self.geometry.latent is not None)
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block, as asked for or by default."""
+        return self.block_size or BLOCK
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def kernel(self) -> int:
+        """Tokens of the smallest block that the attention's kernels can do."""
+        return self.rule.cpu_kernel if self.on_cpu else BLOCK
+
+    @property
+    def mode(self) -> str:
+        """The cache mode of recurrent layers: `none`, `align` (prefix caching) or `all`."""
+        given = self.prefix_caching
+        caching = self.rule.hybrid_prefix_caching if given is None else given
+        return self.mamba_cache_mode or ("align" if caching else "none")
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that may be scheduled but not settled at once."""
+        overlapping = self.rule.in_flight and self.async_scheduling and not self.on_cpu
+        return (2 if overlapping else 1) * self.max_num_batched_tokens
+
+    @property
+    def gdn_checkpoints(self) -> bool:
+        """Gated delta nets keep a checkpoint of the prefill, which FlashInfer runs.
+
+        vLLM takes checkpoints only where every recurrent layer can export them.
+        """
+        recurrent = self.geometry.recurrent
+        only_gdn = bool(recurrent) and all(part.kind == "gdn" for part in recurrent)
+        flashinfer = not self.on_cpu and (self.gdn_prefill or "flashinfer") == "flashinfer"
+        return self.rule.gdn_checkpoints and self.mode == "align" and flashinfer and only_gdn
+
+
+def pages(cut: KvLayout) -> list[Pages]:
+    """The layers that keep a cache, kind by kind.
+
+    Raises:
+        UsageError: the model cannot be divided by the tensor-parallel size.
+    """
+    attention = [*_attention(cut), *_latent(cut)]
+    if cut.drafter.attention or cut.drafter.latent:
+        attention = together([*attention, *_drafter(cut)])
+    if not cut.geometry.recurrent:
+        return attention
+    states = [_state(cut, part) for part in cut.geometry.recurrent]
+    return [*_lengthened(cut, attention, states), *_padded(cut, attention, states)]
+
+
+def together(parts: list[Pages]) -> list[Pages]:
+    """Kinds that are alike in all but the number of layers, as one."""
+    found: dict[tuple[object, ...], Pages] = {}
+    for part in parts:
+        key = (part.kind, part.block, part.page, part.window, part.fixed, part.more)
+        before = found.get(key)
+        found[key] = replace(part, layers=part.layers + before.layers) if before else part
+    return list(found.values())
+
+
+def _drafter(cut: KvLayout) -> Iterator[Pages]:
+    yield from _attention(
+        replace(cut, geometry=replace(cut.geometry, attention=cut.drafter.attention))
+    )
+    if cut.drafter.latent and cut.geometry.latent:
+        latent = replace(cut.geometry.latent, layers=cut.drafter.latent)
+        yield from _latent(replace(cut, geometry=replace(cut.geometry, latent=latent)))
+
+
+def _attention(cut: KvLayout) -> Iterator[Pages]:
+    for part in cut.geometry.attention:
+        layers = part.layers - part.borrowed
+        if layers < 1:
+            continue
+        block = _sliding_block(cut) if part.kind == "sliding" else cut.block
+        width = cut.element.width(part.head_dim) + cut.element.width(part.value_dim)
+        page = block * heads_each(part, cut.tp) * width
+        yield Pages(part.kind, layers, block, page, part.window or 0)
+
+
+def _sliding_block(cut: KvLayout) -> int:
+    if cut.rule.sliding_block == "asked":
+        return cut.block
+    if cut.rule.sliding_block == "smallest":
+        return cut.kernel
+    return max(cut.kernel, cut.block // cut.kernel * cut.kernel)
+
+
+def heads_each(part: Attention, tp: int) -> int:
+    """KV heads on each GPU; with fewer heads than GPUs they are replicated.
+
+    Raises:
+        UsageError: it cannot be divided.
+    """
+    if part.q_heads % tp:
+        raise UsageError(
+            f"{part.q_heads} attention heads cannot be divided among {tp} GPUs",
+            hint=f"take a tensor-parallel size that divides {part.q_heads}",
+        )
+    if max(part.kv_heads, tp) % min(part.kv_heads, tp):
+        raise UsageError(f"{part.kv_heads} key-value heads cannot be shared by {tp} GPUs")
+    return max(1, part.kv_heads // tp)
+
+
+def _latent(cut: KvLayout) -> Iterator[Pages]:
+    """Yield one vector a token for all heads: every GPU holds it in full."""
+    part: Latent | None = cut.geometry.latent
+    if part is None:
+        return
+    if cut.element.name == FP8_DS_MLA:
+        width = FP8_DS_MLA_BYTES
+    else:
+        width = cut.element.width(part.rank + part.rope_dim)
+    yield Pages("latent", part.layers, cut.block, cut.block * width)
+    if part.index_dim:  # keys in fp8 and a scale of 4 bytes for 128 of them
+        indexed = part.index_dim + 4 * ceil(part.index_dim, 128)
+        yield Pages("latent", part.layers, cut.block, cut.block * indexed)
+
+
+def _state(cut: KvLayout, part: Recurrent) -> Pages:
+    conv = part.conv_elements
+    if part.groups and part.groups % cut.tp:  # each GPU has the groups that its heads need
+        conv += (cut.tp - part.groups) * part.group_elements
+    if conv % cut.tp or part.state_elements % cut.tp:
+        raise UsageError(f"the recurrent layers cannot be divided among {cut.tp} GPUs")
+    if part.conv_width:
+        conv = conv // part.conv_width * (part.conv_width + cut.drafted_tokens)
+    kept = "float32" if cut.on_cpu else part.state_dtype
+    size = conv // cut.tp * state_bytes(None, cut.geometry)
+    size += part.state_elements // cut.tp * state_bytes(kept, cut.geometry)
+    return Pages("state", part.layers, cut.block, size, fixed=_kept(cut, part))
+
+
+def _kept(cut: KvLayout, part: Recurrent) -> int:
+    """States that one request keeps, unless there is one for each block."""
+    if cut.mode == "none":
+        return 1 + cut.drafted_tokens
+    checkpoint = part.kind in cut.rule.checkpoints or cut.gdn_checkpoints
+    return 2 + cut.drafted_tokens + int(checkpoint)
+
+
+def _block(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> int:
+    """Tokens of a block long enough that its page of attention holds a state."""
+    state = max(part.page for part in states)
+    a_token = max(part.page // part.block for part in attention)
+    step = max(cut.kernel, cut.block) if cut.rule.block_alignment else cut.kernel
+    if cut.geometry.latent:
+        step = max(step, cut.rule.latent_alignment)
+    if cut.gdn_checkpoints:
+        step = math.lcm(step, FLASHINFER_GDN_ALIGNMENT)
+    if cut.mode == "all":
+        step = math.lcm(step, max(part.chunk for part in cut.geometry.recurrent) or 1)
+    return max(cut.block, step * ceil(state, step * a_token))
+
+
+def _lengthened(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[Pages]:
+    if not attention:
+        return []
+    block = _block(cut, attention, states)
+    return [replace(part, block=block, page=part.page // part.block * block) for part in attention]
+
+
+def _padded(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[Pages]:
+    """States in pages as large as those of attention."""
+    if not attention:
+        return states
+    block = _block(cut, attention, states)
+    page = block * max(part.page // part.block for part in attention)
+    if cut.mode == "all":
+        more = cut.drafted_tokens if cut.rule.speculative_states else 0
+        return [replace(part, block=block, page=page, fixed=None, more=more) for part in states]
+    return [replace(part, block=block, page=page) for part in states]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Blocks that all groups of layers draw from.
+
+    Attributes:
+        kinds: each kind of layer with the number of its groups.
+        block_bytes: of one block on one GPU.
+        in_flight: tokens that may be scheduled but not settled at once.
+    """
+
+    kinds: tuple[tuple[Pages, int], ...]
+    block_bytes: int
+    in_flight: int
+
+    @property
+    def groups(self) -> int:
+        return sum(count for _, count in self.kinds)
+
+    @property
+    def smallest_block(self) -> int:
+        """Tokens of the shortest block."""
+        return min(part.block for part, _ in self.kinds)
+
+    def needed(self, length: int) -> int:
+        """Blocks that a request of that many tokens needs at most.
+
+        Raises:
+            UsageError: it has none.
+        """
+        if length < 1:
+            raise UsageError(f"--max-model-len should be at least 1, found {length}")
+        return sum(count * part.needed(length, self.in_flight) for part, count in self.kinds)
+
+
+def pool(layout: KvLayout) -> Pool:
+    """The pool of a model.
+
+    Layers of one kind are one group, whatever their sizes. Different kinds get pages of one size
+    (the smaller ones longer blocks), and each is split into groups of as many layers as the
+    rarest kind has.
+
+    Raises:
+        UsageError: it keeps no cache, or the pages cannot be made alike.
+    """
+    parts, rule = pages(layout), layout.rule
+    if not parts:
+        raise UsageError(f"{layout.geometry.name} keeps no KV cache of its own")
+    if len({_uniform(part) for part in parts}) == 1:
+        size = sum(part.layers * part.page for part in parts)
+        return Pool(((parts[0], 1),), size, layout.in_flight)
+    alike = together(_one_size(parts, rule))
+    fewest = min(part.layers for part in alike)
+    most = max(part.layers for part in alike)
+    size = most if most < fewest * rule.padding_limit else fewest
+    kinds = tuple((part, ceil(part.layers, size)) for part in alike)
+    return Pool(kinds, size * alike[0].page, layout.in_flight)
+
+
+def _uniform(part: Pages) -> tuple[object, ...]:
+    """Kinds that need the same number of blocks for the same tokens are alike."""
+    kind = "full" if part.kind == "latent" else part.kind
+    return (kind, part.block, part.window, part.fixed, part.more)
+
+
+def _one_size(parts: list[Pages], rule: Rule) -> list[Pages]:
+    largest = max(part.page for part in parts)
+    found = []
+    for part in parts:
+        if largest % part.page == 0 and part.kind != "state":
+            found.append(replace(part, block=part.block * (largest // part.page), page=largest))
+        elif part.kind == "state" or (rule.pads_attention and part.kind != "latent"):
+            found.append(replace(part, page=largest))
+        else:
+            raise UsageError(
+                f"vLLM {rule.since} cannot serve this model with such a KV cache: a page of "
+                f"{part.page} bytes does not divide one of {largest}",
+                hint="0.24 and newer pad it; or take another KV cache type",
+            )
+    return found
+
+
+# A KV cache of a given size: what vLLM prints for it, and the other way round.
+
+GIB = 1024**3
+
+FLASHINFER_ASSUMED = (
+    "FlashInfer's GDN prefill is assumed, which keeps one more state a request (the log says "
+    '"Using ... GDN prefill kernel")'
+)
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The KV cache as a server's log describes it, figures of one GPU.
+
+    Attributes:
+        blocks: in the pool, counted in blocks of `--block-size`. Where vLLM takes longer ones
+            because a CPU's kernels want them, one of its blocks counts as several.
+        blocks_per_request: that a request of full length needs.
+        tokens: as "KV cache size" in the log.
+        max_concurrency: requests of full length at once.
+        gib_per_request: that such a request takes, GiB a GPU.
+        max_model_len: the longest request that fits, tokens; at most what the model was made for.
+        rule: which version's arithmetic it is.
+        block_size: tokens of the shortest block, after alignment.
+    """
+
+    blocks: int
+    blocks_per_request: int
+    tokens: int
+    max_concurrency: Annotated[float, Rounded(2)]
+    gib_per_request: Annotated[float, Rounded(4)]
+    max_model_len: int
+    rule: str
+    block_size: Hidden[int]
+
+
+def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
+    """Compute what a cache of that size holds.
+
+    Args:
+        size: of the cache on each GPU, bytes.
+        max_model_len: `--max-model-len`, tokens.
+
+    Raises:
+        UsageError: a value is out of its range, or the model cannot be laid out like this.
+    """
+
+    if size <= 0:
+        raise UsageError(f"a KV cache of {size} bytes holds nothing")
+    rule, words = for_version(layout.vllm)
+    if layout.gdn_checkpoints and not layout.gdn_prefill:
+        words += f"; {FLASHINFER_ASSUMED}"
+    shared = pool(layout)
+    needed = shared.needed(max_model_len)
+    if shared.block_bytes <= 0 or needed <= 0:
+        raise UsageError(f"{layout.geometry.name} has no layers with a KV cache, by its config")
+    blocks = size // shared.block_bytes
+    concurrency = blocks / needed
+    if rule.printed == "pool":
+        tokens = blocks // shared.groups * shared.smallest_block
+    else:
+        tokens = int(concurrency * max_model_len)
+    usable = blocks - 1 if rule.null_block else blocks
+    lengths = range(1, (layout.geometry.max_positions or max_model_len) + 1)
+    unit = _unit(layout)
+    return KvCache(
+        blocks=blocks * unit,
+        blocks_per_request=needed * unit,
+        tokens=tokens,
+        max_concurrency=concurrency,
+        gib_per_request=needed * shared.block_bytes / GIB,
+        max_model_len=bisect_right(lengths, usable, key=shared.needed),
+        rule=words,
+        block_size=shared.smallest_block,
+    )
+
+
+def bytes_for(layout: KvLayout, requests: int, length: int) -> int:
+    """The bytes on each GPU that hold that many requests of that length, whole blocks.
+
+    Raises:
+        UsageError: as `cache`.
+    """
+
+    if requests < 1:
+        raise UsageError(f"the number of requests should be at least 1, found {requests}")
+    shared = pool(layout)
+    spare = 1 if layout.rule.null_block else 0
+    return (requests * shared.needed(length) + spare) * shared.block_bytes
+
+
+def _unit(layout: KvLayout) -> int:
+    """Return how many blocks of the requested size one block counts as."""
+    sliding = any(part.kind == "sliding" for part in layout.geometry.attention)
+    if not sliding or layout.rule.sliding_block == "asked":
+        return 1
+    return max(1, layout.kernel // layout.block)

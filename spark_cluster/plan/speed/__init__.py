@@ -1,1 +1,0 @@
-"""Speed prediction: decode, prefill, speculative decoding, one Spark or several."""

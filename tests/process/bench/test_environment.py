@@ -1,0 +1,145 @@
+"""Firmware, versions in the image, round trip and start-up log, as a record has them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import put
+
+from spark_cluster.bench import describe, sequence
+from spark_cluster.errors import Unreachable
+from spark_cluster.node import own_program
+from spark_cluster.runner.session import Output
+
+
+class Local:
+    """A session that runs commands on this machine, with this Python."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def run(self, argv: list[str], *, program: str = "", **_: Any) -> Output:
+        self.asked.append(argv)
+        words = argv[argv.index("python3") + 1 :] if "python3" in argv else argv[1:]
+        if program:
+            words = own_program.argv(program, *argv)[1:]
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
+        )
+        return Output(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def local_server() -> Iterator[str]:
+    """The URL of something that listens."""
+    with socket.create_server(("127.0.0.1", 0), backlog=describe.TRIES) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+
+
+def test_the_round_trip_to_a_server(local_server):
+    found = describe.round_trip_ms(Local(), local_server)
+    assert found is not None
+    assert 0 < found < 5000
+
+
+def test_no_round_trip_where_nothing_listens():
+    assert describe.round_trip_ms(Local(), "http://127.0.0.1:1/v1") is None
+
+
+def test_the_versions_that_programs_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, version in (("torch", "2.11.0+cu130"), ("nvidia_nccl_cu13", "2.29.3")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    session: Any = Local()
+    docker: Any = SimpleNamespace(runtime="docker", venv="")
+    found = describe.program_versions(session, docker)
+    assert found == {"torch": "2.11.0+cu130", "nccl": "2.29.3"}
+    assert session.asked[0][:4] == ["docker", "exec", "spark-vllm", "python3"]
+    venv: Any = SimpleNamespace(runtime="venv", venv="/opt/vllm")
+    describe.program_versions(session, venv)
+    assert session.asked[1][0] == "/opt/vllm/bin/python"
+
+
+@pytest.mark.parametrize("said", [Output(1, "", "no such container"), Output(0, "nonsense", "")])
+def test_no_versions_where_nothing_answers(said):
+    session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
+    deployment: Any = SimpleNamespace(runtime="docker", venv="")
+    assert describe.program_versions(session, deployment) == {}
+
+
+def test_the_name_under_which_a_registry_has_an_image():
+    digest = "sha256:" + "4b" * 32
+    shown = [{"Id": "sha256:1", "RepoDigests": [f"mirror.example/v@{digest}", f"vllm/v@{digest}"]}]
+    said = Output(0, json.dumps(shown), "")
+    session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
+    assert describe.repo_digest(session, "sha256:1", "vllm/v:nightly") == f"vllm/v@{digest}"
+    assert describe.repo_digest(session, "sha256:1", "own:1") == "", "it was built there"
+    assert describe.repo_digest(session, "", "vllm/v") == "", "no container, no image"
+    gone: Any = SimpleNamespace(run=lambda *_a, **_k: Output(1, "[]\n", "no such image"))
+    assert describe.repo_digest(gone, "sha256:1", "vllm/v") == ""
+
+
+def test_a_node_that_is_lost_costs_no_measurement():
+    def lost(*_: Any, **__: Any) -> None:
+        raise Unreachable("no answer", where="spark2")
+
+    session: Any = SimpleNamespace(run=lost, request=lost)
+    assert describe.firmware(session) == {}
+    assert describe.round_trip_ms(session, "http://127.0.0.1:8000") is None
+
+
+def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch):
+    logs = {
+        ("spark1", "spark-vllm"): "INFO api_key='sk-very-secret'\n\x1b]0;title\x07loaded\n",
+        ("spark1", "spark-ray"): "Error response from daemon: No such container: spark-ray\n",
+        ("spark2", "spark-vllm"): "log: 2: docker: not found\n",
+        ("spark2", "spark-ray"): "ray started\nError: No such container: x\n",
+    }
+    sizes = set()
+
+    def read(session: str, program: str, size: int) -> str:
+        sizes.add(size)
+        return logs.get((session, program), "")
+
+    monkeypatch.setattr(sequence.runtime, "read_beginning", read)
+    play: Any = SimpleNamespace(
+        nodes=[SimpleNamespace(name=name) for name in ("spark1", "spark2")],
+        session=lambda node: node.name,
+        secrets=frozenset({"sk-very-secret"}),
+    )
+    kept = sequence.keep_logs(play, tmp_path, "000-s")
+    assert kept == ("logs/000-s-spark1-spark-vllm.log", "logs/000-s-spark2-spark-ray.log")
+    text = (tmp_path / kept[0]).read_text()
+    assert text == "INFO api_key='***'\n\ufffd]0;title\ufffdloaded\n"
+    assert sizes == {sequence.LOG_BYTES}
+
+
+def test_a_real_agent_is_asked(agent, tmp_path: Path):
+    root = tmp_path / "spark1"
+    for hca in ("rocep1s0f1", "roceP2p1s0f1"):
+        put(root / f"sys/class/infiniband/{hca}/fw_ver", "28.45.4028\n")
+    bios = {"vendor": "American Megatrends\n", "version": "5.36_0ACUM018\n", "date": "07/02/2026\n"}
+    for name, text in bios.items():
+        put(root / f"sys/class/dmi/id/bios_{name}", text)
+    assert describe.firmware(agent("spark1")) == {
+        "firmware": "28.45.4028",
+        "bios": "American Megatrends 5.36_0ACUM018 07/02/2026",
+    }
+    assert describe.firmware(agent("spark2")) == {"firmware": "", "bios": ""}
+
+
+def test_the_round_trip_from_a_real_agent(agent, local_server):
+    found = describe.round_trip_ms(agent(), local_server)
+    assert found is not None
+    assert found > 0

@@ -1,0 +1,351 @@
+"""llama-benchy and `vllm bench serve`: command lines, and results that are not believed too soon.
+
+The files in tests/data/benchy were written by llama-benchy 0.4.0 against a stand-in server that
+answered, answered HTTP 500, did so now and then, or said that the capital of France is Lyon.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from factories import make_node, make_recipe
+from serve_plans import deployment_for
+
+from spark_cluster.bench import generators, open_loop
+from spark_cluster.bench.expansion import At, PlannedCell
+from spark_cluster.bench.record import CellKey
+from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
+
+DATA = Path(__file__).parents[2] / "data" / "benchy"
+SETTINGS = MeasurementSettings()
+CACHED = MeasurementSettings(prefix_caching=True)
+
+
+def at(settings: MeasurementSettings = SETTINGS, slo: Slo | None = None) -> At:
+    suite = Suite(name="s", settings=settings, slo=slo)
+    deployment = deployment_for(make_recipe(), make_node("spark1"))
+    return At(suite, deployment, "http://127.0.0.1:8000/v1", "/var/lib/x")
+
+
+def cell(name: str = "ok", runs: int = 3, concurrency: int = 1, depth: int = 0) -> PlannedCell:
+    key = CellKey(prompt=64, output=8, depth=depth, concurrency=concurrency)
+    return PlannedCell(name, "setup", key, runs)
+
+
+def sample(name: str, *, concurrency: int = 2, runs: int = 3, depth: int = 0):
+    """A sample's results, read as a run reads them."""
+    suite = Suite(name="s", settings=CACHED if depth else SETTINGS)
+    files = {**texts(DATA), f"{name}.log": (DATA / f"{name}.out").read_text()}
+    return generators.of(suite).results(suite, cell(name, runs, concurrency, depth), files)
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*.json*")}
+
+
+def test_a_good_result():
+    (found,) = sample("ok", concurrency=1)
+    assert (found.status, found.reason, found.attention) == ("ok", "", ())
+    assert found.metrics["tg_tps"].mean == pytest.approx(275.847, abs=0.01)
+    assert len(found.metrics["tg_tps"].values) == 3
+    assert found.metrics["ttfr_ms"].mean < 100
+    assert set(found.metrics) == {*generators.TOTALS, *generators.OF_REQUESTS}
+
+
+def test_nulls_are_a_failure_although_the_exit_status_was_0():
+    (found,) = sample("http500")
+    assert found.status == "failed"
+    assert "6 of 6 requests failed: HTTP 500" in found.reason
+    assert "tg_throughput has no value" in found.reason
+    assert found.metrics == {}
+
+
+def test_dropped_requests_are_a_failure():
+    (found,) = sample("some")
+    assert found.status == "failed"
+    assert "2 of 6 requests failed" in found.reason
+    assert "ttfr has 4 of 6 values: runs were dropped" in found.reason
+
+
+def test_an_incoherent_server_is_a_failure():
+    (found,) = sample("incoherent")
+    assert found.status == "failed"
+    assert "answers are not coherent: Expected 'Paris'. Got: Lyon" in found.reason
+    assert "it wrote no result" in found.reason
+
+
+def test_the_prefill_of_the_context_is_a_cell_of_its_own():
+    context, main = sample("prefix", concurrency=1, runs=2, depth=128)
+    assert (context.id, main.id) == ("prefix-ctx", "prefix")
+    assert context.key.context_prefill
+    assert not main.key.context_prefill
+    assert context.status == main.status == "ok"
+    assert context.metrics["pp_tps"].mean == pytest.approx(2198.56, abs=0.01)
+
+
+def good() -> dict:
+    return json.loads((DATA / "ok.json").read_text())
+
+
+def read(data, **changed):
+    return generators.benchy_results(cell(**changed), data, generators.Requests(), SETTINGS)[0]
+
+
+@pytest.mark.parametrize("data", [{}, {"benchmarks": []}, {"benchmarks": None}, {"benchmarks": 3}])
+def test_an_empty_result_is_a_failure(data):
+    assert "the result is empty" in read({"version": "0.4.0", **data}).reason
+
+
+def test_another_shape_or_version_is_a_failure():
+    assert "no such benchmark" in read(good(), concurrency=4).reason
+    assert "written by llama-benchy 0.3.5" in read({**good(), "version": "0.3.5"}).reason
+
+
+def test_a_value_that_is_no_number_counts_as_dropped():
+    data = good()
+    data["benchmarks"][0]["tg_throughput"]["values"][1] = math.nan
+    assert "tg_throughput has 2 of 3 values" in read(data).reason
+
+
+def test_a_response_sooner_than_the_latency_leaves_only_the_prefill_out():
+    data = good()
+    for name in ("pp_throughput", "pp_req_throughput"):
+        data["benchmarks"][0][name] = None
+    found = read(data)
+    assert found.status == "ok"
+    assert "pp_tps" not in found.metrics
+    assert "sooner than the latency (44.8 ms)" in found.attention[0]
+
+
+def test_requests_of_a_run_are_one_value():
+    data = copy.deepcopy(good())
+    entry = data["benchmarks"][0]
+    entry["concurrency"] = 2
+    for field in generators.OF_REQUESTS.values():
+        entry[field]["values"] = [1.0, 3.0, 2.0, 4.0, 10.0, 20.0]
+    metric = read(data, concurrency=2).metrics["ttfr_ms"]
+    assert metric.values == (2.0, 3.0, 15.0)
+    assert metric.percentiles["p50"] == 3.5
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN', "null"])
+def test_a_file_that_was_cut_is_a_failure(text):
+    suite = Suite(name="s")
+    (found,) = generators.of(suite).results(suite, cell(), {"ok.json": text})
+    assert found.status == "failed"
+
+
+def test_progress():
+    lines = (DATA / "some.jsonl").read_text().splitlines()
+    progress = generators.read_progress([*lines[:-1], '{"schema": "llama-ben', "[]", "null", ""])
+    assert (progress.ended, progress.short, len(progress.errors)) == (6, 0, 2)
+    assert progress.complete == ""
+    assert generators.read_progress(lines).complete == "ok"
+
+
+def test_short_answers_are_a_failure_where_the_length_is_fixed():
+    lines = (DATA / "ok.jsonl").read_text().replace('"total_tokens":8', '"total_tokens":5')
+    progress = generators.read_progress(lines.splitlines())
+    (found,) = generators.benchy_results(cell(), good(), progress, SETTINGS)
+    assert "3 of 3 answers were shorter" in found.reason
+    free = MeasurementSettings(exact_output=False)
+    assert generators.benchy_results(cell(), good(), progress, free)[0].status == "ok"
+
+
+def test_the_command_line():
+    words = generators.benchy_arguments(at(CACHED), cell("c", 5, 4, 4096))
+    text = " ".join(words)
+    assert "--pp 64 --tg 8 --depth 4096 --concurrency 4 --runs 5" in text
+    assert "--enable-prefix-caching --exact-tg --extra-body temperature=0" in text
+    assert "--save-result /var/lib/x/raw/c.json --format json" in text
+    assert "--no-cache" in generators.benchy_arguments(at(), cell())
+    free = MeasurementSettings(temperature=None, exact_output=False, coherence=False)
+    others = generators.benchy_arguments(at(free), cell())
+    assert "--skip-coherence" in others
+    assert not {"--extra-body", "--exact-tg", "--api-key"} & set(others)
+
+
+def test_the_launcher_gives_it_a_text_for_its_prompts(tmp_path):
+    """llama-benchy finds a book in its cache before it downloads it."""
+    package = tmp_path / "llama_benchy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(
+        "import pathlib, sys\ndef main():\n    print(sys.argv[1:])\n"
+        "    for one in (pathlib.Path.home() / '.cache/llama-benchy').iterdir():\n"
+        "        print(one.read_text())\n"
+    )
+    (tmp_path / "book.txt").write_text("once")
+    env = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path / "home")}
+    env[generators.BOOK] = str(tmp_path / "book.txt")
+    argv = [sys.executable, "-c", generators.LAUNCHER, "--pp", "1"]
+    for _ in range(2):
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout == "['--pp', '1']\nonce\n"
+
+
+# -- vllm bench serve ------------------------------------------------------------------------------
+
+
+RATE = PlannedCell(
+    "open", "setup", CellKey(prompt=512, output=64, concurrency=0, request_rate=2), 2, requests=4
+)
+SLO = Slo(ttft_ms=500, tpot_ms=50, itl_ms=100)
+
+
+def served(**changed):
+    data = {
+        "completed": 4, "failed": 0, "request_throughput": 1.9, "request_goodput": 1.5,
+        "output_throughput": 120.0, "request_rate": 2.0, "output_lens": [64] * 4,
+        "errors": [""] * 4,
+        "spec_decode_acceptance_rate": 76.0, "spec_decode_acceptance_length": 4.04,
+    }  # fmt: skip
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        data[f"mean_{name}_ms"] = 40.0
+        data |= {f"p{p}_{name}_ms": 40.0 + p for p in open_loop.PERCENTILES}
+    return {**data, **changed}
+
+
+def test_an_open_loop():
+    found = open_loop.parse(RATE, [served(), served(request_goodput=1.7)], SLO)
+    assert found.status == "ok"
+    assert found.metrics["goodput"].values == (1.5, 1.7)
+    assert found.metrics["ttft_ms"].percentiles["p99"] == 139.0
+    assert found.metrics["acceptance"].mean == pytest.approx(0.76)
+    assert found.attention == ("99 % of gaps between tokens are under 139 ms; the limit is 100 ms",)
+
+
+def test_what_vllm_writes():
+    """Files of vLLM 0.32's own program, against the same stand-in server."""
+    folder = DATA.parent / "vllm_bench"
+    load = CellKey(prompt=64, output=8, concurrency=0, request_rate=20)
+    suite = Suite.model_validate({"name": "s", "tool": "vllm-bench", "slo": SLO.model_dump()})
+
+    def read(name):
+        planned = PlannedCell(name, "s", load, 1, requests=6)
+        (result,) = generators.of(suite).results(suite, planned, texts(folder))
+        return result
+
+    found = read("open")
+    assert (found.status, found.attention) == ("ok", ())
+    assert found.metrics["goodput"].mean == pytest.approx(16.699, abs=0.001)
+    assert set(found.metrics["e2el_ms"].percentiles) == {"p5", "p50", "p90", "p95", "p99"}
+    assert "acceptance" not in found.metrics
+    failed = read("some")
+    assert failed.status == "failed"
+    assert "of 6 requests were completed: " in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (served(completed=3, errors=["", "boom"]), "run 2: 3 of 4 requests were completed: boom"),
+        (served(completed=3, errors=7), "run 2: 3 of 4 requests were completed"),
+        (served(completed=3, errors=[[]]), "run 2: 3 of 4 requests were completed"),
+        (served(completed=3, errors=[" "]), "run 2: 3 of 4 requests were completed"),
+        (served(completed=None), "run 2: no of 4 requests were completed"),
+        (served(request_goodput=None), "request_goodput has no value"),
+        (served(mean_ttft_ms=math.nan), "mean_ttft_ms has no value"),
+        (served(output_lens=[64, 0, 64, 0]), "2 answers were empty"),
+        ("it wrote no result", "run 2: it wrote no result"),
+    ],
+)
+def test_what_fails(data, reason):
+    found = open_loop.parse(RATE, [served(), data], SLO)
+    assert found.status == "failed"
+    assert reason in found.reason
+
+
+def test_a_server_that_does_not_keep_up():
+    slow = served(request_throughput=0.5)
+    assert "kept up with 0.50 of 2 requests" in open_loop.parse(RATE, [slow, slow]).attention[0]
+
+
+def test_the_command_line_of_vllm():
+    words = open_loop.vllm_arguments(at(slo=SLO), RATE, "/out", run=2)
+    text = " ".join(words)
+    assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
+    assert "--request-rate 2 --ignore-eos --temperature 0" in text
+    assert "--goodput ttft:500 tpot:50 --" in text
+    assert "--result-dir /out --result-filename open.2.json" in text
+    assert "--seed 2" in text
+    closed = open_loop.vllm_arguments(at(), cell(concurrency=4), "/out")
+    assert closed[closed.index("--max-concurrency") + 1] == "4"
+
+
+# -- guidellm --------------------------------------------------------------------------------------
+
+GUIDE = {"name": "s", "recipes": ["r"], "tool": "guidellm", "prompt": [64], "output": [8]}
+
+
+def guided(name, runs=1, requests=6):
+    """A result that GuideLLM 0.8.1 wrote, against its own server for tests."""
+    suite = Suite.model_validate(GUIDE)
+    load = CellKey(prompt=64, output=8, concurrency=2)
+    planned = PlannedCell(name, "s", load, runs, requests=requests)
+    files = {**texts(DATA.parent / "guidellm"), f"{name}.log": "said"}
+    (found,) = generators.of(suite).results(suite, planned, files)
+    return found
+
+
+def test_what_guidellm_writes():
+    found = guided("ok")
+    assert (found.status, found.reason, found.attention) == ("ok", "", ())
+    assert set(found.metrics) == {*open_loop.TIMES, *open_loop.RATES}
+    assert found.metrics["itl_ms"].mean == pytest.approx(18.83, abs=0.01)
+    assert found.metrics["e2el_ms"].percentiles["p50"] == pytest.approx(245.9, abs=0.1)
+    assert set(found.metrics["ttft_ms"].percentiles) == {"p5", "p50", "p90", "p95", "p99"}
+    assert "6 of 7 requests were completed" in guided("ok", requests=7).reason
+    missing = guided("ok", runs=2)
+    assert "run 2: it wrote no result (ok.2.json); it said: said" in missing.reason
+
+
+def test_what_failed_says_guidellm_too():
+    found = guided("failed")
+    assert found.status == "failed"
+    assert "of 6 requests were completed: " in found.reason
+
+
+@pytest.mark.parametrize("data", [{}, {"metadata": 7}, {"metadata": {"guidellm_version": "0.5.0"}}])
+def test_a_report_of_another_version_or_shape(data):
+    why = open_loop.as_vllm(data)
+    assert isinstance(why, str)
+    assert "expected 0.8.1" in why
+    own = {"metadata": {"guidellm_version": "0.8.1"}}
+    for benchmarks in (None, [], [{"metrics": []}], [{"requests": {"errored": 7}}]):
+        found = open_loop.parse(RATE, [open_loop.as_vllm({**own, "benchmarks": benchmarks})])
+        assert found.status == "failed"
+
+
+@pytest.mark.parametrize("huge", [10**400, 1e308], ids=["no float", "no sum"])
+def test_a_figure_that_nothing_has_counts_as_missing(huge):
+    """A load generator, and the server that it measures, may write anything."""
+    told = {name: {"successful": {"mean": huge}} for name, _ in open_loop.FIELDS.values()}
+    told["requests_per_second"] = {"successful": {"mean": huge}}
+    report = {"metadata": {"guidellm_version": "0.8.1"}, "benchmarks": [{"metrics": told}]}
+    found = open_loop.parse(RATE, [open_loop.as_vllm(report)] * 2)
+    assert "request_throughput has no value" in found.reason
+    assert "mean_ttft_ms has no value" in found.reason
+
+
+def test_the_command_line_of_guidellm():
+    words = open_loop.guidellm_arguments(at(), RATE, 2)
+    given = {
+        name.removeprefix("--"): json.loads(value)
+        for name, value in zip(words[1::2], words[2::2], strict=False)
+    }
+    assert words[0] == "run"
+    assert given["profile"] == {"kind": "poisson", "rate": [2.0]}
+    assert given["constraint"]["count"] == 4
+    assert given["seed"]["value"] == 2
+    assert given["output"]["path"] == "/var/lib/x/raw/open.2.json"
+    assert given["backend"]["target"] == "http://127.0.0.1:8000"
+    assert given["backend"]["extras"] == {"body": {"ignore_eos": True, "temperature": 0}}
+    closed = open_loop.guidellm_arguments(at(), cell(concurrency=4), 1)
+    assert '{"kind": "concurrent", "streams": [4]}' in closed

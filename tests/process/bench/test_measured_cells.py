@@ -1,0 +1,415 @@
+"""The program on the node that measures cell by cell: what it does when things go wrong."""
+
+from __future__ import annotations
+
+import getpass
+import http.server
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import waiting
+from factories import put
+from fork_server import Forked, program
+
+from spark_cluster.bench import on_node
+from spark_cluster.node import measure
+from spark_cluster.resources import Command, Directory, File
+from spark_cluster.runner.session import Output
+
+TOOL = """\
+import json, os, sys, time
+with open("calls", "a") as calls:
+    calls.write(sys.argv[1] + "\\n")
+{more}
+open(sys.argv[2], "w").write(json.dumps({{"cell": sys.argv[1]}}))
+"""
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(type(self).status)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def health() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/health"
+    Health.status = 200
+    server.shutdown()
+    server.server_close()
+
+
+def cell(id: str, commands: list[list[str]], **changed: Any) -> dict[str, Any]:
+    runs = [{"argv": argv, "prints": ""} for argv in commands]
+    return {"id": id, "runs": runs, "env": {}, "timeout_s": 60.0, "as_root": False, **changed}
+
+
+def write_plan(folder: Path, health: str, *cells: dict[str, Any]) -> Path:
+    plan = {"health": [health], "cells": cells, "user": getpass.getuser()}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return folder
+
+
+@pytest.fixture
+def plan(tmp_path: Path, health: str) -> Any:
+    def make(*ids: str, more: str = "", timeout_s: float = 60.0) -> Path:
+        (tmp_path / "tool.py").write_text(TOOL.format(more=more))
+        cells = [
+            cell(id, [[sys.executable, "tool.py", id, f"raw/{id}.json"]], timeout_s=timeout_s)
+            for id in ids
+        ]
+        return write_plan(tmp_path, health, *cells)
+
+    return make
+
+
+def lock(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-lock") / "measuring"
+
+
+def start(folder: Path) -> Forked:
+    return program(on_node.MAIN, str(folder), str(lock(folder)))
+
+
+def here(folder: Path) -> int:
+    """Measure in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return measure.main(str(folder), str(lock(folder)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(folder: Path) -> tuple[int, str]:
+    process = start(folder)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out + err
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().split()
+
+
+def test_each_cell_once_and_again_nothing(plan):
+    folder = plan("a", "b")
+    status, said = run(folder)
+    assert status == measure.DONE, said
+    assert "cell 2 of 2: b: ok" in said
+    assert json.loads((folder / "raw/b.json").read_text()) == {"cell": "b"}
+    assert json.loads((folder / "cells/a.json").read_text())["status"] == 0
+    assert (folder / measure.COMPLETE).exists()
+    assert run(folder) == (measure.DONE, "")
+    assert calls(folder) == ["a", "b"]
+
+
+def test_a_cell_that_was_cut_is_measured_again_and_no_other(plan):
+    folder = plan("a", "b", "c", more="if sys.argv[1] == 'b' and not os.path.exists('again'):\n"
+                  "    open('begun', 'w').close(); time.sleep(60)\n")  # fmt: skip
+    process = start(folder)
+    waiting.until((folder / "begun").exists)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
+    (folder / "again").touch()
+    assert run(folder)[0] == measure.DONE
+    assert calls(folder) == ["a", "b", "b", "c"]
+
+
+def test_no_process_of_a_load_generator_is_left(plan):
+    more = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
+    folder = plan("a", more=f"{more}open('pid', 'w').write(str(child.pid))\ntime.sleep(600)\n")
+    process = start(folder)
+    waiting.until(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == measure.STOPPED
+    pid = int((folder / "pid").read_text())
+    waiting.until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+    assert not (folder / "cells/a.json").exists()
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_one_that_hangs_is_ended_and_the_next_is_measured(plan):
+    folder = plan("a", "b", more="time.sleep(600 if sys.argv[1] == 'a' else 0)\n", timeout_s=1)
+    told = json.loads((folder / "plan.json").read_text())
+    told["cells"][1]["timeout_s"] = 60
+    (folder / "plan.json").write_text(json.dumps(told))
+    assert run(folder)[0] == measure.DONE
+    told = json.loads((folder / "cells/a.json").read_text())
+    assert (told["status"], told["error"]) == (None, "it did not end within 1 s")
+    assert json.loads((folder / "cells/b.json").read_text())["status"] == 0
+
+
+def test_stopped_in_the_middle(plan):
+    folder = plan("a", "b", more="open('begun', 'w').close(); time.sleep(600)\n")
+    process = start(folder)
+    waiting.until((folder / "begun").exists)
+    (folder / "stop").touch()
+    assert process.communicate(timeout=60)[1] == "stopped\n"
+    assert process.returncode == measure.STOPPED
+    assert calls(folder) == ["a"]
+    assert not (folder / measure.COMPLETE).exists()
+
+
+class Node:
+    """A node whose lock is in a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lock = str(lock(folder))
+
+    def run(self, argv: list[str], **_: Any) -> Output:
+        words = [self.lock if word == measure.LOCK else word for word in argv]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return Output(done.returncode, done.stdout, done.stderr)
+
+
+def test_one_benchmark_at_a_time_and_which_one_is_known(plan, tmp_path_factory):
+    folder = plan("a", more="open('begun', 'w').close(); time.sleep(600)\n")
+    node: Any = Node(folder)
+    assert on_node.measured(node) == ""
+    process = start(folder)
+    waiting.until((folder / "begun").exists)
+    assert on_node.measured(node) == str(folder)
+    assert run(folder) == (measure.BUSY, f"{measure.BUSY_TEXT}\n")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert on_node.measured(node) == "", "the kernel releases it, whoever ends"
+    assert not (folder / "cells/a.json").exists()
+
+
+def test_what_root_works_in_is_roots():
+    """The login user could put links into folders of its own, which root would follow."""
+    job = on_node.MeasurementJob(f"{on_node.FOLDER}/r/s", ("http://x",), (), "nvidia", 600.0)
+    assert {r.owner for r in job.resources if isinstance(r, Directory)} == {"root"}
+    assert {r.owner for r in job.resources if isinstance(r, File)} <= {None, "root"}
+    (command,) = [r for r in job.resources if isinstance(r, Command)]
+    assert command.user is None, "it gives each load generator the login user's rights"
+
+
+def test_a_link_that_a_load_generator_left_is_not_followed(plan, tmp_path_factory):
+    """The folder of its results is its own: it can put anything there."""
+    secret = tmp_path_factory.mktemp("of-root") / "secret"
+    secret.write_text("mine")
+    folder = plan("a", "b", more=f"os.symlink({str(secret)!r}, 'raw/b.log')\n"
+                  f"os.symlink({str(secret)!r}, 'raw/a.more')\n"
+                  f"os.mkfifo('raw/b.pipe') if sys.argv[1] == 'a' else None\n")  # fmt: skip
+    assert run(folder)[0] == measure.DONE
+    assert secret.read_text() == "mine"
+    assert not (folder / "raw/b.pipe").exists()
+    assert json.loads((folder / "cells/b.json").read_text())["status"] == 1, "the link is there"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives rights away")
+def test_a_load_generator_has_the_rights_of_the_login_user(tmp_path, health):
+    argv = ["sh", "-c", "id -u; echo $HOME; echo {} > raw/a.json"]
+    folder = write_plan(tmp_path, health, cell("a", [argv]))
+    told = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**told, "user": "nobody"}))
+    for above in (folder, *folder.parents[:2]):
+        above.chmod(above.stat().st_mode | 0o111)
+    (folder / "raw").mkdir()  # by root, who was killed before it gave the folder away
+    assert run(folder)[0] == measure.DONE
+    nobody = pwd.getpwnam("nobody").pw_uid
+    assert (folder / "raw/a.log").read_text() == f"{nobody}\n{folder}/home\n"
+    assert {(folder / name).stat().st_uid for name in ("raw", "home", "raw/a.json")} == {nobody}
+    assert (folder / "cells").stat().st_uid == 0
+
+
+def test_a_cell_that_lost_its_server_is_measured_again_once(plan, monkeypatch, capsys):
+    """The first time the server is to blame, the second time the cell."""
+    monkeypatch.setattr(measure, "LOST_S", 0.0)
+    folder = plan("a", "b")
+    monkeypatch.setattr(measure.MeasureStep, "may_begin", lambda _: None)
+    Health.status = 503
+    assert here(folder) == measure.NO_SERVER
+    assert "the server ended in cell a" in capsys.readouterr().err
+    assert not (folder / "cells/a.json").exists()
+    Health.status = 200
+    assert here(folder) == measure.DONE
+    assert calls(folder) == ["a", "a", "b"]
+
+
+def test_a_server_that_has_ended(plan, monkeypatch, capsys):
+    Health.status = 503
+    monkeypatch.setattr(measure, "HEALTH_S", 0.0)
+    folder = plan("a")
+    assert here(folder) == measure.NO_SERVER
+    assert "does not answer" in capsys.readouterr().err
+    assert not (folder / "cells/a.json").exists()
+
+
+def test_one_replica_that_has_ended(plan, monkeypatch, capsys):
+    """What the other one does alone is no result of both."""
+    monkeypatch.setattr(measure, "HEALTH_S", 0.0)
+    folder = plan("a")
+    told = json.loads((folder / "plan.json").read_text())
+    told["health"].append("http://127.0.0.1:9/health")
+    (folder / "plan.json").write_text(json.dumps(told))
+    assert here(folder) == measure.NO_SERVER
+    assert "does not answer at http://127.0.0.1:9/health" in capsys.readouterr().err
+    assert not (folder / "calls").exists()
+
+
+def test_a_full_disk(plan, monkeypatch, capsys):
+    folder = plan("a")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(measure.os, "fsync", full)
+    assert here(folder) == measure.NO_SPACE
+    assert "no space is left" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert here(folder) == measure.DONE
+
+
+def test_a_cell_that_met_a_full_disk_is_measured_again(plan, monkeypatch, capsys):
+    folder = plan("a", "b", more="if os.path.exists('full'): sys.exit(1)")
+    (folder / "full").touch()
+    free = os.statvfs(folder)
+    looks = iter([free.f_bavail])
+
+    def look(_folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_frsize=free.f_frsize, f_bavail=next(looks, 0))
+
+    monkeypatch.setattr(measure.os, "statvfs", look)
+    assert here(folder) == measure.NO_SPACE
+    assert "64 MiB are free" in capsys.readouterr().err
+    assert not (folder / "cells/a.json").exists()
+    monkeypatch.undo()
+    (folder / "full").unlink()
+    assert here(folder) == measure.DONE
+    assert calls(folder) == ["a", "a", "b"]
+
+
+# -- in a container --------------------------------------------------------------------------------
+
+DOCKER = """\
+#!{python} -IS
+import os, pathlib, sys, time
+state = pathlib.Path({state!r})
+with (state / "calls").open("a") as calls:
+    print(*sys.argv[1:], file=calls)
+if sys.argv[1] == "run":
+    (state / "left").write_text("id-1")
+    exec((state / "program").read_text())
+    (state / "left").unlink()
+elif sys.argv[2] == "ls":
+    print((state / "left").read_text() if (state / "left").exists() else "")
+elif sys.argv[2] == "rm":
+    (state / "left").unlink()
+"""
+RUN = ["docker", "run", "image"]
+
+
+@pytest.fixture
+def contained(tmp_path: Path, health: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A step with a cell of two runs in containers, whose results are printed."""
+    state, step = tmp_path / "state", tmp_path / "step"
+    for folder in (state, step):
+        folder.mkdir()
+    put(state / "docker", DOCKER.format(python=sys.executable, state=str(state)), 0o755)
+    path = f"{state}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    runs = [{"argv": [*RUN, str(n)], "prints": f"a.{n}.json"} for n in (1, 2)]
+    made = cell("a", [], runs=runs, as_root=True, env={"PATH": path})
+    (state / "program").write_text("print('measured', file=sys.stderr)\nprint(sys.argv[-1])\n")
+    return write_plan(step, health, made)
+
+
+def docker(step: Path) -> list[str]:
+    return [line.partition(" --")[0] for line in (step.parent / "state/calls").open()]
+
+
+def test_each_run_is_a_container_of_its_own_that_prints_its_result(contained):
+    assert here(contained) == measure.DONE
+    assert sorted(p.name for p in (contained / "raw").iterdir()) == [
+        "a.1.json",
+        "a.2.json",
+        "a.log",
+    ]
+    assert (contained / "raw/a.2.json").read_text() == "2\n"
+    assert (contained / "raw/a.log").read_text() == "measured\nmeasured\n"
+    assert [line.strip() for line in docker(contained) if line.startswith("run")] == [
+        "run image 1", "run image 2",
+    ]  # fmt: skip
+
+
+def test_a_run_that_fails_is_the_last_one(contained):
+    (contained.parent / "state/program").write_text("sys.exit('Error: no such image')\n")
+    assert here(contained) == measure.DONE
+    told = json.loads((contained / "cells/a.json").read_text())
+    assert told["status"] == 1
+    assert "no such image" in (contained / "raw/a.log").read_text()
+    assert [path.name for path in (contained / "raw").iterdir()] == ["a.log"], "no result is left"
+    assert docker(contained).count("container rm") == 1, "what is left of it"
+
+
+@pytest.mark.parametrize("how", ["stopped", "too long", "without end"])
+def test_no_container_is_left(contained, how, monkeypatch):
+    monkeypatch.setattr(measure, "ENDLESS_BYTES", 1 << 20)
+    endless = "while True:\n    print('x' * 100_000)\n"
+    program = endless if how == "without end" else "time.sleep(600)\n"
+    (contained.parent / "state/program").write_text(program)
+    told = json.loads((contained / "plan.json").read_text())
+    told["cells"][0]["timeout_s"] = 1 if how == "too long" else 60
+    (contained / "plan.json").write_text(json.dumps(told))
+    if how == "stopped":
+        threading.Thread(
+            target=lambda: (
+                waiting.until((contained.parent / "state/left").exists),
+                (contained / "stop").touch(),
+            )
+        ).start()
+    assert here(contained) == (measure.STOPPED if how == "stopped" else measure.DONE)
+    assert not (contained.parent / "state/left").exists()
+    if how != "stopped":
+        error = json.loads((contained / "cells/a.json").read_text())["error"]
+        assert error == {"too long": "it did not end within 1 s"}.get(how, "it prints without end")
+
+
+def test_docker_reads_no_settings_of_the_login_user(contained):
+    """They name programs, which its client runs as root."""
+    (contained.parent / "state/program").write_text("print(os.environ['HOME'])\n")
+    assert here(contained) == measure.DONE
+    assert (contained / "raw/a.1.json").read_text() == "/root\n"
+
+
+def test_a_container_that_a_power_cut_left_is_removed_first(contained):
+    (contained.parent / "state/left").write_text("id-0")
+    assert here(contained) == measure.DONE
+    assert docker(contained)[:3] == ["container ls", "container rm", "run image 1\n"]
+
+
+def test_without_docker(contained):
+    told = json.loads((contained / "plan.json").read_text())
+    told["cells"][0]["env"]["PATH"] = "/nowhere"
+    (contained / "plan.json").write_text(json.dumps(told))
+    assert here(contained) == measure.DONE
+    assert (
+        "docker: no such command" in json.loads((contained / "cells/a.json").read_text())["error"]
+    )

@@ -1,0 +1,471 @@
+"""The report of a run: what it says, its files, and that foreign text stays text."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from bench_records import dual_record, sweep_record, write_run
+from bench_runs import answered, record, served
+from browser import browser, installed
+from click.testing import CliRunner
+from made_once import made_once
+from ruamel.yaml import YAML
+
+from spark_cluster import Cluster
+from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool, load_record
+from spark_cluster.bench.report import COLUMNS, build, sections, write_report
+from spark_cluster.bench.report.plots import NodeTelemetry, thin_out
+from spark_cluster.bench.report.rendering import MARK, Table, escape, fenced, tabulate
+from spark_cluster.bench.report.results import (
+    Results,
+    answers,
+    headline,
+    is_noise,
+    speed_up,
+    verdict,
+)
+from spark_cluster.bench.report.tables import (
+    acceptance_table,
+    answers_table,
+    comparison_tables,
+    served_table,
+    sweep_table,
+)
+from spark_cluster.cli.app import App
+from spark_cluster.cli.bench_results import report as command
+from spark_cluster.cli.options import take_globals
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.importers import templated
+
+EVIL = (
+    "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}$\\frac{]]>--><!--\x07\u202e|`"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run on one and on two Sparks, made by the command."""
+
+    def make(folder: Path) -> None:
+        run = write_run(folder / "run", dual_record())
+        take_globals(command)
+        result = CliRunner().invoke(command, [str(run), "--json"], obj=App(Cluster()))
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        assert document["verdict"] == "bad"
+        assert all((run / "report" / name).is_file() for name in document["files"])
+
+    return made_once(tmp_path_factory, "bench-report", make) / "run" / "report"
+
+
+class Page(HTMLParser):
+    """Tags, attributes and texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def test_the_headline_names_both_and_the_speed_up():
+    results = Results(dual_record())
+    assert re.fullmatch(
+        r"1\d\.\d+ tok/s for one user on two Sparks \(TP=2\), 1\.7\d× the 6\.\d+ of one Spark\.",
+        headline(results),
+    )
+    said = verdict(results)
+    assert said.mark == "bad"
+    assert said.title == "gemma-4-31B-it on 2 × DGX Spark"
+    assert said.text == "43 of 44 cells measured, 1 failed, 1 to be read with care."
+
+
+def test_each_purpose_is_answered():
+    single, first, many = answers(Results(dual_record()))
+    assert single.winner == first.winner == "TP=2"
+    assert "as fast as TP=1 (6." in single.text
+    assert "d32768" in first.text
+    assert "At depth 0" in first.text
+    assert "2 × TP=1" in f"{many.winner} {many.text}"
+
+
+def test_what_was_not_measured_is_said():
+    found = list(answers(Results(sweep_record())))
+    assert found[0].winner == "TP=1 num_speculative_tokens=4"
+    assert not found[2].winner
+    assert "Not measured" in found[2].text
+
+
+def test_the_speed_up_stands_at_every_depth():
+    decode, prefill, first, load = comparison_tables(Results(dual_record()))
+    assert [row[0] for row in decode.rows] == [
+        "tg128", "tg128 @ d4096", "tg128 @ d8192", "tg128 @ d16384", "tg128 @ d32768",
+    ]  # fmt: skip
+    assert all(re.fullmatch(r"1\.[67]\d×", row[-1]) for row in decode.rows)
+    assert len(prefill.rows) == len(first.rows) == 5
+    assert load.columns[-2].startswith("2\xa0×\xa0TP=1")
+
+
+def test_a_time_is_better_when_it_is_less():
+    fast, slow = Metric(mean=100), Metric(mean=200)
+    assert speed_up("ttfr_ms", slow, fast) == 2
+    assert speed_up("tg_tps", fast, slow) == 2
+    assert speed_up("tg_tps", Metric(mean=0), slow) is None
+    assert is_noise(1.04, 1)
+    assert is_noise(1 / 1.2, 4)
+    assert not is_noise(1.2, 1)
+
+
+def test_a_sweep_shows_its_acceptance():
+    table = sweep_table(Results(sweep_record()))
+    assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
+    assert all(row[3].endswith("%") for row in table.rows)
+
+
+def test_setups_that_would_be_called_alike_are_told_apart():
+    record = dual_record(depths=(0,), loads=(1,))
+    twins = tuple(s.model_copy(update={"id": id}) for id, s in zip("ab", record.setups[:1] * 2,
+                                                                   strict=True))  # fmt: skip
+    labels = Results(record.model_copy(update={"setups": twins})).labels
+    assert labels == {"a": "TP=1 · a", "b": "TP=1 · b"}
+
+
+# -- telemetry -------------------------------------------------------------------------------------
+
+
+def test_thinned_out_telemetry_keeps_extremes_and_gaps():
+    seconds = np.arange(20_000.0)
+    seconds[10_000:] += 600
+    values = np.full(20_000, 50.0)
+    values[[123, 15_001]] = [99, 1]
+    values[5] = np.nan
+    x, y = thin_out(NodeTelemetry("n", seconds, {"power_w": values}), "power_w")
+    assert len(x) < 1000
+    assert {np.nanmax(y), np.nanmin(y)} == {99, 1}
+    assert np.isnan(x).sum() == 1
+    gap = int(np.flatnonzero(np.isnan(x))[0])
+    assert (x[gap - 1], x[gap + 1]) == (9_999, 10_600)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_little_telemetry_stays_as_it_is(count):
+    node = NodeTelemetry("n", np.arange(float(count)), {"power_w": np.ones(count)})
+    assert len(thin_out(node, "power_w")[0]) == count
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_the_post_has_the_tables(folder):
+    post = (folder / "report.md").read_text()
+    assert "| speed-up |" in post
+    assert re.search(r"^\| google/gemma-4-31B-it \| +tg128 @ d4096 \(c2\)", post, re.MULTILINE)
+    assert "spark-cluster bench repeat 2026-06-20-dual-7f3a" in post
+    assert "out of memory" in post
+    assert "VLLM\\_HOST" not in post, "underscores stay readable"
+
+
+def test_page_and_post_have_the_same_tables_in_the_same_order(folder):
+    page = Page((folder / "report.html").read_text())
+    post = (folder / "report.md").read_text()
+    parts = sections(Results(dual_record()), [])
+    titles = [table.title for part in parts for table in part.tables]
+    assert len(titles) > 10
+    places = [post.index(f" {escape(title)}\n") for title in titles]
+    assert places == sorted(places)
+    at = 0
+    for title in titles:
+        at = page.text.index(title, at)
+
+
+def test_each_plot_is_a_picture_of_both_kinds(folder):
+    pictures = sorted(path.stem for path in (folder / "plots").glob("*.png"))
+    assert {"decode-depth", "prefill-depth", "per-user-aggregate", "ttfr-concurrency", "predicted",
+            "vram", "clocks", "power", "memory", "link"} <= set(pictures)  # fmt: skip
+    for name in pictures:
+        text = (folder / "plots" / f"{name}.svg").read_text()
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+        assert "<text" in text, "text is text"
+
+
+def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
+    with (folder / "arena" / "tp2" / "benchmark.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(COLUMNS) == 16
+    first, second = rows[:2]
+    assert first["test_name"] == "pp2048 (c1)"
+    assert first["ttfr_mean"]
+    assert not first["peak_ts_mean"]
+    assert second["test_name"] == "tg128 (c1)"
+    assert float(second["t_s_mean"]) > 10
+    recipe = YAML(typ="safe").load(folder / "arena" / "tp2" / "recipe.yaml")
+    assert templated.is_sparkrun(recipe)
+    assert recipe["runtime"] == "vllm-ray"
+    assert recipe["model"] == "google/gemma-4-31B-it"
+    assert "--tensor-parallel-size 2" in recipe["command"]
+    assert "VLLM_HOST_IP" not in recipe["env"], "of one node only"
+    metadata = json.loads((folder / "arena" / "tp2" / "metadata.json").read_text())
+    assert metadata["cluster"] == {"node_count": 2, "tensor_parallel": 2, "replicas": 1}
+
+
+def test_a_table_of_rows_drops_columns_in_which_nothing_stands():
+    rows = [
+        {"setup": "one", "why": "", "tok/s": "1", MARK: "bad"},
+        {"setup": "two", "why": "", "tok/s": "", MARK: ""},
+    ]
+    table = tabulate("t", rows, "a note")
+    assert (table.columns, table.left, table.marked) == (("setup", "tok/s"), (0,), {0: "bad"})
+    assert table.rows == (("one", "1"), ("two", ""))
+    assert table.note == "a note"
+    assert tabulate("t", [], "a note").note == ""
+
+
+def test_markdown_cannot_be_left():
+    table = Table("t", ("a", "b"), (("x|y", "<b>\n[l](u)"),))
+    assert table.markdown().splitlines()[2] == r"| x\|y | &lt;b&gt; \[l\](u) |"
+    assert escape("![](x)") == r"!\[\](x)"
+    assert fenced("a\n```\nb").startswith("````sh\n")
+
+
+# -- foreign input ---------------------------------------------------------------------------------
+
+
+def poisoned(value: object, key: str = "") -> object:
+    """A record with the evil text in every place that takes any text."""
+    keep = {"format", "status", "kind", "phase", "metric", "started", "finished", "id", "setup"}
+    if isinstance(value, dict):
+        return {k: poisoned(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [poisoned(item, key) for item in value]
+    return EVIL + value if isinstance(value, str) and key not in keep else value
+
+
+@contextmanager
+def no_png() -> Iterator[None]:
+    """Leave the PNG of each plot out, which takes half of the time that it takes to draw it; those
+    of `folder` are looked at."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def svg_only(figure: Figure, out: Any, *, format: str, **options: Any) -> None:
+        if format == "svg":
+            savefig(figure, out, format=format, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", svg_only)
+        yield
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
+    record = dual_record(depths=(0, 4096), loads=(1, 2))
+    data = poisoned(record.model_dump(mode="json"))
+    assert isinstance(data, dict)
+    for index, setup in enumerate(data["setups"]):
+        old, setup["id"] = setup["id"], f"../../{EVIL}{index}"
+        setup["model"] = data["setups"][0]["model"]
+        for cell in data["cells"]:
+            cell["setup"] = setup["id"] if cell["setup"] == old else cell["setup"]
+
+    def make(folder: Path) -> None:
+        (folder / "run.json").write_text(json.dumps(data))
+        with no_png():
+            (folder / "files").write_bytes(pickle.dumps(build(Results(load_record(folder)), [])))
+
+    made = made_once(tmp_path_factory, "evil-report", make)
+    files: dict[str, str | bytes] = pickle.loads((made / "files").read_bytes())
+    return files
+
+
+def test_foreign_text_is_no_markup(evil):
+    page = Page(str(evil["report.html"]))
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    assert "<script>alert(1)</script>" in page.text, "it is shown as it is"
+    assert "{{7*7}}" in page.text
+    assert "\x07" not in page.text
+    assert "\u202e" not in page.text
+
+
+def test_foreign_text_is_no_markup_in_pictures_and_posts(evil):
+    for name, content in evil.items():
+        if name.endswith(".svg"):
+            tree = ElementTree.fromstring(content)
+            tags = {element.tag.rpartition("}")[2] for element in tree.iter()}
+            assert not tags & {"script", "img", "foreignObject"}
+        assert ".." not in Path(name).parts
+    outside = re.sub(r"(?ms)^(`{3,})\w*\n.*?^\1$", "", str(evil["report.md"]))
+    assert "<script" not in outside
+    assert "<img" not in outside
+
+
+def test_the_page_loads_nothing(folder, evil):
+    for text in ((folder / "report.html").read_text(), str(evil["report.html"])):
+        page = Page(text)
+        for tag, attrs in page.tags:
+            for name in ("src", "href", "xlink:href", "action", "data"):
+                assert (attrs.get(name) or "#").startswith(("#", "data:,")), (tag, attrs)
+        assert "@import" not in text
+        assert "default-src 'none'" in text
+        ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+        assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not a record"),
+        ("[]", "not a record"),
+        ('{"id": NaN}', "NaN is not a number"),
+        ('{"id": 1e400}', "out of range"),
+        ("[" * 100_000, "nested too deeply"),
+        ("\xff\xfe", "not a record"),
+    ],
+)
+def test_a_broken_record_is_said(tmp_path, content, said):
+    (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(InvalidFile, match=said):
+        write_report(tmp_path, tmp_path / "report")
+
+
+def test_broken_telemetry_is_said(tmp_path):
+    (tmp_path / "run.json").write_text(dual_record().model_dump_json())
+    (tmp_path / "telemetry.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(InvalidFile, match="not telemetry in Parquet"):
+        write_report(tmp_path, tmp_path / "report")
+
+
+def test_a_folder_without_a_record_is_said(tmp_path):
+    with pytest.raises(UsageError, match=r"run\.json: No such file") as caught:
+        write_report(tmp_path, tmp_path / "report")
+    assert "bench fetch" in caught.value.hint
+
+
+def sparse_records() -> Iterator[Record]:
+    """Runs with little in them."""
+    record = dual_record(depths=(0,), loads=(1,))
+    yield record.model_copy(update={"cells": (), "setups": (), "nodes": ()})
+    yield record.model_copy(update={"cells": (), "status": "failed", "finished": None})
+    lost = tuple(c.model_copy(update={"setup": "gone", "metrics": {}}) for c in record.cells)
+    yield record.model_copy(update={"cells": lost})
+    zero = {"tg_tps": Metric(mean=0), "ttfr_ms": Metric(mean=0), "pp_tps": Metric(mean=-1)}
+    yield record.model_copy(
+        update={"cells": tuple(c.model_copy(update={"metrics": zero}) for c in record.cells)}
+    )
+    rate = CellKey(prompt=1, output=1, concurrency=0, request_rate=2.5)
+    times = {"ttft_ms": Metric(mean=5, percentiles={"p50": 4, "p99": 9}), "goodput": Metric(mean=2)}
+    yield record.model_copy(update={"cells": (
+        CellResult(id="o", setup="tp1", key=rate, runs=1, status="ok", metrics=times),
+        CellResult(id="v", setup="tp1", key=CellKey(prompt=1, output=1, kind="vision"), runs=1,
+                   status="failed", reason="it saw a cat", finished=record.started,
+                   started=record.started.replace(tzinfo=None) - timedelta(1)),
+    )})  # fmt: skip
+
+
+@pytest.mark.parametrize("record", list(sparse_records()), ids=range(5))
+def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
+    with no_png():
+        files = build(Results(record), [])
+    assert "Telemetry was not recorded" in str(files["report.html"])
+
+
+def test_each_cell_with_a_drafter_shows_its_acceptance():
+    record = sweep_record()
+    table = acceptance_table(Results(record))
+    measured = [cell for cell in record.cells if "acceptance" in cell.metrics]
+    assert len(table.rows) == len(measured) > 1
+    share = measured[-1].metrics["acceptance"].mean
+    assert f"{share:.1%}" in table.rows[-1]
+    assert acceptance_table(Results(dual_record(depths=(0,), loads=(1,)))).rows == ()
+
+
+def test_the_report_of_a_sweep_shows_it(tmp_path):
+    with no_png():
+        files = build(Results(sweep_record()), [])
+    assert str(files["plots/variants.svg"]).count("<text") > 10
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+PHONE = 390
+WIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, svg')
+  && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 90))"""
+SMALLEST = """Math.min(...[...document.querySelectorAll('svg text')].map(
+  e => [e.getScreenCTM(), parseFloat(getComputedStyle(e).fontSize)]).map(
+  ([m, size]) => size * Math.hypot(m.a, m.b)))"""
+BRIGHTNESS = """Object.fromEntries([['page', getComputedStyle(document.body).backgroundColor],
+  ['text', getComputedStyle(document.querySelector('svg text')).fill]].map(
+  ([k, c]) => [k, c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765]))"""
+
+
+@pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
+def test_the_page_in_a_browser(folder, tmp_path):
+    page = folder / "report.html"
+    with browser(str(installed()), tmp_path / "profile") as shown:
+        for width, dark in ((PHONE, False), (PHONE, True), (1280, False)):
+            shown.open(page, width=width, dark=dark)
+            assert shown.evaluate("document.documentElement.scrollWidth") == width
+            assert shown.evaluate(WIDE) == []
+            assert shown.evaluate(SMALLEST) > 7.5, "readable"
+            bright = shown.evaluate(BRIGHTNESS)
+            assert (bright["page"] < bright["text"]) is dark
+            name = f"{width}-{'dark' if dark else 'light'}.png"
+            assert shown.screenshot(tmp_path / name).startswith(b"\x89PNG")
+        assert shown.evaluate("document.querySelectorAll('button[hidden]').length") == 0, (
+            "the page's own script ran"
+        )
+        shown.evaluate("document.querySelector('[data-copy=markdown]').click()")
+        assert "tg128" in shown.evaluate("getSelection().toString()")
+        pdf = shown.call("Page.printToPDF", preferCSSPageSize=True)["data"]
+        assert len(pdf) > 10_000
+        assert shown.complaints == []
+
+
+def test_requests_and_answers_have_tables(tmp_path):
+    cells = (served(), served(None), answered(), answered(kind="vision", status="failed",
+             metrics={}, questions=(), reason="HTTP 400: no pictures"))  # fmt: skip
+    slo = Tool(name="vllm-bench", version="0.32.0", settings={"slo": {"ttft_ms": 500.0}})
+    made = record(*cells, tool=slo)
+    results = Results(made)
+    table = served_table(results)
+    assert [row[1:5] for row in table.rows] == [
+        ("pp2048 tg128 d=0 2 req/s", "1.90", "1.25", "240.0"),
+        ("pp2048 tg128 d=0 c=4", "1.90", "1.25", "240.0"),
+    ]
+    assert table.rows[0][5] == "41.00 / 77.00 / 98.00"
+    assert table.note.startswith("Goodput: requests within ttft 500 ms.")
+    rows = answers_table(results).rows
+    assert [row[2:5] for row in rows] == [
+        ("one", "no", "2 of 2"), ("two-at-once", "yes", "1 of 2"), ("", "", "failed"),
+    ]  # fmt: skip
+    assert headline(results) == "3 of 4 answers are right."
+    assert headline(Results(record(served()))).startswith("1.90 requests/s served, 1.25 of them")
+    files = build(results, [])
+    assert not [name for name in files if name.startswith("arena/")], "they are llama-benchy's"
+    for name in ("report.html", "report.md"):
+        assert "HTTP 400: no pictures" in str(files[name])
+    assert "[sun](x)" not in str(files["report.md"])

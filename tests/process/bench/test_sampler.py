@@ -1,0 +1,440 @@
+"""The sampler on a node: what it reads, what it does without, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from factories import put
+from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
+from waiting import HANG_S, until
+
+from spark_cluster.node import nvidia_smi as readers
+from spark_cluster.node import telemetry
+from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
+from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
+from spark_cluster.node.telemetry import (
+    EngineReader,
+    Pipe,
+    Sampler,
+    SamplerSettings,
+    TelemetryFile,
+    figures,
+)
+from spark_cluster.runner import wire
+
+QUICK = {"every": 0.1, "slowly": 0.1}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A node's root whose commands are found first."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/usr/local/bin:{os.environ['PATH']}")
+    return tmp_path
+
+
+def alive(text: str) -> list[str]:
+    """Command lines of living processes that have this text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode()
+            state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if text in words and state not in "ZX":
+            found.append(words)
+    return found
+
+
+@contextmanager
+def started(settings: SamplerSettings):
+    process = subprocess.Popen(telemetry.argv(settings), stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def lines(process, wanted):
+    """Lines of a sampler until one fits."""
+    for text in process.stdout:
+        line = json.loads(text)
+        if wanted(line):
+            return line
+    raise AssertionError("the sampler has ended")
+
+
+# -- what it reads --------------------------------------------------------------------------------
+
+
+def test_a_whole_sample(root):
+    put_system(root)
+    nvidia_smi(root)
+    with server(lambda _names: (200, PAGE)) as (url, _):
+        settings = SamplerSettings(**QUICK, metrics=url, root=str(root))
+        with started(settings) as process:
+            line = lines(process, lambda t: t["gpu"] and t["engine"] and t["processes"])
+            errors = lines(process, lambda t: "rdma_errors" in t)
+    assert line["format"] == telemetry.FORMAT
+    assert abs(line["time"] - time.time()) < HANG_S
+    assert line["gpu"] == {
+        "utilisation": 96.0, "sm_clock_mhz": 2411.0, "power_w": 45.1, "temperature_c": 62.0,
+        "throttle": ["sw_thermal_slowdown"],
+    }  # fmt: skip
+    assert line["memory"] == {
+        "total_kib": 127600748, "available_kib": 20971520, "swap_used_kib": 1024,
+        "swapped_bytes": 7 * PAGE_SIZE,
+    }  # fmt: skip
+    assert line["network"] == {"enp1s0f1np1": [1000, 2000], "enP7s7": [300, 400]}
+    assert line["rdma"] == {"rocep1s0f1": {"interface": "enp1s0f1np1", "rx": 100, "tx": 200}}
+    assert errors["rdma_errors"] == {"rocep1s0f1": 2}
+    assert line["processes"] == [[2065247, "VLLM::Worker_TP0", 102843]]
+    assert line["engine"]["running"] == 5
+    assert "notes" not in line
+
+
+def test_a_node_that_has_nothing(root, monkeypatch):
+    monkeypatch.setenv("PATH", str(root / "none"))
+    with started(
+        SamplerSettings(**QUICK, metrics="http://127.0.0.1:9/metrics", root=str(root))
+    ) as p:
+        line = lines(p, lambda _: True)
+    missing = ("gpu", "network", "rdma", "engine", "processes")
+    assert [line[name] for name in missing] == [None] * len(missing)
+    assert set(line["memory"].values()) == {None}
+    assert line["notes"] == ["nvidia-smi: No such file or directory"]
+
+
+def test_real_proc():
+    sampler = Sampler(SamplerSettings())
+    try:
+        line = sampler.sample()
+    finally:
+        sampler.end()
+    assert line["memory"]["available_kib"] > 0
+    assert line["memory"]["swapped_bytes"] >= 0, "/proc/vmstat is more than a page"
+    assert isinstance(line["network"], dict)
+
+
+# -- nvidia-smi -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "figures"),
+    [
+        (BUSY, (96.0, 2411.0, 45.1, 62.0, ["sw_thermal_slowdown"])),
+        ("[N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]", (None,) * 5),
+        ("0, 208, 3.66, 33, Active, Not Active, Not Active, [N/A]",
+         (0.0, 208.0, 3.66, 33.0, ["sw_power_cap"])),
+    ],
+)  # fmt: skip
+def test_the_cells_of_a_gpu(root, cells, figures):
+    nvidia_smi(root, gpu=loop(cells))
+    reader = GpuReader(1.0)
+    try:
+        assert tuple(until(reader.now).values()) == figures
+    finally:
+        reader.end()
+
+
+def test_a_field_that_this_driver_does_not_have_is_left_out(root):
+    field = THROTTLE["hw_slowdown"]
+    said = f'Field "{field}" is not a valid field to query.'
+    script = f"""case "$*" in *{field}*) echo '{said}'; echo; exit 2;; esac
+    {loop("96, 2411, 45.10, 62, Active, Not Active, Not Active")}"""
+    nvidia_smi(root, gpu=script)
+    reader = GpuReader(1.0)
+    try:
+        assert until(reader.now)["throttle"] == ["sw_power_cap"]
+        assert reader.note == ""
+    finally:
+        reader.end()
+
+
+def test_a_driver_that_is_not_loaded_is_noted_and_asked_again(root, monkeypatch):
+    monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.05)
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    nvidia_smi(root, gpu=f'test -e {root}/loaded || {{ echo "{said}"; exit 9; }}; {loop()}')
+    reader = GpuReader(1.0)
+    try:
+        until(lambda: reader.now() or reader.note)
+        assert reader.note == f"nvidia-smi ended: {said}"
+        assert reader.now() is None
+        (root / "loaded").touch()
+        assert until(reader.now)["sm_clock_mhz"] == 2411.0
+        assert reader.note == ""
+    finally:
+        reader.end()
+
+
+def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
+    monkeypatch.setattr(readers, "SILENT_S", 0.2)
+    hangs = "trap '' TERM; while :; do sleep 0.1; done"
+    nvidia_smi(root, gpu=hangs, apps=hangs)
+    gpu, apps = GpuReader(0.1), AppsReader(0.1)
+    slowest = 0.0
+    try:
+        while not (gpu.note and apps.note):
+            began = time.monotonic()
+            assert gpu.now() is None
+            assert apps.now() is None
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.02)
+    finally:
+        gpu.end()
+        apps.end()
+    assert gpu.note == "nvidia-smi has printed nothing for 0.2 s"
+    assert apps.note == "nvidia-smi has not answered for 0.2 s"
+    assert slowest < HANG_S / 10
+    until(lambda: not alive(f"{root}/usr/local/bin/nvidia-smi"))
+
+
+def test_none_is_started_next_to_one_that_does_not_end(root, monkeypatch):
+    """As in uninterruptible sleep, which no signal ends: its output stays open. They must not
+    become many."""
+    monkeypatch.setattr(readers, "SILENT_S", 0.1)
+    monkeypatch.setattr(readers, "END_S", 0.1)
+    monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.01)
+    held = f"python3 -c 'import time; time.sleep(600)' {root}/held"
+    nvidia_smi(root, apps=f"echo >>{root}/starts; {held} & echo $! >{root}/pid; wait")
+    reader = AppsReader(0.1)
+    try:
+        until(lambda: reader.now() is None and reader.note)
+        until(lambda: not alive(f"{root}/usr/local/bin/nvidia-smi") or reader.now())
+        assert (root / "starts").read_text() == "\n"
+        os.kill(int((root / "pid").read_text()), signal.SIGKILL)
+        until(lambda: len((root / "starts").read_text()) > 1)
+        os.kill(int((root / "pid").read_text()), signal.SIGKILL)
+    finally:
+        reader.end()
+
+
+def test_figures_that_are_old_are_not_of_now(root):
+    nvidia_smi(root, gpu=f"echo '{BUSY}'; exec sleep 600")
+    reader = GpuReader(0.1)
+    try:
+        assert until(reader.now)
+        until(lambda: reader.now() is None)
+    finally:
+        reader.end()
+
+
+def test_no_process_and_one_whose_memory_is_not_told(root):
+    nvidia_smi(root, apps=f"cat {root}/apps")
+    held = put(root / "apps", "")
+    reader = AppsReader(0.01)
+    try:
+        assert until(lambda: reader.now() is not None)
+        held.write_text(f"{APPS}\n7, a, b, [N/A]\n")
+        found = until(reader.now)
+    finally:
+        reader.end()
+    assert found == [(2065247, "VLLM::Worker_TP0", 102843), (7, "a, b", None)]
+
+
+# -- the engine -----------------------------------------------------------------------------------
+
+
+def test_names_of_other_versions_and_engines():
+    old = PAGE.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
+    assert figures(old) == figures(PAGE)
+    assert figures(PAGE) == {
+        "running": 5, "waiting": 2, "kv_usage": 0.25, "prompt_tokens": 1000,
+        "generation_tokens": 500, "drafts": 10, "draft_tokens": 40, "accepted_tokens": 30,
+        "preemptions": None,
+    }  # fmt: skip
+    sglang = figures('sglang:num_running_reqs{a="b"} 3\nsglang:token_usage{a="b"} 0.5 1700000\n')
+    assert (sglang["running"], sglang["kv_usage"], sglang["waiting"]) == (3, 0.5, None)
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["", "<html>", "vllm:num_requests_running", "vllm:num_requests_running{", "vllm:x{} NaN",
+     'vllm:num_requests_running{a="b"} +Inf', "vllm:num_requests_running{} x\0"],
+)  # fmt: skip
+def test_pages_that_say_nothing(page):
+    assert figures(page) is None
+
+
+def test_only_the_names_that_the_page_has_are_asked_for():
+    def answer(names):
+        wanted = [n for n in PAGE.splitlines() if not names or n.startswith(tuple(names))]
+        return 200, "\n".join(wanted)
+
+    with server(answer) as (url, asked):
+        reader = EngineReader("", 1.0)
+        reader._url = url
+        assert reader.ask()[0] == reader.ask()[0] == figures(PAGE)
+    assert asked[0] == []
+    assert "vllm:kv_cache_usage_perc" in asked[1]
+    assert "vllm:gpu_cache_usage_perc" not in asked[1]
+
+
+def test_a_server_whose_page_of_names_is_empty():
+    """As vLLM's with several API servers."""
+    with server(lambda names: (200, "" if names else PAGE)) as (url, asked):
+        reader = EngineReader("", 1.0)
+        reader._url = url
+        assert [reader.ask()[0] for _ in range(3)] == [figures(PAGE)] * 3
+    assert [bool(names) for names in asked] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [((500, ""), "/metrics answers with status 500"),
+     ((200, "up 1\n"), "its /metrics page has no figures of vLLM or SGLang")],
+)  # fmt: skip
+def test_why_there_are_no_figures(answer, why):
+    with server(lambda _names: answer) as (url, _):
+        reader = EngineReader("", 1.0)
+        reader._url = url
+        assert reader.ask() == (None, why)
+
+
+def test_a_server_that_is_not_there_is_no_note():
+    reader = EngineReader("", 1.0)
+    reader._url = "http://127.0.0.1:9/metrics"
+    assert reader.ask() == (None, "")
+
+
+# -- where the lines go, and the end --------------------------------------------------------------
+
+
+def test_a_reader_that_does_not_read_costs_lines_and_no_wait():
+    out, into = os.pipe()
+    pipe, line = Pipe(into), "x" * 999 + "\n"
+    for _ in range(1000):
+        pipe.write(line)
+    os.close(into)
+    with os.fdopen(out) as text:
+        *whole, _torn = text.read().split("\n")
+    assert 10 < len(whole) < 1000
+    assert set(whole) == {line[:-1]}
+
+
+def test_a_file_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, "FILE_LIMIT", 100)
+    out = TelemetryFile(tmp_path / "t.jsonl")
+    for number in range(200):
+        out.write(f"{number:09}\n")
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    older = {f"t.jsonl.{number}" for number in range(1, telemetry.KEPT_FILES)}
+    assert sizes == dict.fromkeys({"t.jsonl", *older}, 100)
+    assert (tmp_path / "t.jsonl").read_text().endswith("000000199\n")
+    assert (tmp_path / "t.jsonl.1").read_text().endswith("000000189\n")
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
+    out = TelemetryFile(tmp_path / "none/t.jsonl")
+    out.write("lost\n")
+    (tmp_path / "none").mkdir()
+    out.write("kept\n")
+    assert (tmp_path / "none/t.jsonl").read_text().strip() == "kept"
+
+
+def test_a_file_on_a_full_disk():
+    TelemetryFile(Path("/dev/full")).write("lost\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_of_it(root, number):
+    nvidia_smi(root)
+    with started(SamplerSettings(**QUICK, root=str(root))) as process:
+        lines(process, lambda t: t["gpu"])
+        assert alive(f"{root}/usr/local/bin/nvidia-smi")
+        process.send_signal(number)
+        assert process.wait(HANG_S) == 0
+        assert not alive(f"{root}/usr/local/bin/nvidia-smi")
+
+
+def test_it_ends_when_nobody_reads(root):
+    nvidia_smi(root)
+    with started(SamplerSettings(**QUICK, root=str(root))) as process:
+        lines(process, lambda t: t["gpu"])
+        process.stdout.close()
+        assert process.wait(HANG_S) == 0
+        assert not alive(f"{root}/usr/local/bin/nvidia-smi")
+        process.stdout = None
+
+
+def test_it_ends_with_its_parent(root):
+    """Killed, so that it cannot say so; the sampler writes a file, so no pipe tells it either."""
+    nvidia_smi(root)
+    file = root / "t.jsonl"
+    text = (
+        "import os, subprocess, sys, time\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
+        "from spark_cluster.node.telemetry import SamplerSettings, argv\n"
+        f"told = SamplerSettings(every=0.1, file={str(file)!r}, "
+        f"parent=os.getpid(), root={str(root)!r})\n"
+        "subprocess.Popen(argv(told))\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", text])
+    try:
+        until(lambda: file.exists() and '"sm_clock_mhz":2411.0' in file.read_text())
+    finally:
+        parent.kill()
+        parent.wait()
+    until(lambda: not alive(str(file)))
+    assert not alive(f"{root}/usr/local/bin/nvidia-smi")
+
+
+# -- by the agent ---------------------------------------------------------------------------------
+
+
+def test_the_agent_streams_it_and_ends_it(agent, tmp_path):
+    root = tmp_path / "spark1"
+    put_system(root)
+    nvidia_smi(root)
+    session = agent()
+    seen = []
+
+    class Enough(Exception):
+        pass
+
+    def take(event):
+        seen.append(event["text"])
+        if "2411" in "".join(seen):
+            raise Enough
+
+    with pytest.raises(Enough):
+        session.submit("telemetry", **QUICK).wait(take)
+    assert alive(f"{root}/usr/local/bin/nvidia-smi")
+    session.close()
+    assert not alive(f"{root}/usr/local/bin/nvidia-smi")
+    assert not alive(f'"root": "{root}"')
+    first = json.loads("".join(seen).split("\n")[0])
+    assert first["rdma"]["rocep1s0f1"]["rx"] == 100
+
+
+def test_the_agent_starts_a_unit_for_it(agent, agents_home, tmp_path):
+    root = tmp_path / "spark1"
+    calls = root / "calls"
+    put(root / "usr/local/bin/systemctl", f"#!/bin/sh\ntest -e {calls}\n", 0o755)
+    put(root / "usr/local/bin/systemd-run", f'#!/bin/sh\necho "$@" >> {calls}\n', 0o755)
+    unit = {"unit": "spark-cluster-telemetry-r1", "file": "/var/lib/t.jsonl"}
+    assert agent().request("telemetry", **unit)["started"] is True
+    assert agent().request("telemetry", **unit)["started"] is False
+    said = calls.read_text()
+    assert said.count("\n") == 1
+    assert "--unit=spark-cluster-telemetry-r1" in said
+    assert '"file": "/var/lib/t.jsonl", "parent": 0' in said
+    kept = f"{agents_home}/.cache/spark-cluster/agent/{wire.digest()}/compiled/"
+    assert f"-I -S -X pycache_prefix={kept}" in said, "its modules are compiled once in a boot"
+
+
+def test_a_unit_of_another_name_is_refused(agent, tmp_path):
+    from spark_cluster.errors import Failed
+
+    with pytest.raises(Failed, match="not a name for a unit of telemetry"):
+        agent().request("telemetry", unit="ssh", file="/x")

@@ -1,0 +1,120 @@
+"""The checks of a server's answers in a benchmark's record and report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bench_runs import begun, setup
+from chat_server import ChatServer, Reply
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
+from serve_plans import deployment_for, served_by
+
+from spark_cluster.bench import sequence
+from spark_cluster.bench.expansion import ServerSpeed, estimate, expand
+from spark_cluster.bench.record import RecordedCheck, load_record
+from spark_cluster.bench.report.tables import check_tables
+from spark_cluster.bench.steps import BenchRun
+from spark_cluster.bench.suite import Suite
+from spark_cluster.engine.result import Served
+from spark_cluster.engine.verify import CheckVerdict
+
+VERDICTS = tuple(
+    CheckVerdict(id, "tools", id.title(), True, status, "asked", "expected", found, "fix", 1.5)
+    for id, status, found in (("one", "ok", "Paris"), ("two", "failed", "a | b"))
+)
+
+
+def bench_run(folder: Path, **changed: Any) -> BenchRun:
+    shape = {"name": "s", "recipes": ["r"], "prompt": [512], "depth": [0, 4096], **changed}
+    suite = Suite.model_validate(shape)
+    return begun(suite, folder, expand(suite, {"r": make_recipe()}))
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    made = ChatServer()
+    made.context = 8192
+    yield made
+    made.close()
+
+
+def served(cluster: FakeCluster, server: ChatServer) -> Served:
+    """What `up` says of a server of the head."""
+    recipe = make_recipe(engine_args={"max-model-len": 8192})
+    made = deployment_for(recipe, cluster.play.head)
+    return served_by(replace(made, endpoint=server.endpoint))
+
+
+def test_a_server_is_checked_once_and_the_verdicts_are_kept(
+    tmp_path: Path, fake_cluster: Make, server: ChatServer
+) -> None:
+    cluster = fake_cluster("spark1")
+    server.change = lambda _request, reply: Reply("a | b") if reply.content == "Paris." else None
+    run = bench_run(tmp_path, verify=True)
+    (step,) = run.expansion.steps
+    found = sequence.checks_of(cluster.play, run, step, served(cluster, server))
+    by_id = {one.id: one for one in found}
+    failed = [one for one in found if one.status == "failed"]
+    assert (by_id["short-answers"].status, by_id["structured-output"].status) == ("failed", "ok")
+    assert "a | b" in by_id["short-answers"].found
+    told = [f"{step.setup.id}: {one.title}: {one.found}" for one in failed]
+    assert cluster.notes == told
+    longest = max(len(str(request["messages"])) for request, _ in server.asked)
+    assert 12_000 < longest < 24_000, "the context check goes as far as the longest load"
+    run.add_setup(setup(step.setup.id, checks=found), ())
+    run.record = load_record(tmp_path)  # continued by another process
+    server.asked.clear()
+    assert sequence.checks_of(cluster.play, run, step, served(cluster, server)) == found
+    assert server.asked == []
+
+
+def test_no_checks_where_the_suite_wants_none(
+    tmp_path: Path, fake_cluster: Make, server: ChatServer
+) -> None:
+    cluster = fake_cluster("spark1")
+    run = bench_run(tmp_path)
+    (step,) = run.expansion.steps
+    assert sequence.checks_of(cluster.play, run, step, served(cluster, server)) == ()
+    assert server.asked == []
+
+
+def test_the_report_has_a_table_of_them(tmp_path):
+    results = SimpleNamespace(
+        setups=(setup("a", checks=_records()), setup("b")), labels={"a": "TP=1", "b": "TP=2"}
+    )
+    table, _empty = check_tables(results)  # type: ignore[arg-type]
+    assert table.title == "Answers of TP=1: 1 ok, 1 failed, 1 not run"
+    assert table.rows[2] == ("three", "no", "not run", "the server is gone", "")
+    assert table.marked == {1: "bad", 2: "attention"}
+    assert "a \\| b" in table.markdown()
+
+
+def _records() -> tuple[Any, ...]:
+    one, two = (
+        RecordedCheck(
+            id=v.id, title=v.title, streamed=True, status=v.status, found=v.found, seconds=1
+        )
+        for v in VERDICTS
+    )
+    lost = {"status": "not run", "found": "the server is gone", "seconds": 0, "streamed": False}
+    return (one, two, RecordedCheck(id="three", title="three", **lost))
+
+
+def test_the_estimate_counts_them(tmp_path):
+    def seconds(verify: bool, **changed: Any) -> float:
+        run = bench_run(tmp_path, verify=verify, **changed)
+        speeds = lambda *_: ServerSpeed(500, 10)  # noqa: E731
+        return estimate(run.expansion, speeds, run.suite.settings, verify=verify).seconds
+
+    assert seconds(True) - seconds(False) == pytest.approx(400)
+    told = estimate(
+        bench_run(tmp_path).expansion, lambda *_: None, Suite(name="s").settings, verify=True
+    )
+    assert "the checks of a server's answers are 4,000 tokens" in told.assumptions
+    assert seconds(True, replicas=2) == seconds(False, replicas=2)

@@ -1,0 +1,179 @@
+"""`Cluster` as a program uses it: what it opens, returns, raises, and leaves alone."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from factories import put
+from json_schema import document as fits
+from program import run as command
+
+import spark_cluster
+from spark_cluster import Allowances, Cluster, Options, Selection
+from spark_cluster.cli.results import Reached
+from spark_cluster.cli.serving import texts
+from spark_cluster.config.launch import read_overrides
+from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
+from spark_cluster.importers.vllm_flags import kinds
+
+LOST = "nodes: {spark1: {address: 10.0.0.1, roles: [head]}, lost: {address: 10.0.0.2}}\n"
+
+
+def test_a_playbook(cluster: Cluster, project: Path) -> None:
+    first = cluster.playbook("mine")
+    assert (first.ok, first.result) == (True, ["spark1", "spark2"])
+    assert first.run.changed == 4
+    assert first.nodes["spark2"].change == 2
+    assert (project / "spark2/srv/a").read_text() == "1"
+    fits("playbook", json.dumps(first.to_dict()))
+    assert (project / f"state/spark-cluster/runs/{first.run.id}.jsonl").exists()
+    assert cluster.playbook("mine").run.changed == 0
+
+
+def test_check_mode_and_a_selection(cluster: Cluster, project: Path) -> None:
+    assert cluster.playbook("mine", options=Options(check=True)).run.changed == 4
+    assert not (project / "spark1/srv").exists()
+    nothing = Options(selection=Selection(tags=frozenset({"nothing"})))
+    with pytest.raises(UsageError, match="--tags nothing: nothing in this run has that name"):
+        cluster.playbook("mine", options=nothing)
+
+
+def test_it_prints_nothing_and_leaves_the_process_alone(
+    cluster: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    frozen, interval = gc.get_freeze_count(), sys.getswitchinterval()
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _s: pytest.fail("it is the user's"))
+    cluster.playbook("mine")
+    assert capfd.readouterr() == ("", "")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert (gc.get_freeze_count(), sys.getswitchinterval()) == (frozen, interval)
+
+
+def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:
+    put(project / "inventory.yaml", LOST)
+    found = Cluster(project=project).playbook("mine")
+    assert (found.ok, found.run.ok, found.result) == (False, False, ["spark1"])
+    assert list(found.errors) == ["lost"]
+    with pytest.raises(Unreachable, match="no answer"):
+        found.raise_for_errors()
+    fits("playbook", json.dumps(found.to_dict()))
+
+
+def test_ping(project: Path) -> None:
+    put(project / "inventory.yaml", LOST)
+    found = Cluster(project=project).ping()
+    reached = found.nodes["spark1"]
+    assert isinstance(reached, Reached)
+    assert reached.rtt_ms > 0
+    assert (found.ok, list(found.errors)) == (False, ["lost"])
+    fits("ping", json.dumps(found.to_dict()))
+
+
+def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> None:
+    printed = json.loads(command("facts", "--json", cwd=project).stdout)
+    assert json.loads(json.dumps(cluster.facts().to_dict(), default=str)) == printed
+
+
+def test_vram(cluster: Cluster, project: Path) -> None:
+    script = "#!/bin/sh\necho 17, VLLM::EngineCore, 900\n"
+    for name in ("spark1", "spark2"):
+        put(project / name / "usr/local/bin/nvidia-smi", script, 0o755)
+    found = cluster.vram()
+    assert [(one.name, one.used_mib) for one in found.nodes] == [("spark1", 900), ("spark2", 900)]
+    fits("vram", json.dumps(found.to_dict()))
+
+
+def test_addresses_instead_of_an_inventory(project: Path) -> None:
+    cluster = Cluster(["192.168.177.5", "me@spark-b.local"], project=project)
+    first, second = cluster.nodes
+    assert [(n.name, n.address, n.user) for n in (first, second)] == [
+        ("spark1", "192.168.177.5", None),
+        ("spark2", "spark-b.local", "me"),
+    ]
+    assert (first.is_head, second.is_head) == (True, False)
+    assert all(first.address.rpartition(".")[0] not in str(net) for net in cluster.inventory.pool)
+    assert [n.name for n in Cluster(["a", "b"], limit="spark2").nodes] == ["spark2"]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "error", "message"),
+    [
+        ([], UsageError, "addresses of the nodes: found none"),
+        (["a", "a"], UsageError, "found a, a"),
+        (["two words"], InvalidFile, "nodes.spark1.address"),
+        (["me@"], InvalidFile, "nodes.spark1.address"),
+    ],
+)
+def test_addresses_that_are_none(
+    project: Path, addresses: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        _ = Cluster(addresses, project=project).nodes
+
+
+def test_what_cannot_be_is_refused_before_a_node_is_asked(project: Path) -> None:
+    put(project / "inventory.yaml", "nodes: {a: {address: 127.0.0.1, port: 1, roles: [head]}}\n")
+    cluster = Cluster(project=project)
+    with pytest.raises(Refused, match="needs 2 nodes"):
+        cluster.up("gemma4-31b-nvfp4", tp=2, allow=Allowances(venv=True))
+    with pytest.raises(UsageError, match="max-num-seq"):
+        cluster.up("gemma4-31b-nvfp4", overrides={"max-num-seq": 2})
+    with pytest.raises(UsageError, match="no recipe is given"):
+        cluster.up()
+    with pytest.raises(UsageError, match="holds a run already"):
+        cluster.bench("dual", out=put(project / "r/run.json", "{}").parent)
+
+
+def test_no_inventory(project: Path) -> None:
+    (project / "inventory.yaml").unlink()
+    with pytest.raises(InvalidFile, match="no such inventory"):
+        Cluster(project=project).ping()
+    with pytest.raises(UsageError, match=r"the project folder .* does not exist"):
+        Cluster(project=project / "nowhere").ping()
+
+
+def test_a_closed_cluster_does_nothing_more(cluster: Cluster) -> None:
+    with cluster as opened:
+        assert opened.ping().ok
+    with pytest.raises(UsageError, match="this Cluster is closed"):
+        cluster.ping()
+
+
+def test_overrides_are_those_of_the_command_line() -> None:
+    given = texts({"max-model-len": "32k", "enforce-eager": True, "env.A": "1", "image.ref": None})
+    assert given == ("max-model-len=32k", "enforce-eager=true", "env.A=1", "image.ref=")
+    assert read_overrides(given, "vllm", kinds("vllm")) == {
+        "max-model-len": 32000, "enforce-eager": True, "env.A": "1", "image.ref": None,
+    }  # fmt: skip
+    assert texts(("a=1", "a=2")) == ("a=1", "a=2")
+
+
+def test_importing_the_package_imports_nothing() -> None:
+    """It travels to the nodes; the names of the API are imported when they are asked for."""
+    (source,) = map(Path, [spark_cluster.__file__])
+    statements = [type(node) for node in ast.parse(source.read_text()).body]
+    assert ast.Import not in statements
+    assert ast.ImportFrom not in statements
+    assert {name: getattr(spark_cluster, name) for name in spark_cluster.__all__}
+    with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
+        _ = spark_cluster.Clutser  # type: ignore[attr-defined]
+
+
+def test_what_a_playbook_returns_is_written_whatever_it_is(cluster: Cluster, project: Path) -> None:
+    code = (
+        "from pathlib import Path\n\n\n"
+        "def main(play):\n"
+        "    found = {'file': Path('/a'), 'bytes': b'\\xff'}\n"
+        "    return {**found, 'kind': Path, 'each': (1, {'b': None})}\n"
+    )
+    put(project / "playbooks/odd.py", code)
+    found = json.loads(json.dumps(cluster.playbook("odd").to_dict()))["result"]
+    assert (found["file"], found["bytes"]) == ("/a", r"b'\xff'")
+    assert (found["kind"], found["each"]) == ("<class 'pathlib.Path'>", [1, {"b": None}])

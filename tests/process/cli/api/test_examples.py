@@ -1,0 +1,78 @@
+"""The example script and the notebook, run as they are on real agents over pipes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from factories import put
+from notebook import cells, run
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+NOTEBOOK = EXAMPLES / "cluster.ipynb"
+NVIDIA_SMI = "#!/bin/sh\necho 17, VLLM::EngineCore, 900\n"
+
+
+@pytest.fixture
+def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project is the current folder; a process holds GPU memory on its nodes."""
+    monkeypatch.chdir(project)
+    for name in ("spark1", "spark2"):
+        put(project / name / "usr/local/bin/nvidia-smi", NVIDIA_SMI, 0o755)
+        (project / name / "etc").mkdir()
+    return project
+
+
+@pytest.fixture
+def serve() -> ModuleType:
+    """The example script, imported."""
+    spec = importlib.util.spec_from_file_location("example_serve", EXAMPLES / "serve.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--recipe", "lab-paris", "--tp", "1", "--check"], 4, "the weights take"),
+        (["--recipe", "no-such-recipe"], 2, "no recipe 'no-such-recipe'"),
+        (["10.0.0.1", "lost@10.0.0.2", "--tp", "9"], 2, "no recipe is given"),
+    ],
+)
+def test_the_script_ends_with_the_status_of_its_error(
+    here: Path,
+    serve: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    status: int,
+    said: str,
+) -> None:
+    assert serve.main(words) == status
+    assert said in capsys.readouterr().err
+
+
+def test_the_notebook(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(NOTEBOOK)
+    said = capsys.readouterr().out
+    assert "spark2: 900 MiB of GPU memory are held" in said
+    assert "stopped" in said
+    assert "+Welcome" in said
+    assert "2 changes would be made" in said
+    assert not (here / "spark1/etc/motd").exists(), "check mode changes nothing"
+
+
+def test_the_notebook_is_one_without_output() -> None:
+    document = json.loads(NOTEBOOK.read_text())
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in document["cells"]]
+    assert len(set(ids)) == len(ids)
+    assert {cell["cell_type"] for cell in document["cells"]} == {"code", "markdown"}
+    code = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
+    assert len(code) == len(cells(NOTEBOOK))
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)

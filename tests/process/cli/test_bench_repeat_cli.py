@@ -1,0 +1,222 @@
+"""`bench repeat`: what is shown of a record before anything runs, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from bench_runs import STEADY, cell, record, setup
+from factories import make_inventory, make_recipe, put
+from program import invoke
+
+from spark_cluster.bench import generators
+from spark_cluster.bench.describe import text_of
+from spark_cluster.bench.record import Repeats, Tool
+from spark_cluster.bench.repeat import Original, expansion_of
+from spark_cluster.bench.steps import BenchRun
+from spark_cluster.bench.suite import Suite, canonical
+from spark_cluster.cli import bench
+from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
+
+NAME = "gemma4-31b-fp8"
+INVENTORY = "nodes:\n  a: {address: 192.0.2.1, roles: [head]}\n"
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """Write a run of somebody else; return its folder."""
+
+    def write(**changed) -> str:
+        recipe = make_recipe(NAME).model_copy(update=changed)
+        suite = Suite.model_validate(
+            {"name": "mine", "recipes": [NAME], "prompt": [512], "output": [64], "tp": [1, 2]}
+        )
+        made = setup(f"{NAME}-tp1", recipe=NAME, recipe_text=text_of(recipe))
+        run = record(cell(made.id, tg_tps=STEADY), setups=[made], suite_text=canonical(suite),
+                     recipes=(NAME,), id="theirs-1", suite="mine")  # fmt: skip
+        put(tmp_path / "theirs/run.json", run.model_dump_json())
+        return str(tmp_path / "theirs")
+
+    make_inventory(tmp_path, INVENTORY)
+    return write
+
+
+@pytest.fixture
+def went_on(monkeypatch):
+    """The runs that would have been started."""
+    found = []
+    monkeypatch.setattr(bench, "go_on", lambda _app, made, *_a, **_o: found.append(made))
+    return found
+
+
+def ask(tmp_path, *words: str):
+    return invoke("bench", "repeat", *words, project=tmp_path, columns="80",
+                  catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+
+def test_a_recipe_that_one_has_oneself(theirs, went_on, tmp_path):
+    said = ask(tmp_path, theirs()).stdout
+    assert said.startswith("repeats theirs-1 of suite mine")
+    assert f"{NAME}-tp1: 1 cell, tp 1, model google/gemma-4-31B-it" in said
+    assert "left out: the record has no recipe of this server" in said
+    assert '"name": "gemma4-31b-fp8"' not in said, "one's own need not be read"
+    (made,) = went_on
+    assert made.record.repeats.id == "theirs-1"
+    assert made.record.id != "theirs-1"
+    assert (made.record.cells, made.record.setups, made.record.status) == ((), (), "running")
+    assert made.record.client == "a"
+
+
+def test_a_record_in_place_of_a_suite_is_repeated(theirs, went_on, tmp_path):
+    path = f"{theirs(ready_timeout_s=77.0)}/run.json"
+
+    def run(*words: str):
+        return invoke("bench", "run", path, *words, project=tmp_path, columns="80",
+                      catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+    assert run("--trust-recipes").stdout == ask(tmp_path, path, "--trust-recipes").stdout
+    first, second = (made.record for made in went_on)
+    assert first.repeats == second.repeats
+    assert first.command == second.command == ("spark-cluster", "bench", "repeat", path)
+    with pytest.raises(Refused, match="not yours"):
+        run()
+    with pytest.raises(UsageError, match="recipes of its own"):
+        run("--recipe", NAME)
+
+
+def test_a_recipe_of_somebody_else_is_shown_and_refused(theirs, went_on, tmp_path):
+    folder = theirs(ready_timeout_s=77.0)
+    result = invoke("bench", "repeat", folder, project=tmp_path, columns="80")
+    assert isinstance(result.exception, Refused)
+    assert "--trust-recipes" in result.exception.hint
+    assert '"ready_timeout_s": 77.0' in result.stdout
+    assert went_on == []
+    ask(tmp_path, folder, "--check")
+    ask(tmp_path, folder, "--trust-recipes")
+    assert len(went_on) == 2
+
+
+def test_markup_and_control_sequences_in_a_record_are_shown_and_not_obeyed(
+    theirs, went_on, tmp_path
+):
+    said = ask(tmp_path, theirs(description="[red]x[/] \x1b[31m"), "--trust-recipes").stdout
+    assert "[red]x[/]" in said
+    assert "\x1b[31m" not in said
+    assert went_on
+
+
+def test_other_refusals(theirs, went_on, tmp_path):
+    folder = theirs()
+    put(tmp_path / "out/run.json", "{}")
+    with pytest.raises(UsageError, match="holds a run already"):
+        ask(tmp_path, folder, "--out", str(tmp_path / "out"))
+    put(tmp_path / "broken/run.json", "{}")
+    with pytest.raises(InvalidFile):
+        ask(tmp_path, str(tmp_path / "broken"))
+    assert went_on == []
+
+
+def test_the_status_without_the_nodes(theirs, tmp_path, closed_port):
+    """The results on the laptop are shown first; where all are there, no node is asked."""
+    text = INVENTORY.replace("192.0.2.1", f"127.0.0.1, port: {closed_port}")
+    folder = theirs()
+    make_inventory(tmp_path, text)
+    asked = invoke("bench", "status", folder, project=tmp_path)
+    assert isinstance(asked.exception, Unreachable)
+    assert asked.stdout.startswith("theirs-1: 0 of 2 cells have a result on this laptop\n")
+    data = json.loads((tmp_path / "theirs/run.json").read_text())
+    ids = [f"{NAME}-tp{tp}.pp512-tg64-d0-c1" for tp in (1, 2)]
+    data["cells"] = [{**data["cells"][0], "id": id} for id in ids]
+    put(tmp_path / "theirs/run.json", json.dumps(data))
+    asked = invoke("bench", "status", folder, project=tmp_path, catch_exceptions=False)
+    assert asked.stdout == "theirs-1: 2 of 2 cells have a result on this laptop\n"
+    found = json.loads(invoke("--json", "bench", "status", folder, project=tmp_path).stdout)
+    assert (found["done"], found["measuring"]) == (2, "")
+
+
+def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
+    """Where the repeated record is not there any more, nothing else stands in for it."""
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    data["repeats"] = Repeats(id="theirs-1", sha256="0" * 64).model_dump()
+    put(tmp_path / "new/run.json", json.dumps(data))
+    with pytest.raises(UsageError, match=r"repeated\.json"):
+        invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
+               catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+
+def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tmp_path):
+    """A folder with a repeated run may be somebody else's as well: that its user has trusted the
+    recipes says nothing here."""
+    source = (tmp_path / theirs(ready_timeout_s=77.0) / "run.json").read_bytes()
+    put(tmp_path / "new/repeated.json", source.decode())
+    data = json.loads(source)
+    data["repeats"] = {"id": "theirs-1", "sha256": hashlib.sha256(source).hexdigest()}
+    data["cells"] = []
+    put(tmp_path / "new/run.json", json.dumps(data))
+
+    def attach(*words: str):
+        return invoke("bench", "attach", str(tmp_path / "new"), *words, project=tmp_path,
+                      catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+    with pytest.raises(Refused, match="not yours") as caught:
+        attach()
+    assert "--trust-recipes" in caught.value.hint
+    assert "repeated.json --check" in caught.value.hint
+    assert went_on == []
+    attach("--check")
+    attach("--trust-recipes")
+    assert len(went_on) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"name": "mine", "prompt": "many"}'])
+@pytest.mark.parametrize("command", ["status", "attach", "stop", "fetch"])
+def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text):
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    put(tmp_path / "new/run.json", json.dumps({**data, "suite_text": text}))
+    with pytest.raises(InvalidFile, match="suite_text"):
+        invoke("bench", command, str(tmp_path / "new"), project=tmp_path,
+               catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "there"), [("vllm-bench", "0.11.0"), ("llama-benchy", "0.0.1")])
+def test_the_load_generator_that_is_compared_is_the_one_that_measures(
+    fake_cluster, tmp_path, tool, there
+):
+    suite = Suite.model_validate(
+        {"name": "mine", "recipes": [NAME], "prompt": [8], "output": [8], "tool": tool}
+    )
+    theirs = Tool(name=tool, version=there)
+    run = record(setups=[], suite_text=canonical(suite), suite="mine", tool=theirs)
+    cluster = fake_cluster("a")
+    theirs_again = Original(run, b"", suite, {})
+    ours = run.model_copy(update={"tool": generators.of(suite).tool(suite)})
+    made = BenchRun(ours, suite, expansion_of(theirs_again, 1), tmp_path)
+    bench._compare(cluster.play, made, theirs_again)
+    told = [note for note in cluster.notes if tool in note]
+    assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
+
+
+def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path):
+    """They would have a result for good: left out."""
+    make_inventory(tmp_path, f"{INVENTORY}  b: {{address: 192.0.2.2}}\n")
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    setup_of_two = {**data["setups"][0], "id": f"{NAME}-tp2", "tp": 2}
+    text = json.dumps({**data, "setups": [*data["setups"], setup_of_two]})
+    put(tmp_path / "new/repeated.json", text)
+    repeats = {"id": "theirs-1", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    put(tmp_path / "new/run.json", json.dumps({**data, "cells": [], "repeats": repeats}))
+    invoke("bench", "attach", str(tmp_path / "new"), "--limit", "a", project=tmp_path,
+           catch_exceptions=False, standalone_mode=False)  # fmt: skip
+    (made,) = went_on
+    assert {step.setup.tp for step in made.pending} == {1, 2}
+    assert [cell.skip for cell in made.expansion.cells] == ["", ""]
+
+
+def test_a_replica_without_a_node(theirs, tmp_path):
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    data["setups"][0]["servers"] = [{"nodes": []}]
+    put(tmp_path / "new/run.json", json.dumps(data))
+    with pytest.raises(InvalidFile, match=r"servers\.0\.nodes"):
+        invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
+               catch_exceptions=False, standalone_mode=False)  # fmt: skip

@@ -1,0 +1,87 @@
+"""`caches` and the caches in `status` and `plan`, on real agents over pipes."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from json_schema import document as fits
+
+from spark_cluster.engine import launches
+from spark_cluster.node import engine_caches
+from tests.factories import make_recipe, put
+
+RECIPE = "gemma4-31b-nvfp4"
+INVENTORY = f"""\
+nodes:
+  spark1: {{address: 10.0.0.1, roles: [head]}}
+  spark2: {{address: 10.0.0.2}}
+serve: {{recipe: {RECIPE}}}
+"""
+IMAGE = "sha256:" + "ab" * 32
+ROOT = f"var/cache/spark-cluster/engine/images/{'ab' * 6}"
+OLD, NEW = "0" * 10, "torch_aot_compile/" + "1" * 64
+
+
+@pytest.fixture
+def project(project: Path) -> Path:
+    """Two nodes that served the inventory's recipe an hour ago, and something else long before."""
+    put(project / "inventory.yaml", INVENTORY)
+    wanted = launches.wanted(make_recipe(RECIPE), 2)
+    made = replace(wanted, image=IMAGE, keys=(NEW,), last=time.time() - 3600)
+    for node in ("spark1", "spark2"):
+        folder = project / node / ROOT / "vllm/torch_compile_cache"
+        for key in (OLD, NEW):
+            put(folder / key / "rank_0_0/model", "x" * 5000)
+        os.utime(folder / OLD / "rank_0_0/model", (1e9, 1e9))
+        engine_caches.add_launch(project / node, made)
+    return project
+
+
+def test_parts_are_listed(run, project: Path) -> None:
+    status, out, _ = run("caches", "list", "--json")
+    found = fits("caches-list", out)
+    assert status == 0
+    assert [(part["node"], part["path"].rpartition("/")[2][:3]) for part in found["parts"]] == [
+        ("spark1", "000"), ("spark2", "000"), ("spark1", "111"), ("spark2", "111"),
+    ]  # fmt: skip
+    assert found["parts"][2]["recipes"] == [RECIPE]
+    _, out, _ = run("caches", "list")
+    assert "by kind: compile" in out
+
+
+def test_prune_shows_first_and_then_removes(run, project: Path) -> None:
+    old = project / "spark1" / ROOT / "vllm/torch_compile_cache" / OLD
+    _, out, _ = run("caches", "prune")
+    assert "--apply removes it" in out
+    assert old.exists()
+    status, out, _ = run("caches", "prune", "--older-than", "0", "--apply", "--json")
+    found = fits("caches-prune", out)
+    assert (status, found["applied"], len(found["parts"])) == (0, True, 2)
+    assert not old.exists()
+    assert (old.parent / NEW).exists(), "it is the inventory's recipe's"
+    _, out, _ = run("caches", "prune", "--apply", "--older-than", "0")
+    assert "nothing to remove" in out
+
+
+def test_status_says_why_it_is_not_known(run, project: Path) -> None:
+    _, out, _ = run("status", "--json")
+    found = fits("status", out)
+    assert found["caches"]["recipe"] == RECIPE
+    # No node here has a Docker.
+    assert found["caches"]["state"] == "unknown"
+    assert found["caches"]["reasons"][0].endswith(" is not on this node")
+    records = engine_caches.launches(project / "spark2")
+    engine_caches.write_launches(project / "spark2", [replace(records[0], recipe="another")])
+    _, out, _ = run("status")
+    assert f"next launch of {RECIPE}: unknown: spark1: the image " in out
+    assert "spark2: no launch of it is on record here" in out
+
+
+def test_a_copy_without_a_cache_says_so(run, project: Path) -> None:
+    status, _, err = run("caches", "copy", "--from", "spark1")
+    assert status == 4
+    assert "spark" in err

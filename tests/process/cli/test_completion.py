@@ -1,0 +1,100 @@
+"""`completion`: the scripts are loaded by the real shells, and complete commands and options."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from json_schema import document as fits
+from program import Program
+from program import on_path as program_on_path
+
+CHECKOUT = Path(__file__).parents[3]
+SHELLS = ("bash", "zsh", "fish")
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch) -> Program:
+    return Program(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def on_path(tmp_path: Path) -> dict[str, str]:
+    return program_on_path(tmp_path)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_for_each_shell(program, shell):
+    done = program("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "_SPARK_CLUSTER_COMPLETE" in done.stdout
+    found = fits("completion", program("completion", shell, "--json").stdout)
+    assert found["shell"] == shell
+    assert found["script"].strip() == done.stdout.strip()
+
+
+def test_another_shell(program):
+    done = program("completion", "csh")
+    assert done.returncode == 2
+    assert "'csh' is not one of 'bash', 'zsh', 'fish'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["rec"], {"recipes"}),
+        (["recipes", "im"], {"import"}),
+        (["up", "--allow-m"], {"--allow-mount"}),
+        (["completion", ""], set(SHELLS)),
+    ],
+)
+def test_bash_completes(on_path, words, expected):
+    line = " ".join(f"'{word}'" for word in ["spark-cluster", *words])
+    code = (
+        'eval "$(spark-cluster completion bash)"\n'
+        f"COMP_WORDS=({line}); COMP_CWORD={len(words)}\n"
+        '_spark_cluster_completion spark-cluster; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", code], check=True, capture_output=True, text=True, env=on_path
+    )
+    assert set(done.stdout.split()) == expected
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes(on_path):
+    code = "spark-cluster completion fish | source; complete -C 'spark-cluster rec'"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", code], check=True, capture_output=True, text=True, env=on_path
+    )
+    assert done.stdout.split("\t")[0].strip() == "recipes"
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_loads_the_script(on_path):
+    code = (
+        'autoload -Uz compinit && compinit -u; eval "$(spark-cluster completion zsh)"; '
+        "print $_comps[spark-cluster]"
+    )
+    done = subprocess.run(
+        ["zsh", "-f", "-c", code], check=True, capture_output=True, text=True, env=on_path
+    )
+    assert done.stdout.strip() == "_spark_cluster_completion"
+
+
+def test_completing_a_command_imports_no_command(on_path):
+    code = (
+        "import os, sys\nos.environ.update(_SPARK_CLUSTER_COMPLETE='bash_complete', "
+        "COMP_WORDS='spark-cluster re', COMP_CWORD='1')\nsys.argv = ['spark-cluster']\n"
+        "from spark_cluster.cli import COMMANDS, main\n"
+        "try:\n    main()\nfinally:\n"
+        "    print([c for c in COMMANDS if f'spark_cluster.cli.{c}' in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=CHECKOUT
+    )
+    assert done.stdout.split() == ["plain,recipes", "plain,revert", "[]"]

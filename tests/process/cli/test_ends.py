@@ -1,0 +1,90 @@
+"""The program's end when its machine does not cooperate: no reader, a full disk, Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_cluster.cli import cli, main
+
+CHECKOUT = Path(__file__).parents[3]
+ENV = {"PYTHONPATH": str(CHECKOUT), "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
+PROGRAM = [sys.executable, "-m", "spark_cluster"]
+LONG, SHORT = ("explain", "--about", "all"), ("explain", "--about", "gpu-dead")
+JSON = ("--json", *LONG)
+
+
+@pytest.mark.parametrize("words", [LONG, SHORT, JSON, ("--help",)])
+def test_a_reader_that_has_seen_enough(tmp_path, words):
+    """As `| head` has; also when all of the output is in the buffer until the end."""
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [*PROGRAM, *words], stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, env=ENV
+    ) as program:
+        os.close(writing)
+        os.close(reading)
+        assert program.stderr is not None
+        said = program.stderr.read()
+        status = program.wait(timeout=120)
+    assert said == b""
+    assert status in (1, 128 + signal.SIGPIPE), "1 is click's own"
+
+
+@pytest.mark.parametrize("words", [LONG, SHORT, JSON])
+def test_a_full_disk_under_the_output(tmp_path, words):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, *words],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=ENV,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: No space left on device\n")
+    assert "free space" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_a_terminal_that_has_ascii_only(tmp_path):
+    done = subprocess.run(
+        [*PROGRAM, *SHORT],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**ENV, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\u2718" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/home/me/x"), 1,
+         "error: /home/me/x: No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 1, "/x: Permission denied"),
+        (KeyboardInterrupt(), 130, "aborted"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)  # fmt: skip
+def test_faults_of_the_laptop_are_no_tracebacks(monkeypatch, capsys, raised, status, said):
+    def fault(*_args, **_kwargs):
+        raise raised
+
+    monkeypatch.setattr(cli, "invoke", fault)
+    monkeypatch.setattr("sys.argv", ["spark-cluster", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    assert said in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""The commands that look models up on the hub, with the real client library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import checkpoints
+import pytest
+from checkpoints import LLAMA_70B, NEMOTRON_SUPER
+from factories import put
+
+from spark_cluster.models import lookup
+from spark_cluster.models.checkpoint import count
+from spark_cluster.models.config import from_config
+from spark_cluster.models.hub import HubLibrary
+from spark_cluster.models.memory_share import GIB
+from spark_cluster_lab.hub import Conduct, LabHub, serve
+
+Run = Callable[..., tuple[int, str, str]]
+LINE = "vllm serve org/{} --max-model-len 8192 --max-num-seqs 4"
+RUN = "docker run --gpus all {} " + LINE.format("autoround")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, use_hub: Callable[[str], None]) -> Iterator[LabHub]:
+    """A hub with a Llama 70B in INT4 (AutoRound)."""
+    root = tmp_path / "hub" / "org"
+    declared = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}
+    tensors = checkpoints.dense(LLAMA_70B, "gptq")
+    checkpoints.write(root / "autoround", {**LLAMA_70B, "quantization_config": declared}, tensors)
+    with serve(tmp_path / "hub") as served:
+        use_hub(served.url)
+        yield served
+
+
+def planned(run: Run, *options: str, model: str = "autoround") -> dict[str, object]:
+    line = LINE.format(model)
+    _, out, err = run("--json", "plan", *options, "--command", line, "--available", "118")
+    assert not err, err
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+def speed(run: Run, *options: str) -> tuple[int, str, str]:
+    return run("--json", "predict", "speed", "--model", "org/autoround", *options)
+
+
+def test_predict_lint_and_kv_ask_and_the_next_command_need_not(hub: LabHub, run: Run) -> None:
+    status, out, err = speed(run)
+    assert status == 0, err
+    assert json.loads(out)["quantization"] == "gptq-int4"
+    asked = len(hub.requests)
+    assert asked
+    assert speed(run, "--offline")[0] == 0
+    line = LINE.format("autoround")
+    assert run("lint", "--command", line)[0] in (0, 1)
+    assert run("predict", "kv", "--model", "org/autoround", "--kv-gib", "8")[0] == 0
+    assert run("plan", "--offline", "--command", line)[0] == 0
+    assert len(hub.requests) == asked
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("predict", "speed", "--model", "org/autoround", "--offline"),
+        ("predict", "kv", "--model", "org/autoround", "--kv-gib", "8", "--offline"),
+        ("plan", "--offline", "--command", LINE.format("autoround")),
+        ("lint", "--offline", "--command", LINE.format("autoround")),
+        ("recipes", "list"),
+        ("recipes", "import", "--offline", "--command", RUN.format("x:1")),
+    ],
+)
+def test_offline_never_asks(args: tuple[str, ...], hub: LabHub, run: Run) -> None:
+    run(*args)
+    assert hub.requests == []
+
+
+def test_int4_of_autoround_is_planned_by_its_tensors(hub: LabHub, run: Run) -> None:
+    assert speed(run)[0] == 0
+    found = planned(run, "--offline")
+    assert found["fits"] is True
+    assert found["weights_gib"] == pytest.approx(39.8 / 1.0737, rel=0.01)
+
+
+NODES = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
+
+
+def test_a_laptop_without_the_hub_asks_through_a_node(
+    hub: LabHub, run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "inventory.yaml").write_text(NODES)
+    for node in ("spark1", "spark2"):
+        memory = "MemTotal: 127600748 kB\nMemAvailable: 123731900 kB\n"
+        put(project / node / "proc/meminfo", memory)
+    monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary("http://127.0.0.1:1", known))
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    line = LINE.format("autoround")
+    status, out, err = run("--json", "plan", "--command", line)
+    assert status in (0, 4), err
+    assert json.loads(out)["weights_gib"] == pytest.approx(37.1, abs=0.1)
+    asked = len(hub.requests)
+    assert asked
+    assert planned(run, "--offline")["weights_gib"] == pytest.approx(37.1, abs=0.1)
+    assert len(hub.requests) == asked
+
+
+def test_a_laptop_and_nodes_without_the_hub(
+    hub: LabHub, run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "inventory.yaml").write_text(NODES)
+    monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary("http://127.0.0.1:1", known))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    status, _, err = run("plan", "--command", LINE.format("autoround"))
+    assert status == 2
+    assert "the hub cannot be reached: from the node" in " ".join(err.split())
+
+
+def test_an_import_says_how_large_the_model_is(hub: LabHub, run: Run) -> None:
+    line = f"docker run --gpus all vllm/vllm-openai:v0.26.0 {LINE.format('autoround')}"
+    status, out, err = run("--json", "recipes", "import", "--command", line)
+    assert status == 0, err
+    note = json.loads(out)["notes"][-1]
+    assert note == "org/autoround: gptq-int4, 37.1 GiB of weights (counted from its tensors)"
+    asked = len(hub.requests)
+    assert run("--json", "recipes", "list")[0] == 0
+    assert len(hub.requests) == asked
+
+
+def test_an_import_of_a_model_that_is_not_there(hub: LabHub, run: Run) -> None:
+    line = f"docker run --gpus all vllm/vllm-openai:v0.26.0 {LINE.format('autorund')}"
+    status, out, err = run("--json", "recipes", "import", "--command", line)
+    assert status == 0, err
+    assert "the model's size is not known: the hub has no model" in json.loads(out)["notes"][-1]
+
+
+def test_an_unknown_key_is_decided_by_the_tensors(hub: LabHub, run: Run) -> None:
+    unknown = {**NEMOTRON_SUPER, "n_routed_experts": 32, "moe_new_size": 77}
+    tensors = checkpoints.nemotron_super(unknown)
+    expected = count(tensors, from_config(unknown, "x"), unknown).memory_bytes() / GIB
+    checkpoints.write(hub.root / "org/super", unknown, tensors)
+    line = LINE.format("super")
+    assert run("plan", "--offline", "--command", line)[0] == 2
+    assert run("predict", "speed", "--model", "org/super")[0] == 0
+    found = planned(run, "--offline", model="super")
+    assert found["fits"] is True
+    assert found["weights_gib"] == pytest.approx(expected, abs=0.01)
+
+
+def test_without_the_tensors_it_is_unknown_and_no_refusal(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "super"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**NEMOTRON_SUPER, "moe_new_size": 77}))
+    line = "vllm serve ./super --max-model-len 8192"
+    status, _, err = run("plan", "--offline", "--command", line)
+    assert status == 2
+    assert "its config has 'moe_new_size', which nothing here" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("conduct", "words"),
+    [
+        (Conduct(gated=True), "is gated"),
+        (Conduct(private=True), "the hub has no model"),
+        (Conduct(status=429, headers={"Retry-After": "7"}), "wait 7 s"),
+        (Conduct(status=502), "status 502"),
+    ],
+)
+def test_what_the_hub_refuses_is_explained(
+    conduct: Conduct, words: str, hub: LabHub, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_never_printed")
+    hub.conduct["org/autoround"] = conduct
+    status, out, err = run("predict", "speed", "--model", "org/autoround")
+    assert status == 2
+    assert words in " ".join(err.split())
+    assert "hf_never_printed" not in out + err

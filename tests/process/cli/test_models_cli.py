@@ -1,0 +1,166 @@
+"""`models` on real agents over pipes, with real hub caches in the nodes' folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from factories import put
+
+from spark_cluster.engine import model_upkeep
+from spark_cluster.engine.hub_models import hub_folder
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.manifest import Manifest
+
+COMMIT = "c" * 40
+WEIGHTS = b"weights" * 1000
+
+
+INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
+
+
+@pytest.fixture
+def cache(project: Path, agent, monkeypatch) -> HubCache:
+    """The hub cache of spark1, with one model, which no recipe needs."""
+
+    monkeypatch.setenv("COLUMNS", "200")
+    put(project / "inventory.yaml", INVENTORY)
+    return with_model(HubCache(project / "spark1" / hub_folder().lstrip("/")))
+
+
+def with_model(cache: HubCache) -> HubCache:
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    files = [
+        {"path": "model.safetensors", "size": 7000, "blob": digest, "algorithm": "sha256"},
+    ]
+    document = {"repository": "org/model", "commit": COMMIT, "files": files}
+    blob = cache.blob("org/model", digest)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(WEIGHTS)
+    cache.publish(Manifest.from_document(document), "main")
+    return cache
+
+
+def test_models_are_listed_with_their_size(run, cache):
+    status, out, _ = run("models", "list", "--json")
+    assert status == 0
+    [node] = json.loads(out)["nodes"]
+    [model] = node["models"]
+    assert (model["repository"], model["commit"], model["size"]) == ("org/model", COMMIT, 7000)
+    assert (model["problem"], model["refs"], model["pinned"]) == ("", ["main"], False)
+    status, out, _ = run("models", "list")
+    assert status == 0
+    assert "org/model@cccccccc" in out
+    sizes = json.loads(run("models", "size", "--json")[1])["nodes"][0]
+    assert (sizes["size"], sizes["prunable"]) == (7000, 7000)
+
+
+def test_prune_is_a_preview_and_acts_with_apply(run, cache):
+    status, out, _ = run("models", "prune")
+    assert status == 0
+    assert "would go" in out
+    assert cache.commits("org/model") == [COMMIT]
+    status, out, _ = run("models", "prune", "--apply", "--json")
+    assert status == 0
+    assert json.loads(out)["nodes"][0]["freed"] == 7000
+    assert not cache.folder("org/model").exists()
+
+
+def test_a_pinned_model_stays(run, cache):
+    assert "is pinned now" in run("models", "pin", "org/model@main")[1]
+    assert "was pinned already" in run("models", "pin", "org/model@main")[1]
+    found = json.loads(run("models", "prune", "--apply", "--json")[1])["nodes"][0]
+    assert found["removed"] == []
+    assert found["kept"] == [{"repository": "org/model", "commit": COMMIT, "reason": "pinned"}]
+    assert "is unpinned now" in run("models", "unpin", "org/model@main")[1]
+    assert json.loads(run("models", "prune", "--json")[1])["nodes"][0]["freed"] == 7000
+
+
+def test_what_an_own_recipe_needs_stays(run, cache, project):
+    recipe = "name: mine\nmodel: {name: org/model, served_name: m}\nimage: {ref: a/b:c}\n"
+    put(project / "recipes" / "mine.yaml", recipe)
+    found = json.loads(run("models", "prune", "--apply", "--json")[1])["nodes"][0]
+    assert [one["reason"] for one in found["kept"]] == ["a recipe needs it"]
+    assert cache.commits("org/model") == [COMMIT]
+
+
+def test_nothing_is_pruned_while_an_own_recipe_cannot_be_read(run, cache, project):
+    put(project / "recipes" / "mine.yaml", "model: {")
+    status, _, err = run("models", "prune", "--apply")
+    assert status == 2
+    assert "mine.yaml" in err
+    assert cache.commits("org/model") == [COMMIT]
+
+
+def test_verify_names_a_damaged_file(run, cache):
+    assert "sound" in run("models", "verify")[1]
+    cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest()).write_bytes(b"Weights" * 1000)
+    status, out, err = run("models", "verify", "org/model")
+    assert status == 5
+    assert "damaged  model.safetensors" in out
+    assert "spark-cluster models repair org/model@" in err
+    status, out, _ = run("models", "verify", "--json")
+    assert status == 5
+    assert json.loads(out)["models"][0]["damaged"] == ["model.safetensors"]
+
+
+def test_a_model_that_is_nowhere_is_said(run, cache):
+    status, _, err = run("models", "verify", "org/other")
+    assert status == 1
+    assert "org/other is on no node" in err
+
+
+def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
+    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    assert run("models", "verify")[0] == 0
+    blob.write_bytes(b"Weights" * 1000)
+    pulled = []
+
+    def pull(_play, _node, wanted, **_where):
+        assert not blob.exists(), "what is damaged is gone before"
+        pulled.append((wanted.repository, wanted.revision))
+        blob.write_bytes(WEIGHTS)
+
+    monkeypatch.setattr(model_upkeep, "pull", pull)
+    monkeypatch.setattr(model_upkeep, "copy", lambda *_, **__: pytest.fail("no other node has it"))
+    status, out, err = run("models", "repair", "--json")
+    assert status == 0, err
+    [model] = json.loads(out)["models"]
+    assert pulled == [("org/model", COMMIT)]
+    assert (model["removed"], model["fetched"], model["source"]) == (1, 7000, "hub")
+    assert run("models", "verify")[0] == 0
+    assert "all models are sound" in run("models", "repair")[1]
+    assert len(pulled) == 1
+
+
+def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypatch):
+    put(project / "inventory.yaml", INVENTORY + "  spark2: {address: 10.0.0.2}\n")
+    with_model(HubCache(project / "spark2" / hub_folder().lstrip("/")))
+    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    blob.write_bytes(b"Weights" * 1000)
+    copied = []
+
+    def copy(_play, manifest, source, targets, **_where):
+        copied.append((manifest.size, source.name, [node.name for node in targets]))
+        blob.write_bytes(WEIGHTS)
+
+    monkeypatch.setattr(model_upkeep, "pull", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(model_upkeep, "copy", copy)
+    status, out, err = run("models", "repair", "org/model", "--json")
+    assert status == 0, err
+    assert copied == [(7000, "spark2", ["spark1"])]
+    assert [one["node"] for one in json.loads(out)["models"]] == ["spark1"]
+
+
+def test_a_pull_looks_where_the_inventory_has_the_caches(run, cache, project):
+    put(project / "inventory.yaml", f"{INVENTORY}settings: {{caches: {{root: /data/engine}}}}\n")
+    assert run("models", "pull", "org/model", "--offline")[0] == 4
+    status, _, err = run("models", "pull", "org/model", "--offline", "--on", "spark9")
+    assert status == 2
+    assert "no node 'spark9' in this run" in err
+    with_model(HubCache(project / "spark1" / hub_folder("/data/engine").lstrip("/")))
+    status, out, _ = run("models", "pull", "org/model", "--offline", "--json")
+    assert status == 0
+    assert json.loads(out)["model"]["commit"] == COMMIT

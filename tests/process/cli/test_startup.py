@@ -1,0 +1,153 @@
+"""Imports and their moment: nothing heavy for --help, and little before the first packet."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[3]
+HEAVY = (
+    "aiohttp", "asyncio", "concurrent.futures", "difflib", "fabric", "invoke", "jinja2", "numpy",
+    "paramiko", "pydantic", "ray", "rich", "ruamel.yaml", "scipy", "unittest",
+)  # fmt: skip
+LATER = ("fabric", "jinja2", "paramiko", "ray", "rich")
+"""What has to wait until the connections are on their way."""
+
+INVENTORY = """\
+nodes:
+  spark1:
+    address: 127.0.0.1
+    port: {port}
+"""
+
+AT_FIRST_THREAD = """\
+import json, sys, threading
+from concurrent.futures import Future
+from spark_cluster.cli import main
+start = threading.Thread.start
+seen = []
+
+def first(thread):
+    if not seen:
+        seen.extend(sys.modules)
+    start(thread)
+
+threading.Thread.start = first
+try:
+    main()
+finally:
+    print(json.dumps({"first": seen, "all": list(sys.modules)}))
+"""
+"""The first threads are those that connect."""
+
+
+def python(code: str, *args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "HOME": str(cwd)}
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=cwd, env=environment
+    )
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["exec", "--help"], ["up", "--help"]])
+def test_help_imports_nothing_heavy(args, tmp_path):
+    code = (
+        "import sys\n"
+        "from spark_cluster.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        f"    print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)\n"
+    )
+    done = python(code, *args, cwd=tmp_path)
+    assert done.stderr.strip() == "[]"
+    assert done.returncode == 0
+
+
+@pytest.fixture
+def closed_port(tmp_path) -> Path:
+    """An inventory whose node does not let one in."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.format(port=port))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["exec", "true"],
+        ["status"],
+        ["facts"],
+        ["down"],
+        ["up", "--recipe", "lab-paris", "--tp", "1"],
+        ["provision"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_connecting_begins_before_the_remainder_is_imported(args, closed_port):
+    done = python(AT_FIRST_THREAD, *args, cwd=closed_port)
+    modules = json.loads(done.stdout.splitlines()[-1])
+    assert [name for name in LATER if name in modules["first"]] == []
+    assert not {"aiohttp", "ray"} & set(modules["all"])
+    after = [name for name in ("jinja2", "rich") if name in modules["all"]]
+    order = modules["all"].index
+    assert all(order("fabric") < order(name) for name in after)
+
+
+def test_up_reads_no_formulas_before_something_is_to_be_started(tmp_path):
+    """They and the catalogue's rules are for a plan: when all is up, none is made."""
+    code = "import sys, playbooks.up; print([m for m in sys.modules if '.plan.' in m])"
+    done = python(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "spark_cluster.plan.planner" not in done.stdout
+    assert "spark_cluster.plan.fit" not in done.stdout
+
+
+def test_only_the_client_of_jobs_imports_ray():
+    """It takes 0.6 s: only `ray submit`, `logs`, `list`, `stop` and `bench fabric` need it."""
+    importing = re.compile(r"^( *)(?:from|import) (?:aiohttp|ray)\b", re.MULTILINE)
+    found = {
+        path.relative_to(CHECKOUT).as_posix(): importing.findall(path.read_text())
+        for folder in ("spark_cluster", "roles", "playbooks")
+        for path in (CHECKOUT / folder).rglob("*.py")
+        if "assets" not in path.parts  # these run in the lab's image
+    }
+    late = {name: all(found) for name, found in found.items() if found}
+    assert late == {
+        "spark_cluster/bench/fabric_probe.py": True,  # in the engine's image
+        "spark_cluster/engine/ray_cluster.py": True,
+    }
+
+
+def test_an_inventory_that_is_wrong_is_refused_as_ever(closed_port):
+    path = closed_port / "inventory.yaml"
+    path.write_text(path.read_text() + "    rolls: [head]\n")
+    done = python("from spark_cluster.cli import main; main()", "exec", "true", cwd=closed_port)
+    assert done.returncode == 2
+    assert "inventory.yaml:5: nodes.spark1.rolls: unknown field; did you mean 'roles'?" in (
+        done.stderr
+    )
+
+
+def test_the_time_counts_from_the_start_of_the_process(tmp_path):
+    code = (
+        "import time\n"
+        "before = time.monotonic()\n"
+        "from spark_cluster import cli\n"
+        "print(cli.STARTED - before, time.monotonic() - cli.STARTED)\n"
+    )
+    began = time.monotonic()
+    done = python(code, cwd=tmp_path)
+    whole = time.monotonic() - began
+    first, elapsed = map(float, done.stdout.split())
+    assert 0 <= first <= elapsed <= whole

@@ -1,0 +1,312 @@
+"""Parsers of what a Spark's tools print, on texts as they were captured there."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Interface
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.facts import Facts, Gpu, GpuProcess, Hca, Memory
+
+DGX_RELEASE = """\
+DGX_NAME="DGX Spark"
+DGX_PRETTY_NAME="NVIDIA DGX Spark"
+DGX_SWBUILD_DATE="2025-09-10-13-50-03"
+DGX_SWBUILD_VERSION="7.2.3"
+DGX_COMMIT_ID="833b4a7"
+DGX_PLATFORM="DGX Server for KVM"
+DGX_SERIAL_NUMBER="1983725003055"
+"""
+OTAS = """
+DGX_OTA_VERSION="7.3.1"
+DGX_OTA_DATE="Fri Jan 16 23:27:32 UTC 2026"
+
+DGX_OTA_VERSION="7.4.0"
+DGX_OTA_DATE="Tue Feb 17 22:17:46 IST 2026"
+"""
+IBDEV2NETDEV = """\
+rocep1s0f0 port 1 ==> enp1s0f0np0 (Down)
+rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)
+roceP2p1s0f0 port 1 ==> enP2p1s0f0np0 (Down)
+roceP2p1s0f1 port 1 ==> enP2p1s0f1np1 (Up)
+"""
+RDMA_LINK = """\
+link rocep1s0f0/1 state ACTIVE physical_state LINK_UP netdev enp1s0f0np0
+link rocep1s0f1/1 state DOWN physical_state DISABLED netdev enp1s0f1np1
+"""
+MISMATCH = """\
+Failed to initialize NVML: Driver/library version mismatch
+NVML library version: 580.126
+"""
+MEMINFO = """\
+MemTotal:       127600748 kB
+MemFree:        123731968 kB
+MemAvailable:   123731900 kB
+SwapTotal:      16777212 kB
+HugePages_Total:       0
+"""
+
+
+# -- the system --------------------------------------------------------------------------------
+
+
+def test_dgx_version():
+    assert fact_gathering.dgx_version(DGX_RELEASE) == "7.2.3"
+    assert fact_gathering.dgx_version(DGX_RELEASE + OTAS) == "7.4.0", "the last block counts"
+    assert fact_gathering.dgx_version("") is None
+    assert fact_gathering.dgx_version(None) is None
+    assert fact_gathering.dgx_version('NAME="DGX SPARK FASTOS"\n') is None
+
+
+def test_os_name():
+    text = 'PRETTY_NAME="Ubuntu 24.04.3 LTS"\nVERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\n'
+    assert fact_gathering.os_name(text) == "ubuntu 24.04"
+    assert fact_gathering.os_name("ID=debian\n") == "debian"
+    assert fact_gathering.os_name("") == ""
+
+
+def test_meminfo():
+    assert fact_gathering.meminfo(MEMINFO) == Memory(127600748, 123731900)
+    assert fact_gathering.meminfo("") == Memory()
+    assert fact_gathering.meminfo("MemTotal: many kB\n") == Memory()
+
+
+# -- the GPU -----------------------------------------------------------------------------------
+
+HEADER = "pid, process_name, used_gpu_memory [MiB]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "processes"),
+    [
+        ("", []),
+        ("\n", []),
+        (HEADER, []),
+        (HEADER + "65247, VLLM::Worker_TP0, 102843 MiB\n", [(65247, "VLLM::Worker_TP0", 102843)]),
+        ("2065247, VLLM::EngineCore, 102843\n", [(2065247, "VLLM::EngineCore", 102843)]),
+        ("7, ray::RayWorkerWrapper, [N/A]\n", [(7, "ray::RayWorkerWrapper", None)]),
+        ("7, python -c a, b ,c, 5 MiB", [(7, "python -c a, b ,c", 5)]),
+        ('7, "quoted, 5\n8, b", 6 MiB\n', [(7, '"quoted', 5), (8, 'b"', 6)]),
+        ("7, a, [Insufficient Permissions]\r\n8, b, 6 MiB\r\n", [(7, "a", None), (8, "b", 6)]),
+        ("No devices were found\n", []),
+        (MISMATCH, []),
+    ],
+)  # fmt: skip
+def test_compute_apps(text, processes):
+    assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
+
+
+names = st.text(
+    st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1, max_size=20
+).map(str.strip).filter(bool)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2**22), names, st.none() | st.integers(0, 10**6)), max_size=4
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_compute_apps_round_trip(processes, header, units):
+    """Whatever a process is called, with a header or not, with units or not."""
+
+    def line(pid, name, used):
+        return f"{pid}, {name}, {'[N/A]' if used is None else f'{used} MiB' if units else used}\n"
+
+    text = (HEADER if header else "") + "".join(line(*p) for p in processes)
+    assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
+
+
+def test_gpu():
+    assert fact_gathering.gpu("NVIDIA GB10, 12.1, 580.159.03, 45, 11.17, 208\n") == Gpu(
+        "NVIDIA GB10", "12.1", "580.159.03", 45.0, 11.17, 208.0
+    )
+    bare = fact_gathering.gpu("NVIDIA GB10, 12.1, 580.159.03, 35, [N/A], [Not Supported]\n")
+    assert (bare.temperature_c, bare.power_w, bare.sm_clock_mhz) == (35.0, None, None)
+    units = fact_gathering.gpu("NVIDIA GB10, 12.1, 580.159.03, 35, 11.17 W, 208 MHz\n")
+    assert (units.power_w, units.sm_clock_mhz) == (11.17, 208.0)
+    for text in ("", "No devices were found\n", MISMATCH, "NVIDIA GB10, 12.1\n"):
+        assert fact_gathering.gpu(text) is None
+
+
+# -- the network -------------------------------------------------------------------------------
+
+HCAS = (
+    Hca("rocep1s0f0", "enp1s0f0np0", False),
+    Hca("rocep1s0f1", "enp1s0f1np1", True),
+    Hca("roceP2p1s0f0", "enP2p1s0f0np0", False),
+    Hca("roceP2p1s0f1", "enP2p1s0f1np1", True),
+)
+
+
+@given(st.permutations(IBDEV2NETDEV.splitlines(keepends=True)))
+def test_ibdev2netdev_in_any_order(lines):
+    assert fact_gathering.ibdev2netdev("".join(lines)) == HCAS
+
+
+def test_rdma_link():
+    assert fact_gathering.rdma_link(RDMA_LINK) == (
+        Hca("rocep1s0f0", "enp1s0f0np0", True),
+        Hca("rocep1s0f1", "enp1s0f1np1", False),
+    )
+    assert fact_gathering.rdma_link("link mlx5_0/1 state ACTIVE physical_state LINK_UP\n") == ()
+    assert fact_gathering.rdma_link("") == fact_gathering.ibdev2netdev("") == ()
+
+
+def row(name, *addresses, flags=("UP", "LOWER_UP"), **more):
+    infos = [
+        {"family": "inet", "local": a.partition("/")[0], "prefixlen": int(a.partition("/")[2])}
+        for a in addresses
+    ]
+    infos.append({"family": "inet6", "local": "fe80::4ebb:47ff:fe2f:9113", "prefixlen": 64})
+    return {"ifname": name, "flags": list(flags), "mtu": 1500, "addr_info": infos, **more}
+
+
+def test_ip_addr():
+    text = json.dumps(
+        [
+            row("lo", "127.0.0.1/8", flags=["LOOPBACK", "UP", "LOWER_UP"], mtu=65536),
+            row("enP7s7", "192.168.1.163/24", address="3c:6d:66:00:2a:60"),
+            row("enp1s0f0np0", flags=["NO-CARRIER", "BROADCAST", "UP"]),
+            row("enp1s0f1np1", "169.254.127.30/16", mtu=9000),
+            row("enP2p1s0f1np1", "192.168.178.11/24", "10.0.0.1/8"),
+            {},
+        ]
+    )
+    found = {i.name: i for i in fact_gathering.ip_addr(text)}
+    assert list(found) == ["lo", "enP7s7", "enp1s0f0np0", "enp1s0f1np1", "enP2p1s0f1np1"]
+    assert found["enP7s7"].mac == "3c:6d:66:00:2a:60"
+    assert found["enP7s7"].addresses == (IPv4Interface("192.168.1.163/24"),)
+    assert found["enp1s0f1np1"].addresses == (), "link-local is as good as none"
+    assert (found["enp1s0f1np1"].mtu, found["enp1s0f1np1"].up) == (9000, True)
+    assert not found["enp1s0f0np0"].up
+    assert len(found["enP2p1s0f1np1"].addresses) == 2
+    for nothing in ("", "[]", "not json", "{}", "5", "null", "[1]"):
+        assert fact_gathering.ip_addr(nothing) == ()
+
+
+def test_dpkg():
+    text = "docker-ce\t5:29.1.3\tinstalled\ndocker.io\t\tnot-installed\nx\t1\tconfig-files\n"
+    assert fact_gathering.dpkg(text) == {"docker-ce": "5:29.1.3"}
+    assert fact_gathering.dpkg("dpkg-query: no packages found matching docker-ce\n") == {}
+
+
+@given(st.text() | st.sampled_from([DGX_RELEASE, IBDEV2NETDEV, MEMINFO, HEADER]).flatmap(
+    lambda text: st.integers(0, len(text)).map(lambda n: text[:n])
+))  # fmt: skip
+def test_no_text_breaks_a_parser(text):
+    for parse in (
+        fact_gathering.os_name,
+        fact_gathering.dgx_version,
+        fact_gathering.meminfo,
+        fact_gathering.compute_apps,
+        fact_gathering.gpu,
+        fact_gathering.ibdev2netdev,
+        fact_gathering.rdma_link,
+        fact_gathering.ip_addr,
+        fact_gathering.dpkg,
+    ):
+        parse(text)
+
+
+# -- put together ------------------------------------------------------------------------------
+
+
+def done(stdout="", status=0, stderr=""):
+    return {"status": status, "stdout": stdout, "stderr": stderr}
+
+
+MACHINE = {
+    "hostname": "spark-2a60",
+    "kernel": "6.17.0-1021-nvidia",
+    "arch": "aarch64",
+    "python": "3.12.3",
+    "cpus": 20,
+    "disk_total": 4_000_000_000_000,
+    "disk_free": 3_500_000_000_000,
+}
+
+
+def answer(**commands):
+    return {"commands": commands, "files": dict.fromkeys(fact_gathering.FILES), "machine": MACHINE}
+
+
+def test_facts_of_a_spark():
+    said = answer(
+        gpu=done("NVIDIA GB10, 12.1, 580.126.09, 45, 11.2, 208\n"),
+        hcas=done(IBDEV2NETDEV),
+        ip=done(json.dumps([row("enP7s7", "192.168.1.163/24")])),
+        docker=done("29.1.3\n"),
+        dpkg=done("docker-ce\t5:29.1.3\tinstalled\n", 1, "no packages found matching docker.io"),
+    )
+    said["files"].update(
+        dgx=DGX_RELEASE + OTAS, os="ID=ubuntu\nVERSION_ID=24.04\n", meminfo=MEMINFO, boot_id="b-1\n"
+    )
+    found = fact_gathering.facts(said)
+    assert (found.hostname, found.os, found.dgx_version) == ("spark-2a60", "ubuntu 24.04", "7.4.0")
+    assert (found.gpu.driver, found.nvml_error) == ("580.126.09", "")
+    assert found.hcas == HCAS
+    assert (found.docker, found.packages) == ("29.1.3", {"docker-ce": "5:29.1.3"})
+    assert (found.boot_id, found.memory.total_kib) == ("b-1", 127600748)
+
+
+def test_facts_of_a_bare_machine():
+    found = fact_gathering.facts(answer(**dict.fromkeys(fact_gathering.COMMANDS)))
+    assert (found.gpu, found.nvml_error, found.docker, found.hcas) == (None, "", None, ())
+    assert isinstance(found, Facts)
+
+
+def test_rdma_stands_in_for_ibdev2netdev():
+    assert fact_gathering.facts(answer(hcas=done(RDMA_LINK))).hcas[0].interface == "enp1s0f0np0"
+
+
+def test_a_driver_that_was_updated_and_not_rebooted():
+    found = fact_gathering.facts(answer(gpu=done(MISMATCH, 18)))
+    assert found.gpu is None
+    assert "Driver/library version mismatch" in found.nvml_error
+    processes, _ = fact_gathering.memory(
+        {"commands": {"apps": done(MISMATCH, 18)}, "files": {"meminfo": MEMINFO}}
+    )
+    assert processes is None, "never taken for: nothing is held"
+
+
+def test_docker_that_may_not_be_asked():
+    said = (
+        "permission denied while trying to connect to the docker API at unix:///var/run/docker.sock"
+    )
+    assert fact_gathering.facts(answer(docker=done("", 1, said))).docker is None
+
+
+def test_memory_of_an_idle_node():
+    processes, memory = fact_gathering.memory(
+        {"commands": {"apps": done()}, "files": {"meminfo": MEMINFO}}
+    )
+    assert (processes, memory.total_kib) == ((), 127600748)
+    assert fact_gathering.memory({"commands": {"apps": None}, "files": {"meminfo": None}}) == (
+        None,
+        Memory(),
+    )
+
+
+def test_the_agent_answers_the_question(agent):
+    """The real question to a real agent: what is asked and what is read of the answer fit."""
+    found = fact_gathering.facts(agent().request("gather", **fact_gathering.question()))
+    assert found.cpus > 0
+    assert found.python.count(".") == 2
+    assert found.disk_total_bytes >= found.disk_free_bytes > 0
+
+
+def test_where_sshd_listens():
+    config = (
+        "port 22\nport 2222\nlistenaddress [::]:40022\nlistenaddress 0.0.0.0:40023\n"
+        "listenaddress [fe80::1]:40024 rdomain vrf\nx11displayoffset 10\nmaxstartups 10:30:100\n"
+    )
+    sockets = "Listen=[::]:22 (Stream)\n\nListen=0.0.0.0:41022 (Stream)\nListen=/run/x (Stream)\n"
+    found = (22, 2222, 40022, 40023, 40024, 41022)
+    assert fact_gathering.ssh_ports(config, sockets) == found
+    assert fact_gathering.ssh_ports("", "Listen=\n") == ()

@@ -1,0 +1,258 @@
+"""The JSON Schemas say what the code does: compared with it, shipped files and real output."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError
+from program import Program
+from ruamel.yaml import YAML
+
+from docs.generate import schemas
+from docs.generate.code import OUTPUTS, commands, event_classes
+from spark_cluster.cli import api
+from spark_cluster.cli.results import Recap, RunSummary
+from spark_cluster.engine.link_check import Bandwidth, Hop
+from spark_cluster.engine.provisioning import Provisioned
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner.events import RunStarted
+from spark_cluster_lab import Lab, breakage
+from spark_cluster_lab.gpu import GpuLab
+from spark_cluster_lab.gpu.layout import STATE_VARIABLE
+from spark_cluster_lab.layout import Layout
+
+CHECKOUT = Path(__file__).parents[3]
+FILES = {"inventory": "inventories", "recipe": "recipes", "suite": "suites"}
+SHIPPED = [
+    pytest.param(kind, path, id=path.name)
+    for kind, folder in FILES.items()
+    for path in sorted((CHECKOUT / folder).glob("*.yaml"))
+]
+ONE_NODE = "nodes: {spark1: {address: 192.0.2.1, roles: [head]}}\n"
+
+
+CHECKED_IN = (*FILES, "registries", "bench-run")
+NAMES = (*CHECKED_IN, "event", "error", *(f"output-{name}" for name in OUTPUTS))
+
+
+@functools.cache
+def made() -> dict[str, dict[str, Any]]:
+    """Every schema by its name."""
+    return {**schemas.of_files(), **schemas.of_outputs()}
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch) -> Program:
+    return Program(tmp_path, monkeypatch)
+
+
+def yaml(text: str | Path) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def check(schema: dict[str, Any], document: Any) -> None:
+    """Raise jsonschema's ValidationError unless the document fits."""
+    Draft202012Validator(schema).validate(document)
+
+
+@pytest.mark.parametrize("name", CHECKED_IN)
+def test_what_is_checked_in_is_what_the_code_says(name):
+    written = (schemas.FOLDER / f"{name}.json").read_text()
+    assert written == schemas.text(made()[name]), "run `python -m docs.generate`"
+
+
+def test_every_schema_has_a_name_here():
+    assert made().keys() == set(NAMES)
+    assert schemas.of_files().keys() == set(CHECKED_IN)
+
+
+def test_each_is_a_schema():
+    for name in NAMES:
+        try:
+            Draft202012Validator.check_schema(made()[name])
+        except SchemaError as error:
+            pytest.fail(f"{name}: {error.message}")
+
+
+@pytest.mark.parametrize(("kind", "path"), SHIPPED)
+def test_shipped_files_fit(kind, path):
+    check(made()[kind], yaml(path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("inventory", ONE_NODE + "server: {}"),
+        ("inventory", ONE_NODE + "serve: {port: 70000}"),
+        ("inventory", ONE_NODE + "settings: {power: {max_mhz: fast}}"),
+        ("inventory", ONE_NODE + "settings: {power: {max_mhzz: 1800}}"),
+        ("inventory", "nodes: {spark1: {address: 192.0.2.1, fabric: dettect}}"),
+        ("inventory", ONE_NODE + "become: {password: hunter2}"),
+        ("recipe", "name: x"),
+        ("suite", "{name: x, prompt: [0]}"),
+        ("suite", "{name: x, promt: [1]}"),
+        (
+            "recipe",
+            "{name: x, model: {name: m, served_name: m}, image: {ref: i}, "
+            "gpu_memory_utilization: 1.5}",
+        ),
+    ],
+)
+def test_mistakes_are_seen(kind, text):
+    with pytest.raises(ValidationError):
+        check(made()[kind], yaml(text))
+
+
+def test_settings_of_a_role_of_the_users_own_are_not_refused():
+    check(made()["inventory"], yaml(ONE_NODE + "settings: {motd: {text: Hello}}"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{become: {password: prompt}}",
+        "{serve: {api_key: {env: KEY}, tls: self-signed}}",
+        "{serve: {tls: {certificate: a.pem, key: b.pem}}}",
+    ],
+)
+def test_short_forms_are_allowed(given):
+    check(made()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("output-version", ["version"]),
+        ("output-plan", ["plan", "gemma4-31b-fp8", "--tp", "2", "--offline"]),
+        ("output-plan", ["plan", "gemma4-31b-fp8", "--tp", "1", "--offline", "--available", "20"]),
+        ("output-plan-for", ["plan", "gemma4-31b-fp8", "--for", "latency", "--offline"]),
+        ("output-lint", ["lint", "gemma4-31b-fp8"]),
+        ("output-lint", ["lint", "--command", "vllm serve google/gemma-4-31B-it"]),
+        ("output-explain", ["explain", str(CHECKOUT / "tests/data/vllm_worker_killed.log")]),
+        ("output-recipes-list", ["recipes", "list"]),
+        ("output-recipes-search", ["recipes", "search", "gpt-oss"]),
+        ("output-bench-suites", ["bench", "suites", "dual"]),
+        ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
+        *(
+            ("output-recipes-show", ["recipes", "show", path.stem])
+            for path in sorted((CHECKOUT / "recipes").glob("*.yaml"))
+        ),
+        ("output-init", ["init", "--node", "192.0.2.1", "--yes"]),
+        ("output-lab-tools-list", ["lab", "tools", "--list"]),
+        ("error", ["plan", "no-such-recipe"]),
+        ("error", ["ping"]),
+    ],
+)
+def test_what_commands_print_fits(program, name, args):
+    printed = json.loads(program("--json", *args).stdout)
+    check(made()[name], printed)
+
+
+def test_every_command_has_a_schema():
+    """All but the groups, and `lab ssh`, which connects a terminal."""
+    names = [name for name, command in commands() if not isinstance(command, click.Group)]
+    listed = [f"{command} " for command, _ in OUTPUTS.values()]
+    assert [n for n in names if not any(c.startswith(f"{n} ") for c in listed)] == ["lab ssh"]
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> Lab:
+    """A lab that is down, in a scratch folder, of which only the folders are touched."""
+    lab = Lab(Layout(tmp_path / "lab"))
+    made = SimpleNamespace(image_tar=tmp_path / "image.tar", all=[])
+    monkeypatch.setattr(Lab, "default", lambda: lab)
+    monkeypatch.setattr(Lab, "state", lambda _: "down")
+    for name, result in {"up": True, "down": True, "prepared": made, "prepare": made}.items():
+        monkeypatch.setattr(Lab, name, lambda *_, result=result, **_options: result)
+    monkeypatch.setattr(breakage, "repair", lambda *_: ["mtu on spark1"])
+    monkeypatch.setattr(breakage, "break_", lambda *_: SimpleNamespace(name="spark1"))
+    monkeypatch.setattr(Lab, "node", lambda *_: SimpleNamespace(reset=lambda **_options: None))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "lab-gpus"))
+    monkeypatch.setattr(GpuLab, "up", lambda *_, **_options: True)
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("lab-up", ["up"]),
+        ("lab-up-gpus", ["up", "--gpus"]),
+        ("lab-down", ["down"]),
+        ("lab-status", ["status"]),
+        ("lab-prepare", ["prepare"]),
+        ("lab-reset", ["reset", "spark1"]),
+        ("lab-break", ["break", "mtu"]),
+        ("lab-break-list", ["break", "--list"]),
+        ("lab-repair", ["repair"]),
+    ],
+)
+def test_what_the_lab_prints_fits(program, lab, name, args):
+    check(made()[f"output-{name}"], json.loads(program("--json", "lab", *args).stdout))
+
+
+def test_a_node_of_the_lab_fits(lab, monkeypatch):
+    node = SimpleNamespace(name="spark1", address="10.89.0.11", state="running")
+    monkeypatch.setattr(Lab, "nodes", [node])
+    check(made()["output-lab-status"], asdict(lab.status()))
+
+
+def test_what_provision_prints_fits():
+    """Return a result with a node that is ready, one that was lost, and a measured link."""
+    recap = Recap()
+    recap.take(RunStarted("20261120-1", "provision", ("spark1", "spark2")))
+    nodes = [SimpleNamespace(name=name) for name in ("spark1", "spark2")]
+    link = SimpleNamespace(interface="cx7", address=SimpleNamespace(ip="192.0.2.1"))
+    done = Provisioned(
+        notes={"spark1": ["rebooted"]},
+        firmware={"spark1": {"UEFI": "1.0"}},
+        bandwidth=[Bandwidth(Hop(*nodes, link, link), 98.5)],
+    )
+    summary = RunSummary("20261120-1", ok=False, changed=0, seconds={"total": 1.0})
+    run: Any = SimpleNamespace(recap=recap, summary=lambda ok: replace(summary, ok=ok))
+    found = api._provisioned(run, done, {"spark2": Unreachable("no answer", hint="wait")})
+    assert not found.run.ok
+    check(made()["output-provision"], json.loads(json.dumps(found.to_dict())))
+
+
+def test_the_record_of_a_run_fits():
+    from bench_runs import STEADY, cell, record
+
+    schema = schemas.of_files()["bench-run"]
+    document = json.loads(record(cell(tg_tps=STEADY)).model_dump_json())
+    check(schema, document)
+    with pytest.raises(ValidationError):
+        check(schema, {**document, "format": "spark-cluster.bench.v0"})
+
+
+@pytest.mark.parametrize("name", ["ping", "exec"])
+def test_what_commands_print_of_a_node_that_is_not_there_fits(program, name):
+    program.put("inventory.yaml", "nodes: {spark1: {address: 127.0.0.1, port: 9, roles: [head]}}\n")
+    printed = json.loads(program("--json", name, *(["true"] if name == "exec" else [])).stdout)
+    check(made()[f"output-{name}"], printed)
+
+
+def test_events_fit():
+    from spark_cluster.runner.events import Result, RunStarted
+
+    schema = made()["event"]
+    for event in (
+        RunStarted("20261120-1", "up --tp 2", ("spark1", "spark2")),
+        Result("spark1", "power", "File:/x", "change", changes={"mode": ("0600", "0644")}),
+    ):
+        check(schema, json.loads(json.dumps(event.to_dict())))
+    with pytest.raises(ValidationError):
+        check(schema, {"event": "RunStarted", "at": 1.0})
+
+
+def test_every_event_is_in_the_schema():
+    kinds = made()["event"]["oneOf"]
+    names = [kind["properties"]["event"]["const"] for kind in kinds]
+    assert names == [kind.__name__ for kind in event_classes()]

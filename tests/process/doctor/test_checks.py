@@ -1,0 +1,924 @@
+"""Each check: what it says of healthy nodes, of sick ones, and of nodes that do not tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_samples import (
+    HCAS,
+    KERNEL_LOG,
+    LOG,
+    NFT,
+    PARTS,
+    STARTED,
+    UNITS,
+    answer,
+    environment,
+    inspected,
+    interface,
+    interfaces,
+    logged,
+    ran,
+    ray_nodes,
+    seen,
+    trees,
+    with_env,
+)
+from hostile.agent import answers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_cluster.config import fact_gathering
+from spark_cluster.doctor import examine, serving
+from spark_cluster.doctor.check import Check
+from spark_cluster.doctor.observations import (
+    CheckResult,
+    Observations,
+    OpenPort,
+    Ping,
+    PortScan,
+    Probed,
+    ProbedAnswer,
+    Rdma,
+    Transfer,
+)
+from spark_cluster.engine.link_check import Cabling
+from spark_cluster.issues.entries import catalogue, for_check
+from spark_cluster.node.health import Completion
+from spark_cluster.resources import Unit
+
+NODE = {check.id: check for check in examine.NODE}
+PAIR = {check.id: check for check in examine.PAIR}
+PROBES = {check.id: check for check in examine.PROBES}
+
+
+def found(id: str, number: int = 1, **changes: Any) -> CheckResult:
+    context = changes.pop("context", None)
+    return NODE[id].result(
+        seen(number, context=context, **changes),
+        f"spark{number}",
+        alone=bool(context) and not context.get("linked", True),
+    )
+
+
+def links(*rows: dict[str, Any]) -> str:
+    """`ip -j addr` of node 1 with some interfaces replaced."""
+    replaced = {row["ifname"]: row for row in rows}
+    return json.dumps([replaced.get(row["ifname"], row) for row in interfaces(1)])
+
+
+def sysfs(tree: str, hca: str, value: str) -> dict[str, str]:
+    known = trees(1)[tree]
+    return {path: value if f"/{hca}/" in path else text for path, text in known.items()}
+
+
+SWAP = "Filename Type Size Used Priority\n/swap.img file 16777212 0 -2\n"
+FRAGMENTED = (
+    "Node 0, zone   Normal  81231  40211  20102   9021   3021    811    120     27      5      0"
+    "      0\n"
+)
+ONE_DOWN = HCAS.replace("enP2p1s0f1np1 (Up)", "enP2p1s0f1np1 (Down)")
+ALL_DOWN = HCAS.replace("(Up)", "(Down)")
+FAILED_UPDATE = json.dumps(
+    {
+        "Devices": [
+            {
+                "Name": "USB-PD",
+                "UpdateState": 3,
+                "UpdateError": "failed to run update on reboot: expected 0x00000507 and got "
+                "0x00000500",
+            }
+        ]
+    }
+)
+NO_RDMA = inspected(1, "spark-ray", HostConfig__Devices=[])
+XID_119 = (
+    "2026-11-20T10:00:00+00:00 spark-2a60 kernel: NVRM: Xid (PCI:000f:01:00): 119, pid=2011, "
+    "name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU0 GSP!\n"
+)
+NO_MEMORY = (
+    "2026-11-20T10:00:00+00:00 spark-2a60 kernel: NVRM: nvCheckOkFailedNoLog: Check failed: Out "
+    "of memory [NV_ERR_NO_MEMORY] (0x00000051)\n"
+)
+ORPHAN = "4242 1 0::/system.slice/worker.service 0 node systemd\n"
+
+
+def kernel(*said: str) -> str:
+    """Lines of the kernel as the journal prints them, a second apart."""
+    stamp = "2026-11-20T15:00:{:02}.000000+00:00 spark-2a60 kernel: {}\n"
+    return KERNEL_LOG + "".join(stamp.format(n, line) for n, line in enumerate(said))
+
+
+FATAL = "pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0"
+CORRECTED = "mlx5_core 0000:01:00.1: PCIe Bus Error: severity=Corrected, type=Physical Layer"
+OOPS = (
+    "Unable to handle kernel NULL pointer dereference at virtual address 0000000000000008",
+    "CPU: 6 UID: 0 PID: 3312 Comm: VLLM::Worker_TP Tainted: G           OE      6.17.0-1031-nvidia",
+    "pc : nvme_setup_rw+0x30/0x1f0",
+)
+PANIC = (
+    "Unable to handle kernel paging request at virtual address dead000000000120",
+    "pc : mst_ioctl+0x2f4/0x9c0 [mstflint_access]",
+    "Kernel panic - not syncing: Oops: Fatal exception",
+)
+REPLUGGED = "pci 0000:01:00.0: [15b3:1021] type 00 class 0x020000 PCIe Endpoint"
+KILLED = "2026-11-19T22:01:10+00:00 spark vllm[9]: serving\n"
+OTHER_CUDA = "/usr/lib/aarch64-linux-gnu/libcuda.so.580.95.05"
+STALE = f"/etc/cdi/nvidia.yaml\n/etc/cdi/nvidia.yaml\t{OTHER_CUDA}\n"
+
+SICK: list[tuple[str, dict[str, Any], str, str]] = [
+    # check, what differs from the healthy node, status, words of what was found
+    ("link.connectx-present", {"hcas": "", "pci": {"/x": "0x10de"}}, "fail", "none of its"),
+    ("link.connectx-present", {"hcas": ""}, "fail", "on the PCI bus, but"),
+    ("link.connectx-present", {"hcas": HCAS[:84]}, "warn", "2 of 4 functions"),
+    ("link.port-up", {"hcas": ALL_DOWN}, "fail", "all 4 functions (Down)"),
+    ("link.port-up", {"hcas": ONE_DOWN}, "fail", "only enp1s0f1np1 up"),
+    ("link.port-up", {"hcas": HCAS.replace("enp1s0f0np0 (Down)", "enp1s0f0np0 (Up)")}, "fail",
+     "3 functions"),
+    ("link.rate", {"speed": {"/sys/class/net/enp1s0f1np1/speed": "100000",
+                             "/sys/class/net/enP2p1s0f1np1/speed": "100000"}}, "fail",
+     "100000 Mb/s"),
+    ("link.pcie-width", {"width": sysfs("width", "roceP2p1s0f1", "2")}, "warn", "roceP2p1s0f1 x2"),
+    ("link.twin-address", {"ip": links(interface("enP2p1s0f1np1"))}, "fail",
+     "enP2p1s0f1np1 has no IPv4 address"),
+    ("link.twin-address", {"ip": links(interface("enP2p1s0f1np1"), interface("enp1s0f1np1"))},
+     "fail", "enp1s0f1np1 and enP2p1s0f1np1 have no"),
+    ("link.twins-one-subnet", {"ip": links(interface("enP2p1s0f1np1", "192.168.177.21/24"))},
+     "fail", "both in 192.168.177.0/24"),
+    ("link.mtu", {"ip": links(interface("enP2p1s0f1np1", "192.168.178.11/24", mtu=1500))}, "warn",
+     "enP2p1s0f1np1 1500; the inventory says 9000"),
+    ("link.gid", {"gids?": {}}, "fail",
+     "rocep1s0f1 has none of 192.168.177.11"),
+    ("link.subnet-overlap", {"ip": links(interface("enP7s7", "192.168.177.99/16"))}, "fail",
+     "enP7s7 192.168.177.99/16 overlap"),
+    ("link.firmware", {"fw_ver": sysfs("fw_ver", "rocep1s0f0", "28.47.1088")}, "fail",
+     "28.47.1088 (NVD0000000087)"),
+    ("driver.library-match", {"gpu": ("Failed to initialize NVML: Driver/library version mismatch\n"
+                                      "NVML library version: 580.126\n", 18)}, "fail",
+     "Driver/library version mismatch"),
+    ("driver.library-match", {"nvrm": "Module for aarch64  580.95.05  Release Build"}, "fail",
+     "library 580.126.09, module 580.95.05"),
+    ("driver.gpu-present", {"gpu": ("No devices were found\n", 6)}, "fail", "No devices"),
+    ("driver.gpu-present", {"kernel_log": XID_119}, "fail", "Xid 119 1 times"),
+    ("driver.gpu-present", {"gpu": ("NVIDIA-SMI has failed because it couldn't communicate with "
+                                    "the NVIDIA driver.\n", 9)}, "fail", "couldn't communicate"),
+    ("driver.gpu-present", {"late": {"gpu": "nvidia-smi: not done after 20 s"}}, "fail",
+     "not done after 20 s"),
+    ("driver.xid", {"kernel_log": XID_119.replace("119", "79")}, "warn", "Xid 79"),
+    ("driver.kho", {"kernel": "7.0.0-1019-nvidia\n"}, "fail", "without kho=off"),
+    ("driver.kho", {"meminfo": "MemTotal: 9 kB\nCmaTotal: 65536 kB\nCmaFree: 70000 kB\n"}, "fail",
+     "CmaFree 70000 kB is more"),
+    ("driver.known-bad", {"kernel": "7.0.0-1019-nvidia\n"}, "fail", "kernel 7.0.0-1019-nvidia"),
+    ("driver.known-bad", {"kernel": "6.17.0-1008-nvidia\n"}, "warn", "kernel 6.17.0-1008"),
+    ("driver.reboot", {"reboot_required": "*** System restart required ***\n",
+                       "reboot_packages": "linux-image-6.17.0-1026-nvidia\nlibc6\n"}, "warn",
+     "libc6, linux-image-6.17.0-1026-nvidia"),
+    ("driver.clocks", {"load": "96, 611, 14.20, Not Active, Not Active, Not Active, Not Active"},
+     "fail", "96 % busy, 611 MHz, 14.2 W"),
+    ("driver.clocks", {"load": "96, 800, 14.20, Active, Not Active, Not Active, Not Active"},
+     "warn", "throttled"),
+    ("driver.power-off", {"previous": "2026-11-19T22:01:10+00:00 spark vllm[9]: serving\n"}, "warn",
+     "ended abruptly, at 2026-11-19T22:01:10"),
+    ("driver.power-off", {"previous": "2026-11-19T22:01:10+00:00 spark vllm[9]: serving\n",
+                          "units": UNITS.replace("cap.service\nLoadState=loaded\nActiveState="
+                                                 "active", "cap.service\nActiveState=inactive")},
+     "warn", "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED + KILLED.replace("vllm[9]: serving", "systemd[9]: "
+                          "Reached target poweroff.target") + KILLED.replace("serving", "Journal "
+                          "stopped")}, "warn", "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED.replace("serving", "no boot: not available")}, "warn",
+     "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED, "previous_kernel": kernel(*PANIC)}, "warn",
+     "mst_ioctl+0x2f4/0x9c0 [mstflint_access]"),
+    ("driver.power-off", {"previous_kernel": kernel(FATAL)}, "warn", "AER: Uncorrectable (Fatal)"),
+    ("driver.power-off", {"previous": ("", 1, "no persistent journal was found"),
+                          "pstore": "==> /sys/fs/pstore/dmesg-efi_pstore-1\n"
+                          + "".join(f"<4>[  812.1] {line}\n" for line in OOPS)}, "warn",
+     "in nvme_setup_rw+0x30/0x1f0; process VLLM::Worker_TP"),
+    ("kernel.pcie", {"kernel_log": kernel(FATAL, FATAL)}, "fail",
+     "0000:01:00.0: Uncorrectable (Fatal) 2 times"),
+    ("kernel.pcie", {"kernel_log": kernel(FATAL.replace("(Fatal)", "(Non-Fatal)"))}, "warn",
+     "0000:01:00.0: Uncorrectable (Non-Fatal) once"),
+    ("kernel.pcie", {"kernel_log": kernel(*[CORRECTED] * 20)}, "warn",
+     "0000:01:00.1: Corrected 20 times"),
+    ("kernel.fault", {"kernel_log": kernel(*OOPS)}, "fail",
+     "in nvme_setup_rw+0x30/0x1f0; process VLLM::Worker_TP"),
+    ("kernel.fault", {"kernel_log": kernel(*PANIC)}, "fail", "[mstflint_access]"),
+    ("kernel.fault", {"kernel_log": kernel("INFO: task python3:9 blocked for more than 122 seconds"
+                                           ".")}, "warn", "task python3:9 blocked"),
+    ("kernel.mstflint", {"kernel_log": kernel(REPLUGGED)}, "warn",
+     "0000:01:00.0 left the PCI bus since boot"),
+    ("kernel.mstflint", {"pci": {"/sys/bus/pci/devices/000f:01:00.0/vendor": "0x10de"}}, "warn",
+     "dgx-dashboard-admin runs mstflint every hour"),
+    ("driver.firmware-update", {"history": FAILED_UPDATE}, "fail", "expected 0x00000507"),
+    ("driver.mlnx-hold", {"dpkg": "mlnx-fw-updater\t24.10\tinstalled\tinstall\n"}, "fail",
+     "installed and not held"),
+    ("driver.cdi", {"cdi": STALE}, "fail", f"nvidia.yaml names {OTHER_CUDA}, not there"),
+    ("driver.cdi", {"cdi": STALE + STALE.splitlines()[1]}, "fail", " and 1 other paths, not there"),
+    ("driver.cdi", {"cdi": f"{STALE}/var/run/cdi/nvidia.yaml\n"}, "warn",
+     "/var/run/cdi/nvidia.yaml goes before it"),
+    ("driver.cdi", {"cdi": "/etc/cdi/nvidia.yaml\n\t/dev/nvidia1\n"}, "warn",
+     "no CDI specification names /dev/nvidia1"),
+    ("memory.available", {"meminfo": "MemTotal: 127601228 kB\nMemAvailable: 2097152 kB\n"}, "fail",
+     "2.0 of 121.7 GiB"),
+    ("memory.available", {"meminfo": "MemTotal: 127601228 kB\nMemAvailable: 5242880 kB\n"}, "warn",
+     "5.0 of 121.7 GiB"),
+    ("memory.orphan", {"apps": "4242, VLLM::EngineCore, 99000\n", "holders": ORPHAN}, "fail",
+     "PID 4242 VLLM::EngineCore 99000 MiB"),
+    ("memory.swap", {"swaps": SWAP}, "warn",
+     "/swap.img in use, swappiness 60"),
+    ("memory.earlyoom", {"units": UNITS.replace("earlyoom.service\nLoadState=loaded",
+                                                "earlyoom.service\nLoadState=not-found")}, "warn",
+     "not installed"),
+    ("memory.earlyoom", {"units": UNITS.replace("=active", "=failed")}, "warn", "is failed"),
+    ("memory.earlyoom", {"earlyoom": "earlyoom\0-m\x002\0-s\x0080\0", "swaps": SWAP},
+     "warn", "-s 80"),
+    ("memory.fragmentation", {"buddyinfo": FRAGMENTED, "containers": "[]", "logs": ""}, "warn",
+     "0.0 of 1.5 GiB free memory in blocks of 4 MiB or more"),
+    ("memory.refused", {"kernel_log": NO_MEMORY * 5}, "fail", "NV_ERR_NO_MEMORY 5 times"),
+    ("memory.refused", {"kernel_log": "x kernel: Out of memory: Killed process 9 (python3)\n"},
+     "warn", "killed python3"),
+    ("serving.docker", {"docker": ("", 1, "Cannot connect to the Docker daemon")}, "fail",
+     "Cannot connect"),
+    ("serving.docker", {"tools": "nvidia-smi\n", "docker": None}, "warn", "not installed"),
+    ("serving.gpu-access", {"gpu_access": "a kept x.scope\nvllm lost y.scope\n"}, "fail",
+     "vllm: started with the GPU, and may not open it"),
+    ("serving.gpu-access", {"gpu_access": "vllm unknown-to-systemd y.scope\n"}, "warn",
+     "vllm: loses the GPU when systemd next reloads"),
+    ("serving.image-store", {"docker": "29.5.0\n", "image_store":
+                             '[["driver-type","io.containerd.snapshotter.v1"]]\n'}, "warn",
+     "Docker 29.5.0 with containerd image store"),
+    ("serving.docker-group", {"group": "docker:x:988:nvidia\n"}, "warn",
+     "nvidia is in the group docker, and so is root"),
+    ("serving.docker-group", {"context": {"docker_users": True}}, "fail",
+     "nvidia is not in the group docker"),
+    ("serving.containers", {"containers": inspected(1, "spark-vllm", State__Status="exited",
+                                                    State__ExitCode=1)}, "fail",
+     "spark-vllm is exited (status 1)"),
+    ("serving.containers", {"containers": inspected(1, "spark-vllm", State__Status="exited",
+                                                    State__ExitCode=1, RestartCount=5)}, "fail",
+     "spark-vllm is stopped after 5 restarts (status 1)"),
+    ("serving.containers", {"containers": inspected(1, "spark-vllm", RestartCount=3)}, "warn",
+     "restarted 3 times"),
+    ("serving.containers", {"containers": inspected(1, "spark-vllm", RestartCount=1)}, "warn",
+     "restarted once"),
+    ("serving.rdma-device", {"containers": NO_RDMA}, "fail", "spark-ray was started without"),
+    ("serving.memlock", {"containers": inspected(1, "spark-ray", HostConfig__Ulimits=None)}, "fail",
+     "spark-ray: default"),
+    ("serving.hcas", {"containers": with_env(1, "spark-ray", NCCL_IB_HCA="rocep1s0f1")}, "fail",
+     "leaves roceP2p1s0f1 out"),
+    ("serving.hcas", {"containers": with_env(1, "spark-ray", NCCL_IB_DISABLE="1")}, "fail",
+     "NCCL_IB_DISABLE=1"),
+    ("serving.gid-index", {"containers": with_env(1, "spark-ray", NCCL_IB_GID_INDEX="5")}, "fail",
+     "NCCL_IB_GID_INDEX='5' is not a RoCE v2"),
+    ("serving.gid-index", {"containers": with_env(1, "spark-ray", NCCL_IB_GID_INDEX="")}, "fail",
+     "NCCL_IB_GID_INDEX='' is not a RoCE v2"),
+    ("serving.gid-index", {"containers": with_env(1, "spark-ray", NCCL_IB_GID_INDEX="3")}, "warn",
+     "right today"),
+    ("serving.address", {"containers": with_env(1, "spark-ray", VLLM_HOST_IP="192.168.1.163")},
+     "fail", "VLLM_HOST_IP=192.168.1.163 is not an address of the link"),
+    ("serving.address", {"containers": with_env(1, "spark-ray", NCCL_SOCKET_IFNAME="enP7s7")},
+     "fail", "enP7s7 is not an interface of the link"),
+    ("serving.address", {"containers": with_env(1, "spark-vllm", VLLM_HOST_IP=None)}, "warn",
+     "no VLLM_HOST_IP"),
+    ("serving.ray-nodes", {"ray": ray_nodes("192.168.177.11")}, "fail", "1 of 2 nodes"),
+    ("serving.ray-monitor",
+     {"containers": with_env(1, "spark-ray", RAY_memory_monitor_refresh_ms=None)}, "warn",
+     "spark-ray: RAY_memory_monitor"),
+    ("serving.firewall", {"firewall": ("", 1, "No such file or directory")}, "fail",
+     "it is not in force"),
+    ("serving.firewall", {"firewall": NFT.replace("[]}", "[1]}")}, "fail", "rules were changed"),
+    ("serving.firewall", {"containers": inspected(1, "spark-ray", Config__Labels={
+        "spark-cluster.tp": "2"})}, "warn", "there is no firewall"),
+    ("serving.image-arch", {"images": json.dumps(
+        [{"Id": json.loads(inspected(1, ""))[0]["Image"], "Architecture": "amd64"}])},
+     "fail", "its image is for amd64, the node is arm64"),
+    ("serving.vram-visible", {"apps": ""}, "fail", "lists no process"),
+    ("serving.vram-visible", {"apps": "", "init": "bash\n"}, "fail", "process 1 is bash"),
+    ("serving.load-time", {"logs": logged("Loading weights took 371.35 seconds")}, "warn", "371 s"),
+    ("system.remove-ipc", {"holders": ORPHAN.replace(" 0 node", " 1000 node")}, "warn",
+     "PID 4242 of uid 1000"),
+    ("system.disk", {"disk_free": 10 * 2**30}, "warn", "10 of 3632 GiB free"),
+    ("system.disk", {"disk_free": 2**30}, "fail", "1 of 3632 GiB free"),
+    ("system.tailscale-ssh", {"tools": "tailscale\ndocker\n",
+                              "tailscale": '{"RunSSH": true, "CorpDNS": true}'}, "warn", "is on"),
+    ("system.ssh-folder", {"ssh_folder": ("", 1, "stat: cannot statx '/home/nvidia/.ssh': "
+                                          "No such file or directory")}, "fail", "has no ~/.ssh"),
+    ("system.ssh-folder", {"ssh_folder": "directory root 700\n"}, "fail", "belongs to root"),
+]  # fmt: skip
+
+SICK += [
+    (search.id, {"logs": logged(issue.samples[0])}, "fail", issue.samples[0][-40:])
+    for search in serving.SEARCHES
+    for issue in search.issues
+]
+
+
+SICK += [
+    (id, {source: kernel(sample)}, status if issue.severity == "error" else "warn", sample[10:28])
+    for id, source, status in (
+        ("kernel.fault", "kernel_log", "fail"),
+        ("driver.power-off", "previous_kernel", "warn"),
+    )
+    for issue in for_check(id)
+    for sample in issue.samples
+]
+
+
+@pytest.mark.parametrize(("id", "changes", "status", "words"), SICK)
+def test_sick_nodes(id: str, changes: dict[str, Any], status: str, words: str) -> None:
+    result = found(id, **changes)
+    assert result.status == status, result
+    assert words in result.found
+    assert result.issue
+    assert result.cause
+    assert result.fix
+    assert not re.search(r"NODE|PID|USER", result.fix), "it is known here"
+
+
+@pytest.mark.parametrize("id", NODE)
+@pytest.mark.parametrize("number", [1, 2])
+def test_healthy_nodes(id: str, number: int) -> None:
+    result = found(id, number)
+    assert result.status == "ok", result
+    assert result.found
+    assert (result.cause, result.fix) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("id", "changes"),
+    [
+        ("driver.cdi", {"cdi": "\n"}),
+        ("serving.gpu-access", {"gpu_access": ""}),
+        ("serving.gpu-access", {"tools": "nvidia-smi\n", "gpu_access": None}),
+        ("serving.image-store", {"docker": "29.4.3\n"}),
+        ("serving.image-store", {"docker": "29.5.0\n", "image_store": '[["Backing", "extfs"]]'}),
+    ],
+)
+def test_how_containers_get_the_gpu_where_nothing_is_wrong(
+    id: str, changes: dict[str, Any]
+) -> None:
+    assert found(id, **changes).status == "ok"
+
+
+def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
+    nothing = {"containers": "[]\n", "logs": "", "images": "", "versions": "", "apps": "",
+               "holders": "", "models": "", "previous": ("", 1, "Data from the specified boot (-1) "
+               "is not available: No such boot ID in journal"), "history": ("No history\n", 2),
+               "load": "0, 208, 4.12, Not Active, Not Active, Not Active, Not Active"}  # fmt: skip
+    nodes = [seen(number, **nothing) for number in (1, 2)]
+    assert {f.id: f.found for f in examine.judge(nodes) if f.status != "ok"} == {}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "No journal boot entry found for the specified boot (-1).",
+        "Data from the specified boot (-1) is not available: No such boot ID in journal",
+        "Specifying boot ID or boot offset has no effect, no persistent journal was found.",
+    ],
+)
+def test_no_earlier_boot_is_no_trouble(said: str) -> None:
+    assert found("driver.power-off", previous=("", 1, said)).status == "ok"
+
+
+def test_without_the_module_a_cable_may_be_plugged() -> None:
+    """P10: only mstflint_access keeps using what is gone."""
+    replugged = {"kernel_log": kernel(REPLUGGED)}
+    assert found("kernel.mstflint", **replugged).status == "warn"
+    assert found("kernel.mstflint", mstflint_access=None, **replugged).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ("-m 2 -s 100,100", "ok", "active"),
+        ("-m 2 -s 100", "warn", "-s 100 (SIGKILL below 50 %)"),
+        ("-m 2", "warn", "-s 10"),
+        ("-m 2 -s80,40", "warn", "-s 80,40"),
+        ("-m 2 -S 1048576", "warn", "-S 1048576"),
+        ("-m 2 -s NaN", "warn", "-s NaN"),
+        ("--prefer (-s 100,100) -m 2", "warn", "-s 10"),
+    ],
+)
+def test_free_swap_that_keeps_earlyoom_from_acting(options: str, status: str, words: str) -> None:
+    """P08: earlyoom's limits are joined by AND, and GPU memory leaves swap free."""
+    running = "/usr/bin/earlyoom\0-r\0" + "3600\0" + options.replace(" ", "\0") + "\0"
+    result = found("memory.earlyoom", earlyoom=running, swaps=SWAP)
+    assert (result.status, words in result.found) == (status, True), result
+    assert found("memory.earlyoom", earlyoom=running).status == "ok", "there is no swap"
+
+
+def test_free_memory_in_small_blocks_is_judged_before_a_load_only() -> None:
+    """P06: next to an engine, or below page cache that a start gives back, few blocks are usual."""
+    engine = found("memory.fragmentation", buddyinfo=FRAGMENTED)
+    assert (engine.status, "an engine runs" in engine.found) == ("ok", True)
+    cached = "MemTotal: 127601228 kB\nMemAvailable: 121000000 kB\nCached: 118000000 kB\n"
+    idle = {"buddyinfo": FRAGMENTED, "containers": "[]", "logs": ""}
+    full = found("memory.fragmentation", meminfo=cached, **idle)
+    assert (full.status, "112.5 GiB of page cache" in full.found) == ("ok", True)
+    assert found("memory.fragmentation", page_size="x\n").status == "unknown"
+    assert found("memory.fragmentation", buddyinfo="nonsense").status == "unknown"
+
+
+def test_an_answer_about_images_that_is_none_is_no_verdict():
+    assert found("serving.image-arch", images="sha256:1 arm64").status == "unknown"
+
+
+def test_a_combination_that_is_known_to_be_good_is_said_to_be() -> None:
+    (known,) = (check for check in examine.NODE if check.id == "driver.known-bad")
+    good = {
+        "kernel": "6.17.0-1014-nvidia\n",
+        "gpu": seen().output("gpu").replace("580.126.09", "580.142"),
+    }
+    assert known.result(seen(**good), "spark1").found.endswith("driver 580.142, known to be good")
+    assert "known" not in known.result(seen(), "spark1").found
+
+
+def test_one_spark_alone_needs_no_link() -> None:
+    alone = {"linked": False}
+    bare = {"hcas": ALL_DOWN, "containers": "[]", "logs": "", "apps": "", "holders": ""}
+    node = seen(1, context=alone, **bare)
+    assert {f.id: f.found for f in examine.judge([node]) if f.status != "ok"} == {}
+
+
+def test_the_firewall_of_one_spark_alone_is_looked_at() -> None:
+    one = inspected(
+        1,
+        "spark-vllm",
+        Config__Labels={"spark-cluster.tp": "1", "spark-cluster.firewall": "present"},
+    )
+    changes = {"context": {"linked": False}, "containers": one}
+    assert found("serving.firewall", **changes).status == "ok"
+    gone = found("serving.firewall", firewall=("", 1, "No such file or directory"), **changes)
+    assert (gone.status, gone.found) == ("fail", "it is not in force")
+
+
+def test_a_healthy_pair_gives_no_alarm() -> None:
+    every = examine.judge([seen(1), seen(2)])
+    assert {result.id: result.found for result in every if result.status != "ok"} == {}
+    assert len(every) == 2 * len(examine.NODE) + len(examine.PAIR)
+
+
+# --- nodes compared ----------------------------------------------------------------------------
+
+OTHER_ARGS = [
+    "serve",
+    "/srv/models/gemma",
+    "--tensor-parallel-size",
+    "2",
+    "--max-model-len",
+    "4096",
+]
+RANK = inspected(2, "spark-ray", Path="vllm", Args=[*OTHER_ARGS, "--headless", "--node-rank=1"])
+
+AVAHI = UNITS.replace("LoadState=not-found\nActiveState=inactive", "ActiveState=active")
+
+UNLIKE: list[tuple[str, dict[str, Any], str, str]] = [
+    # check, what differs on the second node, status, words
+    ("pair.os", {"dgx": 'DGX_OTA_VERSION="7.6.0"\n'}, "warn", "spark2 ubuntu 24.04, DGX OS 7.6.0"),
+    ("pair.kernel", {"kernel": "6.17.0-1014-nvidia\n"}, "warn", "spark2 6.17.0-1014-nvidia"),
+    ("pair.driver", {"gpu": "NVIDIA GB10, 12.1, 580.95.05, 45, 11.17, 2405\n"}, "warn",
+     "spark2 580.95.05"),
+    ("pair.firmware", {"fw_ver": sysfs("fw_ver", "rocep1s0f0", "28.44.1000")}, "warn",
+     "spark2 28.44.1000, 28.45.4028"),
+    ("pair.system-firmware", {"devices": '{"Devices": [{"Name": "USB-PD", "Version": "0x507"}]}'},
+     "warn", "USB-PD: spark1 0x00000516, spark2 0x507"),
+    ("pair.machine-id", {"machine_id": "1c4c4544004b3510804cb4c04f4e3232\n"}, "fail",
+     "spark1 and spark2 both have 1c4c45"),
+    ("pair.host-keys", {"host_keys": trees(1)["host_keys"]}, "fail",
+     "spark1 and spark2 share ssh-ed25519"),
+    ("pair.mtu", {"ip": json.dumps([r | {"mtu": 1500} for r in interfaces(2)])}, "fail",
+     "spark1 9000, spark2 1500"),
+    ("pair.same-port", {"hcas": HCAS.replace("f0np0 (Down)", "f0np0 (U)")
+                        .replace("f1np1 (Up)", "f1np1 (Down)").replace("(U)", "(Up)")}, "fail",
+     "spark2 enp1s0f0np0, enP2p1s0f0np0"),
+    ("pair.subnets", {"ip": json.dumps([interface("enp1s0f1np1", "10.0.0.2/24"),
+                                        *interfaces(2)[4:]])}, "fail",
+     "spark1 has 192.168.177.11/24, spark2 has 10.0.0.2/24"),
+    ("pair.subnets", {"ip": json.dumps(interfaces(1))}, "fail", "both have 192.168.177.11"),
+    ("pair.images", {"containers": inspected(2, "spark-ray", Image="sha256:0123456789ab")}, "fail",
+     "spark2 sha256:0123456789ab"),
+    ("pair.ray-version", {"versions": "==> spark-ray\nray=2.50.0\nvllm=0.32.0\n"}, "fail",
+     "spark2 ray 2.50.0, vllm 0.32.0"),
+    ("pair.engine-args", {"containers": RANK}, "fail",
+     "--enable-auto-tool-choice: spark1 spark-vllm has it, spark2 spark-ray lacks it"),
+    ("pair.clock", {"clock": "1795183991.0\n"}, "warn", "600 s apart"),
+    ("pair.names", {"hosts": "127.0.0.1 localhost\n"}, "warn", "spark2 has no name for spark1"),
+    ("pair.names", {"units": AVAHI, "avahi": 's "spark2-30"\n'}, "warn",
+     "avahi announces spark2 as spark2-30.local"),
+    ("pair.model-files", {"models": "==> /srv/models/gemma\n1024 config.json\n"}, "fail",
+     "spark2: 1 files of /srv/models/gemma are missing or another size: model.safetensors"),
+    ("pair.model-files", {"models": "==> /srv/models/gemma\n9 config.json\n"
+                          "31457280000 model.safetensors\n"}, "fail", "config.json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("id", "changes", "status", "words"), UNLIKE)
+def test_nodes_that_are_not_alike(
+    id: str, changes: dict[str, Any], status: str, words: str
+) -> None:
+    result = PAIR[id].result([seen(1), seen(2, **changes)], "spark1+spark2")
+    assert result.status == status, result
+    assert words in result.found
+    assert result.cause
+    assert result.fix
+
+
+def without_link(number: int) -> str:
+    """`ip -j addr` while the cable is out: networkd takes the twins' addresses away."""
+    rows = interfaces(number)
+    return json.dumps([{**r, "addr_info": []} if "np" in r["ifname"] else r for r in rows])
+
+
+def test_what_hangs_on_a_link_that_is_down_is_not_known() -> None:
+    """The cable is what is wrong: neither the engine's address nor /etc/hosts is to blame."""
+    address = found("serving.address", ip=without_link(1), hcas=ALL_DOWN)
+    assert (address.status, address.fix) == ("unknown", "")
+    assert "no interface of the link has an address" in address.found
+    both = [seen(n, ip=without_link(n), hcas=ALL_DOWN) for n in (1, 2)]
+    names = PAIR["pair.names"].result(both, "spark1+spark2")
+    assert names.status == "unknown"
+    assert "the link of spark1 is down" in names.found
+    fresh = [seen(n, ip=without_link(n), hosts="127.0.0.1 localhost\n") for n in (1, 2)]
+    assert PAIR["pair.names"].result(fresh, "spark1+spark2").status == "warn"
+    lan = with_env(1, "spark-ray", VLLM_HOST_IP="192.168.1.163")
+    assert found("serving.address", ip=without_link(1), containers=lan).status == "fail"
+
+
+def test_the_same_arguments_in_another_order_are_the_same() -> None:
+    words = ["serve", "/srv/models/gemma", "--enable-auto-tool-choice", "--headless"]
+    words += ["--max-model-len=32768", "--tensor-parallel-size", "2", "--node-rank", "1"]
+    rank = inspected(2, "spark-ray", Path="vllm", Args=words)
+    result = PAIR["pair.engine-args"].result([seen(1), seen(2, containers=rank)], "x")
+    assert result.status == "ok", result
+    assert "2 ranks" in result.found
+
+
+# --- what is not told -------------------------------------------------------------------------
+
+
+def without(number: int, *sources: str) -> Any:
+    """A node that did not answer some of what it was asked."""
+    return seen(number, **dict.fromkeys(sources))
+
+
+NEEDS = [(check.id, need) for check in examine.NODE for need in check.needs]
+TOOL_OPTIONAL = {("system.tailscale-ssh", "tailscale")}  # not there means that all is well
+
+
+@pytest.mark.parametrize(("id", "need"), [pair for pair in NEEDS if pair not in TOOL_OPTIONAL])
+def test_without_what_it_needs_a_check_knows_nothing(id: str, need: str) -> None:
+    result = NODE[id].result(without(1, need), "spark1")
+    assert result.status == "unknown", result
+    assert result.found
+
+
+def test_a_pinned_gid_index_without_a_table() -> None:
+    pinned = with_env(1, "spark-ray", NCCL_IB_GID_INDEX="3")
+    assert found("serving.gid-index", containers=pinned, **{"types?": None}).status == "unknown"
+
+
+def test_tailscale_that_does_not_answer() -> None:
+    result = found("system.tailscale-ssh", tools="tailscale\n", tailscale=None)
+    assert (result.status, result.found) == (
+        "unknown",
+        "tailscale debug prefs: no answer within 20 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("id", "need"), [(check.id, need) for check in examine.PAIR for need in check.needs]
+)
+def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
+    result = PAIR[id].result([seen(1), without(2, need)], "spark1+spark2")
+    if (id, need) == ("pair.os", "dgx"):  # not there on another system than DGX OS
+        assert result.status == "warn"
+    else:
+        assert result.status == "unknown", result
+
+
+SOURCES = sorted({need for check in examine.NODE for need in check.needs})
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(missing=st.sets(st.sampled_from(SOURCES)))
+def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
+    """A node that tells less can make a check say `unknown`, never find trouble that is not there;
+    but Docker that is not there is worth a warning."""
+    for result in examine.judge([without(1, *missing), seen(2)]):
+        assert result.status in ("ok", "unknown", "warn"), result
+        if result.status == "warn":
+            assert result.id in ("pair.os", "serving.docker"), result
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(garbage=st.dictionaries(st.sampled_from(SOURCES), st.text(max_size=60), max_size=4))
+def test_words_that_no_tool_says_end_no_examination(garbage: dict[str, str]) -> None:
+    told = {name: {"/sys/x": text} if name in trees(1) else text for name, text in garbage.items()}
+    for result in examine.judge([seen(1, **told), seen(2)]):
+        assert result.status in ("ok", "warn", "fail", "unknown")
+
+
+@settings(max_examples=min(4 * settings.default.max_examples, 2000))
+@given(answers(answer(1)))
+def test_whatever_the_tools_of_a_node_print_ends_no_examination(told: dict[str, Any]) -> None:
+    """Of a hostile node, too: what cannot be read is unknown, and the other node is judged."""
+    hostile = dataclasses.replace(seen(1), answer=told)
+    for result in examine.judge([hostile, seen(2)]):
+        assert result.status in ("ok", "warn", "fail", "unknown")
+
+
+def test_why_something_is_unknown() -> None:
+    gone = found("driver.firmware-update", tools="docker\n", history=None)
+    assert gone.found == "fwupdmgr get-history: there is no fwupdmgr on the node"
+    late = found("driver.firmware-update", history=None)
+    assert late.found == "fwupdmgr get-history: no answer within 20 s"
+    failing = found("link.port-up", hcas=("", 1, "no permission"))
+    assert failing.found == "ibdev2netdev, rdma link: status 1: no permission"
+
+
+def test_a_machine_with_another_gpu_is_no_spark_without_its_link() -> None:
+    h100 = "NVIDIA H100 80GB HBM3, 9.0, 580.159.04, 33, 70.1, 345, 0, 81089\n"
+    for name in ("link.connectx-present", "link.port-up"):
+        result = found(name, hcas="", pci={}, gpu=h100)
+        assert result.status == "unknown"
+        assert result.found == "NVIDIA H100 80GB HBM3: this is no Spark, and has no RDMA device"
+
+
+JOURNAL = """\
+==> spark-vllm
+2026-11-20T14:01:58.870211+00:00 spark1 spark-vllm[811]: RuntimeError: No CUDA GPUs are available
+2026-11-20T14:01:59.102554+00:00 spark1 systemd[1]: spark-vllm.service: Failed with result Error: 1
+2026-11-20T14:05:30.612345+00:00 spark1 spark-vllm[992]: Loading weights took 371.35 seconds
+2026-11-20T14:06:10.000127+00:00 spark1 spark-vllm[992]: INFO:     Application startup complete.
+"""
+UNIT_OF_ONE = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "1"})
+UNIT_STARTED = "Fri 2026-11-20 14:02:01.250000 UTC"
+
+
+def in_venv(unit: Unit, journal: Any = JOURNAL) -> Observations:
+    """The first node with a unit and its journal, as the agent answers, and without Docker."""
+    node = seen(1, tools="systemctl\n", unit_logs=journal)
+    known = f"ActiveState=active\nNRestarts=1\nExecMainStartTimestamp={UNIT_STARTED}\n"
+    shown = {"status": 0, "stdout": unit.text + known, "stderr": ""}
+    node.answer["commands"]["spark-vllm"] = shown  # type: ignore[index]
+    return node
+
+
+def test_the_journal_of_a_unit_is_read_like_a_containers_log() -> None:
+    node = in_venv(UNIT_OF_ONE)
+    assert [line.text for line in node.engines[0].log][2:] == [
+        "Loading weights took 371.35 seconds",
+        "INFO:     Application startup complete.",
+    ]
+    slow = NODE["serving.load-time"].result(node, "spark1")
+    assert (slow.status, slow.found) == ("warn", "spark-vllm: 371 s")
+    before = NODE["serving.gpu-dead"].result(node, "spark1")
+    assert (before.status, "before its last start" in before.found) == ("warn", True)
+    assert NODE["serving.image-arch"].result(node, "spark1").status == "ok"
+    now = JOURNAL.replace("T14:01:58", "T14:02:01")
+    after = NODE["serving.gpu-dead"].result(in_venv(UNIT_OF_ONE, now), "spark1")
+    assert (after.status, "No CUDA GPUs" in after.found) == ("fail", True)
+
+
+def test_a_journal_that_does_not_answer_is_no_empty_one() -> None:
+    for journal in (None, ("", 1, "No journal files were found.")):
+        result = NODE["serving.gpu-dead"].result(in_venv(UNIT_OF_ONE, journal), "spark1")
+        assert (result.status, "journal of the engine's units" in result.found) == ("unknown", True)
+
+
+def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> None:
+    """Its unit's file says what was declared; without Docker there are no containers."""
+    unit = Unit(
+        "spark-vllm",
+        ("vllm", "serve", "m"),
+        env={**environment(1), "VLLM_HOST_IP": "192.168.1.163"},
+        labels={"spark-cluster.tp": "2"},
+    )
+    node = in_venv(unit)
+    assert (
+        "spark-vllm was restarted once" in NODE["serving.containers"].result(node, "spark1").found
+    )
+    address = NODE["serving.address"].result(node, "spark1")
+    assert (address.status, "VLLM_HOST_IP=192.168.1.163" in address.found) == ("fail", True)
+    assert NODE["serving.memlock"].result(node, "spark1").status == "ok"
+    assert NODE["serving.rdma-device"].result(node, "spark1").status == "ok"
+
+
+# --- logs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", serving.SEARCHES, ids=lambda rule: rule.id)
+def test_a_node_finds_the_lines_that_a_rule_is_about(rule: serving.LogSearch) -> None:
+    assert any(word in rule.sample for word in rule.words)
+
+
+def test_a_log_that_names_no_transport_says_so() -> None:
+    result = found("serving.nccl-sockets", logs="==> spark-ray\n==> spark-vllm\n")
+    assert result.status == "ok"
+    assert "NCCL_DEBUG=INFO" in result.found
+
+
+def test_trouble_before_the_last_start_is_a_warning() -> None:
+    old = logged("RayWorkerProc rank=[1] died unexpectedly", at="2026-11-20T13:00:00.5Z")
+    result = found("serving.worker-died", logs=old)
+    assert result.status == "warn"
+    assert "before its last start" in result.found
+
+
+def test_sockets_next_to_roce_channels_came_to_nothing() -> None:
+    text = f"==> spark-vllm\n{LOG}2026-11-20T14:05:30Z NET/Socket : Using [0]enp1s0f1np1\n"
+    assert found("serving.nccl-sockets", logs=text).status == "ok"
+
+
+def test_a_channel_over_sockets_counts_next_to_channels_within_a_host() -> None:
+    line = "2026-11-20T14:05:30Z NCCL INFO Channel 00/0 : "
+    text = f"==> spark-vllm\n{line}0[0] -> 1[1] via P2P/CUMEM\n"
+    assert found("serving.nccl-sockets", logs=text).status == "ok"
+    text += f"{line}1[0] -> 2[0] [send] via NET/Socket/0\n"
+    assert found("serving.nccl-sockets", logs=text).status != "ok"
+
+
+def test_containers_of_others() -> None:
+    """A stopped one is nobody's trouble; one that failed is worth a warning."""
+    for code, status in ((0, "ok"), (137, "ok"), (1, "warn")):
+        other = inspected(
+            1, "spark-vllm", Name="/my-vllm", Config__Labels={}, State__Status="exited",
+            State__ExitCode=code,
+        )  # fmt: skip
+        assert found("serving.containers", containers=other).status == status
+    error = logged("RuntimeError: No CUDA GPUs are available", name="my-vllm")
+    assert found("serving.gpu-dead", containers=other, logs=error).status == "warn"
+
+
+def test_a_model_that_is_loaded_on_request_need_not_run() -> None:
+    labels = {"spark-cluster.recipe": "r", "spark-cluster.needs-gib": "15.7"}
+    for status, code, error, expected in (
+        ("created", 0, "", "ok"),
+        ("exited", 137, "", "ok"),
+        ("exited", 1, "", "fail"),
+        ("created", 137, "no memory", "fail"),
+    ):
+        one = inspected(
+            1, "spark-vllm", Config__Labels=labels, State__Status=status, State__ExitCode=code,
+            State__Error=error,
+        )  # fmt: skip
+        assert found("serving.containers", containers=one).status == expected
+
+
+def test_the_earliest_error_of_a_container_that_ended() -> None:
+    down = inspected(1, "spark-vllm", State__Status="exited", State__ExitCode=1)
+    text = "==> spark-vllm\n2026-11-20T14:05:00Z RuntimeError: No CUDA GPUs are available\n"
+    result = found("serving.containers", containers=down, logs=text)
+    assert "RuntimeError: No CUDA GPUs are available" in result.found
+
+
+def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> None:
+    from spark_cluster.node.containers import ContainerState, LogLine, moment, parse_state
+
+    def started(text: str) -> ContainerState:
+        return parse_state(json.dumps([{"State": {"Status": "running", "StartedAt": text}}]))
+
+    state = started("2026-11-22T13:55:11.185084604Z")
+    assert state.since_start(LogLine(moment("2026-11-22T13:55:11.184649739Z"), "ready"))
+    assert not state.since_start(LogLine(moment("2026-11-22T13:55:10.938571614Z"), "the end"))
+    across = started("2026-11-22T00:00:00Z")
+    assert across.since_start(LogLine(moment("2026-11-21T23:59:59.999Z"), "ready"))
+    for no_time in ("0001-01-01T00:00:00Z", "2026-13-45T00:00:00Z", "soon", ""):
+        assert started(no_time).started in (moment(no_time), "")
+
+
+def test_moments_sort_as_time_does() -> None:
+    from spark_cluster.node.containers import moment
+
+    assert moment("2026-11-20T14:03:30.12Z text") > moment("2026-11-20T14:03:30.119999999Z")
+    assert moment(STARTED) == "2026-11-20T14:03:30.123456789"
+    assert moment("no time stamp") == ""
+
+
+# --- probes -----------------------------------------------------------------------------------
+
+
+def answering(port: OpenPort) -> PortScan:
+    return PortScan((port,), 9, complete=False)
+
+
+HEALTHY = Probed(
+    cabling=(),
+    ports=PortScan((), 131070, True, 9.0),
+    pings=(Ping("a -> b", True, True),),
+    transfers=(Transfer("a -> b", 97.0, 180.0),),
+    rdma=(Rdma("a -> b", 111.7),),
+    answer=ProbedAnswer(200, Completion(200, "Paris"), "Paris"),
+)
+RING = (Cabling("a", {"np0": ("c",), "np1": ("b",)}), Cabling("b", {"np0": ("a", "c")}))
+PROBED: list[tuple[str, Probed, str, str]] = [
+    ("link.cabling", Probed(cabling=RING), "fail", "a: np0 to c; np1 to b"),
+    ("link.full-size-ping", Probed(pings=(Ping("a -> b", True, False),)), "fail",
+     "8972 bytes do not pass"),
+    ("link.full-size-ping", Probed(pings=(Ping("a -> b", False, False),)), "fail", "no answer"),
+    ("link.full-size-ping", Probed(pings=(Ping("a -> b", None, None, "no ping"),)), "unknown",
+     "no ping"),
+    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", 13.1, 150.0),)), "fail",
+     "13.1 Gb/s (a node to itself: 150)"),
+    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", 13.1, 20.0),)), "unknown",
+     "its processor is the limit"),
+    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", None, 20.0, "refused"),)),
+     "unknown", "refused"),
+    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 13.3),)), "fail", "13.3"),
+    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 27.0),)), "fail", "27.0"),
+    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 60.0),)), "warn", "60.0"),
+    ("link.rdma-rate", Probed(why_not={"rdma": "there is no ib_write_bw on a"}), "unknown",
+     "there is no ib_write_bw"),
+    ("network.open-ports", Probed(ports=answering(OpenPort("a", 6379, "gcs_server", True))), "fail",
+     "a 6379 (gcs_server)"),
+    ("network.open-ports", Probed(ports=answering(OpenPort("a", 44857, "ray::RayWorkerP", False))),
+     "fail", "a 44857"),
+    ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
+     "then the time was up"),
+    ("serving.completion",
+     Probed(answer=ProbedAnswer(200, Completion(0, why="timed out"), "Paris")), "fail",
+     "/health returns 200, a completion nothing: timed out"),
+    ("serving.completion",
+     Probed(answer=ProbedAnswer(200, Completion(200, "!!!!!!"), "Paris")), "fail",
+     "'!!!!!!'"),
+    ("serving.completion", Probed(answer=ProbedAnswer(0, Completion(0), "Paris")), "fail",
+     "/health returns"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("id", "probed", "status", "words"), PROBED)
+def test_probes(id: str, probed: Probed, status: str, words: str) -> None:
+    result = PROBES[id].result(probed, "a+b")
+    assert result.status == status, result
+    assert words in result.found
+
+
+@pytest.mark.parametrize("id", PROBES)
+def test_healthy_probes(id: str) -> None:
+    assert PROBES[id].result(HEALTHY, "a+b").status == "ok"
+    assert PROBES[id].result(Probed(), "a+b").status == "unknown"
+
+
+# --- the registry -----------------------------------------------------------------------------
+
+
+def test_every_check_has_a_sick_case() -> None:
+    sick = {id for id, *_ in (*SICK, *UNLIKE, *PROBED)}
+    assert {check.id for check in examine.ALL} == sick
+
+
+def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
+    results = [found(id, **changes) for id, changes, *_ in SICK]
+    results += [PAIR[id].result([seen(1), seen(2, **changes)], "a+b") for id, changes, *_ in UNLIKE]
+    results += [PROBES[id].result(probed, "a+b") for id, probed, *_ in PROBED]
+    sick = {(result.id, result.issue) for result in results}
+    every = {(id, issue.id) for issue in catalogue().values() for id in issue.all_checks}
+    known = {"driver.known-bad", examine.ID}  # tests/unit/roles/test_drivers.py, test_reach.py
+    assert {(id, issue) for id, issue in every - sick if id not in known} == set()
+
+
+def test_names_are_unique_and_sources_are_known() -> None:
+    ids = [check.id for check in examine.ALL]
+    assert len(ids) == len(set(ids))
+    told = seen(1).answer
+    known = {name for part in PARTS for name in told[part]}
+    for check in (*examine.NODE, *examine.PAIR):
+        assert isinstance(check, Check)
+        assert set(check.needs) <= known, check.id
+        assert check.looked_at
+
+
+def test_findings_are_sorted_and_selected() -> None:
+    sick = seen(1, hcas=ALL_DOWN, units=None)
+    every = examine.judge([sick, seen(2)])
+    order = [result.status for result in every]
+    assert order == sorted(order, key=["fail", "warn", "unknown", "ok"].index)
+    assert {f.area for f in examine.judge([sick], only=["link"])} == {"link"}
+    assert [f.id for f in examine.judge([sick], only=["memory.swap"])] == ["memory.swap"]
+
+
+def test_the_samples_answer_what_is_asked() -> None:
+    from spark_cluster.doctor.observations import Context, question
+
+    asked, told = question(Context("nvidia", serving.WORDS)), seen(1).answer
+    of_facts = {*fact_gathering.COMMANDS, *fact_gathering.FILES, *fact_gathering.NETPLAN}
+    for part in PARTS:
+        assert set(told[part]) - of_facts == set(asked[part]) - of_facts
+    json.dumps(asked)
+    assert ran("x")["status"] == 0
+
+
+def test_fixes_name_commands_and_roles_that_exist() -> None:
+    from spark_cluster.cli import COMMANDS
+
+    roles = {path.name for path in (Path(__file__).parents[3] / "roles").iterdir()}
+    for fix in (issue.fix for issue in catalogue().values()):
+        assert set(re.findall(r"spark-cluster ([a-z]+)", fix)) <= set(COMMANDS), fix
+        assert set(re.findall(r"--tags (\w+)", fix)) <= roles, fix

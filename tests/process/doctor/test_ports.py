@@ -1,0 +1,82 @@
+"""Which ports answer: the scan on real sockets, and what is made of it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import make_inventory
+from free_ports import free_port
+
+from spark_cluster.doctor import port_scan, probes
+
+SS = """\
+LISTEN 0 4096            *:6379            *:*    users:(("gcs_server",pid=1122,fd=44))
+LISTEN 0 128     127.0.0.1:8265      0.0.0.0:*    users:(("python3",pid=1158,fd=59))
+LISTEN 0 4096 127.0.0.53%lo:53       0.0.0.0:*    users:(("systemd-resolve",pid=68,fd=19))
+LISTEN 0 128          [::]:22           [::]:*
+LISTEN 0 4096 192.168.177.11:37479   0.0.0.0:*    users:(("ray::RayWorkerP",pid=2969,fd=123))
+odd
+"""
+
+
+def test_what_listens_as_ss_tells_it() -> None:
+    assert probes.parse_listeners(SS) == {6379: "gcs_server", 22: "", 37479: "ray::RayWorkerP"}
+
+
+@pytest.fixture
+def listener() -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_scan_finds_what_listens_and_nothing_else(listener: int) -> None:
+    closed = free_port()
+    asked = [("127.0.0.1", closed), ("127.0.0.1", listener)]
+    found = port_scan.scan(asked)
+    assert (found.open, found.tried, found.complete) == ((("127.0.0.1", listener),), 2, True)
+
+
+def test_a_scan_of_ipv6() -> None:
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with server:
+        port = server.getsockname()[1]
+        assert port_scan.scan([("::1", port)]).open == (("::1", port),)
+
+
+def test_a_scan_with_few_files_at_once(listener: int) -> None:
+    asked = [("127.0.0.1", port) for port in (*range(1, 40), listener)]
+    found = port_scan.scan(asked, at_once=16)
+    assert ("127.0.0.1", listener) in found.open
+    assert found.tried == 40
+
+
+def test_a_scan_that_has_no_time(listener: int) -> None:
+    found = port_scan.scan([("127.0.0.1", listener)], limit_s=-1)
+    assert (found.open, found.tried, found.complete) == ((), 0, False)
+
+
+def test_what_the_laptop_reaches_has_a_name(
+    tmp_path: Path, listener: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_scan, "EVERY", (22, listener))
+    said = f'LISTEN 0 5 0.0.0.0:{listener} 0.0.0.0:* users:(("raylet",pid=1,fd=2))\n'
+    answer = {"commands": {"ss": {"status": 0, "stdout": said}}}
+    session: Any = SimpleNamespace(request=lambda _op, **_asked: answer)
+    made = make_inventory(tmp_path, "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n")
+    found = probes.look(made, {"spark1": session}, ((listener, listener),))
+    assert not isinstance(found, str)
+    (one,) = found.open
+    assert (one.node, one.port, one.program, one.engines) == ("spark1", listener, "raylet", True)
+
+
+def test_behind_a_jump_host_nothing_can_be_tried(tmp_path: Path) -> None:
+    made = make_inventory(tmp_path, "nodes:\n  a: {address: 10.0.0.1, roles: [head], jump: gate}\n")
+    session: Any = None
+    assert "behind a jump host" in str(probes.look(made, {"a": session}))

@@ -1,0 +1,56 @@
+"""Ports and nodes between which tests copy, and a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import checkpoints
+import pytest
+from checkpoints import SMALL
+from fake_cluster import FakeCluster, Make
+from free_ports import free_port
+
+from spark_cluster.engine import node_copies
+from spark_cluster_lab.hub import LabHub, serve
+
+
+@pytest.fixture
+def own_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Senders listen on ports that no other test has."""
+    monkeypatch.setattr(node_copies, "COPIES", (free_port(), free_port()))
+
+
+@pytest.fixture
+def linked_with(fake_cluster: Make, own_ports: None) -> Callable[..., FakeCluster]:
+    """`linked_with(more)`: three nodes whose fabric, if they have one, is this machine's loopback,
+    as is their management network.
+
+    Args:
+        more: lines of the inventory.
+    """
+
+    def make(more: str = "", *, fabric: bool = True) -> FakeCluster:
+        cluster = fake_cluster("spark1", "spark2", "spark3", more=more, network="127.0.1")
+        for number, node in enumerate(cluster.nodes.values(), 11):
+            node.fabric = f"127.0.0.{number}/8" if fabric else ""
+            (node.root / "hub").mkdir()
+        cluster.marked("copies", "firewall")
+        return cluster
+
+    return make
+
+
+@pytest.fixture
+def linked(linked_with: Callable[..., FakeCluster]) -> FakeCluster:
+    """Three nodes where no firewall is wanted."""
+    return linked_with("trusted_network: true\n")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, hub_allowed: None) -> Iterator[LabHub]:
+    """A hub with a model of two files."""
+    tensors = checkpoints.dense(SMALL, "fp8")
+    checkpoints.write(tmp_path / "hub/org/small", SMALL, tensors, files=2)
+    with serve(tmp_path / "hub") as served:
+        yield served

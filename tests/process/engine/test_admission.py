@@ -1,0 +1,316 @@
+"""Refusals of `up` before anything is fetched, and the share of memory that a server gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from factories import make_node, make_recipe, put
+from fake_cluster import FakeCluster, FakeNode, Make
+from serve_plans import server_for
+
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.launch import override
+from spark_cluster.config.recipe_schema import NotCarriedOver
+from spark_cluster.engine import admission, survey
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.errors import DoesNotFit, Refused
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.runner.events import MemoryPlanned, Options
+from spark_cluster_lab.hub import Conduct, LabHub, serve
+
+FREE = ContainerState("absent")
+DROPPED = "/proc/sys/vm/drop_caches"
+
+
+def serving(name, tp, *command):
+    labels = {"spark-cluster.recipe": name, "spark-cluster.tp": str(tp)}
+    return ContainerState("running", labels=labels, command=command)
+
+
+@pytest.fixture
+def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
+    """`spark(100, 60)`: a cluster of nodes `a`, `b` with these GiB available."""
+
+    def make(*available: float, check: bool = False) -> FakeCluster:
+        names = ("a", "b")[: len(available) or 1]
+        cluster = fake_cluster(*names, options=Options(check=check))
+        for node, gib in zip(cluster.nodes.values(), available, strict=False):
+            node.available_gib = gib
+            put(node.root / DROPPED.lstrip("/"))
+        return cluster
+
+    return make
+
+
+def admit(cluster, what, running=FREE, *, force=False):
+    play = cluster.play
+    there = dict.fromkeys(cluster.nodes, inf)
+    server = server_for(what, *play.nodes)
+    return admission.must_work(play, server, running, there, force=force)
+
+
+def share(cluster, what, running=FREE, planned=None):
+    return admission.share(cluster.play, server_for(what, *cluster.play.nodes), running, planned)
+
+
+def prepared(cluster: FakeCluster) -> list[str]:
+    """Return the nodes whose page cache was given back since the last call."""
+    found = [name for name, node in cluster.nodes.items() if node.text(DROPPED)]
+    for node in cluster.nodes.values():
+        node.put(DROPPED)
+    return found
+
+
+# -- can it work ----------------------------------------------------------------------------------
+
+
+def test_what_fits_is_let_in(spark):
+    cluster = spark(118, 118)
+    admit(cluster, make_recipe())
+    assert cluster.notes == []
+    planned = [event for event in cluster.events if isinstance(event, MemoryPlanned)]
+    assert [event.node for event in planned] == ["a", "b"]
+    assert planned[0].ready_mib == planned[1].ready_mib > 20_000
+
+
+def test_what_does_not_fit_is_refused_with_what_would(spark):
+    cluster = spark(60)
+    with pytest.raises(Refused, match=r"a: the weights take 58\.8 GiB while loading") as caught:
+        admit(cluster, make_recipe("gemma4-31b-fp8"))
+    assert "spark-cluster plan gemma4-31b-fp8 --tp 1" in caught.value.hint
+    assert "--force launches anyway" in caught.value.hint
+    admit(cluster, make_recipe("gemma4-31b-fp8"), force=True)
+    assert "58.8 GiB" in cluster.notes[0]
+
+
+def test_what_is_known_not_to_work_is_refused(spark):
+    wrong = make_recipe()
+    wrong = wrong.model_copy(
+        update={"engine_args": {**wrong.engine_args, "tool-call-parser": "pythonic"}}
+    )
+    with pytest.raises(Refused, match="pythonic"):
+        admit(spark(118), wrong)
+
+
+def test_what_serves_already_is_not_asked_again(spark):
+    cluster, settled = spark(5), make_recipe(gpu_memory_utilization=0.5)
+    running = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization", "0.4")
+    assert admit(cluster, make_recipe(), running) is None
+    assert admit(cluster, settled, serving(settled.name, 1)) is None
+    assert cluster.notes == []
+
+
+def runs(node: FakeNode, *held: GpuProcess, pids: tuple[int, ...] = (1,)) -> None:
+    """Have a server with these processes, and what is held of the GPU's memory."""
+    node.run_container(SERVER, pids=pids)
+    node.held = list(held)
+
+
+def test_memory_of_what_will_be_ended_counts_as_available(spark):
+    cluster = spark(12)
+    runs(cluster.head, GpuProcess(1, "VLLM::EngineCore", 100 * 1024))
+    admit(cluster, make_recipe(), serving("another", 1))
+    with pytest.raises(Refused):
+        admit(cluster, make_recipe())
+
+
+def test_memory_of_others_does_not_count_as_available(spark):
+    """Ending what we serve gives back what our containers hold, not a stranger's memory."""
+    cluster = spark(12)
+    ours, other = GpuProcess(1, "VLLM::EngineCore", 4 * 1024), GpuProcess(2, "comfyui", 100 * 1024)
+    runs(cluster.head, ours, other, pids=(1, 7))
+    with pytest.raises(Refused, match="16"):
+        admit(cluster, make_recipe(), serving("another", 1))
+
+
+def test_a_share_that_cannot_be_read_is_computed(spark):
+    odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
+    cluster = spark(118)
+    assert share(cluster, make_recipe(), odd, planned=admit(cluster, make_recipe(), odd)) == 0.40
+
+
+def unknown():
+    """A recipe of a model that no one knows here."""
+    recipe = make_recipe()
+    model = recipe.model.model_copy(update={"name": "nobody/knows", "base": None})
+    return recipe.model_copy(update={"model": model})
+
+
+def test_a_model_of_unknown_shape_is_let_in_with_a_word(spark):
+    cluster = spark(118)
+    admit(cluster, unknown())
+    assert cluster.notes[0].startswith("not planned: the shape of the model 'nobody/knows'")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, use_hub: Callable[[str], None]) -> Iterator[LabHub]:
+    """A hub that knows the model: a large one."""
+    config = {
+        **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 64),
+        **{"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256},
+        **{"hidden_size": 32768, "intermediate_size": 131072},
+    }
+    put(tmp_path / "hub/nobody/knows/config.json", json.dumps(config))
+    with serve(tmp_path / "hub") as served:
+        use_hub(served.url)
+        yield served
+
+
+def test_the_hub_is_asked_for_a_model_that_is_not_known(spark, hub):
+    with pytest.raises(DoesNotFit):
+        admit(spark(118), unknown())
+
+
+def test_a_hub_that_does_not_answer_holds_nothing_up(spark, hub, monkeypatch):
+    hub.conduct["nobody/knows"] = Conduct(silent=True)
+    monkeypatch.setattr(survey, "LIMIT_S", 0.05)
+    cluster = spark(118)
+    admit(cluster, unknown())
+    assert "the hub has not described nobody/knows" in cluster.notes[0]
+    assert cluster.notes[1].startswith("not planned: ")
+
+
+# -- the share ------------------------------------------------------------------------------------
+
+
+def test_the_share_is_that_of_the_node_with_least_room_after_its_caches_were_dropped(spark):
+    """Without --max-num-seqs all that is safe is for the cache."""
+    open_end = make_recipe(engine_args={"max-model-len": 32768})
+    cluster = spark(100, 12)
+    assert [node.facts.memory.available_kib >> 20 for node in cluster.play.nodes] == [100, 12]
+    cluster.nodes["b"].available_gib = 60
+    assert share(cluster, open_end) == 0.41
+    assert prepared(cluster) == ["a", "b"]
+
+
+def test_a_gpu_with_memory_of_its_own_has_no_page_cache(spark):
+    cluster = spark(12)
+    cluster.head.gpu = "NVIDIA H200, 9.0, 580.95.05, 40, 100.0, 1500, 0, 143360"
+    assert share(cluster, make_recipe(), planned=admit(cluster, make_recipe())) == 0.38
+    assert prepared(cluster) == [], "it takes nothing of the GPU's"
+
+
+@pytest.mark.parametrize(("nodes", "found"), [((118,), 0.40), ((118, 118), 0.23)])
+def test_the_share_is_no_more_than_what_is_asked_for(spark, nodes, found):
+    cluster = spark(*nodes)
+    assert admit(cluster, make_recipe()) == found
+    assert share(cluster, make_recipe(), planned=found) == found
+
+
+def test_check_mode_touches_no_cache(spark):
+    cluster = spark(100, check=True)
+    cluster.head.run_container(SERVER)
+    assert share(cluster, make_recipe(), serving("another", 1), planned=0.40) == 0.40
+    assert (prepared(cluster), cluster.containers) == ([], {"a": [SERVER]})
+
+
+def test_too_little_memory(spark):
+    with pytest.raises(Refused, match=r"only 12\.0 of 121\.7 GiB are available") as caught:
+        share(spark(100, 12), make_recipe(), planned=0.23)
+    assert caught.value.where == "b"
+    assert "vram" in caught.value.hint
+
+
+def test_a_server_that_runs_keeps_its_share(spark):
+    """Memory that the server itself holds is no reason to restart it."""
+    running = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization", "0.61")
+    cluster = spark(5)
+    assert share(cluster, make_recipe(), running) == 0.61
+    assert prepared(cluster) == []
+
+
+def test_a_server_of_another_recipe_is_ended_first(spark):
+    cluster = spark(118)
+    for name in (SERVER, RAY):
+        cluster.head.run_container(name)
+    running = serving("another", 1, "x", "--gpu-memory-utilization", "0.61")
+    assert share(cluster, make_recipe(), running, planned=0.40) == 0.40
+    assert (prepared(cluster), cluster.containers) == (["a"], {"a": []})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"gpu_memory_utilization": 0.5}, {"engine_args": {"kv-cache-memory-bytes": "64M"}}],
+)
+def test_a_share_that_the_recipe_gives(spark, given):
+    """P07: page cache is given back before every start, and before no other one."""
+    cluster, recipe = spark(5, 5), make_recipe(**given)
+    for running, nodes in (
+        (FREE, ["a", "b"]),
+        (serving(recipe.name, 2), []),  # it serves already
+        (replace(serving(recipe.name, 2), status="exited"), ["a", "b"]),
+    ):
+        assert share(cluster, recipe, running) is None
+        assert prepared(cluster) == nodes
+    checking = spark(5, 5, check=True)
+    assert share(checking, recipe) is None
+    assert prepared(checking) == []
+
+
+# -- engine arguments of the command line ------------------------------------------------------
+
+
+def changed(**flags):
+    return override(make_recipe(), flags)
+
+
+def running_as(server):
+    made = server.starting(share=0.4, guarded="present")
+    command = ("vllm", "serve", *made.args)
+    return ContainerState("running", labels=dict(made.labels), command=command)
+
+
+def test_the_same_arguments_are_the_same_server():
+    plan = server_for(changed(**{"max-num-seqs": 2}), make_node("a"))
+    assert plan.labels["spark-cluster.overrides"] == "-o max-num-seqs=2"
+    assert admission.serves(running_as(plan), plan)
+    assert admission.overrides_changed(running_as(plan), plan) == ""
+
+
+def test_without_them_it_is_another_server_and_says_so():
+    plain = server_for(make_recipe(), make_node("a"))
+    plan = server_for(changed(**{"max-num-seqs": 2}), make_node("a"))
+    assert "spark-cluster.overrides" not in plain.labels
+    assert not admission.serves(running_as(plan), plain)
+    assert not admission.serves(running_as(plain), plan)
+    told = admission.overrides_changed(running_as(plan), plain)
+    assert told.startswith("the server runs with -o max-num-seqs=2, and now the recipe as it is")
+    assert admission.overrides_changed(FREE, plan) == ""
+
+
+def test_the_hint_names_the_arguments(spark):
+    with pytest.raises(Refused) as caught:
+        admit(spark(60), override(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2}))
+    assert "spark-cluster plan gemma4-31b-fp8 --tp 1 -o max-num-seqs=2" in caught.value.hint
+
+
+# -- stages, replicas and imports --------------------------------------------------------------
+
+
+def test_stages_take_nodes():
+    nodes = [make_node("a"), make_node("b", head=False), make_node("c", head=False)]
+    plan = server_for(make_recipe(pipeline_parallel=2), *nodes, tp=1)
+    assert [node.name for node in plan.nodes] == ["a", "b"]
+    assert (plan.tp, plan.size) == (1, 2)
+    assert "--pipeline-parallel-size" in plan.args
+    assert plan.labels["spark-cluster.nodes"] == "2"
+    with pytest.raises(
+        Refused, match="--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes"
+    ):
+        server_for(make_recipe(pipeline_parallel=2), *nodes, tp=2)
+
+
+def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known(spark):
+    entry = NotCarriedOver(what="--b", why="of a mod", consequence="it does not start", blocks=True)
+    model = make_recipe().model.model_copy(update={"name": "example/unknown", "base": None})
+    recipe = make_recipe(not_carried_over=[entry], model=model)
+    cluster = spark(118)
+    with pytest.raises(Refused, match="cannot work as it was imported"):
+        admit(cluster, recipe)
+    admit(cluster, recipe, running_as(server_for(recipe, make_node("a"))))
+    admit(cluster, recipe, force=True)

@@ -1,0 +1,516 @@
+"""Every check over real HTTP: it holds on a server that answers rightly, and fails for a fault."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from chat_server import STORY, ChatServer, Reply, text_of
+from fake_cluster import FakeCluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND
+from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
+from spark_cluster.engine.answer_checks import Client, NotApplicable
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.node.completions import ChatCompletion, streamed
+
+CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
+ASKING = [check for check in CHAT if check != "answer"]
+TOOLS = [check for check in CHAT if check.startswith("tool-")]
+HTML = str(tool_checks.TOOL_CALLS[6].calls[0].arguments["content"])
+GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
+
+
+@pytest.fixture
+def server(one_node: FakeCluster) -> Iterator[ChatServer]:
+    made = ChatServer(session=one_node.play.session(one_node.play.head))
+    yield made
+    made.close()
+
+
+def failed(server: ChatServer, check: str, **known: Any) -> VerificationFailed:
+    with pytest.raises(VerificationFailed) as caught:
+        CHAT[check].run(server.client(**known))
+    assert caught.value.hint, "an error says what to do"
+    assert caught.value.where == "spark1"
+    return caught.value
+
+
+@pytest.mark.parametrize("check", CHAT)
+def test_a_healthy_server(server: ChatServer, check: str) -> None:
+    assert CHAT[check].run(server.client())
+    for request, headers in server.asked:
+        assert request["temperature"] == 0, "greedy, or the verdict would change from run to run"
+        assert request["model"] == "gemma"
+        assert headers["Authorization"] == "Bearer hunter2"
+
+
+def test_every_rung_has_checks_and_every_check_is_described() -> None:
+    for kind in CHECKS_OF_KIND:
+        for rung in CHECKS_OF_KIND[kind]:
+            assert readiness_checks.checks_of(rung), rung
+        for check in readiness_checks.of_kind(kind):
+            assert check.title and check.request and check.expected, check.id
+    ids = [
+        check.id
+        for rung in readiness_checks.CHECKS_BY_NAME
+        for check in readiness_checks.checks_of(rung)
+    ]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("check", ASKING)
+def test_another_model_answers(server: ChatServer, check: str) -> None:
+    """A router that is refused by one model asks another one and does not say so."""
+
+    def change(_request: dict[str, Any], reply: Reply) -> None:
+        reply.model = "qwen"
+
+    server.change = change
+    error = failed(server, check)
+    assert "'qwen' answered, asked was 'gemma'" in error.message
+    assert "router" in error.hint
+
+
+@pytest.mark.parametrize("check", ASKING)
+def test_a_server_that_is_not_there(one_node: FakeCluster, check: str) -> None:
+    session = one_node.play.session(one_node.play.head)
+    client = Client(session, Endpoint("127.0.0.1", 1, "gemma"), "spark1")
+    with pytest.raises(VerificationFailed, match=r"status 0\): .*refused"):
+        CHAT[check].run(client)
+
+
+@pytest.mark.parametrize("check", ASKING)
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ((200, ""), "is not a chat completion: it is empty"),
+        ((200, "<html>proxy</html>"), "is not a chat completion: <html>"),
+        ((500, "Internal Server Error"), "status 500): Internal Server Error"),
+    ],
+)
+def test_replies_of_something_else(
+    server: ChatServer, check: str, raw: tuple[int, str], text: str
+) -> None:
+    server.raw = raw
+    assert text in failed(server, check).message
+
+
+@pytest.mark.parametrize("check", ASKING)
+def test_a_slow_server(server: ChatServer, check: str) -> None:
+    server.delay_s = 60.0
+    assert "the request failed (status 0)" in failed(server, check, patience_s=0.2).message
+
+
+@pytest.mark.parametrize("check", [check for check in CHAT if CHAT[check].streamed])
+def test_a_stream_that_is_cut(server: ChatServer, check: str) -> None:
+    server.cut = True
+    assert "the stream ended before its end ([DONE])" in failed(server, check).message
+
+
+@pytest.mark.parametrize("check", TOOLS)
+def test_a_server_without_the_parser_flags(server: ChatServer, check: str) -> None:
+    """vLLM refuses such a request, and a router in front of it would ask another model."""
+    server.refuse = lambda request: (
+        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser')
+        if request.get("tools")
+        else None
+    )
+    error = failed(server, check)
+    assert isinstance(error, NotApplicable)
+    assert 'status 400): "auto" tool choice' in error.message
+    assert "router" in error.hint
+
+
+@pytest.mark.parametrize("check", TOOLS)
+def test_a_request_with_tools_that_is_refused_for_another_reason(
+    server: ChatServer, check: str
+) -> None:
+    server.refuse = lambda _request: (400, "max_tokens is too large")
+    assert not isinstance(failed(server, check), NotApplicable)
+
+
+@pytest.mark.parametrize("check", TOOLS)
+@pytest.mark.parametrize(
+    "text", [GEMMA, "call:{}x", '<tool_call>\n{"name": "x"}', '{"name": "{}", "arguments": {}}']
+)
+def test_a_call_that_stays_text(server: ChatServer, check: str, text: str) -> None:
+    def change(request: dict[str, Any], _reply: Reply) -> Reply:
+        return Reply(text.replace("{}", request["tools"][0]["function"]["name"], 1))
+
+    server.change = change
+    assert "the call stays in the text" in failed(server, check).message
+
+
+@pytest.mark.parametrize("check", TOOLS)
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ([], "the tool was not called; the model says 'It is sunny.'"),
+        ([("get_weather", '{"city": "Par')], 'the call is get_weather({"city": "Par)'),
+        ([("get_weather", '{"city": <|"|>Paris<|"|>}')], "expected a JSON object"),
+        ([("get_weather", "{}")], "called was get_weather({})"),
+        ([("get_news", "{}")], "called was get_news({})"),
+    ],
+)
+def test_wrong_calls(
+    server: ChatServer, check: str, calls: list[tuple[str, str]], text: str
+) -> None:
+    def change(_request: dict[str, Any], _reply: Reply) -> Reply:
+        return Reply("" if calls else "It is sunny.", calls=calls)
+
+    server.change = change
+    assert text in failed(server, check).message
+
+
+def test_markup_that_a_streaming_parser_doubles(server: ChatServer) -> None:
+    def change(_request: dict[str, Any], _reply: Reply) -> Reply:
+        content = HTML.replace("<", "<<")
+        return Reply(calls=[("write_file", json.dumps({"path": "page.html", "content": content}))])
+
+    server.change = change
+    assert "38909" in failed(server, "tool-markup-streamed").hint
+
+
+def test_an_agent_that_ignores_the_result(server: ChatServer) -> None:
+    def change(request: dict[str, Any], reply: Reply) -> Reply:
+        return Reply("It is sunny.") if request["messages"][-1]["role"] == "tool" else reply
+
+    server.change = change
+    error = failed(server, "tool-steps")
+    assert '"It is sunny." has no 17' in error.message
+    assert "39043" in error.hint
+    assert '"It is sunny." has no 17' in failed(server, "tool-loop-streamed").message
+
+
+def test_an_agent_that_never_ends(server: ChatServer) -> None:
+    server.change = lambda _request, _reply: Reply(calls=[("get_weather", '{"city": "Paris"}')])
+    assert "called too much" in failed(server, "tool-steps").message
+    assert len(server.asked) == 4
+
+
+WRONG = [
+    ("short-answers", Reply("Paris."), "expected '42'"),
+    ("short-answers", Reply("!!!!"), "the model says '!!!!', expected 'paris'"),
+    ("short-answers", Reply(""), "the model says '', expected 'paris'"),
+    ("short-answers", Reply("<pad><pad>"), "expected 'paris'"),
+    ("coherence", Reply("!" * 400), "only 0% of it are letters: '!!!!"),
+    ("coherence", Reply(STORY + "<pad>"), "it has the special token <pad>"),
+    ("coherence", Reply(STORY[:300] + "and so it was. " * 80), "it repeats itself"),
+    ("coherence", Reply(""), "the reply is empty"),
+    ("coherence", Reply("Paris"), "it is much too short: 'Paris'"),
+    ("reasoning", Reply("Five cents."), "there is no reasoning"),
+    ("reasoning", Reply("thought\nLet x ...", "x"), "the reasoning is in the text"),
+    ("reasoning", Reply("<think>\nx</think> Five", "x"), "the reasoning is in the text"),
+    ("reasoning", Reply("Five <|channel>thought", "x"), "the reasoning is in the text"),
+    ("reasoning", Reply("Five.", "<think>Let x"), "its field has delimiters"),
+    ("vision-colour", Reply("A black picture."), 'a red square was shown; "A black picture."'),
+    ("vision-colour", Reply(None), "a red square was shown; the answer is empty"),
+    ("vision-scene", Reply("A house and a tree."), "has no sun"),
+]
+
+
+@pytest.mark.parametrize(("check", "reply", "text"), WRONG)
+def test_wrong_answers(server: ChatServer, check: str, reply: Reply, text: str) -> None:
+    server.change = lambda _request, _reply: reply
+    error = failed(server, check)
+    assert text in error.message
+    assert not isinstance(error, NotApplicable)
+
+
+def test_a_launch_without_a_reasoning_parser(server: ChatServer) -> None:
+    server.change = lambda _request, _reply: Reply("Five cents.")
+    error = failed(server, "reasoning", flags={"tool-call-parser": "gemma4"})
+    assert isinstance(error, NotApplicable)
+    assert not isinstance(
+        failed(server, "reasoning", flags={"reasoning-parser": "gemma4"}), NotApplicable
+    )
+
+
+def test_reasoning_in_the_text_is_a_fault_with_and_without_a_parser(server: ChatServer) -> None:
+    server.change = lambda _request, _reply: Reply("<think>x</think> Five cents.")
+    assert not isinstance(failed(server, "reasoning", flags={}), NotApplicable)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["paris is not a multimodal model", "At most 0 image(s) may be provided in one prompt"],
+)
+def test_a_model_that_sees_nothing(server: ChatServer, reason: str) -> None:
+    server.refuse = lambda _request: (400, reason)
+    error = failed(server, "vision-scene")
+    assert isinstance(error, NotApplicable)
+    assert reason in error.message
+
+
+def test_a_launch_without_the_vision_tower(server: ChatServer) -> None:
+    error = failed(server, "vision-colour", flags={"language-model-only": ""})
+    assert isinstance(error, NotApplicable)
+    assert server.asked == [], "the launch says it"
+
+
+def test_what_is_asked(server: ChatServer) -> None:
+    for check in TOOLS:
+        CHAT[check].run(server.client())
+    assert all(request["tool_choice"] == "auto" for request, _ in server.asked)
+    second = server.asked[[text_of(r) for r, _ in server.asked].index(
+        tool_checks.TOOL_CALLS[4].text) + 1][0]  # fmt: skip
+    roles = [message["role"] for message in second["messages"]]
+    assert roles == ["user", "assistant", "tool"]
+    assert second["messages"][2]["tool_call_id"] == second["messages"][1]["tool_calls"][0]["id"]
+    CHAT["reasoning"].run(server.client())
+    assert server.asked[-1][0]["skip_special_tokens"] is False
+    CHAT["vision-scene"].run(server.client())
+    url = server.asked[-1][0]["messages"][0]["content"][0]["image_url"]["url"]
+    assert url.startswith("data:image/png;base64,")
+
+
+@pytest.mark.parametrize("text", ["Paris", "Paris.", " **Paris**\n", '"paris"'])
+def test_short_answers_that_are_right(text: str) -> None:
+    assert answer_checks.wrong_short(text, ("paris",)) == ""
+
+
+@pytest.mark.parametrize("text", ["", "Paris!!!! Paris", "Lyon", "The capital is Paris"])
+def test_short_answers_that_are_wrong(text: str) -> None:
+    assert answer_checks.wrong_short(text, ("paris",))
+
+
+def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> None:
+    asking = ("short-answers", "structured-output", "context")
+    for flags, expected in (
+        ({"reasoning-parser": "qwen3"}, {"enable_thinking": False}),
+        ({"reasoning-parser": "mistral", "tokenizer-mode": "mistral"}, None),
+        ({}, None),
+    ):
+        for check in asking:
+            CHAT[check].run(server.client(flags=flags))
+            assert server.asked[-1][0].get("chat_template_kwargs") == expected
+
+
+def test_an_answer_that_does_not_come_for_reasoning() -> None:
+    cut = ChatCompletion(reasoning="Let me think", finish="length")
+    assert "no answer within 1024 tokens" in answer_checks.wrong_answer(cut, ("paris",))
+    assert answer_checks.wrong_answer(ChatCompletion("Paris", finish="stop"), ("paris",)) == ""
+
+
+# -- any reply gets a verdict ----------------------------------------------------------------------
+
+KEYS = ["choices", "message", "delta", "tool_calls", "function", "name", "arguments", "data", "id"]
+KEYS += ["content", "reasoning", "index", "model", "error", "logprobs", "token", "logprob", "usage"]
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(scope="module")
+def foreign(one_node: FakeCluster) -> Iterator[ChatServer]:
+    """A server that answers each request with the same."""
+    made = ChatServer(session=one_node.play.session(one_node.play.head))
+    yield made
+    made.close()
+
+
+def verdict(foreign: ChatServer, check: str, body: str) -> str:
+    foreign.raw = (200, body)
+    try:
+        return CHAT[check].run(foreign.client())
+    except VerificationFailed as error:
+        assert error.message
+        return error.message
+
+
+@given(ODD, ODD, st.booleans(), st.sampled_from(ASKING))
+def test_any_reply_gets_a_verdict(
+    foreign: ChatServer, part: Any, call: Any, streamed: bool, check: str
+) -> None:
+    key = "delta" if streamed else "message"
+    message = {"content": part, "tool_calls": [call], "reasoning": part}
+    choice = {key: message, "logprobs": {"content": [part, call]}}
+    body = json.dumps({"model": "gemma", "choices": [choice], "usage": part})
+    verdict(foreign, check, f"data: {body}\n\ndata: [DONE]\n\n" if streamed else body)
+    verdict(foreign, check, json.dumps(part))
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000])
+def test_deep_and_long_json_is_no_traceback(foreign: ChatServer, body: str) -> None:
+    for check in ASKING:
+        assert "is not a chat completion" in verdict(foreign, check, body) or check == "context"
+    call = {"id": "c", "function": {"name": "get_weather", "arguments": body}}
+    for check in TOOLS:
+        key = "delta" if CHAT[check].streamed else "message"
+        reply = json.dumps({"model": "gemma", "choices": [{key: {"tool_calls": [call]}}]})
+        sent = f"data: {reply}\n\ndata: [DONE]\n" if CHAT[check].streamed else reply
+        assert "expected a JSON object" in verdict(foreign, check, sent)
+
+
+def test_an_error_inside_of_a_stream(server: ChatServer) -> None:
+    server.raw = (200, 'data: {"error": {"message": "EngineDeadError"}}\n\n')
+    assert "EngineDeadError" in failed(server, "tool-one-streamed").message
+
+
+def test_a_call_with_an_index_beyond_all_reason() -> None:
+    part = {"index": 10**9, "function": {"name": "x", "arguments": "{}"}}
+    event = {"model": "m", "choices": [{"delta": {"tool_calls": [part]}}]}
+    found = streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
+    assert len(found.calls) == 1
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+SAME = [("Monday", -0.01), (",", -0.2), ("Tuesday", -0.1)]
+UNSTABLE: list[tuple[list[tuple[str, float]], str]] = [
+    ([], "the reply has none"),
+    ([("Monday", -0.01), (",", -0.2)], "the first call has 3 tokens, the second 2"),
+    ([("Monday", -0.01), (",", -1.2), ("Tuesday", -0.1)], "expected at most 0.25 apart"),
+    ([("Sunday", -0.01), (",", -0.2)], "token 1 is 'Monday' (-0.010) at the first call"),
+    ([("Monday", -0.01), (" or", -3.0)], "token 2 is ','"),
+    ([("Monday", float("nan"))], "the log-probability of 'Monday' is no finite number"),
+    ([("Monday", 3.0)], "is 3, expected at most 0"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "text"), UNSTABLE)
+def test_logprobs_that_change(
+    server: ChatServer, tokens: list[tuple[str, float]], text: str
+) -> None:
+    second = iter([Reply("x", tokens=SAME), Reply("x", tokens=tokens)])
+    server.change = lambda _request, _reply: next(second)
+    assert text in failed(server, "logprobs").message
+
+
+def test_two_tokens_that_are_as_likely_may_change_places() -> None:
+    assert readiness_checks.unstable(SAME, [*SAME[:2], ("Sunday", -0.3)]) == ""
+    assert readiness_checks.unstable(SAME, [(token, value - 0.1) for token, value in SAME]) == ""
+
+
+def test_a_server_without_logprobs(server: ChatServer) -> None:
+    server.refuse = lambda _request: (400, "Requested logprobs of 1, max allowed is 0")
+    assert isinstance(failed(server, "logprobs"), NotApplicable)
+
+
+# -- structured output -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("Paris", "does not follow the schema"),
+        ('{"city": "Paris"}', "does not follow the schema"),
+        ('{"city": "Lyon", "in_europe": true}', "does not follow the schema"),
+        ('{"city": ["Paris"], "in_europe": true}', "does not follow the schema"),
+        ('{"city": "Paris", "in_europe": "yes"}', "does not follow the schema"),
+        ('{"city": "Paris", "in_europe": true', "does not follow the schema"),
+        ('{"city": "Rome", "in_europe": true}', "expected {'city': 'Paris'"),
+    ],
+)
+def test_structured_output_that_is_none(server: ChatServer, content: str, text: str) -> None:
+    server.change = lambda _request, _reply: Reply(content)
+    assert text in failed(server, "structured-output").message
+
+
+def test_a_server_without_structured_output(server: ChatServer) -> None:
+    server.refuse = lambda _request: (400, "response_format json_schema is not supported")
+    assert isinstance(failed(server, "structured-output"), NotApplicable)
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+def test_requests_are_really_made_at_once(server: ChatServer) -> None:
+    barrier = threading.Barrier(9, timeout=20)
+
+    def together(_request: dict[str, Any]) -> None:
+        barrier.wait()
+
+    server.refuse = together
+    assert "9 requests at once" in CHAT["concurrency"].run(server.client())
+    assert {bool(request.get("stream")) for request, _ in server.asked} == {True, False}
+
+
+def test_answers_that_are_mixed_up(server: ChatServer) -> None:
+    server.change = lambda request, reply: Reply("Paris") if "17 p" in text_of(request) else reply
+    error = failed(server, "concurrency")
+    assert "2 of 9 requests at once failed" in error.message
+    assert "expected '42'" in error.message
+    assert "batches" in error.hint
+
+
+# -- context ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 40_000])
+def test_the_whole_context_is_used(server: ChatServer, length: int) -> None:
+    server.context = length
+    found = CHAT["context"].run(server.client())
+    assert f"the server states {length}" in found
+    longest = max(len(text_of(request)) // 4 for request, _ in server.asked)
+    assert longest > 0.85 * (length - min(1024, length // 4))
+
+
+def test_a_shorter_context_by_option(server: ChatServer) -> None:
+    server.context = 100_000
+    CHAT["context"].run(server.client(context=2000))
+    assert max(len(text_of(request)) // 4 for request, _ in server.asked) < 2000
+
+
+def test_the_launch_states_the_context_where_the_list_of_models_does_not(
+    server: ChatServer,
+) -> None:
+    server.context_stated = None
+    assert "states 2048" in CHAT["context"].run(server.client(flags={"max-model-len": "2048"}))
+    error = failed(server, "context", flags={})
+    assert isinstance(error, NotApplicable)
+    assert "states no context" in error.message
+
+
+@pytest.mark.parametrize(("depth", "code"), readiness_checks.NEEDLES)
+def test_a_fact_that_is_lost_at_one_depth(server: ChatServer, depth: float, code: str) -> None:
+    server.change = lambda _request, reply: Reply(
+        "I do not know" if reply.content == code else reply.content,
+        prompt_tokens=reply.prompt_tokens,
+    )
+    error = failed(server, "context")
+    assert f"the number at {depth:.0%} of" in error.message
+    assert "I do not know" in error.message
+
+
+def test_a_prompt_that_is_cut(server: ChatServer) -> None:
+    server.change = lambda _request, reply: Reply(
+        reply.content, prompt_tokens=min(reply.prompt_tokens, 2000)
+    )
+    assert "it was cut" in failed(server, "context").message
+
+
+def test_a_server_that_takes_less_than_it_states(server: ChatServer) -> None:
+    server.context_stated = 8000
+    error = failed(server, "context")
+    assert "a prompt of the stated length (8000 tokens) is refused" in error.message
+    assert "maximum context length" in error.message
+
+
+def test_a_server_that_counts_no_tokens(server: ChatServer) -> None:
+    server.change = lambda _request, reply: Reply(reply.content, prompt_tokens=0)
+    assert "counted 0 tokens" in failed(server, "context").message
+
+
+def test_a_stream_is_cut_at_its_lines_only() -> None:
+    """JSON may hold the line separators of Unicode, which are no ends of lines here."""
+    deltas = ["A", "b\u2028c", "d\x85"]
+    events = [{"choices": [{"delta": {"content": text}}]} for text in deltas]
+    body = "\n\n".join(f"data: {json.dumps(one, ensure_ascii=False)}" for one in events)
+    assert streamed(body).content == "Ab\u2028cd\x85"
+
+
+@pytest.mark.parametrize("error", [{"code": 500}, "out of memory", {"message": "it died"}])
+def test_an_error_within_a_stream_is_none_of_its_answers(error: Any) -> None:
+    assert streamed(f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n").error

@@ -1,0 +1,89 @@
+"""A server whose engine has died while its API still answers: `up` ends it and starts it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from chat_server import ChatServer
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
+from serve_plans import located, server_for, starting
+
+from spark_cluster.engine import start
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.resolve import resolve
+from spark_cluster.runner.events import Options, Selection
+
+DROPPED = "/proc/sys/vm/drop_caches"
+
+
+@pytest.fixture
+def ended(fake_cluster: Make) -> Callable[..., FakeCluster]:
+    """`ended(endpoint, engine)`: two nodes with ranks of a server, after it was looked at."""
+
+    def look(
+        endpoint: Endpoint, engine: str = "vllm", selection: Selection | None = None
+    ) -> FakeCluster:
+        cluster = fake_cluster(options=Options(selection=selection or Selection()))
+        for node in cluster.nodes.values():
+            node.run_container(SERVER)
+            node.put(DROPPED)
+        made = server_for(make_recipe(engine=engine, executor="mp"), *cluster.play.nodes)
+        start.end_dead_server(cluster.play, replace(made, endpoint=endpoint))
+        return cluster
+
+    return look
+
+
+def is_left(cluster: FakeCluster) -> bool:
+    """Return whether the server and the nodes' caches are as they were."""
+    assert len({*map(tuple, cluster.containers.values())}) == 1, "on all nodes the same"
+    dropped = [bool(node.text(DROPPED)) for node in cluster.nodes.values()]
+    left = cluster.containers["spark1"] == [SERVER]
+    assert dropped == [not left] * 2, "caches are dropped before it is started again"
+    return left
+
+
+def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer, ended: Make) -> None:
+    """P07: caches are dropped after its end, or it would still hold the memory."""
+    server.health = 503
+    cluster = ended(server.endpoint)
+    assert not is_left(cluster)
+    assert "has died" in cluster.notes[0]
+
+
+def test_others_are_left(server: ChatServer, ended: Make) -> None:
+    assert is_left(ended(server.endpoint))
+    server.health = 503  # of SGLang while it loads, too
+    assert is_left(ended(server.endpoint, "sglang"))
+    without_vllm = Selection(skip_tags=frozenset({"vllm"}))
+    assert is_left(ended(server.endpoint, selection=without_vllm)), "nobody starts it again"
+    nothing_listens = Endpoint("127.0.0.1", 1, "m")
+    assert is_left(ended(nothing_listens))
+
+
+def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(
+    server: ChatServer, fake_cluster: Make
+) -> None:
+    server.health = 503
+    cluster = fake_cluster("a", more=f"serve: {{port: {server.endpoint.port}}}\n")
+    cluster.marked("ray", "vllm", "endpoint")
+    cluster.head.run_container(SERVER, {"spark-cluster.recipe": "another"})
+    play = cluster.play
+    deployment = resolve(located(make_recipe()), play.inventory, play.nodes, 1)
+    start.start(play, starting(play, deployment, 0.4))
+    assert cluster.containers == {"a": []}, "its memory is released first"
+    assert cluster.roles() == ["ray", "endpoint", "vllm"]
+    assert [note for note in cluster.notes if "started again" in note] == []
+
+
+def test_the_engine_is_asked_and_not_the_proxy_before_it(server: ChatServer, ended: Make) -> None:
+    """A proxy answers 503 while the engine loads."""
+    port = server.endpoint.port
+    behind = Endpoint("192.0.2.1", 443, "m", "key", engine_port=port, tls="self-signed")
+    assert is_left(ended(behind))
+    server.health = 503
+    assert not is_left(ended(behind))

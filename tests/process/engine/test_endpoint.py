@@ -1,0 +1,188 @@
+"""Where the endpoint is, what guards it, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+from ipaddress import IPv4Interface
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from factories import make_recipe
+
+from spark_cluster.config.facts import Facts, Interface
+from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.inventory_schema import ServeEntry, Tls
+from spark_cluster.config.secret import SecretReference
+from spark_cluster.config.topology import Node
+from spark_cluster.engine import deployment, proxy
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.errors import Failed, UsageError
+from spark_cluster.node.containers import ENDPOINT
+from spark_cluster.runner.session import Answer
+
+RECIPE = make_recipe("lab-paris")
+
+
+def of(**serve):
+    own = (IPv4Interface("10.0.0.1/24"), IPv4Interface("192.168.177.11/24"))
+    head = Node("a", "10.0.0.1", facts=Facts(interfaces=(Interface("e", True, addresses=own),)))
+    inventory = Inventory(Path("inventory.yaml"), {}, {}, ServeEntry(**serve), (), 9000)
+    return deployment.endpoint_of(inventory, head, RECIPE.model.served_name)
+
+
+@pytest.fixture
+def key(monkeypatch):
+    """`key("text")`: what the inventory refers to."""
+
+    def refer(text):
+        monkeypatch.setenv("A_KEY", text)
+        return SecretReference(env="A_KEY")
+
+    return refer
+
+
+def test_without_a_proxy_vllm_has_the_port():
+    found = of(port=9000)
+    assert (found.url, found.engine_url) == ("http://127.0.0.1:9000/v1",) * 2
+    assert found.proxy_settings() == {}
+
+
+def test_behind_a_proxy_vllm_has_a_port_of_its_own(key):
+    for serve in (
+        {"bind": "management", "open": True},
+        {"bind": "10.0.0.1", "open": True},
+        {"api_key": key("sk-1")},
+        {"tls": Tls(self_signed=True)},
+    ):
+        found = of(port=9000, **serve)
+        assert found.engine_url == "http://127.0.0.1:18000/v1"
+        host = "10.0.0.1" if "bind" in serve else "127.0.0.1"
+        scheme = "https" if "tls" in serve else "http"
+        assert found.url == f"{scheme}://{host}:9000/v1"
+        assert found.proxy_settings()["host"] == host
+    assert of(api_key=key("sk-1"), engine_port=7000).engine_url == "http://127.0.0.1:7000/v1"
+
+
+def test_an_address_that_the_head_does_not_have():
+    with pytest.raises(
+        Failed, match=r"10\.9\.9\.9 is not one of the node's own addresses"
+    ) as caught:
+        of(bind="10.9.9.9", open=True)
+    assert "192.168.177.11" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["two words", "a,b", "schlüssel", "tab\there", '"quoted"'])
+def test_a_key_that_a_header_cannot_carry(key, text):
+    with pytest.raises(UsageError, match="cannot carry") as caught:
+        of(api_key=key(text))
+    assert text not in str(caught.value)
+
+
+def test_nothing_shows_the_key(key):
+    found = of(api_key=key("sk-very-secret"))
+    assert "sk-very-secret" not in f"{found!r} {found.access()} {found.access().to_dict()}"
+    assert found.headers["Authorization"] == "Bearer sk-very-secret"
+
+
+def test_a_request_is_what_a_user_sends(key):
+    asked = []
+
+    def http(url, **options):
+        asked.append((url, options))
+        return Answer(200, "")
+
+    of(api_key=key("sk-1"), tls=Tls(self_signed=True)).request(SimpleNamespace(http=http), "/x")
+    ((url, options),) = asked
+    assert url == "https://127.0.0.1:8000/x"
+    assert options["headers"]["Authorization"] == "Bearer sk-1"
+    assert options["certificate"] == proxy.SELF_SIGNED
+
+
+# -- what runs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "description", "url"),
+    [
+        ("http://127.0.0.1:8000/v1", None, "http://127.0.0.1:8000/v1"),
+        ("http://127.0.0.1:18000/v1", '{"url": "https://h:1/v1", "api_key": true, '
+         '"tls": "certificate"}', "https://h:1/v1"),
+        ("http://127.0.0.1:8000/v1", "damaged", "http://127.0.0.1:8000/v1"),
+        ("", None, None),
+        ("http://127.0.0.1/v1", None, None),
+        ("http://127.0.0.1:x/v1", None, None),
+    ],
+)  # fmt: skip
+def test_where_a_server_that_runs_answers(label, description, url):
+    found = deployment.running({ENDPOINT: label, "spark-cluster.model": "m"}, description, "k")
+    assert (found.url if found else None) == url
+    if found:
+        assert (found.model, found.api_key) == ("m", "k")
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Endpoint("127.0.0.1", 1, "m"), "reached on the head only, without a key; plain HTTP"),
+        (Endpoint("10.0.0.1", 1, "m"), "reached from the network, without a key; plain HTTP"),
+        (Endpoint("10.0.0.1", 1, "m", "k", 2, "certificate"),
+         "reached from the network, with the API key; TLS with your certificate, SHA-256 "
+         "fingerprint 0A:1B"),
+    ],
+)  # fmt: skip
+def test_how_it_is_guarded_in_words(found, words):
+    assert str(found.access("0a1b")) == words
+
+
+# -- the user's certificate --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory):
+    """Two certificates with their keys, and one of the keys with a passphrase."""
+    folder = tmp_path_factory.mktemp("pems")
+    for name in ("a", "b"):
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+             "-noenc", "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key",
+             "-out", folder / f"{name}.pem"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    subprocess.run(
+        ["openssl", "pkey", "-in", folder / "a.key", "-aes128", "-passout", "pass:secret",
+         "-out", folder / "locked.key"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    for file in folder.iterdir():
+        file.chmod(0o600)
+    (folder / "none.pem").write_text("no PEM\n")
+    (folder / "binary.pem").write_bytes(b"\xff\xfe")
+    (folder / "shared.key").write_bytes((folder / "a.key").read_bytes())
+    (folder / "shared.key").chmod(0o640)
+    return folder
+
+
+def test_certificate_and_key_go_as_one_file(pems):
+    found = of(tls=Tls(certificate=pems / "a.pem", key=pems / "a.key"))
+    assert found.pem.startswith("-----BEGIN CERTIFICATE-----")
+    assert found.pem.count("-----BEGIN PRIVATE KEY-----") == 1
+    assert found.proxy_settings()["certificate"] == found.pem
+    assert "PRIVATE" not in repr(found)
+    assert found.certificate == proxy.CERTIFICATE
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "said"),
+    [
+        ("a.pem", "shared.key", "others can read .*shared.key.*0640"),
+        ("a.pem", "b.key", "are not a certificate and its key"),
+        ("a.pem", "locked.key", "has a passphrase"),
+        ("none.pem", "a.key", "are not a certificate and its key"),
+        ("a.pem", "binary.pem", "is not PEM text"),
+        ("gone.pem", "a.key", "gone.pem cannot be read: No such file"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used(pems, certificate, key, said):
+    with pytest.raises(UsageError, match=said):
+        of(tls=Tls(certificate=pems / certificate, key=pems / key))

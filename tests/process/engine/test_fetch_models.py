@@ -1,0 +1,246 @@
+"""Who fetches a model, who copies it, and what is refused before the first byte."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import make_inventory, make_node, make_recipe
+
+from spark_cluster.engine import fetch
+from spark_cluster.engine.hub_models import Have, PullPreview, Stored, Wanted, wanted_by
+from spark_cluster.engine.node_copies import Copied
+from spark_cluster.errors import Failed, Refused
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.runner.events import Options
+from spark_cluster.runner.play import Play
+
+HUB = "/hub"
+WANTED = Wanted("org/model")
+OLD, NEW = "a" * 40, "b" * 40
+SIZE = 60_000_000_000
+
+
+def manifest(commit: str = NEW) -> Manifest:
+    files = [{"path": "w", "size": SIZE, "blob": "a" * 64, "algorithm": "sha256"}]
+    return Manifest.from_document({"repository": "org/model", "commit": commit, "files": files})
+
+
+def have(
+    commit: str | None = None,
+    *,
+    missing: int | None = None,
+    free: int = 1 << 40,
+    adoptable: Manifest | None = None,
+) -> Have:
+    """What a node has: nothing, or a commit of which so many bytes are missing."""
+    known = manifest(commit) if commit else None
+    paths = ("w",) if missing else ()
+    elsewhere = "/root/.cache/huggingface/hub" if adoptable else ""
+    return Have(commit, known, paths, missing or 0, (), "", elsewhere, adoptable, free)
+
+
+class Cluster:
+    """Two nodes; what is pulled, copied and taken over is noted."""
+
+    known_now, progress_of = Play.known_now, Play.progress_of
+
+    def __init__(self, folder: Path, **on: Have) -> None:
+        self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
+        hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"
+        self.inventory = make_inventory(folder, f"nodes: {{{hosts}}}\n")
+        self.stored = Stored(HUB, {WANTED: on})
+        self.done: list[tuple[str, ...]] = []
+        self.notes: list[str] = []
+        self.compared: list[tuple[str, str]] = []
+        self.pulled = NEW
+        self.refusal: Failed | None = None
+        self.described = threading.Event()
+        self.options = Options()
+
+    def note(self, text: str, **_options: Any) -> None:
+        self.notes.append(text)
+
+    def together(self, *jobs: Any) -> list[Any]:
+        return Play.together(self, *jobs)  # type: ignore[arg-type]
+
+    def session(self, node: Any) -> Any:
+        def request(_op: str, _on_event: Any, **given: Any) -> None:
+            self.done.append(("adopt", node.name, given["commit"][:1]))
+
+        return SimpleNamespace(request=request)
+
+    def bring(self) -> dict[str, str]:
+        return fetch.bring(self, self.nodes, self.stored)  # type: ignore[arg-type]
+
+
+def must_be_present(stored: Stored, *, adopt: bool) -> None:
+    recipe = make_recipe()
+    image = recipe.image.model_copy(update={"archive": "/image.tar"})  # of which none is asked for
+    fetch.must_be_present(recipe.model_copy(update={"image": image}), stored, adopt=adopt)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a cluster, whose pulls take until the copy has begun."""
+    made: list[Cluster] = []
+
+    def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
+        play.done.append(("preview", node.name))
+        return PullPreview(NEW, SIZE, SIZE, 1 << 40)
+
+    def pull(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
+        if play.refusal is not None:
+            raise play.refusal
+        assert play.described.wait(10)
+        play.done.append(("pull", node.name))
+        return manifest(play.pulled)
+
+    def models_on(play: Cluster, nodes: Any, wanted: Wanted, _hub: str) -> dict[str, Have]:
+        assert wanted.revision == NEW, "the very commit that is pulled"
+        play.described.set()
+        return {node.name: have(NEW, missing=SIZE) for node in nodes}
+
+    def copy(play: Cluster, files: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
+        names = ",".join(node.name for node in targets)
+        play.done.append(("copy", source.name, names, files.commit[:1]))
+        return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
+
+    def compare(play: Cluster, _files: Manifest, holder: Any, receiver: Any, **_how: Any) -> None:
+        play.compared.append((holder.name, receiver.name))
+
+    for name, function in (
+        ("preview", preview), ("pull", pull), ("models_on", models_on), ("copy", copy),
+        ("must_be_the_hubs", compare),
+    ):  # fmt: skip
+        monkeypatch.setattr(fetch, name, function)
+
+    def make(**on: Have) -> Cluster:
+        made.append(Cluster(tmp_path, **on))
+        return made[-1]
+
+    return make
+
+
+def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):
+    two = cluster(spark1=have(), spark2=have())
+    assert two.bring() == {"org/model": f"{HUB}/models--org--model/snapshots/{NEW}"}
+    assert two.done[0] == ("preview", "spark1")
+    assert sorted(two.done[1:]) == [
+        ("copy", "spark1", "spark2", "b"), ("pull", "spark1"),
+    ]  # fmt: skip
+    large, moved = two.notes
+    assert large.startswith("org/model: 60 GB are to be fetched, which takes 0.2 h")
+    assert moved == ("org/model on spark2: 60.0 GB from spark1 over the fabric in 10.0 s, 6.0 GB/s")
+
+
+def test_who_has_most_of_it_goes_on_fetching(cluster):
+    two = cluster(spark1=have(), spark2=have(NEW, missing=1000))
+    two.bring()
+    assert ("pull", "spark2") in two.done
+    assert ("copy", "spark2", "spark1", "b") in two.done
+
+
+def test_a_branch_that_moved_during_the_pull_is_copied_afterwards(cluster):
+    two = cluster(spark1=have(), spark2=have())
+    two.pulled = OLD
+    assert two.bring()["org/model"].endswith(OLD)
+    assert two.done[-1] == ("copy", "spark1", "spark2", "a")
+
+
+def test_who_has_it_sends_it_when_the_hub_has_the_same(cluster):
+    two = cluster(spark1=have(NEW, missing=5), spark2=have(NEW))
+    two.bring()
+    assert two.done == [("copy", "spark2", "spark1", "b")]
+    assert two.compared == [("spark2", "spark1")]
+
+
+def test_of_two_commits_the_heads_serves(cluster):
+    two = cluster(spark1=have(OLD), spark2=have(NEW))
+    assert two.bring()["org/model"].endswith(OLD)
+    assert two.done == [("copy", "spark1", "spark2", "a")]
+
+
+@pytest.mark.parametrize("options", [Options(adopt=True), Options(consent=lambda _text: True)])
+def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(cluster, options):
+    two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
+    two.options = options
+    must_be_present(two.stored, adopt=options.may_adopt)
+    assert two.bring()["org/model"].endswith(OLD)
+    assert two.done == [("adopt", "spark2", "a"), ("copy", "spark2", "spark1", "a")]
+    assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
+
+
+@pytest.mark.parametrize("options", [Options(), Options(consent=lambda _text: False)])
+def test_without_the_users_word_it_is_downloaded(cluster, options):
+    two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
+    two.options = options
+    assert two.bring()["org/model"].endswith(NEW)
+    assert ("pull", "spark1") in two.done
+    assert not any(what == "adopt" for what, *_ in two.done)
+    told = any("with --adopt a copy of it would be taken" in note for note in two.notes)
+    assert told == (options.consent is None)
+
+
+def test_a_person_is_asked_what_and_where(cluster):
+    two, asked = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))), []
+    two.options = Options(consent=lambda text: bool(asked.append(text)))
+    two.bring()
+    (text,) = asked
+    assert text.startswith("org/model (60.0 GB) is in /root/.cache/huggingface/hub of spark2: ")
+
+
+def test_offline_other_caches_count_with_adopt_only(cluster):
+    stored = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))).stored
+    with pytest.raises(Refused, match="no node has") as caught:
+        must_be_present(stored, adopt=False)
+    assert "--adopt" in caught.value.hint
+    must_be_present(stored, adopt=True)
+
+
+def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
+    two = cluster(spark1=have(), spark2=have(free=SIZE))
+    with pytest.raises(Refused, match=r"60\.0 GB more .* 60\.0 GB are free") as caught:
+        two.bring()
+    assert caught.value.where == "spark2"
+    assert two.done == [("preview", "spark1")]
+
+
+def test_bytes_that_are_there_need_no_room(cluster):
+    two = cluster(spark1=have(), spark2=have(NEW, missing=SIZE - 20_000_000_000, free=SIZE))
+    two.bring()
+    assert ("pull", "spark1") not in two.done, "spark2 has more of it"
+
+
+def test_the_pulls_reason_is_the_one_that_is_told(cluster):
+    two = cluster(spark1=have(), spark2=have())
+    two.refusal = Failed("the licence is not accepted", where="spark1")
+    with pytest.raises(Failed, match="licence"):
+        two.bring()
+
+
+def test_without_the_hub_each_nodes_lack_is_told(cluster):
+    two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
+    with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
+        must_be_present(two.stored, adopt=True)
+
+
+def test_what_is_wanted_in_the_hub_cache():
+    recipe = make_recipe("gemma4-26b-a4b-fp8-mtp")
+    names = [wanted.repository for wanted in wanted_by(recipe)]
+    assert names == [recipe.model.name, recipe.drafter.name if recipe.drafter else ""]
+    own = recipe.model.model_copy(update={"path": "/srv/models/x"})
+    assert len(wanted_by(recipe.model_copy(update={"model": own, "drafter": None}))) == 0
+
+
+def test_what_is_there_counts_for_the_plan():
+    on = {"spark1": have(NEW), "spark2": have(NEW, missing=SIZE // 2), "spark3": have()}
+    stored = Stored(HUB, {WANTED: on})
+    assert stored.gib_present("org/drafter") == {}
+    there = stored.gib_present("org/model")
+    assert there["spark1"] == float("inf")
+    assert there["spark2"] == pytest.approx(SIZE / 2 / 2**30)
+    assert there["spark3"] == 0

@@ -1,0 +1,179 @@
+"""The time limit of a start: an agent of its own, a docker that says what it is told, a server."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from factories import make_node, make_recipe, put
+from scratch_nodes import ScratchNode, play_over
+from serve_plans import server_for
+
+from spark_cluster.engine import readiness
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.errors import VerificationFailed
+
+LIMIT_S = 0.2
+IMAGE = "0123456789ab"
+DOCKER = """\
+import json, sys
+from pathlib import Path
+words = sys.argv[1:]
+if "spark-vllm" not in words:
+    sys.exit("no such container")
+if words[0] == "top":
+    print(Path(sys.argv[0]).with_name("processes").read_text(), end="")
+elif words[0] == "logs":
+    print(Path(sys.argv[0]).with_name("log").read_text(), end="")
+else:
+    print(json.dumps([{"State": {"Status": "running"}, "Image": "sha256:0123456789abcdef"}]))
+"""
+IDLE = "PID TIME COMMAND\n7 9 python3\n"
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """It is asked for its health; each time `works` is called first."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.works: Callable[[int], None] = lambda _asked: None
+        self.healthy, self.asked = threading.Event(), 0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked += 1
+        self.server.works(self.server.asked)
+        self.send_response(200 if self.server.healthy.is_set() else 503)
+        self.end_headers()
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+class Start:
+    """A start on one node: `up` waits for it."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.node = ScratchNode(folder / "spark1")
+        self.bin = self.node.root / "usr/local/bin"
+        self.node.command("docker", DOCKER)
+        self.node.command("nvidia-smi", "")
+        put(self.bin / "processes", IDLE)
+        put(self.bin / "log", "NCCL INFO Connected all rings\n")
+        self.play, self.events = play_over(folder, {"spark1": self.node}, gather_facts=False)
+        made = server_for(make_recipe(), make_node("spark1"))
+        recipe = made.recipe.model_copy(update={"ready_timeout_s": LIMIT_S})
+        endpoint = Endpoint("127.0.0.1", server.server_port, "m")
+        self.plan = replace(made, recipe=recipe, endpoint=endpoint)
+
+    @property
+    def cache(self) -> Path:
+        return self.node.root / self.plan.cache_root.lstrip("/") / "images" / IMAGE
+
+    def wait(self) -> None:
+        readiness.healthy(self.play, self.plan)
+
+    def notes(self) -> list[str]:
+        return [event.text for event in self.events.of("Note")]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, server: Server, no_pauses: None) -> Iterator[Start]:
+    made = Start(tmp_path, server)
+    yield made
+    made.play.connections.close()
+
+
+@pytest.fixture
+def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What works is waited for as long as this machine may need."""
+    monkeypatch.setattr(readiness, "LONGEST", 10_000)
+
+
+@pytest.mark.usefixtures("for_long")
+def test_a_silent_server_whose_cache_grows_is_waited_for(start, server):
+    """P12: no line of log for 36 minutes while kernels are compiled; it serves after that."""
+
+    def works(asked: int) -> None:
+        put(start.cache / f"triton/{asked}.cubin", "x" * 4096)
+        if start.notes():
+            server.healthy.set()
+
+    server.works = works
+    start.wait()
+    (note,) = start.notes()
+    assert "not healthy after 0.2 s (ready_timeout_s), but at work: compiled code on spark1" in note
+
+
+def test_a_silent_and_idle_server_is_not_waited_for(start):
+    """P12: what says nothing and does nothing has failed, and the reason is what was looked at."""
+    put(start.cache / "triton/old.cubin", "x")
+    with pytest.raises(VerificationFailed) as caught:
+        start.wait()
+    assert "nothing has moved for" in caught.value.message
+    assert caught.value.message.endswith("its log ends with: NCCL INFO Connected all rings")
+    assert not start.notes()
+
+
+@pytest.mark.usefixtures("for_long")
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("processes", IDLE + "8 {} ptxas\n", "compilers on spark1 (ptxas 8: "),
+        ("log", "[AutoTuner]: Tuning fp4_gemm: {}%\n", "log on spark1 ([AutoTuner]: Tuning"),
+        ("processes", IDLE + "8 {} VLLM::Worker_TP0\n", ""),
+        ("log", "INFO [shm_broadcast.py:501] {} No available shared memory broadcast block found "
+         "in 60 seconds. This typically happens when some processes are hanging or doing some "
+         "time-consuming work (e.g. compilation, weight/kv cache quantization).\n", ""),
+    ],
+)  # fmt: skip
+def test_what_counts_as_work(start, server, file, text, told):
+    """P12: compilers and lines about work do; a busy engine may wait for a peer that is gone."""
+
+    def works(asked: int) -> None:
+        put(start.bin / file, text.format(asked))
+        if start.notes():
+            server.healthy.set()
+
+    server.works = works
+    if told:
+        start.wait()
+        assert told in start.notes()[0]
+    else:
+        with pytest.raises(VerificationFailed, match="nothing has moved"):
+            start.wait()
+
+
+def test_a_container_that_pretends_to_work_for_ever(start, server):
+    """P12: it is waited for three times the limit at most."""
+    server.works = lambda asked: put(start.cache / f"triton/{asked}", "x")
+    with pytest.raises(VerificationFailed, match="3 times its limit, though something still moves"):
+        start.wait()
+    assert len(start.notes()) == 1, "it is told once"
+
+
+def test_links_of_a_container_are_not_followed(start, server, tmp_path):
+    """P12: a folder of the node that others write is no work of this server."""
+    start.cache.parent.mkdir(parents=True)
+    start.cache.symlink_to(tmp_path)
+    server.works = lambda asked: put(tmp_path / f"other/{asked}", "x")
+    with pytest.raises(VerificationFailed, match="nothing has moved"):
+        start.wait()

@@ -1,0 +1,213 @@
+"""Several models: what is ended, the order in which they are started, which share each gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+from factories import make_node, make_recipe
+from fake_cluster import FakeCluster, Make
+from free_ports import BESIDE_RAY, free_port
+from health_server import HealthServer
+from serve_plans import inventory_of
+
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.engine import start as starting
+from spark_cluster.engine import supervision
+from spark_cluster.engine.admission import Admitted, admit
+from spark_cluster.engine.deployment import Deployment, Key
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.proxy import LOADER_UNIT, Replica
+from spark_cluster.engine.readiness import Member
+from spark_cluster.engine.ready import ready
+from spark_cluster.engine.resolve import ServedModel, resolve_models
+from spark_cluster.errors import DoesNotFit, Refused
+from spark_cluster.node.containers import NEEDS, ContainerState
+
+CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
+NODE = make_node("a")
+MODELS = tuple(ServedModel(make_recipe(name), "a") for name in (CHAT, EMBEDDING))
+ON_REQUEST = (MODELS[0], replace(MODELS[1], on_request=True))
+ENTRIES = [{"recipe": name} for name in (CHAT, EMBEDDING)]
+CHATS, LOADS = ("a", f"spark-vllm-{CHAT}"), ("a", f"spark-vllm-{EMBEDDING}")
+GONE = ContainerState("absent")
+
+
+def deployment_of(models: tuple[ServedModel, ...] = MODELS, **serve: Any) -> Deployment:
+    return resolve_models(models, inventory_of(NODE, recipes=ENTRIES, **serve), [NODE])
+
+
+DEPLOYMENT = deployment_of()
+
+
+@pytest.fixture
+def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
+    """`spark(25)`: a node `a` with so many GiB available."""
+
+    def make(gib: float = 118) -> FakeCluster:
+        cluster = fake_cluster("a")
+        cluster.head.available_gib = gib
+        return cluster
+
+    return make
+
+
+def running(index: int, share: float | None = None) -> ContainerState:
+    """The server of a model as it was started."""
+    flags = ("--gpu-memory-utilization", str(share)) if share is not None else ()
+    labels = DEPLOYMENT.servers[index].labels
+    return ContainerState("running", labels=dict(labels), command=("vllm", *flags))
+
+
+def made(needs: str, status: str = "exited") -> ContainerState:
+    """The container of the model that is loaded on request."""
+    labels = {**DEPLOYMENT.servers[1].labels, NEEDS: needs}
+    return ContainerState(status, labels=labels)
+
+
+def members(
+    cluster: FakeCluster, *states: ContainerState, deployment: Deployment = DEPLOYMENT
+) -> list[Member]:
+    pairs = zip(deployment.servers, states, strict=True)
+    return [Member(cluster.play, server, state, GONE) for server, state in pairs]
+
+
+def admitted(
+    cluster: FakeCluster,
+    *states: ContainerState,
+    models: tuple[ServedModel, ...] = MODELS,
+    force: bool = False,
+) -> Admitted:
+    """What each is given there; the node has the models."""
+    found = members(cluster, *states, deployment=deployment_of(models))
+    return admit(cluster.play, found, [{"a": inf}] * len(found), [], force=force)
+
+
+def shares(cluster: FakeCluster, *states: ContainerState) -> Mapping[Key, float | None]:
+    return admitted(cluster, *states).shares
+
+
+def test_each_gets_the_share_of_the_plan_of_all(spark):
+    assert shares(spark(), GONE, GONE) == {CHATS: 0.74, LOADS: None}, (
+        "the embedding model's recipe says 0.10 itself"
+    )
+
+
+def test_a_server_that_runs_keeps_its_share_and_the_other_takes_what_it_leaves(spark):
+    assert shares(spark(25), running(0, 0.74), GONE)[CHATS] == 0.74
+    with pytest.raises(DoesNotFit, match=r"a: qwen3-embedding-0\.6b needs 21\.8 GiB"):
+        shares(spark(20), running(0, 0.74), GONE)
+
+
+def test_nothing_is_planned_when_all_serve(spark):
+    assert shares(spark(1), running(0, 0.5), running(1))[CHATS] == 0.5
+
+
+def test_a_model_on_request_keeps_its_place_and_is_told_what_it_needs(spark):
+    found = admitted(spark(), GONE, GONE, models=ON_REQUEST)
+    assert found.shares == shares(spark(), GONE, GONE)
+    assert found.needs_gib == {LOADS: pytest.approx(21.8, abs=0.1)}
+    assert found.new == {CHATS, LOADS}
+
+
+@pytest.mark.parametrize("status", ["created", "exited", "running"])
+def test_one_that_is_made_already_is_left_as_it_is(spark, status):
+    found = admitted(spark(1), running(0, 0.5), made("21.8", status), models=ON_REQUEST)
+    assert (found.new, found.needs_gib) == (frozenset(), {LOADS: 21.8})
+
+
+def test_what_is_started_leaves_room_for_one_that_is_loaded_later(spark):
+    found = admitted(spark(), GONE, made("21.8", "running"), models=ON_REQUEST)
+    assert found.shares[CHATS] == 0.74
+    assert (found.new, found.needs_gib) == ({CHATS}, {LOADS: 21.8})
+    with pytest.raises(DoesNotFit, match=r"a: 2 models need 51\.7 GiB together"):
+        admitted(spark(40), GONE, made("21.8"), models=ON_REQUEST)
+
+
+def test_what_does_not_fit_is_refused_with_the_sum_or_forced(spark):
+    cluster = spark(40)
+    with pytest.raises(DoesNotFit, match=r"a: 2 models need 51\.7 GiB together") as refused:
+        admitted(cluster, GONE, GONE)
+    assert "--force launches anyway" in refused.value.hint
+    admitted(cluster, GONE, GONE, force=True)
+    assert cluster.notes[0].startswith("--force: a: 2 models need")
+
+
+def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
+    recipe = make_recipe(CHAT)
+    model = recipe.model.model_copy(update={"name": "no/such", "base": None, "weights_gib": None})
+    unknown = ServedModel(recipe.model_copy(update={"model": model}), "a")
+    with pytest.raises(Refused, match="no share of the memory can be computed") as refused:
+        admitted(spark(), GONE, GONE, models=(unknown, MODELS[1]))
+    assert f"give gpu_memory_utilization in the recipe: {CHAT}" in refused.value.hint
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[HealthServer, ...]]:
+    """What listens on the ports of the two models' engines, and on the endpoint's."""
+    while True:
+        port = free_port(*BESIDE_RAY)
+        try:
+            made = HealthServer(port), HealthServer(port + 1), HealthServer(port + 2)
+        except OSError:  # the next one is taken
+            continue
+        break
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_they_are_started_one_after_the_other_each_when_the_one_before_is_healthy(spark, servers):
+    cluster = spark()
+    cluster.marked("vllm", "endpoint", "model_loader")
+    cluster.head.put("/proc/sys/vm/drop_caches")
+    at_work: list[tuple[str, str]] = []
+
+    def started() -> tuple[str, float]:
+        made = cluster.settings("vllm").server
+        return made.instance, made.flags["gpu-memory-utilization"]
+
+    for name, server in zip((CHAT, EMBEDDING), servers, strict=False):
+        server.when_asked = lambda name=name: at_work.append((name, *started()))
+    ports = [server.port for server in servers]
+    deployment = deployment_of(port=ports[2], engine_port=ports[0])
+    found = members(cluster, GONE, GONE, deployment=deployment)
+    admitted = Admitted({CHATS: 0.74, LOADS: None}, new=frozenset({CHATS, LOADS}))
+    now = starting.Starting(deployment, found, "present", admitted)
+    starting.start(cluster.play, now)
+    ready(cluster.play, now)
+    assert at_work == [(CHAT, CHAT, 0.74), (EMBEDDING, EMBEDDING, 0.1)]
+    assert cluster.head.text("/proc/sys/vm/drop_caches") == "3"
+
+
+def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
+    old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
+    obsolete = starting.obsolete_programs(
+        DEPLOYMENT, (Replica("b", "192.168.177.12", 18000),), (old, *DEPLOYMENT.endpoint.models)
+    )
+    assert obsolete == {"a": ["spark-vllm-old"], "b": [SERVER]}
+    cluster = spark()
+    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
+    assert cluster.head.calls("nvidia-smi") == [], "nothing was there: no memory is waited for"
+    cluster.head.run_container(CHATS[1], pids=[7])
+    cluster.head.held = [GpuProcess(7, "VLLM::EngineCore", 900)]
+    for name in ("spark-vllm-old", SERVER):
+        cluster.head.run_container(name)
+    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
+    assert cluster.containers == {"a": [CHATS[1]]}
+    assert len(cluster.head.calls("nvidia-smi")) == 1, "that of those that stay is not waited for"
+
+
+@pytest.mark.parametrize("status", ["created", "exited", "running"])
+def test_what_may_have_been_loaded_meanwhile_is_unloaded_too(spark, status):
+    """The loader goes on while images and models are fetched."""
+    cluster = spark()
+    cluster.head.run_container(LOADS[1], status="running")
+    deployment = deployment_of(ON_REQUEST)
+    found = members(cluster, running(0), made("21.8", status), deployment=deployment)
+    supervision.unload_models(cluster.play, found)
+    assert cluster.head.calls("systemctl") == [["stop", LOADER_UNIT]], "or it loads them again"
+    assert cluster.head.containers == {LOADS[1]: "exited"}

@@ -1,0 +1,124 @@
+"""Patches: where they lie, how they are mounted, and that a missing one is found in time."""
+
+from __future__ import annotations
+
+import pytest
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said
+from serve_plans import located, snapshot_of
+
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipe_settings import FOLDER, mounted_patches
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.engine import fetch
+from spark_cluster.errors import Failed, Refused
+from spark_cluster.resources import LaptopFile
+
+TEXT = """\
+name: r
+model: {name: org/m, served_name: m}
+image: {ref: "repo/image:1"}
+patches:
+  - {file: fix.py, target: /opt/engine/fix.py, why: a test}
+  - {file: mine/other.py, origin: laptop, target: /opt/engine/other.py, why: another}
+"""
+IMAGE = "repo/image:1"
+OF_MODEL = f"{snapshot_of('org/m')}/fix.py"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/other.py").write_text("x = 1\n")
+    (tmp_path / "r.yaml").write_text(TEXT)
+    return located(load_recipe(tmp_path / "r.yaml", Project(tmp_path)))
+
+
+def test_they_are_mounted_read_only(recipe):
+    first, second = (patch.volume for patch in mounted_patches(recipe))
+    assert first == f"{OF_MODEL}:/opt/engine/fix.py:ro"
+    source, target, mode = second.split(":")
+    assert source.startswith("/var/lib/spark-cluster/patches/")
+    assert (target, mode) == ("/opt/engine/other.py", "ro")
+
+
+def test_the_laptops_file_lies_relative_to_the_recipe(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    _, patch = mounted_patches(recipe)
+    path, file = patch.source, patch.upload
+    assert file == tmp_path / "mine/other.py"
+    assert path.endswith("/other.py")
+    file.write_text("x = 2\n")
+    assert path != mounted_patches(recipe)[1].source, (
+        "another content is another mount: a new container"
+    )
+
+
+def test_the_laptops_file_is_sent_to_a_folder_of_root(recipe, tmp_path):
+    folder, file = fetch.patch_files(mounted_patches(recipe))
+    assert (folder.path, folder.mode) == (file.path.rpartition("/")[0], 0o700)
+    assert file.content == LaptopFile(tmp_path / "mine/other.py")
+
+
+def test_one_that_the_laptop_lacks(recipe, tmp_path):
+    (tmp_path / "mine/other.py").unlink()
+    with pytest.raises(Refused, match="is not on this machine") as caught:
+        mounted_patches(recipe)
+    assert "relative to the recipe" in caught.value.hint
+
+
+@pytest.fixture(scope="module")
+def cluster(lasting_cluster: Make) -> FakeCluster:
+    return lasting_cluster("spark1", "spark2")
+
+
+def require(
+    cluster, recipe, *, there=(OF_MODEL,), in_image=("/opt/engine/fix.py", "/opt/engine/other.py"),
+    status=0,
+):  # fmt: skip
+    """Look for a recipe's patches on nodes that have these files, and an image that has these."""
+
+    def test(words, _stdin):
+        known = words[-1] in there or words[-1].startswith(FOLDER)
+        return Said(status=0 if known else 1)
+
+    def docker(words, _stdin):
+        assert words[:2] == ["run", "--rm"]
+        assert IMAGE in words
+        asked = words[words.index("sh", words.index("-c")) + 1 :]
+        missing = [path for path in asked if path not in in_image]
+        return Said("".join(f"{path}\n" for path in missing), "no such image", status)
+
+    for node in cluster.nodes.values():
+        node.programs.update(test=test, docker=docker)
+    fetch.require_patches(cluster.play, cluster.play.nodes, IMAGE, mounted_patches(recipe))
+
+
+def test_all_is_there(cluster, recipe):
+    require(cluster, recipe)
+
+
+def test_a_file_that_the_model_lacks(cluster, recipe):
+    with pytest.raises(Refused, match=f"the patch {OF_MODEL} is not there") as caught:
+        require(cluster, recipe, there=())
+    assert caught.value.where == "spark1"
+
+
+def test_a_target_that_the_image_lacks(cluster, recipe):
+    """Docker would make it, and the patch would be in nobody's way."""
+    with pytest.raises(Refused, match=r"image:1 has no /opt/engine/fix\.py") as caught:
+        require(cluster, recipe, in_image=())
+    assert "another version" in caught.value.hint
+
+
+def test_an_image_that_cannot_be_looked_into(cluster, recipe):
+    with pytest.raises(Failed, match="no such image"):
+        require(cluster, recipe, status=125)
+
+
+def test_a_recipe_without_patches_asks_nothing(cluster, tmp_path):
+    plain = load_recipe("gemma4-31b-nvfp4", Project(tmp_path))
+    assert mounted_patches(plain) == ()
+    asked = len(cluster.head.programs.calls)
+    fetch.require_patches(cluster.play, cluster.play.nodes, IMAGE, ())
+    assert len(cluster.head.programs.calls) == asked

@@ -1,0 +1,123 @@
+"""Questions to a node about an engine's programs, run for real with stand-ins of both tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from serve_plans import bare_server
+
+from spark_cluster.engine import runtime
+from spark_cluster.engine.engine import EngineProcess
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.node import containers, paths
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.resources import Unit
+
+UNIT = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "2"})
+
+DOCKER = """#!/bin/sh
+case "$1" in
+  logs) echo "$@"; echo "on standard error" >&2 ;;
+  *) echo '[{"State": {"Status": "running"}}]' ;;
+esac
+"""
+JOURNALCTL = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+echo "2026-11-20T14:03:30.123456+00:00 spark1 spark-vllm[7]: ValueError: no room: 5"
+"""
+SYSTEMCTL = """#!/bin/sh
+echo "ActiveState=$(cat "$(dirname "$0")/active")"
+echo NRestarts=2
+echo ExecMainStatus=3
+echo Result=exit-code
+case "$*" in *--timestamp=us+utc*)
+  echo "ExecMainStartTimestamp=Fri 2026-11-20 14:02:01.250000 UTC" ;;
+esac
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a command where the three tools are stand-ins, and units are in a scratch folder."""
+    for name, text in (("docker", DOCKER), ("journalctl", JOURNALCTL), ("systemctl", SYSTEMCTL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "active").write_text("active")
+    monkeypatch.setattr(paths, "SYSTEMD_UNITS", str(tmp_path))
+
+    def command(argv: list[str]) -> str:
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = subprocess.run(argv, env=path, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    return command
+
+
+def made(tmp_path: Path) -> None:
+    (tmp_path / "spark-vllm.service").write_text(UNIT.text)
+
+
+def state(run) -> ContainerState:
+    """As the agent's `gather` asks: the first command counts that has an answer."""
+    answers = (run(argv) for argv in runtime.question("spark-vllm"))
+    return containers.parse(next((text for text in answers if text), ""))
+
+
+def test_a_container_where_there_is_no_unit(run) -> None:
+    assert state(run) == ContainerState("running")
+
+
+@pytest.mark.parametrize(
+    ("active", "status"),
+    [("active", "running"), ("activating", "restarting"), ("failed", "exited"),
+     ("inactive", "exited"), ("deactivating", "deactivating")],
+)  # fmt: skip
+def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, status: str) -> None:
+    made(tmp_path)
+    (tmp_path / "active").write_text(active)
+    found = state(run)
+    assert (found.status, found.restarts, found.exit_code) == (status, 2, 3)
+    assert found.started == "2026-11-20T14:02:01.200000000", "50 ms early, as a container's"
+    error = "" if active == "inactive" else "exit-code"
+    assert (found.runtime, found.error) == ("venv", error), "after a stop it is of the run before"
+    assert found.id == UNIT.spec
+    assert found.labels == {"spark-cluster.tp": "2"}
+    assert found.command == ("vllm", "serve", "m")
+    assert found.tp == 2
+    assert found.ours
+
+
+def test_the_end_of_a_log_with_time_stamps(run, tmp_path: Path) -> None:
+    text = run(runtime.log("spark-vllm", 7))
+    assert text == "logs --timestamps --tail 7 spark-vllm\non standard error\n"
+    made(tmp_path)
+    text = containers.stamped(run(runtime.log("spark-vllm", 7)))
+    assert text == "2026-11-20T14:03:30.123456Z ValueError: no room: 5\n"
+    asked = (tmp_path / "asked").read_text()
+    assert "--unit spark-vllm.service --since @" in asked
+    assert "--lines 7" in asked
+
+
+def test_the_beginning_of_a_log(run, tmp_path: Path) -> None:
+    assert run(runtime.beginning("spark-vllm", 12)) == "logs spark-v"
+    made(tmp_path)
+    assert len(run(runtime.beginning("spark-vllm", 12))) == 12
+
+
+def test_nothing_is_there() -> None:
+    for nothing in ("", "[]\n"):
+        assert containers.parse(nothing) == ContainerState("absent")
+    assert containers.parse(json.dumps([{"State": {"Status": "created"}}])).status == "created"
+
+
+@pytest.mark.parametrize("name", get_args(runtime.Name))
+def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) -> None:
+    """vLLM's server ends so when a worker was killed; `on-failure` would leave it."""
+    server = bare_server("spark1", runtime=name, venv="/srv/venv")
+    for program in (SERVER, RAY):
+        made = runtime.resource(EngineProcess(program, ("vllm", "serve")), server)
+        assert made.restart in ("always", "unless-stopped")

@@ -1,0 +1,845 @@
+"""State and problems of what serves: logs, states, readings; on real logs and on fake nodes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from chat_server import ChatServer, Reply
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said, missing
+from free_ports import free_port
+from health_server import HealthServer
+from serve_plans import bare_server
+
+from spark_cluster.config.facts import Facts, GpuProcess, Hca
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.engine import ray, readiness, runtime, state, vram
+from spark_cluster.engine.deployment import Endpoint, probe_once
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
+from spark_cluster.engine.ray import RayNode
+from spark_cluster.engine.vram import NodeVram
+from spark_cluster.errors import Failed, Unreachable, VerificationFailed
+from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
+from spark_cluster.resources.nft_table import normalised
+from spark_cluster.runner.session import Answer
+
+DATA = Path(__file__).parents[2] / "data"
+PROBE = Probe(question="What is the capital of France?", expect="Paris")
+
+
+def log(name):
+    return (DATA / name).read_text()
+
+
+# -- logs --------------------------------------------------------------------------------------
+
+
+def test_the_cause_is_found_behind_what_follows_from_it():
+    """The engine's and the server's own errors come first in the log; the worker's is the cause."""
+    fault = runtime.first_error({"spark1 spark-vllm": log("vllm_no_compiler.log")})
+    assert fault.text == (
+        "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in "
+        "torch._inductor.config.cpp.cxx: (None, 'g++')"
+    )
+    assert fault.where == "spark1 spark-vllm"
+
+
+def test_a_worker_that_was_killed():
+    fault = runtime.first_error({"x": log("vllm_worker_killed.log")})
+    assert fault.text == "RayWorkerProc rank=[1] died unexpectedly"
+
+
+def test_a_healthy_log_has_no_error():
+    """It has warnings that quote one."""
+    text = log("vllm_healthy.log")
+    assert "OSError: [Errno 24]" in text
+    assert runtime.first_error({"x": text}) is None
+    assert runtime.first_error({}) is None
+    assert runtime.first_error({"x": ""}) is None
+
+
+def test_the_earliest_of_all_ranks():
+    found = runtime.first_error(
+        {
+            "spark1 spark-vllm": "2026-11-20T14:12:19.5Z ValueError: late\n",
+            "spark2 spark-ray": "2026-11-20T14:12:18.9Z \x1b[36m(w)\x1b[0m OSError: early\n"
+            "2026-11-20T14:12:18.1Z (EngineCore pid=1) RuntimeError: Executor failed.\n",
+        }
+    )
+    assert (found.where, found.text) == ("spark2 spark-ray", "OSError: early")
+    assert found.at == "2026-11-20T14:12:18.9Z"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("a.OutOfMemoryError: CUDA out of memory.", "a.OutOfMemoryError: CUDA out of memory."),
+        ("(E pid=1) ERROR 11-20 14:12:18 [a.py:1] KeyError: 'x'", "KeyError: 'x'"),
+        ("worker 1 failed: ValueError('no room')", "ValueError('no room')"),
+        ('    raise RuntimeError("not the text of an error")', None),
+        ("INFO 11-20 14:12:18 [a.py:1] handled OSError: it is fine", None),
+        ("  File /opt/a/b/SomeError.py, line 3", None),
+        ("no errors", None),
+        (
+            "2026-11-20T14:12:19Z (APIServer pid=1) a.ValidationError: 1 validation error for M\n"
+            "2026-11-20T14:12:19Z (APIServer pid=1)   Value error, too long (9) [type=value_error]",
+            "a.ValidationError: 1 validation error for M: Value error, too long (9)",
+        ),
+        (
+            "2026-11-20T14:12:19Z RuntimeError: Version mismatch: The cluster was started with:\n"
+            "2026-11-20T14:12:19Z     Ray: 2.60.0\n",
+            "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_an_error(line, text):
+    found = runtime.first_error({"x": line})
+    assert (found.text if found else None) == text
+
+
+def test_last_line():
+    assert (
+        runtime.last_line("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n")
+        == "one"
+    )
+    assert runtime.last_line("") == ""
+
+
+# -- containers --------------------------------------------------------------------------------
+
+
+def inspected(status="running", tp=1, **more):
+    labels = {
+        "spark-cluster.tp": str(tp),
+        "spark-cluster.model": "paris",
+        "spark-cluster.endpoint": "http://10.0.0.1:8000/v1",
+        **({"spark-cluster.executor": more["executor"]} if "executor" in more else {}),
+        **more.get("labels", {}),
+    }
+    one = {
+        "State": {"Status": status, "ExitCode": more.get("exit_code", 0), "Error": ""},
+        "RestartCount": more.get("restarts", 0),
+        "Config": {"Labels": labels, "Cmd": ["vllm", "serve"]},
+    }
+    return json.dumps([one])
+
+
+def test_parse_state():
+    found = parse_state(inspected("exited", exit_code=137, restarts=2))
+    assert (found.status, found.exit_code, found.restarts) == ("exited", 137, 2)
+    assert found.labels["spark-cluster.model"] == "paris"
+    assert found.command == ("vllm", "serve")
+    bare = {"State": {"Status": "created"}, "Config": {"Labels": None, "Cmd": None}}
+    assert parse_state(json.dumps([bare])) == ContainerState("created")
+    for nothing in ("", "[]", "[]\n", "Error: No such container"):
+        assert parse_state(nothing) == ContainerState("absent")
+    for odd in ('{"a": 1}', "[1]", '[{"State": []}]', '[{"State": {"Status": null}}]'):
+        found = parse_state(odd)
+        assert (found.status, odd in found.error) == ("unknown", True)
+    odd = {"State": {"Status": "running", "ExitCode": "x"}, "Config": {"Labels": [], "Cmd": 5}}
+    assert parse_state(json.dumps([odd])) == ContainerState("running")
+    assert parse_state("[" * 100_000) == ContainerState("absent"), "no RecursionError"
+
+
+# -- status ------------------------------------------------------------------------------------
+
+
+TABLE = '{"nftables": [{"metainfo": {}}, {"rule": {"handle": 3, "expr": []}}]}'
+
+
+class FakeSession:
+    """A node with these containers (name to what `docker inspect` prints)."""
+
+    def __init__(
+        self,
+        containers=None,
+        health=0,
+        answer="",
+        firewall=TABLE,
+        description=None,
+        proxy="active",
+        loader="active",
+    ):
+        self.containers, self.health, self.answer = containers or {}, health, answer
+        self.firewall = firewall
+        self.description, self.proxy, self.asked = description, proxy, []
+        self.loader = loader
+        self.ray = rows([])
+
+    def submit(self, op, commands, files=()):
+        assert op == "gather"
+        found = {
+            name: {"status": 0, "stdout": self.containers.get(name, "[]"), "stderr": ""}
+            for name in commands
+        }
+        found["firewall"] = {"status": 0 if self.firewall else 1, "stdout": self.firewall}
+        if UNIT in commands:
+            found[UNIT]["stdout"] = f"{self.proxy}\n"
+            found[LOADER_UNIT]["stdout"] = f"{self.loader}\n"
+        kept = dict.fromkeys(files, self.description) | {"firewall": normalised(TABLE)}
+        return SimpleNamespace(wait=lambda: {"commands": found, "files": kept})
+
+    def run(self, argv):
+        assert "docker logs" in argv[2]
+        return SimpleNamespace(status=0, stdout="ValueError: no room\n", stderr="")
+
+    def http(self, url, timeout, **options):
+        if url.endswith(ray.NODES):
+            return Answer(200, self.ray)
+        self.waits = {**getattr(self, "waits", {}), url.rpartition("/")[2]: timeout}
+        self.asked.append((url, options))
+        if url.endswith("/health"):
+            body = NOT_SERVED if self.health == 503 and self.description else ""
+            return Answer(self.health, body, "" if self.health else "refused", "ab" * 32)
+        if self.answer == "401":
+            return Answer(401, "{}")
+        if not self.answer:
+            return Answer(500, "Internal Server Error")
+        return Answer(200, json.dumps({"choices": [{"message": {"content": self.answer}}]}))
+
+
+def play_of(lost=(), head="spark1", cable=True, **sessions):
+    facts = Facts(hcas=(Hca("rocep1s0f1", "enp1s0f1np1", cable),))
+    nodes = [
+        SimpleNamespace(name=n, is_head=n == head, facts=facts) for n in sessions if n not in lost
+    ]
+    return SimpleNamespace(
+        nodes=nodes,
+        out={name: Unreachable("no answer", where=name) for name in lost},
+        connections=SimpleNamespace(
+            nodes=dict.fromkeys(sessions), session=sessions.__getitem__, connection=lambda _n: None
+        ),
+    )
+
+
+def rows(nodes):
+    """What Ray's State API says of its nodes."""
+    found = [
+        {"node_ip": one.address, "is_head_node": one.is_head, "state": "ALIVE",
+         "resources_total": {"GPU": one.gpus}}
+        for one in nodes
+    ]  # fmt: skip
+    return json.dumps({"data": {"result": {"result": found}}})
+
+
+@pytest.fixture
+def status():
+    """`status(play, ray=[...])`: the state, with Ray's nodes as told."""
+
+    def look(play, ray=()):
+        for node in play.nodes:
+            play.connections.session(node.name).ray = rows(ray)
+        return state.status(play, None, PROBE)
+
+    return look
+
+
+TWO = [RayNode("192.168.177.11", True, 1.0), RayNode("192.168.177.12", False, 1.0)]
+
+
+def serving(tp=2, health=200, answer="Paris", server="running", **more):
+    containers = {SERVER: inspected(server, tp, **more)}
+    if tp > 1:
+        containers[RAY] = inspected()
+    return FakeSession(containers, health, answer)
+
+
+WORKER = FakeSession({RAY: inspected()})
+OF_SGLANG = {"spark-cluster.engine": "sglang"}
+"""Of a server whose /health says 503 while it loads; that of vLLM has died then."""
+
+
+def test_nothing_is_there(status):
+    found = status(play_of(spark1=FakeSession(), spark2=FakeSession()))
+    assert (found.state, found.problems, found.endpoint) == ("stopped", (), None)
+    assert found.to_dict()["ray"] == {"nodes": 0, "gpus": 0}
+
+
+def test_serving(status):
+    found = status(play_of(spark1=serving(), spark2=WORKER), TWO)
+    assert (found.state, found.problems) == ("serving", ())
+    document = found.to_dict()
+    assert (document["endpoint"], document["model"], document["tp"]) == (
+        "http://10.0.0.1:8000/v1", "paris", 2,
+    )  # fmt: skip
+    assert document["ray"] == {"nodes": 2, "gpus": 2.0}
+    assert document["nodes"][1]["containers"][SERVER]["status"] == "absent"
+
+
+def test_a_ray_that_was_started_again_is_no_trouble_of_a_server_that_answers(status):
+    again = FakeSession({RAY: inspected(restarts=2)})
+    assert status(play_of(spark1=serving(), spark2=again), TWO).problems == ()
+
+
+def test_a_firewall_that_is_not_in_force(status):
+    guarded = {"spark-cluster.firewall": "present"}
+    flushed = FakeSession({RAY: inspected()}, firewall="")
+    found = status(play_of(spark1=serving(labels=guarded), spark2=flushed), TWO)
+    assert found.state == "degraded"
+    assert found.problems == ("the firewall of the engine's ports on spark2: it is not in force",)
+    other = FakeSession({RAY: inspected()}, firewall=TABLE.replace("[]}", '["x"]}'))
+    (problem,) = status(play_of(spark1=serving(labels=guarded), spark2=other), TWO).problems
+    assert "its rules were changed" in problem
+    assert not status(play_of(spark1=serving(), spark2=flushed), TWO).problems, "not wanted there"
+
+
+def test_serving_alone(status):
+    found = status(play_of(spark1=serving(tp=1), spark2=FakeSession()))
+    assert (found.state, found.tp) == ("serving", 1)
+    alone = serving(tp=1, labels={"spark-cluster.firewall": "present"})
+    alone.firewall = ""
+    found = status(play_of(spark1=alone, spark2=FakeSession(firewall="")))
+    assert found.problems == ("the firewall of the engine's ports on spark1: it is not in force",)
+
+
+@pytest.mark.parametrize(
+    ("play", "ray", "state_", "problem"),
+    [
+        (play_of(spark1=serving(health=0), spark2=WORKER), TWO, "starting", "/health"),
+        (play_of(spark1=serving(health=0, restarts=1), spark2=WORKER), TWO, "starting",
+         "the server has been restarted 1 times"),
+        (play_of(spark1=serving(health=0, restarts=3), spark2=WORKER), TWO, "failed",
+         "the server has been restarted 3 times"),
+        (play_of(cable=False, spark1=serving(answer=""), spark2=WORKER), [], "failed",
+         "no ConnectX-7 interface of spark2 is up: is the cable in?"),
+        (play_of(spark1=serving(health=0), spark2=FakeSession({RAY: inspected(restarts=1)})), TWO,
+         "starting", "Ray's container on spark2 has been restarted 1 times; a server that"),
+        (play_of(spark1=serving(health=503), spark2=WORKER), TWO, "failed", "200 (503)"),
+        (play_of(spark1=serving(health=503, labels=OF_SGLANG), spark2=WORKER), TWO, "starting",
+         "200 (503)"),
+        (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
+        (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,
+         "failed", "the server is exited (exit code 1)"),
+        (play_of(spark1=serving(server="exited", health=0, exit_code=1, restarts=5), spark2=WORKER),
+         TWO, "failed", "the server is stopped after 5 restarts (exit code 1)"),
+        (play_of(spark1=serving(server="exited", health=0, exit_code=1, restarts=5), spark2=WORKER),
+         TWO, "failed", "been restarted 5 times, its log says: ValueError: no room"),
+        (play_of(spark1=serving(server="exited", health=0), spark2=WORKER), TWO,
+         "failed", "the server is exited (exit code 0, as when its engine died)"),
+        (play_of(spark1=serving(), spark2=FakeSession()), TWO[:1], "degraded",
+         "Ray's container on spark2 is gone"),
+        (play_of(spark1=serving(health=0), spark2=FakeSession()), TWO[:1], "failed",
+         "Ray shows 1 of 2 nodes"),
+        (play_of(spark1=serving(), spark2=FakeSession({RAY: inspected("restarting")})), TWO[:1],
+         "degraded", "Ray's container on spark2 is restarting"),
+        (play_of(spark1=serving(), spark2=WORKER), [TWO[0], RayNode("x", False, 0.0)], "degraded",
+         "Ray shows 1 of 2 GPUs"),
+        (play_of(lost=["spark2"], spark1=serving(), spark2=None), TWO, "degraded",
+         "spark2 cannot be reached: no answer"),
+        (play_of(lost=["spark1"], spark1=None, spark2=WORKER), [], "failed",
+         "spark1 cannot be reached: no answer"),
+        (play_of(spark1=FakeSession(), spark2=WORKER), [], "failed",
+         "Ray runs without a server, on spark2"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(status, play, ray, state_, problem):
+    found = status(play, ray)
+    assert found.state == state_, found.problems
+    assert any(problem in p for p in found.problems), found.problems
+    json.dumps(found.to_dict())
+
+
+def test_data_parallel_ranks_need_every_node_of_ray(status):
+    """Each is on a node of its own, although the tensor-parallel size is 1."""
+    labels = {"spark-cluster.nodes": "2", "spark-cluster.data-parallel": "2"}
+    containers = {SERVER: inspected(tp=1, labels=labels), RAY: inspected()}
+    head = FakeSession(containers, 200, "Paris")
+    found = status(play_of(spark1=head, spark2=WORKER), TWO)
+    assert (found.state, found.problems) == ("serving", ())
+    shown = found.to_dict()
+    assert (shown["tp"], shown["data_parallel"]) == (1, 2)
+    lost = status(play_of(spark1=head, spark2=FakeSession()), TWO[:1])
+    assert lost.state == "degraded"
+    assert "Ray's container on spark2 is gone" in lost.problems
+    assert "Ray shows 1 of 2 nodes" in lost.problems
+
+
+def test_an_engine_that_hangs_is_not_taken_for_healthy(status):
+    """A worker that is stopped leaves /health at 200 for 40 s, and no completion comes."""
+
+    class Hung(FakeSession):
+        def http(self, url, timeout, **options):
+            found = super().http(url, timeout, **options)
+            return found if url.endswith("/health") else Answer(0, "", "timed out")
+
+    head = Hung({SERVER: inspected(tp=1)}, health=200)
+    found = status(play_of(spark1=head))
+    assert found.state == "failed"
+    assert found.problems == (
+        "/health is fine, but a completion does not come within 10 s: timed out",
+    )
+
+
+def test_a_completion_over_a_dead_link_is_not_waited_for(status):
+    """It hangs for as long as it is waited for, which made `status` take 24 s."""
+    well, dark = serving(), serving(answer="")
+    status(play_of(spark1=well, spark2=WORKER), TWO)
+    found = status(play_of(cable=False, spark1=dark, spark2=WORKER), TWO)
+    assert dark.waits["completions"] <= 2 < well.waits["completions"] <= 10
+    assert found.problems[:2] == tuple(
+        f"no ConnectX-7 interface of {name} is up: is the cable in?"
+        for name in ("spark1", "spark2")
+    )
+    both = status(play_of(cable=False, spark1=serving(), spark2=WORKER), TWO)
+    assert both.state == "degraded", "it answers all the same"
+
+
+def test_ray_and_the_server_are_asked_in_parallel(status):
+    """Neither waits for the other's answer."""
+    meet = threading.Barrier(2, timeout=120)
+
+    class Head(FakeSession):
+        def http(self, url, **options):
+            if url.endswith(("/health", ray.NODES)):
+                meet.wait()
+            return super().http(url, **options)
+
+    head = Head(serving().containers, 200, "Paris")
+    assert status(play_of(spark1=head, spark2=WORKER), TWO).state == "serving"
+
+
+def test_labels_of_another_program(status):
+    """A container that has our name and odd labels gets a verdict."""
+    text = inspected(tp="two").replace(":8000", ":²")
+    found = status(play_of(spark1=FakeSession({SERVER: text}, 200, "x"), spark2=FakeSession()))
+    assert (found.state, found.tp) == ("failed", 1)
+    assert "the container's label names no endpoint" in found.problems[0]
+
+
+PROXIED = json.dumps({"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"})
+
+
+def behind_a_proxy(**more):
+    return FakeSession({SERVER: inspected(tp=1)}, **{"description": PROXIED, **more})
+
+
+def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
+    node = behind_a_proxy(health=200, answer="Paris")
+    found = status(play_of(spark1=node, spark2=FakeSession()))
+    assert (found.state, found.problems) == ("serving", ())
+    assert found.endpoint == "https://10.0.0.1:8443/v1"
+    assert [url for url, _ in node.asked] == [
+        "https://10.0.0.1:8443/health", "https://10.0.0.1:8443/v1/chat/completions",
+    ]  # fmt: skip
+    assert {o["certificate"] for _, o in node.asked} == {
+        "/etc/spark-cluster/endpoint/self-signed.pem"
+    }
+    assert found.to_dict()["access"] == {
+        "api_key": True, "tls": "self-signed", "certificate_sha256": "ab" * 32,
+    }  # fmt: skip
+    assert "with the API key; TLS with a self-signed certificate" in str(found.access)
+    assert "AB:AB:AB" in str(found.access)
+
+
+@pytest.mark.parametrize(
+    ("node", "state_", "problem"),
+    [
+        (behind_a_proxy(health=503), "starting", "/health does not return 200 (no answer)"),
+        (behind_a_proxy(health=0, proxy="failed"), "failed",
+         f"the proxy in front of vLLM ({UNIT}) is failed on spark1"),
+        (behind_a_proxy(health=200, answer="401"), "failed", "asks for another API key"),
+        (behind_a_proxy(health=0, description="no JSON"), "starting", "/health"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_behind_a_proxy(status, node, state_, problem):
+    found = status(play_of(spark1=node, spark2=FakeSession()))
+    assert found.state == state_, found.problems
+    assert any(problem in p for p in found.problems), found.problems
+
+
+REPLICAS = json.dumps(
+    json.loads(PROXIED)
+    | {
+        "replicas": [
+            {"node": "spark1", "address": "127.0.0.1", "port": 18000},
+            {"node": "spark2", "address": "192.168.177.12", "port": 18000},
+        ]
+    }
+)
+
+
+def replica(server="running", **more):
+    containers = {} if server == "absent" else {SERVER: inspected(server, tp=1)}
+    return FakeSession(containers, **{"health": 200, "answer": "Paris", **more})
+
+
+def test_replicas_that_serve(status):
+    second = replica()
+    found = status(play_of(spark1=replica(description=REPLICAS), spark2=second))
+    assert (found.state, found.problems) == ("serving", ())
+    asked = "http://192.168.177.12:18000"
+    assert [url for url, _ in second.asked] == [f"{asked}/health", f"{asked}/v1/chat/completions"]
+    assert found.to_dict()["replicas"] == [
+        {"node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving"},
+        {"node": "spark2", "url": "http://192.168.177.12:18000/v1", "state": "serving"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state_", "states", "problem"),
+    [
+        ({}, {"server": "exited"}, "degraded", ["serving", "failed"],
+         "the replica on spark2 is exited"),
+        ({"server": "absent"}, {}, "degraded", ["failed", "serving"],
+         "the replica on spark1 is gone"),
+        ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
+        ({}, {"health": 503}, "degraded", ["serving", "failed"],
+         "the replica on spark2: /health does not return 200 (503)"),
+        ({}, {"answer": ""}, "degraded", ["serving", "failed"],
+         "the replica on spark2: /health is fine, but no answer comes"),
+        ({"health": 0}, {"health": 0}, "starting", ["loading", "loading"], "it is loading"),
+        ({"health": 0}, {"server": "exited"}, "failed", ["loading", "failed"], "is exited"),
+        ({}, {"firewall": ""}, "serving", ["serving", "serving"], ""),
+    ],
+)  # fmt: skip
+def test_a_replica_that_does_not_serve(status, first, second, state_, states, problem):
+    head = replica(**first, description=REPLICAS)
+    found = status(play_of(spark1=head, spark2=replica(**second)))
+    assert (found.state, [one.state for one in found.replicas]) == (state_, states), found.problems
+    assert any(problem in p for p in found.problems) or not problem, found.problems
+
+
+def test_the_node_of_a_replica_that_does_not_answer(status):
+    lost = play_of(lost=("spark2",), spark1=replica(description=REPLICAS), spark2=replica())
+    found = status(lost)
+    assert (found.state, found.replicas[1].state) == ("degraded", "unreachable")
+
+
+def test_the_firewall_of_each_replica(status):
+    guarded = {"spark-cluster.firewall": "present"}
+    head = FakeSession(
+        {SERVER: inspected(tp=1, labels=guarded)}, 200, "Paris", description=REPLICAS
+    )
+    found = status(play_of(spark1=head, spark2=replica(firewall="")))
+    assert found.problems == ("the firewall of the engine's ports on spark2: it is not in force",)
+
+
+MODELS = json.dumps(
+    json.loads(PROXIED)
+    | {
+        "models": [
+            {"node": node, "address": address, "port": 18000 + n, "names": [name, f"{name}-alias"],
+             "program": f"spark-vllm-{name}", "kind": "chat"}
+            for n, (name, node, address) in enumerate(
+                (("paris", "spark1", "127.0.0.1"), ("words", "spark2", "192.168.177.12"))
+            )
+        ]
+    }
+)  # fmt: skip
+
+
+def model(name, server="running", **more):
+    labels = {"spark-cluster.recipe": f"lab-{name}", "spark-cluster.firewall": "present"}
+    labels |= more.pop("labels", {})
+    made = inspected(server, labels=labels, restarts=more.pop("restarts", 0))
+    containers = {} if server == "absent" else {f"spark-vllm-{name}": made}
+    return FakeSession(containers, **{"health": 200, "answer": "Paris", **more})
+
+
+def test_models_that_serve(status):
+    head = model("paris", description=MODELS)
+    found = status(play_of(spark1=head, spark2=model("words")))
+    assert (found.state, found.problems) == ("serving", ())
+    assert found.endpoint == json.loads(PROXIED)["url"]
+    first, second = found.to_dict()["models"]
+    assert first == {
+        "model": "paris", "aliases": ["paris-alias"], "kind": "chat", "recipe": "lab-paris",
+        "node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving",
+    }  # fmt: skip
+    assert (second["model"], second["url"]) == ("words", "http://192.168.177.12:18001/v1")
+    asked = [json.loads(o["body"])["model"] for _, o in head.asked if o.get("body")]
+    assert sorted(asked) == ["paris", "words"], "each through the endpoint, on the head"
+    assert "spark-vllm-words" in found.to_dict()["nodes"][1]["containers"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state_", "states", "problem"),
+    [
+        ({}, {"server": "exited"}, "degraded", ["serving", "failed"],
+         "words on spark2: its server is exited"),
+        ({}, {"server": "exited", "restarts": 5}, "degraded", ["serving", "failed"],
+         "its server is stopped after 5 restarts, its log says: ValueError: no room"),
+        ({"server": "absent"}, {}, "degraded", ["failed", "serving"], "its server is gone"),
+        ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
+        ({}, {"health": 503}, "degraded", ["serving", "failed"], "does not return 200 (503)"),
+        ({}, {"health": 0, "restarts": 3}, "degraded", ["serving", "failed"],
+         "has been restarted 3 times and takes no requests"),
+        ({"health": 0}, {"health": 0}, "starting", ["loading", "loading"], "it is loading"),
+        ({"health": 0}, {"server": "exited"}, "failed", ["loading", "failed"], "is exited"),
+        ({"answer": ""}, {}, "failed", ["failed", "failed"],
+         "through the endpoint a completion does not come"),
+        ({"answer": "401"}, {}, "failed", ["failed", "failed"], "asks for another API key"),
+        ({"proxy": "failed"}, {}, "degraded", ["serving", "serving"], "is failed on spark1"),
+        ({}, {"firewall": ""}, "degraded", ["serving", "serving"],
+         "the firewall of the engine's ports on spark2"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_serve(status, first, second, state_, states, problem):
+    head = model("paris", **first, description=MODELS)
+    found = status(play_of(spark1=head, spark2=model("words", **second)))
+    assert (found.state, [one.state for one in found.models]) == (state_, states), found.problems
+    assert any(problem in p for p in found.problems), found.problems
+
+
+@pytest.mark.parametrize(
+    ("loader", "server", "state_", "states"),
+    [
+        ("active", "created", "serving", ["serving", "on request"]),
+        ("active", "exited", "serving", ["serving", "on request"]),
+        ("active", "absent", "degraded", ["serving", "failed"]),
+        ("failed", "exited", "degraded", ["serving", "on request"]),
+        ("", "exited", "degraded", ["serving", "on request"]),
+    ],
+)
+def test_a_model_on_request_that_is_not_loaded(status, loader, server, state_, states):
+    known = json.loads(MODELS)
+    known["models"][1]["on_request"] = True
+    head = model("paris", description=json.dumps(known), loader=loader)
+    found = status(play_of(spark1=head, spark2=model("words", server, labels={NEEDS: "9"})))
+    assert (found.state, [one.state for one in found.models]) == (state_, states), found.problems
+    asked = [json.loads(o["body"])["model"] for _, o in head.asked if o.get("body")]
+    assert asked == ["paris"], "a request for the other one would load it"
+    assert loader == "active" or "what loads models on request" in found.problems[0]
+
+
+def test_the_node_of_a_model_that_does_not_answer(status):
+    head = model("paris", description=MODELS)
+    found = status(play_of(lost=("spark2",), spark1=head, spark2=model("words")))
+    assert (found.state, found.models[1].state) == ("degraded", "unreachable")
+
+
+def test_a_model_on_a_node_that_is_not_in_the_inventory(status):
+    """The proxy's description is of the node, and may be of another inventory."""
+    text = MODELS.replace('"spark2"', '"elsewhere"')
+    found = status(play_of(spark1=model("paris", description=text), spark2=FakeSession()))
+    assert [one.state for one in found.models] == ["serving", "unreachable"]
+    assert "words on elsewhere: its server was not seen: the node does not answer" in found.problems
+
+
+def test_an_answer_without_words_is_one(status):
+    """The first tokens of a model that reasons may be hidden by its parser."""
+
+    class Quiet(FakeSession):
+        def http(self, url, timeout, **options):
+            found = super().http(url, timeout, **options)
+            wordless = Answer(200, json.dumps({"choices": [{"message": {"content": None}}]}))
+            return found if url.endswith("/health") else wordless
+
+    found = status(play_of(spark1=Quiet({SERVER: inspected(tp=1)}, health=200)))
+    assert (found.state, found.problems) == ("serving", ())
+
+
+def rank(status="running"):
+    return FakeSession({SERVER: inspected(status, tp=2, executor="mp")})
+
+
+def test_serving_without_ray(status):
+    """vLLM's own multi-node mode: nobody asks Ray, and a rank that is gone is said to be gone."""
+    head = FakeSession({SERVER: inspected(tp=2, executor="mp")}, 200, "Paris")
+    found = status(play_of(spark1=head, spark2=rank()), ray=[])
+    assert (found.state, found.problems) == ("serving", ())
+    found = status(play_of(spark1=head, spark2=rank("exited")), ray=[])
+    assert (found.state, found.problems) == (
+        "degraded", ("the rank's container on spark2 is exited",),
+    )  # fmt: skip
+    found = status(play_of(spark1=head, spark2=FakeSession()), ray=[])
+    assert found.problems == ("the rank's container on spark2 is gone",)
+
+
+# -- loading -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def health() -> Iterator[HealthServer]:
+    """An engine that takes no request yet."""
+    made = HealthServer(free_port(), 503)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
+    """Two nodes whose containers say why they end."""
+    cluster = fake_cluster("spark1", "spark2")
+    for node in cluster.nodes.values():
+        node.run_container(SERVER)
+        node.log(SERVER, "ValueError: no room\n")
+    return cluster
+
+
+def loads(loading, health, **more):
+    """A server over the nodes, which answers its health."""
+    return bare_server(*loading.play.nodes, port=health.port, ready_timeout_s=60, **more)
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        ({"status": "exited", "exit_code": 1}, "the rank on spark2 is exited while loading"),
+        ({"status": "exited"}, "the rank on spark2 is exited while loading"),
+        ({"restarts": 1}, "the rank on spark2 restarted while loading"),
+    ],
+)
+def test_a_rank_that_ends_while_loading(loading, health, after, text):
+    """The server would wait ten minutes for it (DistStoreError)."""
+    worker, asked = loading.nodes["spark2"], iter(range(9))
+    health.when_asked = lambda: next(asked) and worker.run_container(SERVER, **after)
+    with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
+        readiness.healthy(loading.play, loads(loading, health, executor="mp"))
+    assert worker.calls("docker")[-1] == ["stop", "-t", "5", SERVER], "or it starts again and again"
+
+
+def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading, health):
+    """Its engine had died a moment before the run, and its API ended while it was waited for."""
+    head = loading.head
+    head.run_container(SERVER, status="restarting")
+
+    def begin():
+        assert head.containers[SERVER] == "exited", "nothing else may start it meanwhile"
+        health.status = 200
+
+    again = readiness.Again(begin)
+    assert readiness.healthy(loading.play, loads(loading, health), again)
+    assert not again, "there is no second time"
+    note = next(one for one in loading.notes if "ran already" in one)
+    assert "has ended: the server is restarting while loading: ValueError: no room" in note
+    health.status = 503
+    head.run_container(SERVER, status="restarting")
+    with pytest.raises(Failed, match="is restarting while loading"):
+        readiness.healthy(loading.play, loads(loading, health), again)
+
+
+def test_healthy_at_last(loading, health):
+    health.status = 200
+    assert readiness.healthy(loading.play, loads(loading, health))
+
+
+# -- the answer --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(one_node):
+    made = ChatServer(session=one_node.play.session(one_node.play.head))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ask(server, one_node):
+    """Ask the recipe's question, as `up` does."""
+    return lambda: readiness.ask(one_node.play, server.endpoint, PROBE)
+
+
+def answers(server, content):
+    """Have the server give this answer, and no other."""
+    server.change = lambda _request, _reply: Reply(content)
+
+
+def test_the_right_answer(server, ask):
+    answers(server, "It is PARIS.")
+    assert ask() == "It is PARIS."
+
+
+def test_a_wrong_answer_and_none(server, ask):
+    answers(server, "the the the")
+    with pytest.raises(VerificationFailed, match="'the the the'; expected 'Paris'") as caught:
+        ask()
+    assert caught.value.exit_code == 5
+    server.raw = (500, "Internal Server Error")
+    with pytest.raises(VerificationFailed, match=r"status 500\): Internal Server Error"):
+        ask()
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": " Paris "}, "Paris"),
+        ({"content": None, "reasoning": "Paris, I think"}, "Paris, I think"),
+        ({"content": "", "reasoning_content": "Paris"}, "Paris"),
+        ({"content": None}, ""),
+    ],
+)
+def test_where_the_text_is(server, message, text):
+    server.raw = (200, json.dumps({"choices": [{"message": message}]}))
+    assert probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60).text == text
+
+
+def test_a_body_that_is_no_completion(server, ask):
+    server.raw = (200, "<html>proxy</html>")
+    said = probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60)
+    assert said.text == ""
+    assert said.why == "the server's reply is not a chat completion: <html>proxy</html>"
+    with pytest.raises(VerificationFailed, match="not a chat completion: <html>"):
+        ask()
+
+
+@pytest.mark.parametrize("text", ['{"choices":[{"message":null}]}', "[" * 100_000, "", "[]", "5"])
+def test_a_reply_of_an_odd_shape(server, ask, text):
+    server.raw = (200, text)
+    with pytest.raises(VerificationFailed, match="the server's reply is not a chat completion"):
+        ask()
+
+
+def test_the_key_is_in_the_header_and_nowhere_else():
+    endpoint = Endpoint("10.0.0.1", 8000, "paris", "hunter2")
+    assert endpoint.headers["Authorization"] == "Bearer hunter2"
+    assert "hunter2" not in repr(endpoint) + endpoint.url
+    assert "Authorization" not in Endpoint("10.0.0.1", 8000, "paris").headers
+
+
+# -- VRAM --------------------------------------------------------------------------------------
+
+
+def test_vram_sample(fake_cluster):
+    cluster = fake_cluster("spark1", "spark2")
+    cluster.head.held = [GpuProcess(7, "VLLM::Worker_TP0", 102843), GpuProcess(8, "x", None)]
+    for node in cluster.nodes.values():
+        node.put("/proc/meminfo", "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n")
+    one, two = vram.sample(cluster.play.sessions)
+    assert (one.used_mib, one.mem_total_mib, one.mem_available_mib) == (102843, 124610, 20000)
+    assert two.to_dict() == {
+        "name": "spark2",
+        "processes": [],
+        "used_mib": 0,
+        "mem_total_mib": 124610,
+        "mem_available_mib": 20000,
+    }
+    assert one.to_dict()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
+
+
+def test_vram_that_cannot_be_asked_is_not_taken_for_none(fake_cluster):
+    cluster = fake_cluster("spark1")
+    refused = "Failed to initialize NVML: Driver/library version mismatch\n"
+    cluster.head.programs["nvidia-smi"] = lambda *_: Said(refused, status=18)
+    with pytest.raises(Failed, match="Driver/library version mismatch") as caught:
+        vram.sample(cluster.play.sessions)
+    assert "reboot" in caught.value.hint
+    cluster.head.programs["nvidia-smi"] = missing
+    with pytest.raises(Failed, match="nvidia-smi"):
+        vram.sample(cluster.play.sessions)
+
+
+def test_the_peak_is_node_by_node():
+    def reading(name, used):
+        return NodeVram(name, (GpuProcess(1, "x", used),), 100, 50)
+
+    peak = vram.peak([reading("a", 5), reading("b", 9)], [reading("a", 7), reading("b", 1)])
+    assert [(r.name, r.used_mib) for r in peak] == [("a", 7), ("b", 9)]
+    assert vram.peak([], [reading("a", 1)])[0].used_mib == 1
+
+
+def test_reading_a_log(fake_cluster):
+    cluster = fake_cluster("spark1", "spark2")
+    cluster.head.run_container(SERVER)
+    cluster.head.log(SERVER, "out\nerr\n")
+    cluster.nodes["spark2"].programs["docker"] = missing
+    head, bare = map(cluster.play.session, cluster.play.nodes)
+    assert runtime.read_log(head, SERVER) == "out\nerr\n"
+    assert runtime.read_log(head, RAY) == "", "there is no such container"
+    assert runtime.read_log(bare, SERVER) == "", "there is no Docker"

@@ -1,0 +1,208 @@
+"""What is tuned reaches the engine where it fits, and tuning is refused where it cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_node, make_recipe, put
+from fake_cluster import FakeCluster, Make
+from serve_plans import server_for
+
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.folders import CACHE_ROOT
+from spark_cluster.engine import tuning
+from spark_cluster.engine.names import SERVER
+from spark_cluster.errors import Failed, InvalidFile, Refused
+from spark_cluster.node.beneath import Folder
+from spark_cluster.node.engine_caches import TUNED_VARIABLE, keep_tuned, tuned_folder
+from spark_cluster.node.kernel_tuner import CONTAINER
+
+FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    usual = {"model": make_recipe().model.name, "tp": 2, "file": FILE}
+    return {**usual, "image": "1" * 12, **changed}
+
+
+@pytest.fixture
+def cluster(fake_cluster: Make) -> FakeCluster:
+    """Two nodes with the image of the recipe."""
+    made = fake_cluster("a", "b")
+    for node in made.nodes.values():
+        node.have_image(make_recipe().image.ref)
+    return made
+
+
+def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
+    """Return what is started on nodes where this is tuned."""
+    for name, entries in tuned_on.items():
+        caches = cluster.nodes[name].root / CACHE_ROOT.lstrip("/")
+        caches.mkdir(parents=True)
+        for one in entries:
+            put(caches / "output" / one["file"], json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
+            folder = tuned_folder(str(caches), one["image"], one["model"], one["tp"])
+            keep_tuned(Folder(caches), Path(folder), caches / "output")
+    play = cluster.play
+    server = server_for(make_recipe(), *play.nodes)
+    return tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes))
+
+
+def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
+    cluster: FakeCluster,
+) -> None:
+    made = started(cluster, a=[entry(), entry(tp=1)], b=[entry()])
+    folder = tuned_folder(made.cache_root, "1" * 12, make_recipe().model.name, 2)
+    assert made.env[TUNED_VARIABLE] == folder
+    assert f"{folder}:{folder}:ro" in made.mounts
+    assert made.labels[tuning.TUNED_LABEL] == FILE
+    assert cluster.notes == []
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        {},
+        {"a": [entry()]},
+        {"a": [entry(tp=1)], "b": [entry(tp=1)]},
+        {"a": [entry(model="o/other")], "b": [entry(model="o/other")]},
+    ],
+)
+def test_without_one_on_each_node_nothing_is_changed_nor_asked(
+    cluster: FakeCluster, there: Any
+) -> None:
+    made = started(cluster, **there)
+    assert (TUNED_VARIABLE in made.env, tuning.TUNED_LABEL in made.labels) == (False, False)
+    assert not [words for words in cluster.head.calls("docker") if words[0] == "image"]
+
+
+def test_another_image_is_another_version(cluster: FakeCluster) -> None:
+    made = started(cluster, a=[entry(image="c" * 12)], b=[entry(image="c" * 12)])
+    assert TUNED_VARIABLE not in made.env
+    (said,) = cluster.notes
+    assert "tuned for this model with another image" in said
+
+
+def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> None:
+    started(cluster, a=[entry()], b=[entry()])
+    recipe = make_recipe(env={TUNED_VARIABLE: "/nothing"})
+    nodes = cluster.play.nodes
+    assert tuning.tuned_on(cluster.play, server_for(recipe, *nodes), nodes) == {}
+
+
+def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster) -> None:
+    play, head = cluster.play, cluster.head
+    server = server_for(make_recipe(), play.head)
+    tuning.must_be_free(play, server)
+    head.run_container(SERVER)
+    with pytest.raises(Refused, match="the engine runs") as caught:
+        tuning.must_be_free(play, server)
+    assert "spark-cluster down" in caught.value.hint
+    head.run_container(SERVER, status="exited")
+    head.held = [GpuProcess(7, "ollama", 900)]
+    with pytest.raises(Refused, match=r"held by ollama \(PID 7, 900 MiB\)"):
+        tuning.must_be_free(play, server)
+    head.run_container(CONTAINER)
+    tuning.must_be_free(play, server)
+    assert cluster.notes == ["the tuner runs there already; its end is waited for"]
+
+
+DENSE = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
+    "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "head_dim": 32, "intermediate_size": 128, "max_position_embeddings": 512,
+}  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+MOE = {**DENSE, "model_type": "qwen3_moe", **EXPERTS}
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+NVFP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+def arguments(cluster: FakeCluster, config: str, **flags: Any) -> tuple[str, ...]:
+    server = server_for(make_recipe(engine_args=flags), cluster.play.head)
+    if config:
+        cluster.head.put(f"{server.model_path}/config.json", config)
+    return tuning.arguments(cluster.play, server)
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "more"),
+    [
+        (MOE, {}, ()),
+        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8")),
+        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8")),
+        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",)),
+    ],
+)
+def test_the_tuner_gets_the_model_its_size_and_its_type(
+    cluster: FakeCluster, config: Any, flags: Any, more: tuple[str, ...]
+) -> None:
+    server = server_for(make_recipe(engine_args=flags), cluster.play.head)
+    found = arguments(cluster, json.dumps(config), **flags)
+    assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
+    wanted = tuning.resource(server, found, (1, 2), tuner="", limit_s=60.0, renew=False)
+    assert (wanted.words, wanted.model) == (found, server.recipe.model.name)
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "reason"),
+    [
+        (DENSE, {}, "it has no experts"),
+        ({**MOE, **NVFP4}, {}, "its weights are nvfp4"),
+        ({**MOE, **MXFP4}, {}, "its weights are mxfp4"),
+        (MOE, {"moe-backend": "marlin"}, "--moe-backend marlin leaves out"),
+    ],
+)
+def test_there_is_nothing_to_tune(
+    cluster: FakeCluster, config: Any, flags: Any, reason: str
+) -> None:
+    with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
+        arguments(cluster, json.dumps(config), **flags)
+
+
+@pytest.mark.parametrize("config", ["", "{", "[]"])
+def test_a_model_whose_config_cannot_be_read(cluster: FakeCluster, config: str) -> None:
+    with pytest.raises(Failed, match="config cannot be read"):
+        arguments(cluster, config)
+
+
+def test_a_recipe_that_would_not_use_the_result_has_nothing_to_tune() -> None:
+    server = server_for(make_recipe(env={TUNED_VARIABLE: "/own"}), make_node("a"))
+    with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
+        tuning.must_be_tunable(server)
+
+
+def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> None:
+    play = cluster.play
+    server = server_for(make_recipe(), *play.nodes)
+    with pytest.raises(Failed, match="left nothing"):
+        tuning.hand_on(play, server)
+    folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    text = json.dumps({"triton_version": "3.5", "4": {}, "16": {}})
+    cluster.head.put(f"{folder}/{FILE}", text)
+    cluster.nodes["b"].put(f"{server.cache_root}/images/.keep", "")
+    assert tuning.hand_on(play, server) == (FILE, (4, 16))
+    assert (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).read_text() == text
+    assert tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes)).env[
+        TUNED_VARIABLE
+    ]
+
+
+def test_what_is_no_parameters_goes_to_no_other_node(cluster: FakeCluster) -> None:
+    play = cluster.play
+    server = server_for(make_recipe(), *play.nodes)
+    folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    cluster.head.put(f"{folder}/{FILE}", "[]")
+    with pytest.raises(InvalidFile):
+        tuning.hand_on(play, server)
+    assert not (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).exists()
+
+
+def test_other_engines_have_no_tuner() -> None:
+    sglang = server_for(make_recipe(engine="sglang", executor="mp"), make_node("a"))
+    with pytest.raises(Refused, match="this is sglang in docker"):
+        tuning.must_be_tunable(sglang)

@@ -1,0 +1,259 @@
+"""`verify` over real HTTP: verdicts, what is not applicable, and a server that is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, Reply
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said
+from waiting import until
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse
+from spark_cluster.engine import readiness_checks, verify
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.proxy import DESCRIPTION
+from spark_cluster.engine.verify import CheckSelection, RunningServer, Verification
+from spark_cluster.errors import Failed, UsageError
+from spark_cluster.node.containers import NEEDS
+
+Verified = Callable[..., Verification]
+
+FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
+
+
+def recipe(*rungs: str) -> Recipe:
+    return parse(
+        Recipe,
+        {
+            "name": "r",
+            "model": {"name": "org/gemma", "served_name": "gemma"},
+            "image": {"ref": "i:1"},
+            "readiness": {"rungs": list(rungs) or ["answer"]},
+        },
+    )
+
+
+@pytest.fixture
+def verified(server: ChatServer, one_node: FakeCluster) -> Verified:
+    """`verified(*rungs, only=..., skip=...)`: what `verify` finds from a node."""
+
+    def verified(*rungs: str, **selection: Any) -> Verification:
+        running, chosen = RunningServer(server.endpoint, "r", 1, "chat", FLAGS), recipe(*rungs)
+        return verify.verify(
+            one_node.play, running, chosen, CheckSelection(**selection), patience_s=10
+        )
+
+    return verified
+
+
+def test_a_healthy_server(server: ChatServer, verified: Verified) -> None:
+    found = verified()
+    assert {verdict.status for verdict in found.verdicts} == {"ok"}
+    assert [v.id for v in found.verdicts] == [
+        check.id for check in readiness_checks.of_kind("chat")
+    ]
+    document = found.to_dict()
+    assert document["ok"] is True
+    assert all(check["seconds"] >= 0 and check["found"] for check in document["checks"])
+
+
+def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(
+    server: ChatServer, verified: Verified
+) -> None:
+    server.change = lambda _request, reply: Reply("!!!!") if not reply.calls else None
+    found = verified(only=("short_answers", "tool_call"))
+    (verdict,) = found.failed
+    assert (verdict.id, verdict.status) == ("short-answers", "failed")
+    assert "capital of France" in verdict.request
+    assert "paris" in verdict.expected
+    assert "!!!!" in verdict.found
+    assert "models verify" in verdict.fix
+    assert (found.count("ok"), found.to_dict()["ok"]) == (2, False)
+
+
+def without_parser(request: dict[str, Any]) -> tuple[int, str] | None:
+    message = '"auto" tool choice requires --enable-auto-tool-choice'
+    return (400, message) if request.get("tools") else None
+
+
+def test_what_the_server_cannot_do_is_not_applicable(
+    server: ChatServer, verified: Verified
+) -> None:
+    server.refuse = without_parser
+    found = verified()
+    assert found.failed == ()
+    assert found.count("not applicable") == 8
+    assert "tool choice" in next(v.found for v in found.verdicts if v.status == "not applicable")
+
+
+def test_unless_the_recipe_promises_it(server: ChatServer, verified: Verified) -> None:
+    server.refuse = without_parser
+    found = verified("answer", "tool_call")
+    assert [verdict.id for verdict in found.failed] == ["tool-one", "tool-one-streamed"]
+    assert found.count("not applicable") == 6
+
+
+def test_a_server_that_is_lost_is_not_waited_for_again(
+    server: ChatServer, verified: Verified
+) -> None:
+    server.close()
+    found = verified(skip=("answer",))
+    assert [verdict.status for verdict in found.verdicts[:2]] == ["failed", "not run"]
+    assert {verdict.status for verdict in found.verdicts[1:]} == {"not run"}
+    assert "the server is gone" in found.verdicts[-1].found
+
+
+def test_a_selection_by_check_and_by_rung(server: ChatServer, verified: Verified) -> None:
+    found = verified(only=("tool_call", "vision-scene"), skip=("tool-one",))
+    assert [verdict.id for verdict in found.verdicts] == ["tool-one-streamed", "vision-scene"]
+    with pytest.raises(UsageError, match="no check of a model of kind chat is selected"):
+        verified(only=("embedding",))
+    with pytest.raises(UsageError, match="unknown check tools"):
+        CheckSelection(("tools",)).must_be_known()
+    CheckSelection(("tool_use", "tool-one"), ("embedding",)).must_be_known()
+
+
+# -- the server that runs --------------------------------------------------------------------------
+
+
+COMMAND = ["serve", "/srv/models/gemma", "--tool-call-parser", "gemma4", "--enforce-eager"]
+LABELS = {
+    "spark-cluster.endpoint": "http://127.0.0.1:8000/v1",
+    "spark-cluster.model": "gemma",
+    "spark-cluster.recipe": "r",
+    "spark-cluster.tp": "2",
+}
+
+
+@pytest.fixture
+def cluster(fake_cluster: Make) -> FakeCluster:
+    return fake_cluster("spark1", "spark2")
+
+
+def test_the_running_server_tells_what_it_is(cluster: FakeCluster) -> None:
+    cluster.head.run_container(SERVER, LABELS, COMMAND)
+    found = verify.running_server(cluster.play, None)
+    assert (found.recipe, found.tp, found.kind) == ("r", 2, "chat")
+    assert found.endpoint.model == "gemma"
+    assert found.flags == {"tool-call-parser": "gemma4", "enforce-eager": ""}
+
+
+def test_without_a_server(cluster: FakeCluster) -> None:
+    def refused(text: str) -> None:
+        with pytest.raises(Failed, match=text) as caught:
+            verify.running_server(cluster.play, None)
+        assert "spark-cluster up" in caught.value.hint
+
+    refused("nothing serves")
+    cluster.head.run_container(SERVER, LABELS, COMMAND, status="exited")
+    refused("the server is exited")
+    cluster.head.run_container(SERVER, {}, COMMAND)
+    refused("names no endpoint")
+
+
+MODEL = {"node": "spark2", "address": "192.168.177.12", "port": 18001, "kind": "chat"}
+SEVERAL = json.dumps(
+    {
+        "url": "http://10.0.0.1:8000/v1", "api_key": False, "tls": None,
+        "models": [
+            {**MODEL, "names": ["paris"], "program": "spark-vllm-a"},
+            {**MODEL, "names": ["gemma", "g"], "program": "spark-vllm-r"},
+        ],
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gemma", "g"])
+def test_one_of_several_models_is_asked_through_the_endpoint(
+    cluster: FakeCluster, name: str
+) -> None:
+    cluster.head.put(DESCRIPTION, SEVERAL)
+    cluster.nodes["spark2"].run_container("spark-vllm-r", LABELS, COMMAND)
+    found = verify.running_server(cluster.play, None, name)
+    assert (found.recipe, found.program) == ("r", "spark-vllm-r")
+    assert (found.endpoint.url, found.endpoint.model) == ("http://10.0.0.1:8000/v1", "gemma")
+
+
+@pytest.mark.parametrize("status", ["created", "exited"])
+def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(
+    cluster: FakeCluster, status: str
+) -> None:
+    cluster.head.put(DESCRIPTION, SEVERAL)
+    labels = {**LABELS, NEEDS: "15.7"}
+    cluster.nodes["spark2"].run_container("spark-vllm-r", labels, COMMAND, status=status)
+    with pytest.raises(Failed, match="g is loaded on request, and is not loaded now") as caught:
+        verify.running_server(cluster.play, None, "g")
+    assert "ask the endpoint for it" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("description", "name", "text"),
+    [
+        (SEVERAL, None, "the endpoint has 2 models"),
+        (SEVERAL, "x", "the endpoint has no model 'x'"),
+        (None, "x", "the endpoint has one model"),
+    ],
+)
+def test_the_model_must_be_named_where_there_are_several(
+    cluster: FakeCluster, description: str | None, name: str | None, text: str
+) -> None:
+    cluster.head.run_container(SERVER, LABELS, COMMAND)
+    if description is not None:
+        cluster.head.put(DESCRIPTION, description)
+    with pytest.raises(UsageError, match=text):
+        verify.running_server(cluster.play, None, name)
+
+
+def test_answers_at_two_sizes_are_compared(
+    server: ChatServer, one_node: FakeCluster, tmp_path: Path
+) -> None:
+    found = {}
+    for tp, word in ((1, "Paris"), (2, "**paris**")):
+
+        def change(_request: dict[str, Any], reply: Reply, word: str = word) -> Reply:
+            return Reply(word) if reply.content == "Paris." else reply
+
+        server.change = change
+        running = RunningServer(server.endpoint, "r", tp, "chat", FLAGS)
+        only = CheckSelection(("short_answers", "structured_output"))
+        found[tp] = verify.verify(one_node.play, running, recipe(), only)
+        found[tp] = verify.with_other_sizes(found[tp], running, recipe(), tmp_path)
+    assert found[1].other_sizes == ()
+    (size,) = found[2].other_sizes
+    assert (size.tp, size.same) == (1, ("structured-output",))
+    assert [one.id for one in size.different] == ["short-answers"]
+    assert found[2].to_dict()["other_sizes"][0]["tp"] == 1
+
+
+def test_the_memory_that_is_held_meanwhile(
+    verified: Verified, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest reading of each node; a reading that fails ends no check."""
+    monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
+    cluster = fake_cluster("spark1")
+    readings = iter([5, 9, 7])
+
+    def nvidia_smi(_words: list[str], _stdin: str) -> Said:
+        used = next(readings, None)
+        if used is None:
+            return Said(stderr="NVRM: no answer\n", status=9)
+        return Said(f"7, VLLM::Worker, {used}\n")
+
+    cluster.head.programs["nvidia-smi"] = nvidia_smi
+    whole = verified()
+
+    def check() -> Verification:
+        until(lambda: bool(cluster.notes), what="a reading that fails")
+        return whole
+
+    found = verify.with_memory(cluster.play, check)
+    assert [one.used_mib for one in found.under_load] == [9]
+    (note,) = cluster.notes
+    assert note.startswith("no further readings of GPU memory: nvidia-smi does not answer")
+    assert found.to_dict()["under_load"][0]["used_mib"] == 9

@@ -1,0 +1,351 @@
+"""Whether the next launch finds its compiled code, by what earlier launches logged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from factories import make_recipe
+from fake_cluster import FakeCluster, FakeNode, Make
+from serve_plans import server_for
+
+from spark_cluster.config.folders import CACHE_ROOT
+from spark_cluster.config.recipe_schema import Drafter
+from spark_cluster.engine import launches
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.readiness import Member
+from spark_cluster.node import engine_caches, paths
+from spark_cluster.node.beneath import Folder
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.engine_caches import LaunchRecord, tuned_folder
+from spark_cluster.runner.events import Options
+
+KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
+IMAGE, OTHER_IMAGE = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+EARLIER = LaunchRecord(
+    recipe="gemma",
+    engine="vllm",
+    version="0.32.0",
+    image=IMAGE,
+    reference="vllm/vllm-openai:v0.32.0",
+    arguments="a" * 64,
+    keys=(KEY,),
+    outcome="compiled",
+    compile_s=90.82,
+    last=100.0,
+)
+NOW = replace(EARLIER, version="", keys=(), outcome="", compile_s=0.0, last=0.0)
+
+
+def on_disk(*keys: str, image: str = "1" * 12) -> dict[str, set[str]]:
+    """Compiled code in the folder of an image."""
+    return {image: set(keys)}
+
+
+def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
+    said = ("its last launch compiled it in 90.82 s",)
+    assert launches.judge(NOW, [EARLIER], on_disk(KEY)) == launches.NodeWarmth("warm", said)
+    loaded = replace(EARLIER, outcome="loaded", compile_s=2.18)
+    assert launches.judge(NOW, [loaded], on_disk(KEY)).reasons == (
+        "its last launch loaded it in 2.18 s",
+    )
+    gone = launches.judge(NOW, [EARLIER], on_disk(SHORT))
+    assert gone == launches.NodeWarmth("cold", ("its compiled code is gone (ababababab)",))
+    both = replace(EARLIER, keys=(KEY, SHORT))
+    assert launches.judge(NOW, [both], on_disk(KEY)) == launches.NodeWarmth(
+        "unknown", ("a part of its compiled code is gone (0123456789)",)
+    )
+    elsewhere = launches.judge(NOW, [EARLIER], on_disk(KEY, image="2" * 12))
+    assert elsewhere.state == "cold", "what another image has compiled is not read"
+
+
+def test_a_virtual_environment_has_a_folder_of_its_own() -> None:
+    made, now = replace(EARLIER, image=""), replace(NOW, image="")
+    assert launches.judge(now, [made], on_disk(KEY, image="venv-1"), "venv-1").state == "warm"
+    assert launches.judge(now, [made], on_disk(KEY), "venv-1").state == "cold"
+
+
+def test_other_arguments_make_it_unknown() -> None:
+    """Which of them vLLM compiles anew for is vLLM's own business."""
+    found = launches.judge(replace(NOW, arguments="b" * 64), [EARLIER], on_disk(KEY))
+    assert found == launches.NodeWarmth("unknown", (launches.OTHER_ARGUMENTS,))
+
+
+def test_another_image_makes_it_cold() -> None:
+    """Each image has caches of its own."""
+    found = launches.judge(replace(NOW, image=OTHER_IMAGE), [EARLIER], on_disk(KEY))
+    assert found == launches.NodeWarmth(
+        "cold", ("the image changed from 111111111111 to 222222222222 (vLLM 0.32.0 then)",)
+    )
+    missing = launches.judge(replace(NOW, image=""), [EARLIER], on_disk(KEY))
+    assert missing == launches.NodeWarmth(
+        "unknown", ("the image vllm/vllm-openai:v0.32.0 is not on this node",)
+    )
+
+
+def test_the_last_launch_like_it_counts() -> None:
+    """A swap there and back finds the code of the first launch again."""
+    between = replace(EARLIER, arguments="b" * 64, keys=(SHORT,), last=200.0)
+    elsewhere = replace(EARLIER, image=OTHER_IMAGE, last=300.0)
+    assert launches.judge(NOW, [elsewhere, between, EARLIER], on_disk(KEY)).state == "warm"
+
+
+def test_what_cannot_be_known_is_unknown() -> None:
+    assert launches.judge(NOW, [], on_disk(KEY)).reasons == ("no launch of it is on record here",)
+    other = replace(EARLIER, recipe="qwen")
+    assert launches.judge(NOW, [other], on_disk(KEY)).state == "unknown"
+    silent = launches.judge(NOW, [replace(EARLIER, keys=())], on_disk(KEY))
+    assert silent == launches.NodeWarmth(
+        "unknown", ("the log of its last launch named no compiled code",)
+    )
+
+
+def test_some_recipes_need_no_node_to_be_asked() -> None:
+    eager = launches.without_nodes(make_recipe(engine_args={"enforce-eager": True}))
+    assert eager is not None
+    assert eager.state == "not compiled"
+    assert launches.without_nodes(make_recipe(engine_args={"enforce-eager": False})) is None
+    sglang = launches.without_nodes(make_recipe(engine="sglang", engine_args={}))
+    assert sglang is not None
+    assert (sglang.state, "sglang" in sglang.reasons[0]) == ("unknown", True)
+
+
+# -- what a log says -----------------------------------------------------------------------------
+
+AT = "/c/vllm/torch_compile_cache"
+FIRST = f"""\
+INFO [backends.py:1094] Using cache directory: {AT}/03b9cb4e9b/rank_0_0/backbone for vLLM's
+INFO [backends.py:1155] Dynamo bytecode transform time: 17.09 s
+INFO [backends.py:393] Compiling a graph for compile range (1, 8192) takes 61.05 s
+INFO [decorators.py:708] saved AOT compiled function to {AT}/{KEY}/rank_0_0/model
+INFO [monitor.py:53] torch.compile took 90.82 s in total
+(Worker_TP1) INFO [monitor.py:53] torch.compile took 91.50 s in total
+"""
+SECOND = f"""\
+INFO [backends.py:292] Directly load the compiled graph(s) for compile range (1, 8192) from the
+INFO [decorators.py:311] Directly load AOT compilation from path {AT}/{KEY}/rank_0_0/model
+INFO [monitor.py:53] torch.compile took 2.18 s in total
+"""
+PARTLY = "Directly load the compiled graph(s) for\nCompiling a graph for compile range (1, 8192)\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "keys", "outcome", "seconds"),
+    [
+        (FIRST, ("03b9cb4e9b", KEY), "compiled", 91.5),
+        (SECOND, (KEY,), "loaded", 2.18),
+        (PARTLY, (), "compiled", 0.0),
+        ("torch.compile takes 45.20 s in total\n", (), "compiled", 45.2),
+        ("torch.compile and initial profiling run took 3.37 s in total", (), "compiled", 3.37),
+        ("Enforce eager set, disabling torch.compile and CUDAGraphs.\n", (), "", 0.0),
+        ("torch.compile took 9e999 s, 1234567890.5 s; torch_compile_cache/../../x", (), "", 0.0),
+    ],
+)
+def test_a_log_says_whether_it_compiled(
+    log: str, keys: tuple[str, ...], outcome: str, seconds: float
+) -> None:
+    found = launches.logged(re.findall(launches.LOGGED, log))
+    assert found == {"keys": keys, "outcome": outcome, "compile_s": seconds}
+
+
+def test_a_node_that_lies_about_its_log_is_not_believed() -> None:
+    lies = ["", " ", "torch.compile took", "torch_compile_cache/../../etc/rank_0", "Directly\n"]
+    assert launches.logged(lies) == {"keys": (), "outcome": "", "compile_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "keys"),
+    [("main_job_start.log", "", 0), ("compiled_start.log", "compiled", 2)],
+)
+def test_a_real_log(name: str, outcome: str, keys: int) -> None:
+    text = (Path(__file__).parents[2] / "data/gpu" / name).read_text()
+    found = launches.logged(re.findall(launches.LOGGED, text))
+    assert (found["outcome"], len(found["keys"])) == (outcome, keys)
+
+
+def test_the_worst_node_is_the_state_of_the_launch() -> None:
+    warm, cold = (
+        launches.NodeWarmth("warm"),
+        launches.NodeWarmth("cold", ("its compiled code is gone",)),
+    )
+    found = launches.warmth_of("gemma", {"spark1": warm, "spark2": cold})
+    assert (found.state, found.reasons) == ("cold", ("spark2: its compiled code is gone",))
+    assert str(found) == "next launch of gemma: cold: spark2: its compiled code is gone"
+    alike = launches.warmth_of("gemma", {"spark1": cold, "spark2": cold})
+    assert alike.reasons == ("its compiled code is gone",)
+    assert launches.warmth_of("gemma", {}).state == "unknown"
+
+
+# -- launches of recipes -------------------------------------------------------------------------
+
+
+def has(
+    node: FakeNode, records: Sequence[LaunchRecord], compiled: Sequence[str] = (), number: str = ""
+) -> None:
+    """Have these records and compiled code on a node, and its image by an id of this digit."""
+    for one in records:
+        engine_caches.add_launch(node.root, one)
+    for key in compiled:
+        node.put(f"{CACHE_ROOT}/images/{number * 12}/vllm/torch_compile_cache/{key}/rank_0_0/model")
+    if number:
+        node.have_image(make_recipe().image.ref, number=number)
+
+
+def is_tuned(node: FakeNode, file: str, tp: int) -> None:
+    """Have parameters of kernels on a node, for the image with the digit 3."""
+    caches, made = node.root / CACHE_ROOT.lstrip("/"), node.put(f"{CACHE_ROOT}/{tp}/{file}", "{}")
+    name = tuned_folder(str(caches), "3" * 12, make_recipe().model.name, tp)
+    engine_caches.keep_tuned(Folder(caches), Path(name), made.parent)
+
+
+def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
+    cluster, recipe = fake_cluster("spark1", "spark2", "spark3", "spark4"), make_recipe()
+    image = "sha256:" + "3" * 64
+    made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
+    one, two, three, four = cluster.nodes.values()
+    has(one, [made], made.keys, "3")
+    has(two, [made], made.keys, "3")
+    has(three, [made], [], "3")
+    has(four, [made], [KEY], "4")
+    for node in (one, two):
+        is_tuned(node, "E=8,N=64.json", 2)
+        is_tuned(node, "E=8,N=128.json", 1)
+    upcoming = launches.Upcoming(recipe, dict.fromkeys(cluster.nodes, CACHE_ROOT))
+
+    def judged(*nodes: FakeNode, tp: int = 2) -> launches.Warmth:
+        names = {node.name for node in nodes}
+        return upcoming.on(cluster.play, [n for n in cluster.play.nodes if n.name in names], tp)
+
+    both = judged(one, two)
+    assert (both.state, both.tuned) == ("warm", ("E=8,N=64.json",))
+    assert str(both) == f"next launch of {recipe.name}: warm; tuned kernels: E=8,N=64.json"
+    found = judged(one, three)
+    assert found.state == "cold"
+    assert found.to_dict()["nodes"] == {"spark1": "warm", "spark3": "cold"}
+    smaller = judged(one, tp=1)
+    assert (smaller.state, smaller.reasons) == ("unknown", (launches.OTHER_ARGUMENTS,))
+    other = judged(four)
+    assert (other.state, other.tuned) == ("cold", ())
+    (one.root / paths.LAUNCHES.lstrip("/")).unlink()
+    assert judged(one).state == "unknown"
+
+
+def test_a_node_that_is_lost_is_unknown(fake_cluster: Make) -> None:
+    cluster = fake_cluster("spark1")
+    cluster.head.programs["docker"] = lambda *_: cluster.head.lose() or ""
+    upcoming = launches.Upcoming(make_recipe(), {"spark1": CACHE_ROOT})
+    found = upcoming.on(cluster.play, cluster.play.nodes, 2)
+    assert found.state == "unknown"
+    assert "the connection was lost" in found.reasons[0]
+
+
+def test_an_image_is_asked_for_only_where_it_tells_something(fake_cluster: Make) -> None:
+    cluster = fake_cluster("spark1")
+    image, eager = make_recipe(), make_recipe(engine_args={"enforce-eager": True})
+    for recipe, asked in ((eager, 0), (image, 1)):
+        upcoming = launches.Upcoming(recipe, {"spark1": CACHE_ROOT})
+        upcoming.on(cluster.play, cluster.play.nodes, 2)
+        assert len(cluster.head.calls("docker")) == asked
+
+
+def test_whatever_the_engine_is_given_makes_another_launch() -> None:
+    recipe = make_recipe()
+    usual = launches.wanted(recipe, 2).arguments
+    changed = [
+        recipe.model_copy(update={"env": {**recipe.env, "VLLM_X": "2"}}),
+        recipe.model_copy(update={"engine_args": {**recipe.engine_args, "seed": 7}}),
+        recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "v2"})}),
+    ]
+    found = {launches.wanted(one, 2).arguments for one in changed}
+    assert len(found | {usual, launches.wanted(recipe, 1).arguments}) == 5
+    assert launches.wanted(make_recipe(), 2).arguments == usual
+
+
+def test_what_only_up_knows_makes_no_other_launch() -> None:
+    """The folders of a model and a drafter in the hub's cache have a revision in them."""
+    drafter = Drafter(method="eagle3", name="some/drafter", tokens=3)
+    recipe = make_recipe(drafter=drafter)
+    folders = {name: f"/hub/{name}/snapshots/1" for name in (recipe.model.name, "some/drafter")}
+    one, found = launches.wanted(recipe, 1), recipe.located(folders)
+    assert found.drafter is not None
+    assert found.drafter.node_path == folders["some/drafter"]
+    assert launches.wanted(found, 1) == one
+    other = drafter.model_copy(update={"name": "another/drafter"})
+    own = drafter.model_copy(update={"path": "/srv/drafter"})
+    for changed in (other, own):
+        assert launches.wanted(make_recipe(drafter=changed), 1) != one
+
+
+@pytest.fixture
+def cluster(fake_cluster: Make) -> FakeCluster:
+    """A node whose server runs and has written a log."""
+    made = fake_cluster("spark1")
+    made.head.run_container(SERVER)
+    made.head.log(SERVER, f"saved AOT compiled function to /c/torch_compile_cache/{KEY}/rank_0\n")
+    with made.head.state("docker") as docker:
+        docker["containers"][SERVER]["State"]["StartedAt"] = "2026-11-23T01:02:03.5Z"
+    return made
+
+
+def test_a_launch_is_recorded_once_on_each_node(cluster: FakeCluster) -> None:
+    play, recipe = cluster.play, make_recipe()
+    server = server_for(recipe, *play.nodes)
+    found = [Member(play, server, ContainerState("running"))]
+    new = launches.unrecorded(play, found, ["Paris"])
+    (made,) = [record for _, record in new.values()]
+    assert list(new) == [server.key]
+    assert (made.keys, made.image) == ((KEY,), "sha256:" + "1" * 64)
+    assert made.run.startswith(f"{1:064x}"[:12] + " 2026-11-23T01:02:03")
+    assert made.models == (f"{recipe.model.name}@{'c' * 40}",)
+    launches.record(new, {server.key: "0.32.0"})
+    (kept,) = engine_caches.launches(cluster.head.root)
+    assert (kept.version, kept.run) == ("0.32.0", made.run)
+    assert launches.unrecorded(play, found, ["Paris"]) == {}
+    launches.record({}, {server.key: "0.32.0"})
+    assert engine_caches.launches(cluster.head.root) == [kept]
+
+
+def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -> None:
+    play, head = cluster.play, cluster.head
+    server = server_for(make_recipe(), *play.nodes)
+    one = Member(play, server, ContainerState("running"))
+    (head.root / paths.LAUNCHES.lstrip("/")).mkdir(parents=True)
+    new = {server.key: (one, launches.wanted(server.recipe, server.tp))}
+    launches.record(new, {server.key: "0.32.0"})
+    docker = head.programs["docker"]
+    head.programs["docker"] = lambda words, stdin: (
+        head.lose() or "" if words[0] == "logs" else docker(words, stdin)
+    )
+    assert launches.unrecorded(play, [one], ["Paris"]) == {}
+    assert ["s a directory" in cluster.notes[0], " was lost" in cluster.notes[1]] == [True, True]
+
+
+def test_up_tells_before_a_start_and_not_of_a_server_that_runs(fake_cluster: Make) -> None:
+    cluster = fake_cluster("spark1")
+    plan = server_for(make_recipe(), *cluster.play.nodes)
+    made = launches.wanted(plan.recipe, plan.tp)
+    image = "sha256:" + "7" * 64
+    made = replace(made, image=image, keys=(KEY,), outcome="loaded", compile_s=2.18, last=1.0)
+    has(cluster.head, [made], [KEY], "7")
+    launches.before_start(cluster.play, plan, ContainerState("absent"))
+    assert cluster.notes == ["compile cache: warm (its last launch loaded it in 2.18 s)"]
+    same = ContainerState("running", command=("vllm", "serve", *plan.args))
+    launches.before_start(cluster.play, plan, same)
+    assert len(cluster.notes) == 1
+    launches.before_start(cluster.play, plan, replace(same, command=("vllm", "serve", "--other")))
+    assert len(cluster.notes) == 2
+
+
+def test_up_says_why_the_server_had_been_stopped(fake_cluster: Make) -> None:
+    """P16: with the first error of its log, which the new container takes away."""
+    cluster = fake_cluster("spark1", options=Options(check=True))
+    cluster.head.run_container(SERVER, status="exited", exit_code=1)
+    cluster.head.log(SERVER, "ValueError: Free memory on device\n")
+    stopped = ContainerState("exited", exit_code=1, restarts=5)
+    launches.before_start(cluster.play, server_for(make_recipe(), *cluster.play.nodes), stopped)
+    assert cluster.notes == [
+        "spark1: spark-vllm is stopped after 5 restarts: ValueError: Free memory on device"
+    ]

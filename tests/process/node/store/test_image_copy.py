@@ -1,0 +1,129 @@
+"""An image from one Docker to another: a real channel and zstd, and a docker that is a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from free_ports import free_port
+from model_content import content
+from waiting import HANG_S
+
+from spark_cluster.node.processes import SEARCH_PATH, Processes
+from spark_cluster.node.store import copy_channel, copy_work
+from spark_cluster.node.store.copy_channel import Broken, CopyChannel
+from spark_cluster.node.values import ResourceError
+
+REF = "repo/image:1"
+ARCHIVE = content(3_000_000, 7) + bytes(2_000_000)
+DOCKER = """\
+#!/bin/sh
+case "$1" in
+save) [ "$2" = "%s" ] && cat "$0.saved" || { echo "No such image: $2" >&2; exit 1; } ;;
+load) cat > "$0.loaded"; cmp -s "$0.loaded" "$0.wanted" || { echo "unexpected EOF"; exit 1; }
+    echo "Loaded image: %s"; cat "$0.others" 2>/dev/null || : ;;
+image) echo "$*" >> "$0.removed" ;;
+esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A docker on PATH, which has the image and wants the same."""
+    path = tmp_path / "bin/docker"
+    path.parent.mkdir()
+    path.write_text(DOCKER % (REF, REF))
+    path.chmod(0o755)
+    for name in ("saved", "wanted"):
+        path.with_name(f"docker.{name}").write_bytes(ARCHIVE)
+    monkeypatch.setenv("PATH", f"{path.parent}:{SEARCH_PATH}")
+    return path
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    monkeypatch.setattr(copy_work, "SILENT_S", 2.0)
+
+    def copy(ref: str) -> dict[str, Any]:
+        place = tmp_path / "sender"
+        place.mkdir(mode=0o700)
+        secrets = {**copy_channel.make_secrets(place, Processes()), "port": free_port()}
+        ends = {"addresses": ["127.0.0.1"], "spare": [], "secrets": secrets}
+        given = {"image": ref, "size": len(ARCHIVE), "encrypted": True, "place": str(place)}
+        with ThreadPoolExecutor(1) as pool:
+            serve = {**given, "serve": ends, "receive": None}
+            sent = pool.submit(copy_work.work, serve)
+            receive = {**ends, "sender": "spark1"}
+            try:
+                done = copy_work.work({**given, "serve": None, "receive": receive})
+                assert sent.result(HANG_S)["moved"] == 0, "the sender has ended by itself"
+                return done
+            finally:
+                channel = CopyChannel.of_receiver(secrets, encrypted=True)
+                with suppress(Broken), channel.connected("127.0.0.1", "spark1") as stream:
+                    stream.leave()
+
+    return copy
+
+
+def test_it_arrives_as_it_was(docker, copied):
+    done = copied(REF)
+    assert (done["moved"], done["kept"]) == (len(ARCHIVE), 0)
+    assert docker.with_name("docker.loaded").read_bytes() == ARCHIVE
+
+
+def test_no_other_image_is_taken(docker, copied):
+    """An archive can hold others, which get their names in place of what the node has."""
+    docker.with_name("docker.others").write_text("Loaded image: own:2\nLoaded image: own:1\n")
+    with pytest.raises(ResourceError, match="spark1 sent other images than repo/image:1: own:1, "):
+        copied(REF)
+    assert docker.with_name("docker.removed").read_text() == "image rm -- own:1 own:2\n"
+
+
+def test_an_archive_with_more_names_than_are_read_is_refused(docker, copied, monkeypatch):
+    monkeypatch.setattr(copy_work, "MOST_SAID", 200)
+    again = f"Loaded image: {REF}\n"
+    docker.with_name("docker.others").write_text(20 * again + "Loaded image: own:1\n")
+    with pytest.raises(ResourceError, match="spark1 sent other images than repo/image:1"):
+        copied(REF)
+
+
+@pytest.mark.parametrize("ref", ["docker.io/library/ubuntu", "index.docker.io/library/ubuntu"])
+def test_docker_shows_names_in_short(ref):
+    assert copy_work.shown(ref) == "ubuntu:latest"
+    assert copy_work.shown("localhost:5000/a/b") == "localhost:5000/a/b:latest"
+    assert copy_work.shown(REF) == REF
+
+
+def test_a_sender_that_falls_silent_is_given_up(docker, copied, monkeypatch):
+    """Its connection may live: it is the sender's Docker that says nothing more."""
+    monkeypatch.setattr(copy_work, "QUIET_S", 1.0)
+    waits = "while [ -e $0 ] && [ ! -e $0.enough ]; do sleep 0.1; done"
+    save = DOCKER.replace("&& cat", f"&& head -c 100 $0.saved && {waits} && cat")
+    docker.write_text(save % (REF, REF))
+    try:
+        with pytest.raises(ResourceError, match=r"sends nothing more of repo/image:1: .*timed out"):
+            copied(REF)
+    finally:
+        docker.with_name("docker.enough").touch()
+
+
+def test_what_docker_refuses_is_said_with_its_words(docker, copied):
+    docker.with_name("docker.wanted").write_bytes(ARCHIVE + b"more")
+    with pytest.raises(ResourceError, match="docker load: unexpected EOF"):
+        copied(REF)
+
+
+def test_an_image_that_the_sender_lacks_is_said_with_its_words(docker, copied):
+    with pytest.raises(ResourceError, match=r"spark1 gives no image: No such image: other"):
+        copied("other:1")
+
+
+def test_a_name_runs_nothing(docker, copied, tmp_path):
+    with pytest.raises(ResourceError, match="gives no image"):
+        copied(f"x; touch {tmp_path}/run")
+    assert not (tmp_path / "run").exists()

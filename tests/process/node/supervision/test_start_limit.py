@@ -1,0 +1,134 @@
+"""The start limit: what counts, and a docker that keeps its containers in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kept_docker
+import pytest
+from factories import put
+from unit_programs import installed
+from waiting import until
+
+from spark_cluster.engine import supervision
+from spark_cluster.node import local_server
+from spark_cluster.node.containers import RESTART_LIMIT, ContainerState
+from spark_cluster.node.local_server import RESTARTS_WINDOW_S, KnownRestarts, count_restarts
+
+
+def free() -> str:
+    return ""
+
+
+def seen(crashes: int, program: str = "one") -> ContainerState:
+    return ContainerState(id=program, restarts=crashes)
+
+
+def test_restarts_of_months_do_not_count():
+    """P16: a server that dies now and then is started again for ever."""
+    known, now = count_restarts(None, seen(40), 0.0, free), 0.0
+    for crashes in range(41, 60):
+        now += RESTARTS_WINDOW_S / 4
+        known = count_restarts(known, seen(crashes), now, free)
+        assert len(known.at) < RESTART_LIMIT
+
+
+def test_a_server_that_is_made_or_started_anew_counts_anew():
+    """P16: by `up`, by hand, or with Docker; all of its restarts were those of the former."""
+    known = KnownRestarts("one", 4, (1.0, 2.0, 3.0, 4.0))
+    assert count_restarts(known, seen(4, "two"), 5.0, free).at == ()
+    assert count_restarts(known, seen(1), 5.0, free) == KnownRestarts("one", 1)
+    assert count_restarts(known, seen(6), 5.0, free).at == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0)
+
+
+class Node:
+    """A node's docker, and looks at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.known, self.now = folder, {}, 0.0
+        self.config = {**supervision.start_limit_configuration(), "unit_folder": str(folder)}
+
+    def has(self, **restarts: int) -> None:
+        """Give it running servers with these counts of restarts."""
+        labels = {"spark-cluster.tp": "1", **getattr(self, "labels", {})}
+        made = {
+            name.replace("_", "-"): {
+                "Id": name,
+                "State": {"Status": "running", "StartedAt": "t", "Error": ""},
+                "RestartCount": times,
+                "Config": {"Labels": labels},
+            }
+            for name, times in restarts.items()
+        }
+        put(self.folder / "containers.json", json.dumps({**made, "acts": []}))
+
+    def look(self) -> list[str]:
+        """Return what was done."""
+        self.now += 15.0
+        self.known = local_server.stop_restarted(self.config, self.known, self.now)
+        acts: list[str] = json.loads((self.folder / "containers.json").read_text())["acts"]
+        return acts
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    kept_docker.install(tmp_path, monkeypatch)
+    return Node(tmp_path)
+
+
+def test_a_server_that_ends_again_and_again_is_stopped(node, capsys):
+    """P16: without `supervise` and without the laptop; one next to it serves on."""
+    for times in range(RESTART_LIMIT):
+        node.has(spark_vllm=times, spark_vllm_chat=0)
+        assert node.look() == []
+    node.has(spark_vllm=RESTART_LIMIT, spark_vllm_chat=0)
+    assert node.look() == ["stop spark-vllm"]
+    assert "spark-vllm was started again 5 times within 3 hours and is stopped" in (
+        capsys.readouterr().out
+    )
+
+
+def test_one_of_several_models_is_stopped_too(node):
+    """P16: its name is not known before."""
+    node.has(spark_vllm_chat=0)
+    node.look()
+    node.has(spark_vllm_chat=RESTART_LIMIT)
+    assert node.look() == ["stop spark-vllm-chat"]
+
+
+def test_restarts_do_not_count_while_ray_lacks_a_node(node):
+    """P16: the other node is still off after a power cut; when it is back, the server serves."""
+    node.labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": "1"}
+    for times in range(4 * RESTART_LIMIT):
+        node.has(spark_vllm=times)
+        assert node.look() == []
+
+
+def test_a_docker_that_is_down_is_waited_for(node):
+    """P16: nothing is concluded from it."""
+    put(node.folder / "containers.json", json.dumps({"down": True, "acts": []}))
+    assert node.look() == []
+    assert node.known == {}
+
+
+def test_the_program_runs_with_nothing_else_of_the_package(tmp_path: Path) -> None:
+    config: dict[str, Any] = supervision.start_limit_configuration()
+    told = put(tmp_path / "config.json", json.dumps({**config, "unit_folder": str(tmp_path)}))
+    looked = tmp_path / "looked"
+    put(tmp_path / "bin/docker", f"#!/bin/sh\n: > {looked}\n", 0o755)
+    process = subprocess.Popen(
+        installed(tmp_path, supervision.START_LIMIT.program, str(told)),
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        until(looked.exists, what="it asks for the servers")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        _, said = process.communicate()
+    assert said == b""

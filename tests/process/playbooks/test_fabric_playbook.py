@@ -1,0 +1,165 @@
+"""`bench fabric` as a playbook: the Ray that it uses, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fabric_results import told
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
+from ray_server import RayServer, ray_server
+from serve_plans import server_for
+
+from spark_cluster.bench.fabric_probe import MARK
+from spark_cluster.bench.fabric_run import UNIT
+from spark_cluster.engine import runtime
+from spark_cluster.engine.engine import EngineProcess
+from spark_cluster.engine.names import RAY
+from spark_cluster.engine.ray import MEASURING, TOKEN_FILE
+from spark_cluster.engine.start import start_ray_alone
+from spark_cluster.errors import Failed
+from spark_cluster.runner.events import Event, Options, Progress
+
+PREPARED = ["network", "firewall", "containers", "caches", "images"]
+ENDED = ["stop", f"{UNIT}.timer"]
+
+
+class Measuring:
+    """A cluster whose Ray is a server of this machine, which runs the job."""
+
+    def __init__(self, cluster: FakeCluster, server: RayServer) -> None:
+        self.cluster, self.server = cluster, server
+        self.armed_after: list[list[str]] = []
+        cluster.marked(*PREPARED, "ray")
+        for node in cluster.nodes.values():
+            node.put(TOKEN_FILE, f"{'5eed' * 16}\n")
+            node.programs["systemd-run"] = lambda *_: self.armed_after.append(cluster.roles()) or ""
+        self.prints(f"{MARK}{json.dumps(told())}")
+
+    def prints(self, text: str, status: int = 0) -> None:
+        """Have the job print this and end so."""
+        place = self.server.folder / "printed"
+        place.write_text(text)
+        self.server.runs = f"cat {place}; exit {status}"
+
+    def __call__(self) -> Any:
+        recipe = make_recipe("gemma4-31b-fp8")
+        ray = recipe.ray.model_copy(update={"dashboard_port": self.server.port})
+        function = self.cluster.play.project.load_playbook("fabric").function
+        recipe = recipe.model_copy(update={"ray": ray})
+        return function(self.cluster.play, recipe=recipe, tp=2, name="r1")
+
+    def must_have_ended(self) -> None:
+        """Look that nothing of it is left, and the nodes' timers are taken back last."""
+        assert self.cluster.stages[-2:] == ["stop", "prove"], "`down`"
+        for node in self.cluster.nodes.values():
+            assert node.calls("systemd-run"), "they end it where the laptop is gone"
+            assert node.calls("systemctl")[-1] == ENDED
+            assert node.containers == {}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RayServer]:
+    with ray_server(tmp_path, token="") as made:
+        made.has_nodes("192.168.177.11", "192.168.177.12")
+        yield made
+
+
+@pytest.fixture
+def measuring(fake_cluster: Make, server: RayServer) -> Measuring:
+    return Measuring(fake_cluster(), server)
+
+
+def test_ray_is_started_and_ended(measuring: Measuring) -> None:
+    found = measuring()
+    assert (found.id, [node.name for node in found.nodes]) == ("r1", ["spark1", "spark2"])
+    assert list(measuring.server.jobs) == ["fabric-r1"]
+    cluster = measuring.cluster
+    assert cluster.stages[:4] == ["prepare", "fetch", "start", "measure"]
+    assert cluster.roles()[:6] == [*PREPARED, "ray"], "no model is fetched for it"
+    assert measuring.armed_after == [PREPARED, PREPARED], "on each node, before Ray is started"
+    assert cluster.settings("ray").server.labels[MEASURING] == "r1"
+    measuring.must_have_ended()
+
+
+def test_it_is_ended_when_measuring_fails(measuring: Measuring) -> None:
+    measuring.prints("no memory", 1)
+    with pytest.raises(Failed, match="the job on Ray failed"):
+        measuring()
+    measuring.must_have_ended()
+
+
+def test_it_is_ended_when_the_user_interrupts_it(measuring: Measuring) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Progress) and event.resource == "fabric":
+            measuring.cluster.on_event = lambda _event: None
+            raise KeyboardInterrupt
+
+    measuring.server.runs = "echo memory; sleep 600"
+    measuring.cluster.on_event = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        measuring()
+    measuring.must_have_ended()
+    assert measuring.server.jobs["fabric-r1"]["status"] == "STOPPED"
+
+
+def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(measuring: Measuring) -> None:
+    for node in measuring.cluster.nodes.values():
+        node.run_container(RAY, {MEASURING: "r0"})
+    assert measuring().id == "r1"
+    assert measuring.cluster.settings("ray").server.labels[MEASURING] == "r1"
+    measuring.must_have_ended()
+
+
+def test_an_error_of_the_end_does_not_hide_the_first(measuring: Measuring) -> None:
+    held = "from spark_cluster.errors import Failed\n\ndef main(play):\n"
+    measuring.cluster.playbook("down", f"{held}    raise Failed('the memory is still held')\n")
+    with pytest.raises(Failed, match="still held"):
+        measuring()
+    measuring.server.jobs.clear()
+    measuring.prints("", 1)
+    with pytest.raises(Failed, match="the job on Ray"):
+        measuring()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_ray_that_runs_is_used_and_stays(measuring: Measuring, status: int) -> None:
+    cluster, port = measuring.cluster, str(measuring.server.port)
+    for node in cluster.nodes.values():
+        node.run_container(RAY, {"spark-cluster.dashboard": port})
+    if status == 0:
+        assert measuring().id == "r1"
+    else:
+        measuring.prints("", status)
+        with pytest.raises(Failed, match="the job on Ray"):
+            measuring()
+    assert (cluster.stages, cluster.roles()) == (["start", "measure"], [])
+    assert cluster.containers == {"spark1": [RAY], "spark2": [RAY]}
+
+
+def test_check_mode_starts_and_ends_nothing(fake_cluster: Make, server: RayServer) -> None:
+    measuring = Measuring(fake_cluster(options=Options(check=True)), server)
+    assert measuring() is None
+    assert measuring.cluster.stages == ["prepare", "fetch", "start"]
+    assert (measuring.armed_after, server.requests) == ([], [])
+
+
+def test_its_ray_has_neither_model_nor_secrets(measuring: Measuring) -> None:
+    """The model need not be on the nodes, and a job needs no secret of the server."""
+    play = measuring.cluster.play
+    recipe = make_recipe("lab-paris")
+    ray = recipe.ray.model_copy(update={"dashboard_port": measuring.server.port})
+    server = server_for(recipe.model_copy(update={"ray": ray}), *play.nodes)
+    start_ray_alone(play, replace(server, secret_env={"KEY": "s3cret"}), "present")
+    made = measuring.cluster.settings("ray").server
+    assert made.on_ray
+    assert made.ray_token == "5eed" * 16
+    container = runtime.resource(EngineProcess("spark-ray", ("ray", "start")), made)
+    assert container.mounts == ("/opt/vllm:/opt/vllm:ro",), "no folder of a model"
+    assert container.caches == made.cache_root
+    assert not container.secret_files

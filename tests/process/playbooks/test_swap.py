@@ -1,0 +1,256 @@
+"""`swap`: the order of its steps, what is refused before the stop, and the way back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
+from ray_server import ray_server
+
+from spark_cluster.config.launch import options_text
+from spark_cluster.engine.launches import PreviousServer, previous_server_of
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.proxy import DESCRIPTION
+from spark_cluster.errors import (
+    DoesNotFit,
+    Failed,
+    Refused,
+    SparkClusterError,
+    Unreachable,
+    UsageError,
+    VerificationFailed,
+)
+from spark_cluster.node.containers import OVERRIDES, ContainerState
+
+NEW = "gemma4-31b-nvfp4"
+OLD = "gemma4-31b-fp8"
+FETCHED = ("containers", "caches", "models")
+
+PLAYBOOK = """\
+from pathlib import Path
+from types import SimpleNamespace
+from spark_cluster.errors import Failed, Unreachable, VerificationFailed
+from spark_cluster.resources import File
+
+CALLS = Path(__file__).with_suffix(".calls")
+ERRORS = [{errors}]
+
+def main(play, *, deployment=None, **given):
+    calls = CALLS.read_text().splitlines() if CALLS.exists() else []
+    CALLS.write_text("\\n".join([*calls, repr(given)]))
+    nodes = "" if play.workers else " without spark2"
+    what = f"{name} {{deployment.first.recipe.name}}" if deployment else "{name}"
+    with play.stage(what + nodes):
+        if len(calls) < len(ERRORS):
+            play.apply(play.workers, [File("/no/such/folder/file", content="")], fail_fast=False)
+            raise ERRORS[len(calls)]
+    return SimpleNamespace(now=[])
+"""
+"""In place of `up` or `down`: its first calls lose spark2 and raise these errors, then it works."""
+
+
+def labels(name: str = OLD, tp: int = 2, text: str = "") -> dict[str, str]:
+    known = {"spark-cluster.recipe": name, "spark-cluster.tp": str(tp)}
+    return {**known, **({OVERRIDES: text} if text else {})}
+
+
+class Swap:
+    """Two nodes where OLD runs, whose image is there and whose `up` and `down` end as told."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        cluster.marked(*FETCHED)
+        for node in cluster.nodes.values():
+            node.put("/srv/models/new/.complete", "")
+            node.have_image(make_recipe(NEW).image.ref)
+        self.runs()
+        self.ends()
+
+    def runs(self, **given: Any) -> None:
+        """Have a server with these labels on the head."""
+        self.cluster.head.run_container(SERVER, labels(**given))
+
+    def ends(self, up: str = "", down: str = "") -> None:
+        """Have the playbooks raise these errors, call by call; then they work."""
+        for name, errors in (("up", up), ("down", down)):
+            self.cluster.playbook(name, PLAYBOOK.format(name=name, errors=errors))
+
+    def given(self, name: str) -> list[str]:
+        """Return the arguments of each call of a playbook."""
+        return (self.cluster.project / f"playbooks/{name}.calls").read_text().splitlines()
+
+    @property
+    def done(self) -> list[str]:
+        return self.cluster.stages
+
+    def __call__(self, **more: Any) -> Any:
+        """Run the playbook from OLD to NEW, whose model has a folder of its own."""
+        recipe = make_recipe(NEW)
+        model = recipe.model.model_copy(update={"path": "/srv/models/new"})
+        recipe = recipe.model_copy(update={"model": model})
+        function = self.cluster.play.project.load_playbook("swap").function
+        given = {"load": lambda previous: make_recipe(previous.recipe), **more}
+        return function(self.cluster.play, recipe=recipe, tp=2, **given)
+
+
+@pytest.fixture
+def swap(fake_cluster: Make) -> Swap:
+    return Swap(fake_cluster("spark1", "spark2"))
+
+
+def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
+    swapped = swap()
+    assert swap.done == ["prepare", "fetch", "down", f"up {NEW}"]
+    assert tuple(swap.cluster.roles()) == tuple(swap.cluster.roles("spark2")) == FETCHED
+    assert swapped.former == PreviousServer(OLD, 2)
+    assert any(f"spark-cluster up --recipe {OLD} --tp 2" in note for note in swap.cluster.notes)
+
+
+def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap: Swap) -> None:
+    swap(unload=("ollama",))
+    given = {"unload": ("ollama",), "keep_others": True, "end_jobs": False}
+    assert swap.given("down") == [repr(given)]
+
+
+def test_running_jobs_stop_nothing_without_the_flag(swap: Swap, tmp_path: Path) -> None:
+    with ray_server(tmp_path / "ray", token="") as server:
+        server.job("job-1", "RUNNING")
+        swap.cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
+        with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+            swap()
+        assert "--end-jobs" in caught.value.hint
+        assert swap.done == []
+        swap(end_jobs=True)
+    (given,) = swap.given("down")
+    assert "'end_jobs': True" in given
+
+
+def test_with_nothing_to_stop_it_is_up(fake_cluster: Make) -> None:
+    swap = Swap(fake_cluster("spark1", "spark2"))
+    swap.runs(name=NEW)
+    assert swap().former is None
+    swap.cluster.head.run_container(SERVER, status="exited")
+    assert swap().former is None
+    assert swap.done == [f"up {NEW}"] * 2
+    serves, nothing = swap.cluster.notes
+    assert "serves already" in serves
+    assert "nothing serves" in nothing
+
+
+def test_what_does_not_fit_stops_nothing(swap: Swap) -> None:
+    swap.cluster.nodes["spark2"].available_gib = 10
+    with pytest.raises(DoesNotFit, match="spark2: the weights take"):
+        swap()
+    assert swap.done == []
+
+
+def test_an_old_recipe_that_is_gone_stops_nothing(swap: Swap) -> None:
+    def gone(_previous: PreviousServer) -> Any:
+        raise UsageError(f"there is no recipe {OLD}")
+
+    with pytest.raises(Refused, match="could not be started again: there is no recipe") as caught:
+        swap(load=gone)
+    assert "--no-restore" in caught.value.hint
+    assert swap.done == []
+    assert swap(load=gone, restore=False).former.recipe == OLD
+
+
+def test_options_that_cannot_be_read_back_stop_nothing(swap: Swap) -> None:
+    swap.runs(text="-o max-num-seqs=2")
+    with pytest.raises(Refused, match="cannot be read back"):
+        swap()
+    assert swap.done == []
+
+
+def test_the_old_one_is_started_again(swap: Swap) -> None:
+    swap.ends(
+        "VerificationFailed('the model says nonsense', where='spark1', hint='look at it')",
+    )
+    with pytest.raises(VerificationFailed) as caught:
+        swap()
+    assert swap.done[2:] == ["down", f"up {NEW}", "restore", "down", f"up {OLD}"]
+    assert caught.value.exit_code == 5
+    assert caught.value.message == (
+        f"the model says nonsense; {OLD} (tp 2) was started again, is verified, and serves"
+    )
+    assert (caught.value.where, caught.value.hint) == ("spark1", "look at it")
+
+
+def test_the_log_of_the_failed_one_is_kept(
+    swap: Swap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`down` removes the container, and its log with it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    swap.ends("VerificationFailed('no', hint='its log stays')")
+    for node in swap.cluster.nodes.values():
+        node.run_container(RAY)
+        node.log(RAY, "RuntimeError: out of memory\n")
+    with pytest.raises(VerificationFailed) as caught:
+        swap()
+    (path,) = (tmp_path / "spark-cluster/failed").glob("*.log")
+    assert caught.value.hint == f"the log of the failed server: {path}"
+    for name in swap.cluster.nodes:
+        assert f"==> {name} spark-ray\nRuntimeError: out of memory\n" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_both_failures_are_stated(swap: Swap) -> None:
+    swap.ends("Failed('no image'), Failed('no memory', hint='free some')")
+    with pytest.raises(Failed) as caught:
+        swap()
+    assert "no image" in caught.value.message
+    assert f"{OLD} (tp 2) could not be started again either: no memory" in caught.value.message
+    assert "Nothing serves" in caught.value.message
+    assert f"spark-cluster up --recipe {OLD} --tp 2" in caught.value.hint
+
+
+def test_memory_that_is_not_returned_ends_in_the_old_one(swap: Swap) -> None:
+    held = "memory is still held: VLLM::Worker (pid 7, 900 MiB) on spark1"
+    swap.ends(down=f"VerificationFailed({held!r})")
+    with pytest.raises(VerificationFailed, match=r"pid 7, 900 MiB\) on spark1; .*serves"):
+        swap()
+    assert swap.done[2:] == ["down", "restore", "down", f"up {OLD}"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("Unreachable('connection lost', where='spark2')", "again while the node is away"),
+        ("Failed('no image')", r"^no image$"),
+    ],
+)
+def test_a_node_that_is_away_or_a_wish_not_to_restore(swap: Swap, error: str, text: str) -> None:
+    swap.ends(error)
+    with pytest.raises(SparkClusterError, match=text) as caught:
+        swap(restore="Unreachable" in error)
+    assert isinstance(caught.value, Unreachable) == ("Unreachable" in error)
+    assert swap.done[-1] == f"up {NEW}"
+
+
+def test_the_labels_give_the_command_back():
+    given = {"compilation-config": '{"level": 3}', "max-num-seqs": 2, "no-enable-x": None}
+    previous = previous_server_of(ContainerState(labels=labels(text=options_text(given))))
+    assert previous is not None
+    assert previous.changes == (
+        'compilation-config={"level": 3}',
+        "max-num-seqs=2",
+        "no-enable-x=",
+    )
+    assert previous.command == (
+        f"spark-cluster up --recipe {OLD} --tp 2 -o 'compilation-config={{\"level\": 3}}' "
+        "-o max-num-seqs=2 -o no-enable-x="
+    )
+    assert previous_server_of(ContainerState("running", labels={"spark-cluster.tp": "x"})) is None
+
+
+def test_several_models_are_not_swapped(swap: Swap) -> None:
+    model = {"node": "spark1", "address": "127.0.0.1", "port": 1, "program": "x", "kind": "chat"}
+    models = [{**model, "names": [name]} for name in ("paris", "words")]
+    swap.cluster.head.put(DESCRIPTION, json.dumps({"models": models}))
+    with pytest.raises(Refused, match=r"the endpoint has 2 models \(paris, words\)"):
+        swap()
+    assert swap.done == []

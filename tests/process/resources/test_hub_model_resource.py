@@ -1,0 +1,124 @@
+"""HubModel: the real program and the real client library against a hub of this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.agent import operations
+from spark_cluster.agent.messages import ACTIONS, check_reply
+from spark_cluster.engine.hub_models import PullPreview, warning
+from spark_cluster.node.host import Host
+from spark_cluster.node.own_program import answer_of
+from spark_cluster.node.values import ResourceError, Secret
+from spark_cluster.resources import HubModel, InvalidResource
+from spark_cluster.resources.base import to_wire
+from spark_cluster_lab.hub import Conduct, LabHub, serve
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[LabHub]:
+    root = tmp_path / "hub" / "org" / "model"
+    root.mkdir(parents=True)
+    (root / "model.safetensors").write_bytes(b"weights" * 1000)
+    (root / "config.json").write_bytes(b"{}")
+    with serve(tmp_path / "hub") as served:
+        yield served
+
+
+def model(hub: LabHub, revision: str = "", token: str = "") -> HubModel:
+    """The model, pulled with the Python of these tests, which has the library."""
+    library = str(Path(sys.executable).parent.parent)
+    return HubModel(
+        "org/model",
+        revision or hub.commit("org/model"),
+        "/srv/hub",
+        library,
+        token=Secret(token) if token else None,
+        endpoint=hub.url,
+    )
+
+
+def test_a_commit_is_pulled_once_and_known_without_the_hub(hub: LabHub, node: Any) -> None:
+    wanted = model(hub)
+    first = node.apply(wanted)
+    assert (first.verdict, first.error) == ("change", " | ")
+    asked = len(hub.requests)
+    assert node.apply(wanted).verdict == "ok"
+    assert len(hub.requests) == asked
+
+
+def test_a_missing_file_is_fetched_again(hub: LabHub, node: Any) -> None:
+    wanted = model(hub)
+    node.apply(wanted)
+    folder = node.root / "srv/hub/models--org--model"
+    (folder / "snapshots" / hub.commit("org/model") / "config.json").resolve().unlink()
+    assert node.apply(wanted).verdict == "change"
+    assert node.apply(wanted).verdict == "ok"
+
+
+def test_a_branch_is_asked_for_at_each_run(hub: LabHub, node: Any) -> None:
+    for _ in range(2):
+        assert node.apply(model(hub, "main")).verdict == "change"
+
+
+def test_a_refusal_says_what_to_do(hub: LabHub, node: Any) -> None:
+    hub.conduct["org/model"] = Conduct(gated=True)
+    result = node.apply(model(hub, token="hf_wrong"))
+    assert result.verdict == "failed"
+    assert "accept its conditions" in result.error
+    assert "hf_wrong" not in str(result.event)
+
+
+def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub: LabHub, node: Any) -> None:
+    """As the agent answers it, by the program that pulls."""
+    asked = {"what": "preview", "hub": "/srv/hub", "model": to_wire(model(hub, "main"))}
+    found = operations.act(Host(root=node.root), {"op": "store", **asked})
+    check_reply(found, "store", ACTIONS["store"]["preview"])
+    assert (found["commit"], found["size"]) == (hub.commit("org/model"), 7002)
+    assert found["missing"] == found["size"]
+    assert not list((node.root / "srv/hub").rglob("config.json"))
+    node.apply(model(hub))
+    assert operations.act(Host(root=node.root), {"op": "store", **asked})["missing"] == 0
+
+
+def test_the_token_is_in_no_argument_list_and_not_shown(hub: LabHub) -> None:
+    assert "hf_secret" not in repr(model(hub, token="hf_secret"))
+
+
+@pytest.mark.parametrize(
+    ("repository", "revision"),
+    [("../etc", "main"), ("a b/c", "main"), ("org/m", "-x"), ("o/m", "")],
+)
+def test_what_can_never_work_is_refused(repository: str, revision: str) -> None:
+    with pytest.raises(InvalidResource):
+        HubModel(repository, revision, "/srv/hub")
+
+
+def test_a_result_is_the_last_line() -> None:
+    assert answer_of('progress\n{"commit": "a"}\n', "", "org/m") == {"commit": "a"}
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "words"),
+    [
+        ("", "Traceback\nImportError: no library", "no library"),
+        ("half a line", "", "half a line"),
+        ("[]", "", "without a result"),
+        ('{"error": "gated", "hint": "accept"}', "", "gated"),
+    ],
+)
+def test_an_end_without_a_result_is_told(stdout: str, stderr: str, words: str) -> None:
+    with pytest.raises(ResourceError, match=words):
+        answer_of(stdout, stderr, "org/m")
+
+
+def test_a_large_download_states_bytes_time_and_space() -> None:
+    text = warning("org/m", "spark1", PullPreview("a" * 40, 200 * 10**9, 180 * 10**9, 900 * 10**9))
+    assert text == (
+        "org/m: 180 GB are to be fetched, which takes 0.5 h at 100 MB/s; spark1 has 900 GB free"
+    )

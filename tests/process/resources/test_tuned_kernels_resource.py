@@ -1,0 +1,240 @@
+"""TunedKernels: the real program, with a docker that runs a stand-in for vLLM's tuner."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.node import durable, engine_caches, kernel_tuner
+from spark_cluster.node.beneath import Folder
+from spark_cluster.node.values import ResourceError
+from spark_cluster.resources import InvalidResource, TunedKernels
+from tests.factories import put
+from tests.waiting import HANG_S
+
+FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
+IMAGE = "sha256:" + "ab" * 32
+TUNER = Path(__file__).parents[2] / "tuner_stand_in.py"
+DOCKER = """\
+#!/bin/sh
+[ "$1" = run ] || echo "$*" >> {log}
+case "$1 $2" in
+"image inspect") echo '[{{"Id": "{image}"}}]'; exit ;;
+"rm --force") exit ;;
+esac
+while [ "$1" != "{image}" ]; do
+  case "$1" in
+  *:/spark-cluster-tuned) output="${{1%%:*}}" ;;
+  *:{inside}:ro) sent="${{1%%:*}}" ;;
+  esac
+  before="$before $1"
+  shift
+done
+code="$3" given="$4"
+shift 4
+echo "${{before# }} {image} $given $*" >> {log}
+cd {inside_of_image}
+set -- "$@" --save-dir "$output/output" --model {root}/model
+exec {python} -S -c "$code" "${{given:+$sent}}" "$@"
+"""
+"""An image: its programs see what is in a folder, and run with the interpreter of this machine."""
+
+MADE = TunedKernels(
+    "org/m", "vllm/vllm-openai:v0.32.0", "/srv/caches", tp=1,
+    words=("--model", "/srv/m", "--tp-size", "1"), sizes=(1, 2), volumes=("/srv/m:/srv/m:ro",),
+)  # fmt: skip
+
+
+def install(node: Any, *without: str) -> None:
+    """Install a docker with an image that has vLLM, Ray and the tuner, but for what is named."""
+    inside = node.root / "image"
+    found = {
+        "ray": "ray.py",
+        "vllm": "vllm/__init__.py",
+        "version": "vllm-0.32.0.dist-info/METADATA",
+        "tuner": kernel_tuner.TUNER,
+    }
+    texts = {"version": "Name: vllm\nVersion: 0.32.0\n", "tuner": TUNER.read_text()}
+    for what, place in found.items():
+        if what not in without:
+            put(inside / place, texts.get(what, ""))
+    text = DOCKER.format(
+        root=node.root, log=node.bin / "docker.log", image=IMAGE, inside=kernel_tuner.INSIDE,
+        inside_of_image=inside, python=Path(sys.executable).resolve(),
+    )  # fmt: skip
+    node.bin.mkdir(exist_ok=True)
+    (node.bin / "docker").write_text(text)
+    (node.bin / "docker").chmod(0o755)
+    node.put("model/config.json", json.dumps({"num_experts": 8, "moe_intermediate_size": 64}))
+
+
+@pytest.fixture
+def tuned(node: Any) -> Any:
+    install(node)
+    return node
+
+
+def runs(node: Any) -> list[str]:
+    lines = (node.bin / "docker.log").read_text().splitlines()
+    return [line for line in lines if line.startswith("run --rm --init")]
+
+
+PLACE = f"srv/caches/tuned/{'ab' * 6}/org%2Fm-tp1"
+
+
+def kept(node: Any) -> list[int]:
+    """The batch sizes in the one file."""
+    (entry,) = engine_caches.tuned(node.root / "srv/caches")
+    assert (entry["image"], entry["model"], entry["tp"]) == ("ab" * 6, "org/m", 1)
+    document = json.loads((node.root / PLACE / entry["file"]).read_text())
+    return sorted(engine_caches.sizes_in(document))
+
+
+def test_tuned_once_and_then_left(tuned: Any) -> None:
+    assert tuned.check(MADE).verdict == "change"
+    result = tuned.apply(MADE)
+    assert (result.verdict, result.error) == ("change", " | ")
+    folder = tuned.root / PLACE
+    document = json.loads((folder / FILE).read_text())
+    assert document.keys() == {"triton_version", "1", "2"}
+    assert document["2"]["BLOCK_SIZE_N"] == 64
+    assert kept(tuned) == [1, 2]
+    assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
+    assert len(runs(tuned)) == 2
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name}
+    lock = tuned.root / durable.TUNING_LOCK.lstrip("/")
+    assert [path.stat().st_mode & 0o777 for path in (lock.parent, lock)] == [0o700, 0o600]
+
+
+def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -> None:
+    tuned.apply(replace(MADE, sizes=(4,), env={"VLLM_X": "1"}))
+    (line,) = runs(tuned)
+    for part in ("--network none", "--gpus all", "--volume /srv/m:/srv/m:ro", "--env VLLM_X=1"):
+        assert part in line
+    words = f"--entrypoint python3 {IMAGE}  --model /srv/m --tp-size 1"
+    assert f"{words} --tune --save-dir /spark-cluster-tuned/output --batch-size 4" in line
+
+
+def test_only_what_lacks_is_tuned_unless_it_is_asked_for_again(tuned: Any) -> None:
+    tuned.apply(replace(MADE, sizes=(1,)))
+    tuned.apply(MADE)
+    assert [line.rpartition(" ")[2] for line in runs(tuned)] == ["1", "2"]
+    tuned.apply(replace(MADE, renew=True))
+    assert len(runs(tuned)) == 4
+    other = replace(MADE, tp=2)
+    assert tuned.check(other).verdict == "change", "another size is another result"
+
+
+def test_what_was_measured_before_a_failure_is_kept(tuned: Any) -> None:
+    result = tuned.apply(replace(MADE, sizes=(1, 13, 16)))
+    assert result.verdict == "failed"
+    assert "AttributeError: 'Config' object has no attribute 'num_local_experts'" in result.error
+    assert kept(tuned) == [1]
+
+
+def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
+    tuned.apply(replace(MADE, sizes=(1,)))
+    result = tuned.apply(replace(MADE, sizes=(1, 7, 16), limit_s=0.3))
+    assert result.verdict == "failed"
+    assert "batch sizes none are tuned, 7, 16 are not" in result.error
+    assert (tuned.bin / "docker.log").read_text().endswith(f"rm --force {kernel_tuner.CONTAINER}\n")
+    assert kept(tuned) == [1]
+
+
+@pytest.mark.parametrize(
+    ("without", "said", "hint"),
+    [
+        (["ray"], "the image has no Ray", "RUN pip install ray"),
+        (["tuner"], "vLLM's tuner", "blob/v0.32.0/benchmarks/kernels/benchmark_moe.py"),
+        (["tuner", "vllm", "version"], "vLLM's tuner", "blob/vVERSION/benchmarks"),
+    ],
+)
+def test_an_image_that_cannot_tune(node: Any, without: list[str], said: str, hint: str) -> None:
+    install(node, *without)
+    result = node.apply(MADE)
+    what, _, todo = result.error.partition(" | ")
+    assert (result.verdict, said in what, hint in todo) == ("failed", True, True), result.error
+    assert engine_caches.tuned(node.root / "srv/caches") == []
+
+
+def test_a_line_without_end_takes_no_memory(capsys: Any) -> None:
+    """What an image prints is not trusted, and its reader is root's."""
+    endless = "head --bytes=67108864 /dev/zero | tr '\\0' x; exit 3"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ResourceError, match=r"ended with status 3: x{100}"):
+            kernel_tuner._run(["sh", "-c", endless], time.monotonic() + HANG_S)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        capsys.readouterr()
+    assert most < 32 << 20
+
+
+def test_one_at_a_time(tuned: Any) -> None:
+    """Another one would end the container of the first."""
+    lock = tuned.root / durable.TUNING_LOCK.lstrip("/")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        result = tuned.apply(MADE)
+    assert (result.verdict, "another tuning runs on this node" in result.error) == ("failed", True)
+    assert "rm --force" not in (tuned.bin / "docker.log").read_text()
+    assert tuned.apply(MADE).verdict == "change"
+
+
+def test_the_work_is_the_same_however_much_is_done(tuned: Any, monkeypatch: Any) -> None:
+    """By its words a later run finds the unit that runs still."""
+    seen = []
+    argv = kernel_tuner.argv
+    monkeypatch.setattr(kernel_tuner, "argv", lambda r: seen.append(argv(r)) or seen[-1])
+    tuned.apply(replace(MADE, sizes=(1, 13)))
+    tuned.apply(replace(MADE, sizes=(1, 13)))
+    assert seen[0] == seen[1]
+    assert [line.rpartition(" ")[2] for line in runs(tuned)] == ["1", "13", "13"]
+
+
+def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
+    install(node, "tuner")
+    node.put("srv/tuner.py", TUNER.read_text())
+    result = node.apply(replace(MADE, sizes=(1,), tuner="/srv/tuner.py"))
+    assert result.verdict == "change", result.error
+    (line,) = runs(node)
+    assert f"--volume {node.root}/srv/tuner.py:{kernel_tuner.INSIDE}:ro" in line
+    assert f"{IMAGE} {kernel_tuner.INSIDE} --model" in line
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '"x"', "[" * 100_000])
+def test_a_file_that_no_tuner_writes(tmp_path: Path, text: str) -> None:
+    put(tmp_path / "output" / FILE, text)
+    with pytest.raises(ResourceError, match="E=8"):
+        engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+
+
+@pytest.mark.parametrize("names", [[], [FILE, "E=9.json"]])
+def test_another_number_of_files_than_the_tuner_writes(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "output").mkdir()
+    for name in names:
+        put(tmp_path / "output" / name, "{}")
+    with pytest.raises(ResourceError, match="expected one file"):
+        engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+
+
+def test_only_numbers_of_tokens_are_sizes(tmp_path: Path) -> None:
+    put(tmp_path / "output" / FILE, json.dumps({"triton_version": "3", "9" * 5000: {}, "16": {}}))
+    engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+    assert engine_caches.tuned_sizes(Folder(tmp_path), tmp_path / "tuned/x") == {16}
+
+
+@pytest.mark.parametrize("wrong", [{"sizes": ()}, {"sizes": (0,)}, {"root": "caches"}])
+def test_what_is_no_declaration(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidResource):
+        replace(MADE, **wrong)

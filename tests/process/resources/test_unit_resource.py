@@ -1,0 +1,234 @@
+"""Unit, against a systemctl that keeps real state in a file, and its file against the real one."""
+
+import dataclasses
+import shutil
+import subprocess
+
+import pytest
+
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import File, InvalidResource, Unit
+from spark_cluster.resources import unit as module
+
+FILE = "/etc/systemd/system/spark-vllm.service"
+KEYS = "/var/lib/spark-cluster/secrets/spark-vllm"
+SERVER = Unit(
+    "spark-vllm",
+    ("vllm", "serve", "/srv/models/m", "--json", '{"a": "$5 100%"}'),
+    search_path=("/opt/vllm/bin",),
+    env={"B": "two words", "A": 'a "quote" \\ %h'},
+    mounts=("/srv/models:/srv/models:ro", "/var/lib/ray:/tmp/ray"),
+    devices=("/dev/nvidia0", "char-nvidia*"),
+    limits={"MEMLOCK": "infinity"},
+    labels={"spark-cluster.tp": "1"},
+)
+SECRET = dataclasses.replace(SERVER, secret_files={"/run/secrets/env/KEY": Secret("hunter2")})
+
+
+@pytest.fixture
+def systemd(node, monkeypatch):
+    node.install("systemd")
+    monkeypatch.setattr(module, "STAYS_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
+    node.path("/srv/models").mkdir(parents=True)
+    node.path("/etc/systemd/system").mkdir(parents=True)
+    node.path("/var/lib/ray").mkdir(parents=True)
+    return node
+
+
+def unit(node, name="spark-vllm.service"):
+    with node.state("systemd") as state:
+        return state["units"][name]
+
+
+def test_absent_is_started_and_then_left(systemd):
+    assert systemd.check(SERVER).verdict == "change"
+    assert systemd.apply(SERVER).verdict == "change"
+    running = unit(systemd)
+    assert (running["active"], running["file"]) == ("active", "enabled")
+    assert running["runs"] == SERVER.text == systemd.path(FILE).read_text()
+    before = len(systemd.calls("systemd"))
+    assert systemd.apply(SERVER).verdict == "ok"
+    assert len(systemd.calls("systemd")) == before + 1
+    assert systemd.check(SERVER).verdict == "ok"
+    assert unit(systemd)["starts"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": {"A": "2"}},
+        {"command": ("sleep", "9")},
+        {"mounts": ()},
+        {"search_path": ("/opt/other/bin",)},
+        {"limits": {}},
+        {"devices": ("char-nvidia*",)},
+        {"user": "nvidia"},
+        {"restart": "no"},
+        {"stop_timeout_s": 30},
+        {"labels": {"a": "b"}},
+    ],
+)
+def test_any_change_makes_it_again(systemd, change):
+    systemd.apply(SERVER)
+    other = dataclasses.replace(SERVER, **change)
+    assert systemd.check(other).verdict == "change"
+    assert systemd.apply(other).verdict == "change"
+    assert unit(systemd)["runs"] == other.text
+    assert systemd.apply(other).verdict == "ok"
+
+
+def test_what_drifted_is_repaired(systemd):
+    systemd.apply(SERVER)
+    for drift in ({"active": "inactive"}, {"active": "failed"}, {"file": "disabled"}):
+        with systemd.state("systemd") as state:
+            state["units"]["spark-vllm.service"].update(drift)
+        assert systemd.apply(SERVER).verdict == "change", drift
+        assert systemd.apply(SERVER).verdict == "ok"
+    systemd.put(FILE, "[Service]\nExecStart=/bin/true\n")
+    result = systemd.apply(SERVER)
+    assert result.verdict == "change"
+    assert "-ExecStart=/bin/true" in result.diff
+
+
+def test_restart_when_what_it_reads_has_changed(systemd):
+    file = File("/etc/marker", content="1")
+    dependent = dataclasses.replace(SERVER, restart_when=(file,))
+    assert [r.verdict for r in systemd.results(file, dependent)] == ["change", "change"]
+    assert [r.verdict for r in systemd.results(file, dependent)] == ["ok", "ok"]
+    other = File("/etc/marker", content="2")
+    assert [r.verdict for r in systemd.results(other, dependent)] == ["change", "change"]
+    assert unit(systemd)["starts"] == 2
+
+
+@pytest.mark.parametrize("restart", ["always", "no"])
+def test_end_right_after_the_start_is_a_failure_with_its_log(systemd, restart, monkeypatch):
+    monkeypatch.setattr(module, "STAYS_S", 100.0)
+    with systemd.state("systemd") as state:
+        log = "ValueError: no such model\n"
+        state["behaviour"] = {"spark-vllm.service": {"dies": True, "log": log, "status": 3}}
+    result = systemd.apply(dataclasses.replace(SERVER, restart=restart))
+    assert "unit spark-vllm ended right after its start with status 3" in result.error
+    assert "ValueError: no such model" in result.error
+    assert unit(systemd)["active"] == "inactive", "its restarts are ended"
+
+
+def test_absent_state(systemd):
+    systemd.apply(SECRET)
+    gone = Unit("spark-vllm", state="absent")
+    assert systemd.check(gone).verdict == "change"
+    assert systemd.apply(gone).verdict == "change"
+    assert not systemd.path(FILE).exists()
+    assert not systemd.path(KEYS).exists()
+    with systemd.state("systemd") as state:
+        assert "spark-vllm.service" not in state["units"]
+    assert systemd.apply(gone).verdict == "ok"
+
+
+def test_absent_without_systemd(node):
+    assert node.apply(Unit("spark-vllm", state="absent")).verdict == "ok"
+
+
+def test_a_mount_that_is_not_there(systemd):
+    shutil.rmtree(systemd.path("/var/lib/ray"))
+    assert "/var/lib/ray does not exist on the node" in systemd.apply(SERVER).error
+
+
+def test_secrets_are_in_private_files_and_nowhere_else(systemd):
+    result = systemd.apply(SECRET)
+    (file,) = systemd.path(KEYS).iterdir()
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("hunter2", 0o600)
+    text = systemd.path(FILE).read_text()
+    assert f'BindReadOnlyPaths="{KEYS}/{file.name}":"/run/secrets/env/KEY"' in text
+    assert 'TemporaryFileSystem="/run/secrets/env:ro"' in text
+    for place in (result.event, systemd.calls("systemd"), text):
+        assert "hunter2" not in str(place)
+    journal = systemd.path("/var/lib/spark-cluster/journal")
+    assert not [f for f in journal.rglob("*") if f.is_file() and b"hunter2" in f.read_bytes()]
+    assert systemd.apply(SECRET).verdict == "ok"
+    other = dataclasses.replace(SERVER, secret_files={"/run/secrets/env/KEY": Secret("hunter3")})
+    assert systemd.apply(other).verdict == "change"
+    assert unit(systemd)["starts"] == 2
+
+
+def test_folders_of_secrets_are_empty_but_for_them():
+    files = {"/run/secrets/env/KEY": Secret("1"), "/run/secrets/ray-token": Secret("2")}
+    text = dataclasses.replace(SERVER, secret_files=files).text
+    assert text.count("TemporaryFileSystem=") == 2, "/run and these"
+    assert 'TemporaryFileSystem="/run/secrets:ro"' in text
+    assert text.count('":"/run/secrets/') == 2
+
+
+def test_it_may_write_its_mounts_only():
+    text = dataclasses.replace(SERVER, mounts=("/a:/a", "/b:/b:ro", "/c:/d")).text
+    for line in (
+        "ProtectSystem=strict",
+        'ReadWritePaths="/a"',
+        'BindReadOnlyPaths="/b":"/b"',
+        'BindPaths="/c":"/d"',
+        "NoNewPrivileges=yes",
+    ):
+        assert line in text.splitlines()
+
+
+def test_it_has_the_devices_that_are_declared_only():
+    text = dataclasses.replace(SERVER, devices=("char-nvidia*", "/dev/infiniband/rdma_cm")).text
+    assert "DevicePolicy=closed" in text.splitlines()
+    allowed = [line for line in text.splitlines() if line.startswith("DeviceAllow=")]
+    assert allowed == ["DeviceAllow=char-nvidia* rw", "DeviceAllow=/dev/infiniband/rdma_cm rw"]
+
+
+def test_the_file_says_what_was_declared():
+    assert module.declared(SERVER.text.encode()) == {
+        "command": list(SERVER.command),
+        "env": dict(SERVER.env),
+        "labels": {"spark-cluster.tp": "1"},
+        "spec": SERVER.spec,
+    }
+    for nothing in (b"", b"Declared=[1]", b"Declared={", b"\xff"):
+        assert module.declared(nothing) == {}
+
+
+def test_words_are_quoted_as_systemd_reads_them():
+    assert '"{\\"a\\": \\"$$5 100%%\\"}"' in SERVER.text
+    assert 'Environment="A=a \\"quote\\" \\\\ %%h"' in SERVER.text
+    assert 'Environment="PATH=/opt/vllm/bin:/usr/local/sbin:' in SERVER.text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_itself_takes_the_file(tmp_path):
+    file = tmp_path / "spark-vllm.service"
+    file.write_text(SECRET.text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False
+    )
+    ours = [line for line in done.stderr.splitlines() if "spark-vllm" in line]
+    assert ours == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"unit": "a b"}, "not the name"),
+        ({"command": ()}, "list of strings"),
+        ({"command": "ray start"}, "list of strings"),
+        ({"env": {"KEY": Secret("x")}}, "secret_files"),
+        ({"command": ("--api-key", Secret("x"))}, "secret_files"),
+        ({"env": {"N": 1}}, "write it as text: '1'"),
+        ({"env": {"N": "a\0b"}}, "has a NUL character"),
+        ({"mounts": "/a:/b"}, "mounts is a list of strings"),
+        ({"env": {"A B": "1"}}, "not the name of a variable"),
+        ({"secret_files": {"/k": "plain"}}, "wrap the value in Secret"),
+        ({"mounts": ("models:/models",)}, "not an absolute path"),
+        ({"mounts": ("/a:/b:rx",)}, "SOURCE:TARGET"),
+        ({"limits": {"memlock": "1"}}, "none of systemd's"),
+        ({"limits": {"MEMLOCK": "1\nUser=x"}}, "none of systemd's"),
+        ({"devices": ("/dev/x rw\nUser=x",)}, "not /dev/NAME"),
+        ({"devices": ("/etc/passwd",)}, "not /dev/NAME"),
+        ({"restart": "sometimes"}, "not one of no, always"),
+        ({"state": "stopped"}, "not running or absent"),
+    ],
+)
+def test_bad_declarations(arguments, text):
+    with pytest.raises(InvalidResource, match=text):
+        Unit(**{"unit": "ray", "command": ("ray",), **arguments})

@@ -1,0 +1,856 @@
+"""A real agent over a pipe: operations, code and contents on demand, faults, masking, locking."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pipe_channel import PipeChannel
+from waiting import FAR_S, HANG_S, until
+
+from spark_cluster.agent import frames
+from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Command, Directory, File, HubModel, Line
+from spark_cluster.runner import wire
+from spark_cluster.runner import wire as wire_module
+from spark_cluster.runner.delivery import document
+from spark_cluster.runner.session import Session
+
+
+def submit(session, *resources, **options):
+    packed = document(resources)
+    pending = session.submit("apply", resources=packed.resources, **{"run": "r1", **options})
+    return pending, packed.blobs
+
+
+def apply(session, *resources, **options):
+    """The results of a document, by resource id; `None` stands for the reply."""
+    pending, blobs = submit(session, *resources, **options)
+    events = []
+    reply = pending.wait(events.append, blobs)
+    return {**{e["id"]: e for e in events if e["event"] == "result"}, None: reply}
+
+
+def verdicts(results):
+    return [event["verdict"] for name, event in results.items() if name is not None]
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "spark1"
+
+
+class Recorded(PipeChannel):
+    """A pipe that remembers what was sent."""
+
+    def __init__(self, argv):
+        super().__init__(argv)
+        self.sent = b""
+
+    def send(self, data):
+        self.sent += data
+        super().send(data)
+
+
+# -- the code ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A node that has never had an agent."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def test_code_is_sent_when_it_is_lacking_and_not_again(fresh, tmp_path):
+    sent = []
+    for _ in "ab":
+        channel = Recorded(wire.argv("test"))
+        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        assert session.run(["echo", "hello"]).stdout == "hello\n"
+        session.close()
+        sent.append(wire.code() in channel.sent)
+    assert sent == [True, False]
+    kept = list((fresh / ".cache/spark-cluster/agent").iterdir())
+    assert [path.name for path in kept] == [wire.digest()]
+    assert kept[0].stat().st_mode & 0o777 == 0o700
+
+
+def test_requests_that_were_sent_before_the_code_was_there(fresh, tmp_path):
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+    pending = [session.submit("run", argv=["echo", str(i)]) for i in range(5)]
+    assert [p.wait()["stdout"] for p in pending] == [f"{i}\n" for i in range(5)]
+    session.close()
+
+
+def test_two_agents_that_both_lack_the_code(fresh, tmp_path):
+    sessions = [
+        Session(str(i), PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+        for i in range(3)
+    ]
+    pending = [s.submit("run", argv=["echo", "x"]) for s in sessions]
+    assert [p.wait()["stdout"] for p in pending] == ["x\n"] * 3
+    for session in sessions:
+        session.close()
+    assert len(list((fresh / ".cache/spark-cluster/agent").iterdir())) == 1
+
+
+# Each damages the code as a power cut, or somebody, can; `main` is imported first, `revert` late.
+DAMAGES = {
+    "a truncated file": lambda code: (code / "agent/main.py").write_bytes(
+        (code / "agent/main.py").read_bytes()[:1000]
+    ),
+    "a file that is imported late": lambda code: (code / "agent/revert.py").write_bytes(b""),
+    "a file less": lambda code: (code / "resources/file.py").unlink(),
+    "a file more": lambda code: (code / "agent/json.py").write_text("raise ValueError"),
+    "nothing": shutil.rmtree,
+    "a folder that is a file": lambda code: (
+        shutil.rmtree(code / "agent"),
+        (code / "agent").write_text(""),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_code_that_was_damaged_is_sent_again(fresh, tmp_path, damage):
+    folder = fresh / ".cache/spark-cluster/agent"
+    for number in range(3):
+        channel = Recorded(wire.argv("test"))
+        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        assert session.request("history", of=None)["runs"] == []
+        session.close()
+        assert (wire.code() in channel.sent) == (number < 2)
+        if number == 0:
+            DAMAGES[damage](folder / wire.digest() / "spark_cluster")
+    assert [path.name for path in folder.iterdir()] == [wire.digest()]
+
+
+def test_what_python_compiled_is_of_this_boot_only(fresh, tmp_path):
+    """It is not synced: after a power cut it can be torn, and Python would fail for ever."""
+    folder = fresh / ".cache/spark-cluster/agent" / wire.digest()
+    for _ in "ab":
+        session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+        assert session.run(["echo", "x"]).stdout == "x\n"
+        session.close()
+        (boot,) = (folder / "compiled").iterdir()
+        assert boot.name == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert list(boot.rglob("*.pyc"))
+        assert not list((folder / "spark_cluster").rglob("*.pyc"))
+        boot.rename(boot.with_name("of-an-earlier-boot"))
+
+
+def test_older_versions_of_the_code_go_but_the_last(fresh, tmp_path):
+    folder = fresh / ".cache/spark-cluster/agent"
+    for number in range(4):
+        (folder / f"{number:064x}").mkdir(parents=True)
+        os.utime(folder / f"{number:064x}", (number, number))
+    (folder / f"{9:064x}.{2**22 + 1}").mkdir()
+    (folder / "mine").mkdir()
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+    session.run(["true"])
+    session.close()
+    left = {wire.digest(), f"{3:064x}", "mine"}
+    assert {path.name for path in folder.iterdir()} == left
+
+
+def test_versions_stay_from_which_units_run(fresh, tmp_path):
+    folder = fresh / ".cache/spark-cluster/agent"
+    for number in range(4):
+        (folder / f"{number:064x}").mkdir(parents=True)
+        os.utime(folder / f"{number:064x}", (number, number))
+    unit = tmp_path / "run/systemd/transient/spark-cluster-telemetry-r1.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"[Service]\nExecStart=python3 {folder}/{1:064x}/spark_cluster/node x:main\n")
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+    session.run(["true"])
+    session.close()
+    left = {wire.digest(), f"{1:064x}", f"{3:064x}"}
+    assert {path.name for path in folder.iterdir()} == left
+
+
+HUB = {"what": "state", "hub": "/srv/hub", "wanted": []}
+
+
+def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, tmp_path):
+    sent = []
+    for _ in "ab":
+        channel = Recorded(wire.argv("test"))
+        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        session.run(["true"])
+        assert wire.code("store") not in channel.sent
+        pending = [session.submit("store", **HUB) for _ in range(4)]
+        assert [one.wait()["models"] for one in pending] == [[]] * 4
+        session.close()
+        assert wire.code("tuner") not in channel.sent
+        sent.append(channel.sent.count(wire.code("store")))
+    assert sent == [1, 0]
+    folder = fresh / ".cache/spark-cluster/agent"
+    assert [path.name for path in folder.iterdir()] == [wire.digest()]
+    assert not list((folder / wire.digest()).rglob("kernel_tuner.py"))
+
+
+# As a power cut leaves it, or an agent that was killed while it wrote the part.
+DAMAGES_OF_A_PART = {
+    "an empty file": lambda code: (code / "node/store/usage.py").write_bytes(b""),
+    "half of the files": lambda code: shutil.rmtree(code / "node/store"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES_OF_A_PART)
+def test_a_part_that_was_damaged_is_sent_again(fresh, tmp_path, damage):
+    folder = fresh / ".cache/spark-cluster/agent"
+    sent = []
+    for number in range(3):
+        channel = Recorded(wire.argv("test"))
+        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        assert session.request("store", **HUB)["models"] == []
+        session.close()
+        sent.append((wire.code() in channel.sent, wire.code("store") in channel.sent))
+        if number == 0:
+            DAMAGES_OF_A_PART[damage](folder / wire.digest() / "spark_cluster")
+    assert sent == [(True, True), (False, True), (False, False)]
+
+
+def test_a_resource_brings_its_part(fresh, tmp_path):
+    channel = Recorded(wire.argv("test"))
+    session = Session("n", channel, as_root=False, root=str(tmp_path))
+    model = HubModel("org/model", "a" * 40, "/srv/hub")
+    results = apply(session, model, check=True)
+    session.close()
+    assert results["HubModel:org/model"]["verdict"] == "change"
+    assert wire.code("store") in channel.sent
+
+
+def test_no_room_for_a_part_of_the_code(fresh, tmp_path):
+    channel = Recorded(wire.argv("test"))
+    session = Session("n", channel, as_root=False, root=str(tmp_path))
+    session.run(["true"])
+    place = fresh / ".cache/spark-cluster/agent" / wire.digest() / "spark_cluster/node/store"
+    place.write_text("a file where a folder should be")
+    for _ in "ab":
+        with pytest.raises(Failed, match=r"node/store: .*(exists|directory)"):
+            session.request("store", **HUB)
+    place.unlink()
+    assert session.request("store", **HUB)["models"] == []
+    session.close()
+    assert channel.sent.count(wire.code("store")) == 1, "what has come is not asked for again"
+
+
+def test_no_room_for_the_code(fresh, tmp_path):
+    (fresh / ".cache").write_text("a file where a folder should be")
+    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+    with pytest.raises(Failed, match=r"the agent cannot be stored there: .*\.cache.*directory"):
+        session.run(["true"])
+    session.close()
+
+
+# -- operations ----------------------------------------------------------------------------------
+
+
+def test_gather(agent, root):
+    session = agent()
+    (root / "etc").mkdir()
+    (root / "etc/motd").write_bytes(b"caf\xc3\xa9 \xff")
+    (root / "etc/other").write_text("x")
+    answer = session.request(
+        "gather",
+        commands={
+            "echo": ["echo", "hello"],
+            "false": ["sh", "-c", "echo no >&2; exit 3"],
+            "none": ["no-such-command"],
+        },
+        files={"motd": "/etc/motd", "none": "/etc/none", "folder": "/etc"},
+        trees={"etc": "/etc/*"},
+        timeout=HANG_S,
+    )
+    assert answer["commands"] == {
+        "echo": {"status": 0, "stdout": "hello\n", "stderr": ""},
+        "false": {"status": 3, "stdout": "", "stderr": "no\n"},
+        "none": None,
+    }
+    assert answer["files"] == {"motd": "café �", "none": None, "folder": None}
+    assert answer["trees"] == {"etc": {"/etc/motd": "café �", "/etc/other": "x"}}
+    asked = {"service": {"url": "http://127.0.0.1:9/x", "timeout": 2}}
+    (reply,) = session.request("gather", requests=asked)["requests"].values()
+    assert (reply["status"], reply["body"]) == (0, "")
+    assert "refused" in reply["reason"]
+    slow = session.request("gather", commands={"slow": ["sleep", str(FAR_S)]}, timeout=0.1)
+    assert slow["commands"] == {"slow": None}
+
+
+def test_run(agent):
+    session = agent()
+    done = session.run(["sh", "-c", "cat; echo oops >&2; exit 4"], stdin="in")
+    assert (done.status, done.stdout, done.stderr) == (4, "in", "oops\n")
+    with pytest.raises(Failed, match="no-such-command: no such command") as caught:
+        session.run(["no-such-command"])
+    assert caught.value.where == "spark1"
+    with pytest.raises(Failed, match=r"sleep: not done after 0\.1 s"):
+        session.run(["sleep", str(FAR_S)], timeout=0.1)
+    with pytest.raises(Failed, match="no user 'nobody-there'"):
+        session.run(["true"], user="nobody-there")
+
+
+def test_what_is_printed_cannot_be_taken_for_the_protocol(agent):
+    frame = frames.pack({"event": "done", "req": 1, "status": 0}).decode()
+    done = agent().run(["printf", "%s", frame.replace("\0", "")])
+    assert done.stdout.endswith('"status":0}')
+
+
+@contextmanager
+def web(answer):
+    """A server on the loopback; `answer(handler) -> (status, headers, body)`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def reply(self):
+            size = int(self.headers.get("Content-Length", 0))
+            self.received = self.rfile.read(size).decode()
+            status, headers, body = answer(self)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = reply  # noqa: N815
+
+        def log_message(self, *_args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_http(agent, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    def answer(request):
+        if request.path == "/away":
+            return 302, {"Location": "/"}, b"moved"
+        if request.path == "/none":
+            return 404, {}, b"not here"
+        return 200, {}, f"{request.command} {request.headers['X']} {request.received}".encode()
+
+    session = agent()
+    with web(answer) as url:
+        said = session.http(f"{url}/", method="POST", headers={"X": "y"}, body="in")
+        assert (said.status, said.body) == (200, "POST y in")
+        assert session.http(f"{url}/none").body == "not here"
+        assert session.http(f"{url}/away").status == 302
+    refused = session.http(f"{url}/")
+    assert refused.status == 0
+    assert "refused" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        ("no address", {}),
+        ("http://127.0.0.1:99999/", {}),
+        ("http://127.0.0.1:1/a b", {}),
+        ("http://127.0.0.1:1/", {"Authorization": "Bearer two\nlines"}),
+        ("http://127.0.0.1:1/", {"Authorization": "Bearer \u20ac"}),
+    ],
+)
+def test_http_that_cannot_be_asked(agent, url, headers):
+    assert agent().http(url, headers=headers).status == 0
+
+
+def test_stream(agent):
+    session = agent()
+    texts = []
+    script = "echo one; echo two >&2; exit 7"
+    reply = session.request("stream", lambda e: texts.append(e["text"]), argv=["sh", "-c", script])
+    assert ("".join(texts), reply["status"]) == ("one\ntwo\n", 7)
+
+
+def test_stream_keeps_a_character_whole_that_comes_in_two_parts(agent, root):
+    texts = []
+    heard = root / "heard"
+    wait = f"while ! test -e {heard}; do sleep 0.02; done"
+    script = rf"printf 'caf\303'; {wait}; printf '\251\n'"
+
+    def tell(event):
+        texts.append(event["text"])
+        heard.touch()
+
+    agent().request("stream", tell, argv=["sh", "-c", script])
+    assert texts == ["caf", "é\n"]
+
+
+def test_stream_that_goes_on_ends_with_the_conversation(agent, root):
+    session = agent()
+    script = f"echo $$ > {root}/pid; while :; do echo more; sleep 0.05; done"
+    session.submit("stream", argv=["sh", "-c", script])
+    until(lambda: (root / "pid").exists() and (root / "pid").read_text())
+    session.close()
+    assert not alive(int((root / "pid").read_text()))
+
+
+def alive(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+    return False
+
+
+# -- documents -----------------------------------------------------------------------------------
+
+
+def test_a_later_resource_sees_what_an_earlier_one_did(agent, root):
+    resources = (
+        Directory("/srv"),
+        File("/srv/a", content="1\n"),
+        Line("/srv/a", line="2"),
+        Command("read it", ("cat", str(root / "srv/a")), reads=True),
+    )
+    session = agent()
+    results = apply(session, *resources)
+    assert verdicts(results) == ["change", "change", "change", "ok"]
+    assert results["Command:read it"]["output"] == "1\n2\n"
+    assert results[None]["ok"] is True
+
+
+def test_a_failure_ends_the_document(agent, root):
+    results = apply(
+        agent(),
+        File("/a", content="1"),
+        File("/none/b", content="2"),
+        File("/c", content="3"),
+    )
+    assert verdicts(results) == ["change", "failed"]
+    assert results[None]["ok"] is False
+    assert "the folder /none does not exist" in results["File:/none/b"]["error"]
+    assert not (root / "c").exists()
+
+
+def test_a_type_that_the_agent_does_not_know(agent, root):
+    session = agent()
+    good = {"type": "File", "path": "/a", "content": "1"}
+    for bad in (
+        {"type": "Nonsense", "name": "x"},
+        {"type": "File", "path": "/b", "contents": "typo"},
+        {"type": "File", "path": "relative", "content": ""},
+        {"type": "Directory", "path": {"$what": 1}},
+        {},
+    ):
+        with pytest.raises(Failed, match="the document does not fit this agent"):
+            session.request("apply", resources=[good, bad], run="r")
+    assert not (root / "a").exists(), "something was applied"
+    assert session.run(["true"]).status == 0
+
+
+def test_requests_that_make_no_sense(agent):
+    session = agent()
+    for op, what in (
+        ("nonsense", {}),
+        ("apply", {}),
+        ("apply", {"resources": 5}),
+        ("run", {}),
+        ("run", {"argv": []}),
+        ("run", {"argv": ["a\0b"]}),
+        ("stream", {"argv": ["no-such-command"]}),
+        ("stream", {}),
+        ("lock", {}),
+    ):
+        with pytest.raises(Failed):
+            session.request(op, **what)
+    assert session.run(["true"]).status == 0
+
+
+def test_content_travels_only_when_it_is_lacking(agents_home, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(agents_home))
+    content = os.urandom(100_000)
+    sent = []
+    for text in (content, content, content[1:]):
+        channel = Recorded(wire.argv("test"))
+        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        verdict = apply(session, File("/big", content=text))["File:/big"]["verdict"]
+        session.close()
+        sent.append((verdict, text in channel.sent))
+        assert (tmp_path / "big").read_bytes() == text
+    assert sent == [("change", True), ("ok", False), ("change", True)]
+
+
+def test_one_content_in_two_files(agent, root):
+    content = "x" * 50_000
+    results = apply(agent(), File("/a", content=content), File("/b", content=content))
+    assert verdicts(results) == ["change", "change"]
+    assert (root / "b").read_text() == content
+
+
+def test_content_that_was_damaged_on_its_way(agent, root):
+    session = agent()
+    pending, blobs = submit(session, File("/big", content="x" * 50_000))
+    (digest,) = blobs
+    events = []
+    assert pending.wait(events.append, {digest: b"y" * 50_000})["ok"] is False
+    assert "content was damaged on its way" in events[-1]["error"]
+    assert list(root.glob("*big*")) == []
+
+
+def test_check_mode_changes_nothing_and_asks_for_no_content(agent, root):
+    pending, _ = submit(agent(), File("/big", content="x" * 50_000), check=True)
+    events = []
+    assert pending.wait(events.append, {})["ok"]
+    assert [e["verdict"] for e in events] == ["change"]
+    assert list(root.iterdir()) == []
+
+
+def test_check_mode_over_several_documents_of_a_run(agent, root):
+    session = agent()
+    first = apply(session, Directory("/srv"), File("/srv/a", content="1\n"), check=True)
+    assert verdicts(first) == ["change", "change"]
+    second = apply(session, Line("/srv/a", line="2"), File("/srv/b", content=""), check=True)
+    assert verdicts(second) == ["change", "change"]
+    assert apply(session, Line("/srv/a", line="2"), check=True)["Line:/srv/a#2"]["verdict"] == "ok"
+    # Another run knows nothing of it.
+    third = apply(session, Line("/srv/a", line="2"), check=True, run="r2")
+    assert verdicts(third) == ["failed"]
+    assert list(root.iterdir()) == []
+
+
+def test_unknown_after_names_the_maker(agent, root):
+    (root / "opt").mkdir(parents=True)
+    results = apply(
+        agent(),
+        Command("install it", ("true",), makes=("path:/opt/tool",)),
+        Line("/opt/tool", line="x"),
+        check=True,
+    )
+    assert results["Line:/opt/tool#x"]["verdict"] == "unknown"
+    assert results["Line:/opt/tool#x"]["reason"] == "after: Command:install it"
+    # Without an earlier maker it is a failure, also in check mode.
+    alone = apply(agent("other"), Line("/opt/tool", line="x"), check=True)
+    assert verdicts(alone) == ["failed"]
+
+
+def test_owed_restart_survives_an_agent_that_dies_before_it(agent, root):
+    config = File("/config", content="2")
+    die = Command("restart it", ("sh", "-c", "kill -9 $PPID"), when_changed=(config,))
+    with pytest.raises(Unreachable, match="the connection was lost") as caught:
+        apply(agent(), config, die)
+    assert "run the same command again" in caught.value.hint
+    assert (root / "config").read_text() == "2"
+    again = Command("restart it", ("touch", str(root / "restarted")), when_changed=(config,))
+    checked = apply(agent(), config, again, check=True)
+    assert [(i, e["verdict"]) for i, e in checked.items() if i] == [
+        ("File:/config", "ok"),
+        ("Command:restart it", "change"),
+    ]
+    assert verdicts(apply(agent(), config, again)) == ["ok", "change"]
+    assert (root / "restarted").exists()
+    assert verdicts(apply(agent(), config, again)) == ["ok", "ok"]
+
+
+def test_two_documents_at_once_on_one_session(agent, root):
+    session = agent()
+    wait = f"while ! test -e {root}/quick; do sleep 0.02; done"
+    slow = Command("slow", ("sh", "-c", f"{wait}; cat {root}/quick"), reads=True)
+    first, _ = submit(session, slow)
+    second, blobs = submit(session, File("/quick", content="q" * 30_000))
+    events = []
+    assert second.wait(events.append, blobs)["ok"]
+    assert {e["id"] for e in events} == {"File:/quick"}
+    late = []
+    assert first.wait(late.append)["ok"]
+    assert [e["id"] for e in late] == ["Command:slow"]
+    assert late[0]["output"] == "q" * 30_000
+
+
+def test_two_documents_at_once_replace_the_same_content(agent, root):
+    """Replaced content is kept under its digest: one place for both."""
+    session = agent()
+    files = [f"/{i}" for i in range(40)]
+    for name in files:
+        (root / name[1:]).write_text("the same")
+    half = len(files) // 2
+    pending = [
+        submit(session, *(File(n, content="new") for n in part))[0]
+        for part in (files[:half], files[half:])
+    ]
+    events = []
+    assert [p.wait(events.append)["ok"] for p in pending] == [True, True], events
+    kept = list((root / "var/lib/spark-cluster/journal/r1/before").iterdir())
+    assert [p.name for p in kept] == [hashlib.sha256(b"the same").hexdigest()]
+
+
+# -- secrets -------------------------------------------------------------------------------------
+
+
+def test_secrets_are_masked_in_all_that_comes_back(agent, root):
+    secret = Secret("hunter2-is-long")
+    session = agent()
+    results = apply(
+        session,
+        File("/key", content=secret),
+        File("/config", content=f"key = {secret}\n"),
+        Command("print", ("cat", str(root / "config")), reads=True),
+        Line("/config", line="other = 1"),
+        File("/gone", content="old"),
+        Command("break", ("sh", "-c", "echo $KEY >&2; exit 1"), env={"KEY": secret}),
+        diff=True,
+    )
+    said = json.dumps(list(results.values()))
+    assert "hunter2" not in said
+    assert "key = ***" in results["File:/config"]["diff"]
+    assert results["Command:print"]["output"] == "key = ***\n"
+    assert "***" in results["Command:break"]["error"]
+    assert (root / "config").read_text() == "key = hunter2-is-long\nother = 1\n"
+    journal = (root / "var/lib/spark-cluster/journal/r1/changes.jsonl").read_text()
+    assert "hunter2" not in journal
+    # Later requests of the same conversation as well, and what a command says while it runs.
+    texts = []
+    session.request("stream", lambda e: texts.append(e["text"]), argv=["echo", str(secret)])
+    assert "".join(texts) == "***\n"
+    assert session.run(["cat", str(root / "key")]).stdout == "***"
+
+
+def test_a_secret_that_is_a_word_of_the_protocol_breaks_nothing(agent, root):
+    """A short or unlucky secret may hide texts, never what belongs to what."""
+    for word in ("file", "File:/a", "done", "a", "e", "0", "id", "result", "ok"):
+        name = f"node-{len(word)}-{word[0]}{word[-1]}"
+        content = "x" * 20_000
+        results = apply(
+            agent(name),
+            File("/secret", content=Secret(word)),
+            File("/a", content=content),
+            diff=True,
+        )
+        assert {"File:/secret", "File:/a"} < set(results), word
+        assert results[None]["ok"] is True
+
+
+# -- the end of a conversation ---------------------------------------------------------------------
+
+
+def test_end_in_the_middle_of_a_document(agent, root):
+    session = agent()
+    session.request("lock", owner={"run": "r1"})
+    script = f"trap '' TERM; echo $$ > {root}/pid; while :; do sleep 1; done"
+    stubborn = Command("stubborn", ("sh", "-c", script), creates="/none")
+    submit(session, File("/a", content="1"), stubborn, File("/b", content="2"))
+    until(lambda: (root / "pid").exists() and (root / "pid").read_text())
+    session.close()
+    assert not session._channel.was_killed, "only because of that the command would be gone"
+    assert not alive(int((root / "pid").read_text()))
+    assert (root / "a").exists()
+    assert not (root / "b").exists()
+    agent().request("lock", owner={"run": "r2"})
+
+
+def test_what_must_finish_is_waited_for(agent, root):
+    session, second = agent(), agent()
+    session.request("lock", owner={"run": "r1"})
+    assert second.run(["true"]).status == 0
+    wait = f"while ! test -e {root}/refused; do sleep 0.02; done"
+    script = f"touch {root}/begun; {wait}; touch {root}/finished"
+    command = Command("apt", ("sh", "-c", script), creates="/finished", must_finish=True)
+    submit(session, command, File("/b", content="2"))
+    until((root / "begun").exists)
+    closing = threading.Thread(target=session.close)
+    closing.start()
+    assert second.request("lock", owner={"run": "r2"})["locked_by"]["run"] == "r1"
+    (root / "refused").touch()
+    closing.join()
+    assert (root / "finished").exists()
+    assert not (root / "b").exists()
+    assert "locked_by" not in second.request("lock", owner={"run": "r2"})
+
+
+def test_a_second_agent_is_refused_with_who_holds_the_lock(agent, root):
+    owner = {"run": "r1", "command": "up --tp 2", "user": "me@laptop", "since": 12.5}
+    first, second = agent(), agent()
+    assert "locked_by" not in first.request("lock", owner=owner)
+    assert "locked_by" not in first.request("lock", owner=owner), "its own lock is no obstacle"
+    held = second.request("lock", owner={"run": "r2"})["locked_by"]
+    assert held["run"] == "r1"
+    assert {k: held[k] for k in owner} == owner
+    first.close()
+    assert "locked_by" not in second.request("lock", owner={"run": "r2"})
+
+
+def test_a_lock_file_of_nonsense(agent, root):
+    (root / "run/spark-cluster/locks").mkdir(parents=True)
+    (root / "run/spark-cluster/locks/run").write_text("[not json")
+    assert "locked_by" not in agent().request("lock", owner={"run": "r1"})
+
+
+# -- agents that are none --------------------------------------------------------------------------
+
+
+ALIVE = frames.pack({"event": "alive"})
+
+
+def script(text, **options):
+    """A session with something that is no agent."""
+    return Session("spark1", PipeChannel(["python3", "-c", text]), as_root=False, **options)
+
+
+@contextmanager
+def lost(text, kind=Unreachable):
+    session = script(text)
+    with pytest.raises(kind) as caught:
+        session.run(["true"])
+    yield caught.value
+    with pytest.raises(kind):  # every later request says it too
+        session.run(["true"])
+    session.close()
+
+
+def test_frames_that_are_none():
+    for data in (
+        b"Last login: never\n",
+        struct.pack(">I", 3) + b"[1]",
+        struct.pack(">I", 2) + b"{{",
+    ):
+        with lost(f"import os,sys; os.write(1, {data!r}); sys.stdin.read()", Failed) as error:
+            assert "not the agent's protocol" in error.message
+
+
+def test_an_end_inside_a_frame():
+    with lost("import os; os.write(1, b'\\0\\0\\1\\0half')") as error:
+        assert "the connection was cut" in error.message
+
+
+def test_an_agent_that_dies_with_words():
+    with lost(f"import os,sys; os.write(1, {ALIVE!r}); sys.exit('no memory')") as error:
+        assert "no memory" in error.message
+
+
+def test_an_agent_that_is_gone_before_it_was_asked():
+    channel = PipeChannel(["true"])
+    until(lambda: channel.status() is not None)
+    session = Session("spark1", channel, as_root=False)
+    with pytest.raises(Unreachable):
+        session.run(["true"])
+    with pytest.raises(Unreachable):
+        session.run(["true"])
+    session.close()
+
+
+def test_silence(monkeypatch):
+    monkeypatch.setattr(wire_module, "START_WITHIN", 0.2)
+    with lost("import sys; sys.stdin.read()") as error:
+        assert "no message from the agent after 0.2 s" in error.message
+
+
+def test_silence_after_the_first_word(monkeypatch):
+    monkeypatch.setattr(wire_module, "LOST_AFTER", 0.2)
+    with lost(f"import os,sys; os.write(1, {ALIVE!r}); sys.stdin.read()") as error:
+        assert "no sign of life" in error.message
+
+
+def test_a_sign_of_life_to_an_agent_that_is_gone(monkeypatch):
+    """The answer to a sign of life cannot be sent: that is an end as well, not a hang."""
+    text = (
+        "import os,time\n"
+        "os.close(0)\n"  # it hears nothing any more
+        f"for _ in range(20): os.write(1, {ALIVE!r}); time.sleep(0.05)\n"
+    )
+    with lost(text) as error:
+        assert "connection was lost" in error.message
+
+
+def test_content_for_an_agent_that_is_gone():
+    need = frames.pack({"event": "need", "req": 1, "sha256": "00", "from": 0, "size": 300_000})
+    text = f"import os,time\nos.read(0, 1); os.close(0); os.write(1, {need!r}); time.sleep(1)"
+    session = script(text)
+    with pytest.raises(Unreachable):
+        session.request("apply", blobs={"00": b"x" * 300_000}, resources=[])
+    session.close()
+
+
+def test_too_old_a_python():
+    event = frames.pack({"event": "too_old", "python": "3.8.10"})
+    session = script(f"import os,sys; os.write(1, {event!r}); sys.stdin.read()")
+    with pytest.raises(Failed, match=r"Python 3\.8\.10 is too old") as caught:
+        session.run(["true"])
+    assert "3.10" in caught.value.hint
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "message", "hint"),
+    [
+        ("spark-cluster-sudo:Sorry, try again.\nspark-cluster-sudo:", None,
+         "sudo does not accept the password of nvidia", "become.password"),
+        ("sudo: a password is required\n", 1,
+         "sudo asks for the password of nvidia", "become.password"),
+        ("sudo: sorry, you must have a tty\nsudo: a terminal is required to read the password\n", 1,
+         "sudo asks for the password of nvidia", "become.password"),
+        ("nvidia is not in the sudoers file.\nThis incident will be reported.\n", 1,
+         "nvidia may not use sudo there", "usermod -aG sudo nvidia"),
+        ("Sorry, user nvidia is not allowed to execute '/usr/bin/python3' as root.\n", 1,
+         "nvidia may not use sudo there", "usermod"),
+        ("bash: line 1: python3: command not found\n", 127,
+         "there is no Python 3 on the node", "apt-get install python3"),
+        ("sudo: python3: command not found\n", 1,
+         "there is no Python 3 on the node", "apt-get install python3"),
+        ("bash: line 1: sudo: command not found\n", 127,
+         "there is no sudo on the node", "log in as root"),
+        ("Fatal Python error: init_sys_streams\n", 1,
+         "the agent did not start: Fatal Python error", ""),
+    ],
+)  # fmt: skip
+def test_why_an_agent_never_spoke(monkeypatch, said, status, message, hint):
+    """The texts as sudo and shells print them, from an agent's own standard error."""
+    monkeypatch.setattr(wire_module, "START_WITHIN", FAR_S)
+    from spark_cluster.runner.node_connection import why_no_agent
+
+    end = "sys.stdin.read()" if status is None else f"sys.exit({status})"
+    session = script(
+        f"import sys; sys.stderr.write({said!r}); sys.stderr.flush(); {end}",
+        explain=partial(why_no_agent, "spark1", "nvidia"),
+    )
+    started = time.monotonic()
+    with pytest.raises(Failed) as caught:
+        session.run(["true"])
+    assert time.monotonic() - started < HANG_S
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.where == "spark1"
+    session.close()
+
+
+def test_an_agent_whose_laptop_is_gone_ends(agents_home):
+    """Nothing is heard from the laptop, and its connection is not cut either."""
+    text = (
+        "import sys, threading\n"
+        "import spark_cluster.agent.main as agent\n"
+        "agent.ALIVE_EVERY, agent.GONE_AFTER = 0.1, 0.5\n"
+        f"agent.main(sys.stdin.buffer, [{{'op': 'run', 'req': 1, 'argv': ['sleep', '{FAR_S}']}}])\n"
+    )
+    started = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    ) as process:
+        said = process.stdout.read()
+        assert process.wait(HANG_S) == 1
+    assert b'"alive"' in said
+    assert time.monotonic() - started < HANG_S

@@ -1,0 +1,449 @@
+"""Parts of the runner: payload and bootstrap, documents, selection, the run record, events."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from waiting import HANG_S
+
+from spark_cluster.agent import bootstrap, frames
+from spark_cluster.cli import run as record
+from spark_cluster.cli.opened import new_run
+from spark_cluster.cli.results import Recap
+from spark_cluster.cli.run import RunRecord
+from spark_cluster.config import folders
+from spark_cluster.config.topology import tagged
+from spark_cluster.errors import Failed
+from spark_cluster.node.values import Blob, Secret
+from spark_cluster.resources import Command, Directory, File, Service
+from spark_cluster.runner import wire
+from spark_cluster.runner.delivery import INLINE, check, document
+from spark_cluster.runner.events import (
+    Bus,
+    Changing,
+    Event,
+    NodeFailed,
+    Note,
+    Result,
+    RunStarted,
+    Selection,
+)
+
+# -- payload and bootstrap ---------------------------------------------------------------------
+
+
+def unpacked(archive):
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        return {name: files.read(name) for name in files.namelist()}
+
+
+def modules():
+    """Return all modules that run on nodes: those of the agent and of units."""
+    found = {}
+    for part in wire.PARTS:
+        found |= unpacked(wire.code(part))
+    for path in wire.UNITS:
+        found[path] = (wire.PACKAGE.parent / path).read_bytes()
+    return {name: data for name, data in found.items() if name.endswith(".py")}
+
+
+def test_payload_is_the_same_for_the_same_sources():
+    first = wire.code()
+    wire._zip.cache_clear()
+    assert wire.code() == first
+
+
+def test_the_code_of_an_agent_is_agent_node_and_resources_each_file_in_one_part():
+    parts = {part: set(unpacked(wire.code(part))) for part in wire.PARTS}
+    core = parts[wire.CORE] - {bootstrap.PARTS}
+    here = wire.PACKAGE.parent
+    wanted = {"spark_cluster/__init__.py"}
+    for folder in ("agent", "node", "resources"):
+        paths = (wire.PACKAGE / folder).rglob("*.py")
+        wanted |= {str(p.relative_to(here)) for p in paths if p not in wire.LAPTOP_ONLY}
+    sent = [name for names in (core, *(parts[p] for p in parts if p)) for name in names]
+    assert sorted(sent) == sorted(name for name in wanted if not name.startswith(wire.UNITS))
+    assert all(parts.values())
+
+
+def test_what_every_agent_gets_is_small():
+    assert len(wire.code()) < 235_000, "it is sent over slow links, once a version"
+    assert sum(len(wire.code(part)) for part in wire.PARTS) < 315_000
+
+
+def test_what_every_agent_gets_imports_nothing_of_a_part():
+    later = {name for part in wire.PARTS if part for name in unpacked(wire.code(part))}
+    for name, source in unpacked(wire.code()).items():
+        if name.endswith(".py") and name != "spark_cluster/resources/__init__.py":
+            imported = set(wire.imported(name[:-3].replace("/", ".")))
+            assert not imported & later, f"{name} needs {imported & later}: {source[:60]!r}"
+
+
+def test_a_program_of_a_unit_is_all_that_it_imports_and_no_more():
+    found = wire.program("/x", "spark_cluster.node.local_server:limit_restarts")
+    names = set(unpacked(found.content))
+    assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "local_server")} <= names
+    assert "spark_cluster/node/supervisor.py" not in names
+    guards = unpacked(wire.program("/x", "spark_cluster.node.supervisor").content)
+    assert "spark_cluster/node/load_watch.py" in guards, "it is started by its name"
+
+
+def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
+    """A new version restarts those units only whose program is another one."""
+    copy = shutil.copytree(wire.PACKAGE, tmp_path / "spark_cluster")
+    monkeypatch.setattr(wire, "PACKAGE", copy)
+
+    def paths():
+        wire.archive.cache_clear()
+        modules = ("supervisor", "local_server:limit_restarts", "model_loader")
+        return [wire.program("/x", f"spark_cluster.node.{name}").path for name in modules]
+
+    def changed(name):
+        before = paths()
+        with (copy / name).open("a") as file:
+            file.write("# changed\n")
+        return [one != other for one, other in zip(before, paths(), strict=True)]
+
+    assert paths() == paths()
+    assert changed("node/supervisor.py") == [True, False, False]
+    assert changed("node/local_server.py") == [True, True, True]
+    assert changed("node/model_loader.py") == [False, False, True]
+    assert changed("__init__.py") == [False, False, False]
+    assert changed("node/units.py") == [False, False, False]
+    wire.archive.cache_clear()
+
+
+ONLY_TYPES = "if TYPE_CHECKING"
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_what_runs_on_a_node_needs_python_3_10_and_the_standard_library_only(name):
+    tree = ast.parse(modules()[name], feature_version=(3, 10))
+    if name == "spark_cluster/__init__.py":  # the names of the API, which it imports when asked for
+        tree.body = [node for node in tree.body if ast.unparse(node).split(":")[0] != ONLY_TYPES]
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module or "")
+    for module in imported:
+        top, _, rest = module.partition(".")
+        if top == "spark_cluster":
+            assert rest.partition(".")[0] in ("", "agent", "node", "resources"), module
+        else:
+            assert top in sys.stdlib_module_names, module
+
+
+def test_nothing_newer_than_3_10_is_asked_of_the_library():
+    """Names that came later and are easily used without a thought."""
+    newer = (
+        "tomllib",
+        "ExceptionGroup",
+        "datetime.UTC",
+        "StrEnum",
+        "add_note",
+        "from typing import Self",
+    )
+    for name, source in modules().items():
+        for word in newer:
+            assert word not in source.decode(), f"{word} in {name}"
+
+
+BOOTSTRAP = Path(bootstrap.__file__)
+
+
+def test_bootstrap_can_be_parsed_by_an_old_python():
+    ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
+    ast.parse(wire.COMMAND, feature_version=(3, 6))
+
+
+def start(source, sent):
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", wire.COMMAND],
+        input=wire.MARKER + b"\n%d\n" % len(source) + source + sent,
+        capture_output=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    return frames.read(io.BytesIO(done.stdout)), done
+
+
+def test_bootstrap_on_an_old_python():
+    source = b"import sys; sys.version_info = (3, 8, 10)\n" + BOOTSTRAP.read_bytes()
+    said, done = start(source, b"")
+    assert said["event"] == "too_old"
+    assert said["python"] == sys.version.split()[0]
+    assert done.returncode == 0
+
+
+def head(folder):
+    digests = {"sha256": wire.digest()}
+    return frames.pack({**digests, "folder": str(folder), "root": "/"})
+
+
+def test_bootstrap_without_room(tmp_path):
+    (tmp_path / "file").write_text("")
+    sent = head(tmp_path / "file") + frames.pack({"op": "run"}) + frames.pack(wire.code())
+    done = start(BOOTSTRAP.read_bytes(), sent)[1]
+    stream = io.BytesIO(done.stdout)
+    assert frames.read(stream) == {"event": "need_code"}
+    said = frames.read(stream)
+    assert said["event"] == "no_room"
+    assert str(tmp_path / "file") in said["error"]
+
+
+def test_bootstrap_leaves_nothing_behind_when_the_disk_is_full(tmp_path):
+    source = BOOTSTRAP.read_bytes() + (
+        b"\nimport zipfile\ndef full(*_):\n    raise OSError(28, 'No space left on device')\n"
+        b"zipfile.ZipFile.extractall = full\n"
+    )
+    sent = head(tmp_path / "code") + frames.pack({"op": "run"}) + frames.pack(wire.code())
+    done = start(source, sent)[1]
+    assert b"No space left on device" in done.stdout
+    assert list((tmp_path / "code").iterdir()) == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", head("/none"), head("/none")[:-1]])
+def test_bootstrap_whose_laptop_goes_away(sent):
+    done = start(BOOTSTRAP.read_bytes(), sent)[1]
+    assert done.stdout == b""
+    assert b"Traceback" not in done.stderr
+
+
+# -- frames ------------------------------------------------------------------------------------
+
+
+def test_frames():
+    stream = io.BytesIO(frames.pack({"a": "é\0\n"}) + frames.pack(b"raw") + frames.pack(b"[]"))
+    assert frames.read(stream) == {"a": "é\0\n"}
+    assert frames.read_raw(stream) == b"raw"
+    with pytest.raises(ValueError, match="not a JSON object"):
+        frames.read(stream)
+    assert frames.read(stream) is None
+    for text, said in (
+        (b"\0\0", "inside a frame"),
+        (b"\0\0\0\5abc", "inside a frame"),
+        (b"SSH-2.0", "a frame of 1397966893 bytes"),
+        (struct.pack(">I", 2) + b"{{", None),
+    ):
+        with pytest.raises(ValueError, match=said):
+            frames.read(io.BytesIO(text))
+
+
+# -- documents ---------------------------------------------------------------------------------
+
+
+def test_a_document_is_checked():
+    file = File("/a", content="")
+    with pytest.raises(Failed, match=r"spark1: File:/a is declared twice"):
+        check([file, file], "spark1")
+    restart = Command("restart", ("true",), when_changed=(file,))
+    with pytest.raises(
+        Failed, match="Command:restart is to act on changes of File:/a, which is not declared"
+    ):
+        check([restart], "spark1")
+    check([restart, file], "spark1")
+
+
+def test_long_contents_stay_here_until_they_are_asked_for():
+    long, short = "é" * INLINE, "x" * INLINE
+    secret = Secret("s" * 2 * INLINE)
+    packed = document(
+        [
+            File("/long", content=long),
+            File("/short", content=short),
+            File("/secret", content=secret),
+            File("/gone", state="absent"),
+        ]
+    )
+    kinds = [d.get("content") for d in packed.resources]
+    (digest,) = packed.blobs
+    assert packed.blobs[digest] == long.encode()
+    assert kinds[0] == {"$blob": digest, "size": 2 * INLINE}
+    assert kinds[1] == short
+    assert kinds[2] == {"$secret": secret}
+    assert kinds[3] is None
+    assert Blob(digest, 2 * INLINE)
+
+
+def test_roles_are_tags():
+    own, other = tagged([File("/a", content="", tags=("x",)), Directory("/b", tags=("r",))], "r")
+    assert (own.tags, other.tags) == (("x", "r"), ("r",))
+
+
+# -- selection ---------------------------------------------------------------------------------
+
+A, B = File("/a", content="", tags=("one",)), File("/b", content="", tags=("two", "slow"))
+C = Directory("/c", tags=("three",))
+
+
+def chosen(selection, node="spark1"):
+    return [r.name for role, r in (("r", A), ("r", B), ("s", C)) if selection.wants(node, role, r)]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["/a", "/b", "/c"]),
+        ({"tags": {"one"}}, ["/a"]),
+        ({"tags": {"r"}}, ["/a", "/b"]),
+        ({"tags": {"one", "s"}}, ["/a", "/c"]),
+        ({"skip_tags": {"slow"}}, ["/a", "/c"]),
+        ({"tags": {"r"}, "skip_tags": {"two"}}, ["/a"]),
+        ({"start_at": "s"}, ["/c"]),
+        ({"start_at": "File:/b"}, ["/b", "/c"]),
+        ({"start_at": "File:*"}, ["/a", "/b", "/c"]),
+        ({"start_at": "File:/b", "tags": {"three"}}, ["/c"]),
+    ],
+)
+def test_selection(options, names):
+    selection = Selection(**{k: v if k == "start_at" else frozenset(v) for k, v in options.items()})
+    assert chosen(selection) == names
+    assert chosen(selection, "spark2") == names, "each node begins for itself"
+    assert selection.unmatched() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "hint"),
+    [
+        ({"tags": frozenset({"tow"})}, "--tags tow: nothing in this run has that name", "two"),
+        ({"skip_tags": frozenset({"slwo"})}, "--skip-tags slwo", "slow"),
+        ({"start_at": "File:/bb"}, "--start-at File:/bb", "File:/b"),
+        ({"tags": frozenset({"xyzzy"})}, "--tags xyzzy", ""),
+    ],
+)
+def test_names_that_match_nothing(options, said, hint):
+    selection = Selection(**options)
+    assert chosen(selection) == [] or "skip_tags" in options
+    error = selection.unmatched()
+    assert said in error.message
+    assert hint in error.hint
+    assert error.exit_code == 2
+
+
+# -- events and the record -----------------------------------------------------------------------
+
+
+def test_recap():
+    recap = Recap()
+    bus = Bus(recap)
+    bus.emit(RunStarted("r", "up", ("spark1", "spark2", "spark3")))
+    bus.emit(Changing("spark1", "File:/a"))
+    assert recap.last == {"spark1": "File:/a"}
+    for verdict in ("ok", "ok", "change", "unknown", "skipped", "failed"):
+        bus.emit(Result("spark1", "r", "File:/a", verdict, 0.5))
+    bus.emit(NodeFailed("spark2", "gone", unreachable=True))
+    tally = recap.nodes["spark1"]
+    counts = (tally.ok, tally.change, tally.unknown, tally.failed, tally.skipped)
+    assert counts == (2, 1, 1, 1, 1)
+    assert tally.seconds == pytest.approx(3)
+    assert recap.nodes["spark2"].unreachable
+    assert not recap.nodes["spark3"].unreachable
+    assert recap.changed == 1
+    assert recap.last == {}
+
+
+def test_the_record_is_private_and_complete(tmp_path):
+    run = new_run()
+    kept = RunRecord(run, tmp_path)
+    kept.take(RunStarted(run, "up --tp 2", ("spark1",)))
+    kept.take(Result("spark1", "r", "File:/a", "change", 0.1, {"mode": ["0600", "0644"]}))
+    kept.close()
+    path = tmp_path / "runs" / f"{run}.jsonl"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [e["event"] for e in events] == ["RunStarted", "Result"]
+    assert events[1]["changes"] == {"mode": ["0600", "0644"]}
+    assert all(e["at"] > 0 for e in events)
+
+
+def test_old_records_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "KEPT", 3)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "notes.txt").write_text("mine")
+    for i in range(5):
+        RunRecord(f"2026010{i}-000000-aaaa", tmp_path).close()
+    names = sorted(p.name for p in (tmp_path / "runs").iterdir())
+    assert names == [f"2026010{i}-000000-aaaa.jsonl" for i in (2, 3, 4)] + ["notes.txt"]
+
+
+def test_a_clock_that_is_behind_does_not_cost_the_run_its_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "KEPT", 3)
+    for name in ("20301111-a", "20301111-b", "20301111-c", "20200101-a", "20200101-b"):
+        RunRecord(name, tmp_path).close()
+    left = {path.stem for path in (tmp_path / "runs").glob("*.jsonl")}
+    assert left == {"20301111-c", "20200101-a", "20200101-b"}
+
+
+def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
+    """/dev/full takes nothing: what a run tells goes on, with one warning."""
+    seen: list[Event] = []
+
+    class Seen:
+        def take(self, event: Event) -> None:
+            seen.append(event)
+
+        def close(self) -> None:
+            return None
+
+    bus = Bus()
+    with tempfile.TemporaryDirectory() as folder:
+        kept = RunRecord("r1", Path(folder), lambda why: bus.emit(Note(why, "warning")))
+        os.close(kept._handle)
+        kept._handle = os.open("/dev/full", os.O_WRONLY)
+        bus.add(kept)
+        bus.add(Seen())
+        for number in range(3):
+            bus.emit(Note(f"event {number}"))
+        bus.close()
+    texts = [event.text for event in seen if isinstance(event, Note)]
+    (warning,) = [text for text in texts if not text.startswith("event")]
+    assert "cannot be written any more (No space left on device)" in warning
+    assert sorted(set(texts) - {warning}) == ["event 0", "event 1", "event 2"]
+
+
+def test_where_the_record_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert folders.state_folder() == tmp_path / "state" / "spark-cluster"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folders.state_folder() == tmp_path / ".local/state/spark-cluster"
+
+
+def test_run_ids_sort_by_time(monkeypatch):
+    """Within a second too: which run was the last is read off its id."""
+    import time
+
+    moments = [1_700_000_000.0, 1_700_000_000.25, 1_700_000_000.75, 1_700_000_001.0]
+    made = []
+    for moment in moments:
+        monkeypatch.setattr(time, "time", lambda now=moment: now)
+        made.append(new_run())
+    assert made[0] == "20231114-221320-0000"
+    assert made == sorted(set(made))
+
+
+def test_an_event_as_json():
+    event = Changing("spark1", "File:/a", at=1.5)
+    assert event.to_dict() == {
+        "event": "Changing",
+        "node": "spark1",
+        "resource": "File:/a",
+        "at": 1.5,
+    }
+    assert isinstance(event, Event)
+    assert Service("docker").id == "Service:docker"

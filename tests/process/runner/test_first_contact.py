@@ -1,0 +1,170 @@
+"""The first login with a password, and the laptop's key."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from spark_cluster.cli.opened import public_key
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.secret import SecretReference
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner.dialer import Dialer, SshConnection, Target
+
+PASSWORD = "correct horse"
+
+
+@dataclass
+class Server(paramiko.ServerInterface):
+    """An SSH server that takes one password and no key, and counts what it was offered."""
+
+    key: paramiko.PKey
+    passwords: list[str] = field(default_factory=list)
+    keys: int = 0
+    port: int = 0
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey,password"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self.keys += 1
+        return paramiko.AUTH_FAILED
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        self.passwords.append(password)
+        return paramiko.AUTH_SUCCESSFUL if password == PASSWORD else paramiko.AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(paramiko.ECDSAKey.generate())
+    listening = socket.create_server(("127.0.0.1", 0))
+    made.port = listening.getsockname()[1]
+    transports = []
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listening.accept()
+            except OSError:
+                return
+            transport = paramiko.Transport(client)
+            transport.add_server_key(made.key)
+            transports.append(transport)
+            transport.start_server(threading.Event(), made)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield made
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    for transport in transports:
+        transport.close()
+
+
+@pytest.fixture
+def wanted(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    known = tmp_path / "known_hosts"
+    line = f"[127.0.0.1]:{server.port} {server.key.get_name()} {server.key.get_base64()}\n"
+    known.write_text(line)
+    key = tmp_path / "key"
+    paramiko.RSAKey.generate(2048).write_private_key_file(str(key))
+    return Target("spark1", "127.0.0.1", "me", server.port, identity_file=key, known_hosts=known)
+
+
+def test_the_password_is_for_when_no_key_is_accepted(server, wanted):
+    connection = SshConnection(replace(wanted, login_password=lambda: PASSWORD))
+    assert connection.open().transport.is_active()
+    assert server.keys > 0, "keys come first"
+    assert server.passwords == [PASSWORD]
+    connection.close()
+
+
+def test_without_a_named_key_the_usual_ones_come_first(server, wanted, tmp_path):
+    (tmp_path / ".ssh").mkdir()
+    wanted.identity_file.rename(tmp_path / ".ssh/id_rsa")
+    usual = replace(wanted, identity_file=None, login_password=lambda: PASSWORD)
+    connection = SshConnection(usual)
+    assert connection.open().transport.is_active()
+    assert server.keys > 0
+    assert server.passwords == [PASSWORD]
+    connection.close()
+
+
+def test_a_user_without_any_key(server, wanted):
+    """paramiko has nothing to try then, and says so in words of its own."""
+    wanted.identity_file.unlink()
+    none = replace(wanted, identity_file=None)
+    with pytest.raises(Unreachable, match="accepts none") as caught:
+        SshConnection(none).open()
+    assert "--ask-password" in caught.value.hint
+    connection = SshConnection(replace(none, login_password=lambda: PASSWORD))
+    assert connection.open().transport.is_active()
+    assert server.passwords == [PASSWORD]
+    connection.close()
+
+
+def test_a_wrong_password(server, wanted):
+    with pytest.raises(Unreachable, match="does not accept the password") as caught:
+        SshConnection(replace(wanted, login_password=lambda: "no")).open()
+    assert "no" not in caught.value.message.split()[-1]
+    assert set(server.passwords) == {"no"}
+
+
+def test_without_a_password_it_says_how_a_key_gets_there(server, wanted):
+    with pytest.raises(Unreachable, match="accepts none") as caught:
+        SshConnection(wanted).open()
+    assert "--ask-password" in caught.value.hint
+    assert server.passwords == []
+
+
+def test_no_password_for_a_host_that_is_not_known(server, wanted):
+    wanted.known_hosts.write_text("")
+    with pytest.raises(Unreachable, match="host key"):
+        SshConnection(replace(wanted, login_password=lambda: PASSWORD)).open()
+    assert server.passwords == []
+
+
+def test_no_password_for_a_jump_host(server, wanted):
+    """It is the node's; whoever runs the host on the way must not learn it."""
+    jump = f"me@127.0.0.1:{server.port}"
+    through = replace(wanted, host="10.0.0.1", jump=jump, login_password=lambda: PASSWORD)
+    with pytest.raises(Unreachable, match="accepts none"):
+        SshConnection(through).open()
+    assert server.keys > 0, "it was asked to let us through"
+    assert server.passwords == []
+
+
+def test_it_is_the_sudo_password_too(monkeypatch):
+    monkeypatch.setenv("FIRST", PASSWORD)
+    node = InventoryNode(
+        "spark1", "10.0.0.1", 0, "head", login_password=SecretReference(env="FIRST")
+    )
+    assert Dialer().target(node).login_password() == PASSWORD
+    assert Dialer().target(node).sudo_password() == PASSWORD
+    assert Dialer().target(replace(node, login_password=None)).sudo_password() is None
+    assert PASSWORD not in repr(node)
+
+
+def test_the_laptops_key(tmp_path):
+    node = InventoryNode("spark1", "10.0.0.1", 0, "head")
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/id_rsa.pub").write_text("ssh-rsa AAA me\n")
+    assert public_key(node, search=True, home=tmp_path) == "ssh-rsa AAA me"
+    (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 BBB me\n")
+    assert public_key(node, search=True, home=tmp_path) == "ssh-ed25519 BBB me"
+    assert public_key(node, search=False, home=tmp_path) is None, "it has keys of its own"
+    named = replace(node, identity_file=tmp_path / "other")
+    assert public_key(named, search=True, home=tmp_path) is None
+    (tmp_path / "other.pub").write_text("ssh-ed25519 CCC\n")
+    assert public_key(named, search=False) == "ssh-ed25519 CCC"

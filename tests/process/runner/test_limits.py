@@ -1,0 +1,263 @@
+"""The laptop's side: an agent that gets nowhere is given up, contents travel in pieces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from pipe_channel import PipeChannel
+from waiting import FAR_S, HANG_S, until
+
+from spark_cluster.agent import frames, messages
+from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.resources import Command, File, LaptopFile
+from spark_cluster.runner import wire
+from spark_cluster.runner import wire as wire_module
+from spark_cluster.runner.delivery import document
+from spark_cluster.runner.session import Session
+
+ALIVE_FOR_EVER = (
+    "import os,time\n"
+    f"while True: os.write(1, {frames.pack({'event': 'alive'})!r}); time.sleep(0.05)\n"
+)
+
+
+@pytest.fixture
+def fake():
+    """`fake(text)`: a session with a Python program in the agent's place."""
+    started = []
+
+    def start(text):
+        started.append(Session("spark1", PipeChannel(["python3", "-c", text]), as_root=False))
+        return started[-1]
+
+    yield start
+    for session in started:
+        session._channel._process.kill()
+        session.close()
+
+
+def peak_mib(session):
+    with open(f"/proc/{session._channel._process.pid}/status") as source:
+        return int(source.read().partition("VmHWM:")[2].split()[0]) / 1024
+
+
+# -- an agent that lives and gets nowhere --------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["run", "gather", "http", "lock"])
+def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(messages, "USUAL_S", 0.2)
+    what = {} if op == "lock" else {"timeout": 0.2}
+    session = fake(ALIVE_FOR_EVER)
+    with pytest.raises(Failed) as caught:
+        session.request(op, **what)
+    assert f"`{op}` got no answer for " in caught.value.message
+    assert "although the agent is alive" in caught.value.message
+    assert (caught.value.where, "state D" in caught.value.hint) == ("spark1", True)
+
+
+def test_a_step_of_a_document_far_over_its_limit_is_given_up(fake, monkeypatch):
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
+    session = fake(ALIVE_FOR_EVER)
+    with pytest.raises(Failed, match="`apply` got no answer"):
+        session.request("apply", resources=[])
+
+
+def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
+    packed = document([Command("a", ("true",), timeout_s=20_000), File("/x", content="")])
+    assert packed.longest_step_s == 20_000
+    assert messages.limit_of("apply", None, packed.longest_step_s) > 20_000
+    assert messages.limit_of("apply", None, 0.0) > 4 * 3600
+    assert messages.limit_of("run", 30.0, 0.0) == 30.0 + messages.OVERDUE_S
+    assert messages.limit_of("stream", None, 0.0) == float("inf")
+
+
+def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
+    """Its pipe is full, and it never reads: the request cannot be sent, nor an answer come."""
+    monkeypatch.setattr(wire, "TAKES_NOTHING_S", 0.3)
+    monkeypatch.setattr(wire_module, "START_WITHIN", 0.5)
+    session = fake("import time; time.sleep(600)")
+    with pytest.raises(Unreachable):
+        session.run(["cat"], stdin="x" * 1_000_000)
+
+
+def test_an_agent_that_takes_a_byte_now_and_then_is_lost(fake, monkeypatch):
+    monkeypatch.setattr(wire, "TAKES_NOTHING_S", 0.3)
+    monkeypatch.setattr(wire, "SLOWEST", 1 << 40)
+    alive = frames.pack({"event": "alive"})
+    session = fake(
+        f"import os,time\nwhile os.read(0, 5000): os.write(1, {alive!r}); time.sleep(0.1)\n"
+    )
+    with pytest.raises(Unreachable, match=r"the node has read only [0-9]+ bytes in "):
+        session.run(["cat"], stdin="x" * 10_000_000)
+
+
+def test_a_request_that_is_too_long_is_refused_where_it_is_made(agent, monkeypatch):
+    monkeypatch.setattr(frames, "LIMIT", 1 << 20)
+    with pytest.raises(Failed, match="`run` is too large to be sent: 2 MiB, of which 1 MiB can"):
+        agent().run(["cat"], stdin="x" * (2 << 20))
+
+
+def test_an_answer_that_is_too_long_is_said_by_the_agent(agent, tmp_path):
+    """Many files at their limit are more than one frame; the conversation goes on."""
+    session = agent()
+    root = tmp_path / "spark1"
+    with (root / "nul").open("wb") as out:
+        out.truncate(8 << 20)
+    with pytest.raises(Failed, match=r"the answer is too long: .* can be sent at once"):
+        session.request("gather", files={str(n): "/nul" for n in range(4)})
+    assert session.run(["true"]).status == 0
+
+
+# -- contents ------------------------------------------------------------------------------------
+
+
+def apply(session, *resources):
+    packed = document(resources)
+    pending = session.submit("apply", resources=packed.resources, run="r1")
+    events = []
+    reply = pending.wait(events.append, packed.blobs)
+    return reply["ok"], [e for e in events if e["event"] == "result"][-1]
+
+
+def test_a_file_longer_than_a_message_can_be_is_sent_in_bounded_memory(agent, tmp_path):
+    size = frames.LIMIT + (9 << 20)
+    source = tmp_path / "weights"
+    with source.open("wb") as out:
+        for number in range(5):  # not a piece like the one before it
+            out.seek(number * (25 << 20) + number)
+            out.write(b"%d" % number)
+        out.truncate(size)
+    session = agent()
+    session.run(["true"])
+    before = peak_mib(session)
+    weights = File("/weights", content=LaptopFile(source))
+    ok, result = apply(session, weights)
+    assert (ok, result["verdict"]) == (True, "change"), result
+    sent = tmp_path / "spark1/weights"
+    assert sent.stat().st_size == size
+    assert LaptopFile(sent).blob() == LaptopFile(source).blob()
+    assert peak_mib(session) - before < 100
+    ok, result = apply(session, weights)
+    assert (ok, result["verdict"]) == (True, "ok")
+    assert peak_mib(session) - before < 100
+
+
+@pytest.mark.parametrize("change", ["shorter", "gone", "other"])
+def test_a_file_that_changes_while_it_is_sent(agent, tmp_path, change):
+    source = tmp_path / "weights"
+    source.write_bytes(b"x" * 3_000_000)
+    packed = document([File("/weights", content=LaptopFile(source))])
+    if change == "shorter":
+        source.write_bytes(b"x" * 2_000_000)
+    elif change == "gone":
+        source.unlink()
+    else:
+        source.write_bytes(b"y" * 3_000_000)
+    events = []
+    pending = agent().submit("apply", resources=packed.resources, run="r1")
+    assert pending.wait(events.append, packed.blobs)["ok"] is False
+    said = f"{events[-1]['error']} {events[-1]['hint']}"
+    assert "run again" in said
+    assert [p.name for p in (tmp_path / "spark1").iterdir() if "weights" in p.name] == []
+
+
+def test_a_small_file_of_the_laptop_travels_with_its_document(agent, tmp_path):
+    source = tmp_path / "small"
+    source.write_bytes(b"\0\xff")
+    packed = document([File("/small", content=LaptopFile(source))])
+    assert packed.blobs == {}
+    assert apply(agent(), File("/small", content=LaptopFile(source)))[0]
+    assert (tmp_path / "spark1/small").read_bytes() == b"\0\xff"
+
+
+def test_a_file_of_the_laptop_that_is_not_there(tmp_path):
+    with pytest.raises(Failed, match="none: No such file") as caught:
+        document([File("/x", content=LaptopFile(tmp_path / "none"))])
+    assert "sent to a node" in caught.value.hint
+
+
+# -- streams -------------------------------------------------------------------------------------
+
+
+def test_a_stream_waits_for_a_slow_reader_and_loses_nothing(agent):
+    session = agent()
+    came, go_on = [], threading.Event()
+
+    def show(event):
+        came.append(event["text"])
+        go_on.wait()
+
+    script = "yes xxxxxxx | head -c 20000000; exit 7"
+    pending = session.submit("stream", argv=["sh", "-c", script])
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(pending.wait(show)), daemon=True)
+    thread.start()
+    waiting = until(lambda: settled(pending.mailbox), what="the agent's waiting")
+    assert waiting <= 2 << 20, "the rest is not on the laptop"
+    session.request("gather")  # the conversation is not held up by it
+    go_on.set()
+    thread.join(HANG_S)
+    assert replies[0]["status"] == 7
+    assert sum(map(len, came)) == 20_000_000
+
+
+def settled(mailbox):
+    """Return how many characters wait, once they get no more."""
+    before = mailbox.qsize()
+    time.sleep(0.5)
+    waiting = list(mailbox.queue)
+    return sum(len(e["text"]) for e in waiting) if before == len(waiting) else 0
+
+
+# -- HTTP from a node ----------------------------------------------------------------------------
+
+
+DRIP = """
+import socket, threading, time, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.recv(65536)
+    for byte in {answer!r}:
+        try:
+            connection.send(bytes([byte]))
+        except OSError:
+            break
+        time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.0 200 OK\r\n" + b"X: y\r\n" * 1000, b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 9999, b""],
+    ids=["headers", "body", "nothing"],
+)
+def test_the_limit_of_http_is_one_for_all_of_it(agent, tmp_path, answer):
+    argv = [sys.executable, "-c", DRIP.format(answer=answer + b" " * 9999)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
+        port = int(server.stdout.readline())
+        began = time.monotonic()
+        said = agent().http(f"http://127.0.0.1:{port}/", timeout=1)
+        assert time.monotonic() - began < FAR_S / 4
+        server.kill()
+    assert (said.status, said.reason) == (0, "no whole answer within 1 s")
+
+
+def test_an_http_answer_that_never_ends_is_cut(agent):
+    text = DRIP.replace("time.sleep(0.2)", "pass").replace("bytes([byte])", "byte * 65536")
+    text = text.replace("{answer!r}", "[b'HTTP/1.0 200 OK\\r\\n\\r\\n', *[b'x'] * 100000]")
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as server:
+        port = int(server.stdout.readline())
+        session = agent()
+        said = session.http(f"http://127.0.0.1:{port}/", timeout=FAR_S / 4)
+        server.kill()
+    assert (said.status, said.reason) == (0, "the answer (status 200) has more than 16 MiB")
+    assert peak_mib(session) < 150

@@ -1,0 +1,494 @@
+"""Plays over two nodes with real agents on scratch roots: barriers, failures, stages, events."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from factories import put
+from waiting import HANG_S
+
+from spark_cluster.cli.results import Recap
+from spark_cluster.config.inventory import read_inventory
+from spark_cluster.config.project import Project
+from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Command, Directory, File, Line
+from spark_cluster.runner.events import (
+    Applying,
+    Bus,
+    NodeFailed,
+    Options,
+    Result,
+    Selection,
+    StageFinished,
+)
+from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.play import Play
+
+INVENTORY = """\
+nodes:
+  spark1: {address: 10.0.0.1, roles: [head], settings: {greet: {text: one}}}
+  spark2: {address: 10.0.0.2, settings: {greet: {text: two}}}
+"""
+GREET = """\
+from pydantic import BaseModel
+from spark_cluster.resources import Directory, File
+
+class Settings(BaseModel):
+    text: str = "none"
+    more: int = 0
+
+def role(node, settings):
+    yield Directory("/srv")
+    yield File("/srv/greeting", content=f"{node.name} {settings.text} {settings.more}\\n")
+"""
+
+
+class Events(list):
+    def take(self, event):
+        self.append(event)
+
+    def close(self):
+        pass
+
+    def of(self, kind):
+        return [e for e in self if isinstance(e, kind)]
+
+
+@pytest.fixture
+def make(tmp_path, pipes):
+    """`make(options) -> play` in a project with the role `greet`; `play.events`, `play.recap`."""
+    put(tmp_path / "inventory.yaml", INVENTORY)
+    put(tmp_path / "roles/greet/__init__.py", GREET)
+    project = Project(tmp_path)
+    inventory = read_inventory(tmp_path / "inventory.yaml")
+
+    def play(limit="all", **options):
+        recap, events = Recap(), Events()
+        bus = Bus(recap, events)
+        nodes = {node.name: node for node in inventory.select(limit)}
+        connections = pipes(nodes, bus, "run1", command="test", change=True)
+        made = Play(inventory, project, connections, bus, Options(**options))
+        made.out.update(connections.open())
+        made.events, made.recap = events, recap
+        return made
+
+    return play
+
+
+# -- applying ----------------------------------------------------------------------------------
+
+
+def test_a_role_on_both_nodes(make, tmp_path):
+    play = make()
+    applied = play.apply(play.nodes, "greet")
+    assert applied.changed
+    assert applied.changes("spark1") == ["Directory:/srv", "File:/srv/greeting"]
+    assert (tmp_path / "spark1/srv/greeting").read_text() == "spark1 one 0\n"
+    assert (tmp_path / "spark2/srv/greeting").read_text() == "spark2 two 0\n"
+    assert [(a.node, a.role, a.resources) for a in play.events.of(Applying)] in (
+        [("spark1", "greet", 2), ("spark2", "greet", 2)],
+        [("spark2", "greet", 2), ("spark1", "greet", 2)],
+    )
+    again = play.apply(play.nodes, "greet")
+    assert not again.changed
+    assert [(t.ok, t.change) for t in play.recap.nodes.values()] == [(2, 2), (2, 2)]
+    assert play.recap.changed == 4
+
+
+def test_settings_of_the_playbook_lie_over_the_inventorys(make, tmp_path):
+    play = make()
+    play.apply(play.head, play.role("greet", more=7))
+    assert (tmp_path / "spark1/srv/greeting").read_text() == "spark1 one 7\n"
+    assert not (tmp_path / "spark2/srv").exists()
+    with pytest.raises(UsageError, match=r"role greet on spark1: more:"):
+        play.apply(play.head, play.role("greet", more="many"))
+
+
+def test_several_roles_and_resources_are_one_document(make):
+    play = make()
+    play.apply(play.head, "greet", [File("/srv/x", content=""), File("/srv/y", content="")])
+    (applying,) = play.events.of(Applying)
+    assert (applying.role, applying.resources) == ("greet, playbook", 4)
+    results = play.events.of(Result)
+    assert [r.role for r in results] == ["greet", "greet", "playbook", "playbook"]
+
+
+def test_events_come_while_things_happen_and_in_order(make):
+    play = make()
+    play.apply(play.head, [Command("a", ("true",)), File("/x", content="1")])
+    names = [(type(e).__name__, getattr(e, "resource", "")) for e in play.events]
+    assert names == [
+        ("Applying", ""),
+        ("Changing", "Command:a"),
+        ("Result", "Command:a"),
+        ("Changing", "File:/x"),
+        ("Result", "File:/x"),
+    ]
+    assert [e.at for e in play.events] == sorted(e.at for e in play.events)
+
+
+def meeting(folder: Path, me: str, other: str) -> Command:
+    """Ends well only when the other node is at work at the same time."""
+    wait = f"while ! [ -e {folder}/{other} ]; do sleep 0.02; done"
+    return Command("meet", ("sh", "-c", f"touch {folder}/{me}; {wait}"))
+
+
+def test_nodes_work_in_parallel_and_apply_waits_for_both(make, tmp_path):
+    play = make()
+    pairs = {"spark1": "spark2", "spark2": "spark1"}
+    play.together(
+        *(lambda n=n: play.apply(n, [meeting(tmp_path, n.name, pairs[n.name])]) for n in play.nodes)
+    )
+    slow = Command("slow", ("sh", "-c", f"sleep 0.4; touch {tmp_path}/slow"))
+    quick = Command("quick", ("touch", f"{tmp_path}/quick"))
+    for_node = {"spark1": slow, "spark2": quick}
+    play.on_each(play.nodes, lambda node: play.apply(node, [for_node[node.name]]))
+    assert (tmp_path / "slow").exists()
+    assert (tmp_path / "quick").exists()
+
+
+def test_what_a_reading_command_printed(make):
+    play = make()
+    applied = play.apply(play.nodes, [Command("name", ("echo", "hello"), reads=True)])
+    assert applied.output("spark2", "name") == "hello\n"
+    assert not applied.changed
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+def half(tmp_path):
+    """Fails on spark1 only."""
+    (tmp_path / "spark1/file").write_text("")
+    return [Directory("/file"), File("/file/x", content="")]
+
+
+def test_a_failure_ends_the_run_once_the_others_are_done(make, tmp_path):
+    play = make()
+    with pytest.raises(Failed, match="Directory:/file: /file is a file, not a directory") as caught:
+        play.apply(play.nodes, half(tmp_path))
+    assert caught.value.where == "spark1: role playbook"
+    assert "move it away" in caught.value.hint
+    assert (tmp_path / "spark2/file/x").exists()
+    assert list(play.out) == ["spark1"]
+    assert [e.node for e in play.events.of(NodeFailed)] == ["spark1"]
+    assert play.recap.nodes["spark1"].failed == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "fix"),
+    [
+        (  # P03
+            'error mounting "/usr/lib/libcuda.so.580.95.05" to rootfs at "/usr/lib/libcuda.so.580.'
+            '95.05": stat /usr/lib/libcuda.so.580.95.05: no such file or directory: unknown',
+            "the driver was changed since",
+            "spark-cluster provision --tags containers --limit spark1, which",
+        ),
+        (
+            "error from registry: Incorrect Repository Format",
+            "containerd's image store",
+            "{features: {containerd-snapshotter: false}}",
+        ),
+    ],
+)
+def test_a_known_failure_ends_with_cause_and_fix(make, said, cause, fix):
+    """P05: what Docker prints is explained where a run fails, not only by `explain`."""
+    script = f"echo Pulling from nvidia/vllm; echo 'Error response from daemon: {said}' >&2; exit 1"
+    play = make()
+    with pytest.raises(Failed, match="Error response from daemon") as caught:
+        play.apply(play.nodes[0], [Command("pull", ("sh", "-c", script))])
+    assert cause in caught.value.hint
+    assert fix in caught.value.hint
+    assert caught.value.hint == play.events.of(Result)[-1].hint
+
+
+def test_a_failure_that_no_one_knows_has_no_hint(make):
+    play = make()
+    with pytest.raises(Failed, match="something new") as caught:
+        play.apply(play.nodes[0], [Command("x", ("sh", "-c", "echo something new >&2; exit 1"))])
+    assert caught.value.hint == ""
+
+
+def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
+    """Before any of its resources could: the recap does not say that nothing failed there."""
+    refuses = GREET + (
+        "    if node.name == 'spark1':\n"
+        "        from spark_cluster.errors import Refused\n"
+        "        raise Refused('not on this one')\n"
+    )
+    put(tmp_path / "roles/greet/__init__.py", refuses)
+    play = make()
+    play.apply(play.nodes, "greet", fail_fast=False)
+    assert [tally.failed for tally in play.recap.nodes.values()] == [1, 0]
+    assert play.recap.nodes["spark2"].change == 2
+
+
+def test_a_command_that_fails_is_named_once(make):
+    play = make()
+    wanted = Command("/data is mounted", ("false",), reads=True)
+    with pytest.raises(Failed) as caught:
+        play.apply(play.nodes, [wanted])
+    assert caught.value.message.count("is mounted") == 1
+    assert caught.value.message.startswith("Command:/data is mounted: false ended with status 1")
+
+
+def test_a_failure_that_may_be(make, tmp_path):
+    play = make()
+    play.apply(play.nodes, half(tmp_path), fail_fast=False)
+    assert [n.name for n in play.nodes] == ["spark2"]
+    play.apply(make().nodes, [File("/after", content="")], fail_fast=False)
+    assert (tmp_path / "spark2/after").exists()
+    assert not (tmp_path / "spark1/after").exists()
+
+
+def test_a_node_that_is_lost(make, tmp_path):
+    play = make()
+    kill = Command("die", ("sh", "-c", "kill -9 $PPID"))
+    play.together(
+        lambda: play.apply(play.workers, [File("/fine", content="")]),
+        lambda: play.apply([play.head], [kill], fail_fast=False),
+    )
+    assert isinstance(play.out["spark1"], Unreachable)
+    assert play.recap.nodes["spark1"].unreachable
+    assert [n.name for n in play.nodes] == ["spark2"]
+    with pytest.raises(Unreachable):
+        play.connections.session("spark1").run(["true"])
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "line"),
+    [
+        ("yield File('/a', content='')\n    1 / 0", "the role raised ZeroDivisionError", 8),
+        ("yield File('relative', content='')", "'relative' is not an absolute path", 7),
+        ("yield File('/a')", "content is required with state present", 7),
+        ("yield node.nothing", "AttributeError", 7),
+    ],
+)
+def test_a_role_that_raises(make, tmp_path, body, error, line):
+    path = put(
+        tmp_path / "roles/bad/__init__.py",
+        f"""\
+from pydantic import BaseModel
+from spark_cluster.resources import File
+
+class Settings(BaseModel):
+    pass
+def role(node, settings):
+    {body}
+""",
+    )
+    play = make()
+    with pytest.raises(Failed) as caught:
+        play.apply(play.nodes, "greet", "bad")
+    assert error in caught.value.message
+    assert caught.value.where == f"{path}:{line}"
+    assert "bad" in caught.value.hint
+    assert not (tmp_path / "spark1/srv").exists(), "something was sent"
+    assert play.events.of(Applying) == []
+
+
+def test_a_role_that_raises_for_one_node_only(make, tmp_path):
+    """Nothing is sent to the other one either: half a step is worse than none."""
+    put(
+        tmp_path / "roles/bad/__init__.py",
+        GREET.replace(
+            "    yield", "    if node.name == 'spark2': raise OSError('no')\n    yield", 1
+        ),
+    )
+    play = make()
+    with pytest.raises(Failed, match="OSError: no"):
+        play.apply(play.nodes, "bad")
+    assert not (tmp_path / "spark1/srv").exists()
+
+
+def test_wrong_settings_in_the_inventory_name_the_line(make, tmp_path):
+    put(tmp_path / "inventory.yaml", INVENTORY)
+    play = make()
+    put(tmp_path / "inventory.yaml", INVENTORY.replace("{text: two}", "{texts: two, more: x}"))
+    play.inventory = read_inventory(tmp_path / "inventory.yaml")
+    with pytest.raises(InvalidFile, match=r"inventory\.yaml:3.*more"):
+        play.apply(play.nodes, "greet")
+    assert not (tmp_path / "spark1/srv").exists()
+
+
+def test_twice_the_same_resource(make):
+    play = make()
+    with pytest.raises(Failed, match="spark1: File:/srv/greeting is declared twice"):
+        play.apply(play.nodes, "greet", [File("/srv/greeting", content="")])
+
+
+def test_an_unknown_role(make):
+    with pytest.raises(UsageError, match="no role 'gret'"):
+        play = make()
+        play.apply(play.nodes, "gret")
+
+
+# -- check mode, selection, secrets --------------------------------------------------------------
+
+
+def test_check_mode(make, tmp_path):
+    play = make(check=True, diff=True)
+    first = play.apply(play.nodes, "greet")
+    assert first.changed
+    diff = first.results["spark1"]["File:/srv/greeting"].diff
+    assert "+spark1 one 0" in diff
+    # A later document of the run stands on what an earlier one would have made.
+    second = play.apply(play.head, [Line("/srv/greeting", line="more")])
+    assert second.changes("spark1") == ["Line:/srv/greeting#more"]
+    assert list((tmp_path / "spark1").iterdir()) == []
+
+
+def test_tags(make, tmp_path):
+    play = make(selection=Selection(tags=frozenset({"small"})))
+    play.apply(
+        play.head, "greet", [File("/a", content="", tags=("small",)), File("/b", content="")]
+    )
+    assert [p.name for p in (tmp_path / "spark1").iterdir() if p.is_file()] == ["a"]
+    assert play.recap.nodes["spark1"].skipped == 3
+    assert play.options.selection.unmatched() is None
+    skipped = [e.resource for e in play.events.of(Result) if e.verdict == "skipped"]
+    assert skipped == ["Directory:/srv", "File:/srv/greeting", "File:/b"]
+    # Nothing is left to send: no network turn at all.
+    before = len(play.events.of(Applying))
+    assert not play.apply(play.head, "greet").changed
+    assert len(play.events.of(Applying)) == before
+
+
+def test_a_restart_that_is_left_out_by_tags_is_still_owed(make, tmp_path):
+    """Otherwise the next whole run finds the file as it should be, and never restarts."""
+    config = File("/config", content="2", tags=("config",))
+    restart = Command("restart", ("touch", f"{tmp_path}/restarted"), when_changed=(config,))
+    play = make(selection=Selection(tags=frozenset({"config"})))
+    play.apply(play.head, [config, restart])
+    assert not (tmp_path / "restarted").exists()
+    play = make()
+    applied = play.apply(play.head, [config, restart])
+    assert applied.changes("spark1") == ["Command:restart"]
+    assert (tmp_path / "restarted").exists()
+
+
+def test_secrets_in_names_are_masked_but_found(make, tmp_path):
+    play = make(diff=True)
+    key = Secret("hunter2")
+    applied = play.apply(
+        play.head,
+        [
+            File("/key", content=key),
+            File(f"/{'hunter2'}.txt", content="x"),
+            Line("/list", line=key, create=True),
+        ],
+    )
+    assert f"File:/{'hunter2'}.txt" in applied.changes("spark1")
+    said = json.dumps([e.to_dict() for e in play.events], default=str)
+    assert "hunter2" not in said
+    assert "File:/***.txt" in said
+    assert (tmp_path / "spark1/list").read_text() == "hunter2\n"
+
+
+# -- stages, together, on_each ---------------------------------------------------------------------
+
+
+def test_a_stage_that_lost_a_node_is_not_ok(make):
+    play = make()
+    with play.stage("one"):
+        play.apply(play.nodes[0], [Command("breaks", ("false",))], fail_fast=False)
+    with play.stage("two"):
+        pass
+    assert [e.ok for e in play.events if isinstance(e, StageFinished)] == [False, True]
+
+
+def test_stages(make):
+    play = make("spark1")
+    with play.stage("one"):
+        time.sleep(0.05)
+    with play.stage("one"):
+        pass
+    with pytest.raises(ValueError, match="oops"), play.stage("two"):
+        raise ValueError("oops")
+    assert list(play.seconds) == ["one", "two"]
+    assert 0.05 <= play.seconds["one"] < HANG_S
+    names = [(type(e).__name__, e.stage, getattr(e, "ok", None)) for e in play.events]
+    assert names == [
+        ("StageStarted", "one", None),
+        ("StageFinished", "one", True),
+        ("StageStarted", "one", None),
+        ("StageFinished", "one", True),
+        ("StageStarted", "two", None),
+        ("StageFinished", "two", False),
+    ]
+
+
+def test_together(make):
+    play = make()
+    here = threading.Barrier(2, timeout=HANG_S)  # passed only by two at once
+    assert play.together(here.wait, here.wait) in ([0, 1], [1, 0])
+    done = []
+
+    def fail():
+        raise Failed("no")
+
+    with pytest.raises(Failed, match="no"):
+        play.together(fail, lambda: (time.sleep(0.1), done.append(1)))
+    assert done == [1], "the others are waited for"
+
+
+def test_on_each(make):
+    play = make()
+    asked = play.on_each(play.nodes, lambda n: play.session(n).run(["echo", n.name]).stdout)
+    assert asked == {"spark1": "spark1\n", "spark2": "spark2\n"}
+
+
+def test_in_parallel():
+    def fail():
+        raise Failed("no")
+
+    outcomes = in_parallel({"a": lambda: 1, "b": fail})
+    assert outcomes["a"] == 1
+    assert isinstance(outcomes["b"], Failed)
+    assert in_parallel({}) == {}
+    for jobs in ({"a": lambda: 1 / 0}, {"a": lambda: 1, "b": lambda: 1 / 0}):
+        with pytest.raises(ZeroDivisionError):
+            in_parallel(jobs)
+
+
+def test_nodes_head_and_workers(make):
+    play = make()
+    assert [n.name for n in play.nodes] == ["spark1", "spark2"]
+    assert play.head.name == "spark1"
+    assert [n.name for n in play.workers] == ["spark2"]
+    assert play.head.facts.hostname == "spark1"
+    assert [n.name for n in play.head.cluster] == ["spark1", "spark2"]
+    assert play.workers[0].head.name == "spark1"
+    assert play.workers[0].user == "nvidia"
+
+
+# -- a part of the nodes -------------------------------------------------------------------------
+
+
+def test_a_part_of_the_nodes_is_a_cluster_of_its_own(make, tmp_path):
+    play = make()
+    part = play.part(["spark2"])
+    assert part.head.name == "spark2"
+    assert part.head.cluster == (part.head,)
+    assert part.workers == []
+    assert set(part.sessions) == {"spark2"}
+    part.apply(part.nodes, "greet")
+    assert not (tmp_path / "spark1/srv").exists()
+    assert (tmp_path / "spark2/srv/greeting").read_text() == "spark2 two 0\n"
+    assert [node.name for node in play.nodes] == ["spark1", "spark2"]
+    assert play.head.name == "spark1"
+
+
+def test_a_node_that_a_part_loses_is_lost_to_the_whole(make):
+    play = make()
+    part = play.part(["spark2"])
+    with pytest.raises(Failed):
+        part.apply(part.head, [Command("fail", ("false",))])
+    assert [node.name for node in play.nodes] == ["spark1"]
+    play.connections.close()
+    assert part.connections.closing

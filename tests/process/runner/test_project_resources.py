@@ -1,0 +1,308 @@
+"""A project's own resources on real agents: apply, check mode, faults, journal, revert."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from example_pages import write_files
+from scratch_nodes import ScratchNode, play_over
+
+from spark_cluster import resources
+from spark_cluster.cli.history import revert_run
+from spark_cluster.config import extension
+from spark_cluster.config.extension import using
+from spark_cluster.config.project import Project
+from spark_cluster.errors import Failed
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Directory, File
+from spark_cluster.runner import wire
+from spark_cluster.runner.events import Options
+
+PAGE = "extend-resource.md"
+
+MOUNT = """\
+import sys
+from pathlib import Path
+root, where = Path({root!r}), sys.argv[1]
+for line in (root / "etc/fstab").read_text().splitlines():
+    if line.split()[1] == where:
+        with open(root / "proc/self/mounts", "a") as mounts:
+            mounts.write(line + chr(10))
+        break
+else:
+    sys.exit("mount: " + where + ": not found in /etc/fstab")
+"""
+UMOUNT = """\
+import sys
+from pathlib import Path
+mounts = Path({root!r}) / "proc/self/mounts"
+kept = [line for line in mounts.read_text().splitlines() if line.split()[1] != sys.argv[1]]
+mounts.write_text("".join(line + chr(10) for line in kept))
+"""
+
+BROKEN = """
+from dataclasses import dataclass
+from spark_cluster.resources import Resource
+
+
+@dataclass(frozen=True)
+class Broken(Resource):
+    path: str
+
+    def desired(self):
+        return {"x": 1}
+
+    def observe(self, host):
+        return {"x": {}["nothing"]} if self.path == "/observe" else {"x": 0}
+
+    def converge(self, host, actual):
+        host.write(self.path, "text, not bytes")
+"""
+
+KEY = """
+from dataclasses import dataclass, field
+from spark_cluster.resources import Resource, Secret
+
+
+@dataclass(frozen=True)
+class Key(Resource):
+    path: str
+    value: Secret
+
+    def desired(self):
+        return {"value": str(self.value)}
+
+    def observe(self, host):
+        return {"value": (host.read(self.path) or b"").decode()}
+
+    def converge(self, host, actual):
+        host.write(self.path, self.value.encode(), mode=0o600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(agents_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOME", str(agents_home))
+    with using(None):
+        yield
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ScratchNode]:
+    """A node with commands `mount` and `umount` that keep a list of what is mounted."""
+    made = ScratchNode(tmp_path / "spark1")
+    made.put("etc/fstab", "UUID=1 / ext4 defaults 0 1\n")
+    made.put("proc/self/mounts", "/dev/vda1 / ext4 rw 0 0\n")
+    made.command("mount", MOUNT.format(root=str(made.root)))
+    made.command("umount", UMOUNT.format(root=str(made.root)))
+    yield made
+    for session in made.sessions:
+        session.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    return made
+
+
+def load(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / "resources" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(dedent(text))
+    use(folder)
+
+
+def use(folder: Path) -> Project:
+    """Have a project in use until the end of the test."""
+    made = Project(folder)
+    made.load_resources()
+    extension._in_use.set(lambda: made.extensions)
+    return made
+
+
+def run(folder, node, *wanted, run="r1", **options):
+    play, events = play_over(folder, {"spark1": node}, Options(**options), run=run)
+    try:
+        play.apply(play.nodes, list(wanted))
+    finally:
+        play.connections.close()
+    return events.verdicts("spark1")
+
+
+def test_the_example_of_the_page(folder: Path, node: ScratchNode) -> None:
+    """Absent, converged, unchanged, drifted, and all of it undone."""
+    write_files(PAGE, folder)
+    use(folder)
+    playbook = use(folder).load_playbook(folder / "models.py")
+    before = node.text("etc/fstab")
+
+    def go(name, **options):
+        play, events = play_over(folder, {"spark1": node}, Options(**options), run=name)
+        try:
+            playbook.function(play)
+        finally:
+            play.connections.close()
+        return list(events.verdicts("spark1").values())
+
+    assert go("c1", check=True) == ["change", "unknown"]
+    assert not (node.root / "models").exists()
+    assert go("r1") == ["change", "change"]
+    line = "nas:/models /models nfs4 ro,nofail 0 0\n"
+    assert node.text("etc/fstab") == before + line
+    assert node.text("proc/self/mounts").endswith(line)
+    assert go("r2") == ["ok", "ok"]
+    node.put("etc/fstab", before + "other:/x /models nfs4 ro 0 0\n")
+    assert go("c2", check=True) == ["ok", "change"]
+    assert go("r3") == ["ok", "change"]
+    assert node.text("etc/fstab") == before + line
+    assert node.text("proc/self/mounts").count("/models") == 2, "mounted twice"
+
+
+def test_what_it_wrote_is_undone(folder: Path, node: ScratchNode) -> None:
+    write_files(PAGE, folder)
+    use(folder)
+    before = node.text("etc/fstab")
+    run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
+    assert node.text("etc/fstab") != before
+    play, _ = play_over(folder, {"spark1": node}, run="r9")
+    done, _ = revert_run(play, "r1")
+    play.connections.close()
+    assert node.text("etc/fstab") == before
+    assert not (node.root / "models").exists()
+    left = {one.what: one.why for one in done["spark1"].left}
+    assert left["Mount:/models"] == "what is mounted stays mounted until the next boot"
+
+
+def test_a_command_of_it_that_fails(folder: Path, node: ScratchNode) -> None:
+    write_files(PAGE, folder)
+    use(folder)
+    node.command("mount", "import sys\nsys.exit('mount.nfs4: access denied')\n")
+    with pytest.raises(Failed, match=r"mounting /models: .*access denied"):
+        run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/observe", r"Broken:/observe: KeyError: 'nothing' \(resources/broken\.py:14\)"),
+        ("/converge", r"Broken:/converge: TypeError: .* \(resources/broken\.py:17\)"),
+    ],
+)
+def test_a_fault_of_its_code(folder: Path, node: ScratchNode, path: str, message: str) -> None:
+    load(folder, broken=BROKEN)
+    with pytest.raises(Failed, match=message) as caught:
+        run(folder, node, File("/a", content="1"), resources.Broken(path))
+    assert caught.value.hint == (
+        "this is a fault of the project's resources/broken.py: correct it there"
+    )
+    assert "spark1: role playbook" in caught.value.where
+    assert node.text("a") == "1"
+
+
+def test_code_that_cannot_be_imported_on_the_node(folder: Path, node: ScratchNode) -> None:
+    """It names the file and line, and the node stays usable."""
+    only_here = f"import os\nif os.getpid() != {os.getpid()}:\n    {{}}['gone']\n"
+    load(folder, broken=only_here + BROKEN)
+    with pytest.raises(Failed, match=r"resources/broken\.py:3: 'gone'"):
+        run(folder, node, resources.Broken("/x"))
+    assert run(folder, node, File("/a", content="1"), run="r2") == {"File:/a": "change"}
+
+
+def test_a_module_that_the_node_lacks(folder: Path, node: ScratchNode) -> None:
+    """As where its Python is older: no such resource is not what is said of it."""
+    only_here = f"import os\nif os.getpid() != {os.getpid()}:\n    __import__('gone')\n"
+    load(folder, broken=only_here + BROKEN)
+    with pytest.raises(Failed, match=r"No module named 'gone' \(resources/broken\.py:3\)"):
+        run(folder, node, resources.Broken("/x"))
+
+
+def test_a_secret_of_it_is_nowhere(folder: Path, node: ScratchNode, tmp_path: Path) -> None:
+    load(folder, key=KEY)
+    key = Secret("hunter2-hunter2")
+    play, events = play_over(folder, {"spark1": node}, Options(diff=True))
+    play.apply(play.nodes, [resources.Key("/key", key)])
+    play.connections.close()
+    assert node.text("key") == key
+    assert "hunter2" not in repr(events.all)
+    for path in (node.root / "var").rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
+
+
+def test_a_changed_file_is_another_code(folder: Path, node: ScratchNode) -> None:
+    source = KEY.replace("Key", "Note").replace("value: Secret", "value: str")
+    load(folder, note=source)
+    first = wire.digest()
+    assert run(folder, node, resources.Note("/n", "a")) == {"Note:/n": "change"}
+    load(folder, note=source.replace("self.value.encode()", "self.value.upper().encode()"))
+    assert wire.digest() != first
+    with pytest.raises(Failed, match="it did not converge"):
+        run(folder, node, resources.Note("/n", "b"), run="r2")
+    assert node.text("n") == "B"
+
+
+def test_the_payload_has_them_below_their_package(folder: Path) -> None:
+    load(folder, broken=BROKEN)
+    with zipfile.ZipFile(io.BytesIO(wire.code())) as archive:
+        names = {n for n in archive.namelist() if n.startswith("spark_cluster_project")}
+        assert names == {
+            "spark_cluster_project/__init__.py",
+            "spark_cluster_project/resources/__init__.py",
+            "spark_cluster_project/resources/broken.py",
+        }
+        assert archive.namelist().count("spark_cluster/__init__.py") == 1
+    again = wire.code()
+    use(folder)
+    assert wire.code() == again
+
+
+def test_code_of_the_project_that_was_damaged_is_sent_again(
+    folder: Path, node: ScratchNode, agents_home: Path
+) -> None:
+    load(folder, broken=BROKEN.replace('{}["nothing"]', "1"))
+    run(folder, node, resources.Broken("/observe"))
+    code = agents_home / ".cache/spark-cluster/agent" / wire.digest()
+    damaged = code / "spark_cluster_project/resources/broken.py"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:40])
+    assert run(folder, node, resources.Broken("/observe"), run="r2") == {"Broken:/observe": "ok"}
+    assert damaged.read_bytes() == whole
+
+
+def test_a_resource_of_the_project_can_use_any_module_of_ours(
+    folder: Path, node: ScratchNode
+) -> None:
+    """Also one of a part of the code that the agent gets when it is first imported."""
+    models = "from spark_cluster.node.store.manifest import HUB\nassert HUB\n"
+    load(folder, broken=models + BROKEN.replace('{}["nothing"]', "1"))
+    assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
+
+
+def test_an_agent_without_them_says_so(folder: Path, node: ScratchNode) -> None:
+    load(folder, broken=BROKEN)
+    broken = resources.Broken("/x")
+    with using(None), pytest.raises(Failed, match="no resource of type 'Broken'"):
+        run(folder, node, broken)
+
+
+def test_the_command_line_sends_them(folder: Path, tmp_path: Path) -> None:
+    """The order in a run: checked before the first connection is begun."""
+    from click.testing import CliRunner
+
+    from spark_cluster.cli import cli
+
+    load(folder, broken=BROKEN)
+    (folder / "resources/broken.py").write_text("import requests, spark_cluster\n")
+    (folder / "inventory.yaml").write_text("nodes: {a: {address: 127.0.0.1, port: 1}}\n")
+    (folder / "p.py").write_text("def main(play): pass\n")
+    done = CliRunner().invoke(cli, ["--project", str(folder), "playbook", str(folder / "p.py")])
+    assert "broken.py:1: resource broken: imports requests" in str(done.exception)
+    assert "connect" not in done.output

@@ -1,0 +1,558 @@
+"""SSH against a real sshd: how it connects, what it refuses, what it says when it does not work."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import paramiko
+import pytest
+from free_ports import free_port
+from own_sshd import STUBBORN_PROXY, keygen, public, start_sshd
+from waiting import FAR_S, HANG_S, until
+
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner import known_hosts, wire
+from spark_cluster.runner import wire as wire_module
+from spark_cluster.runner.dialer import Target
+from spark_cluster.runner.session import Session
+from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
+from spark_cluster.runner.ssh_route import node_of, route
+
+ME = getpass.getuser()
+
+
+def run(connection, *argv):
+    """Return what a command prints, through a bare channel."""
+    channel = connection.start(argv)
+    found = b""
+    while data := channel.receive(HANG_S):
+        found += data
+    assert channel.status() == 0, channel.stderr()
+    channel.close()
+    return found.decode()
+
+
+def refusal(connection):
+    before = set(threading.enumerate())
+    with pytest.raises(Unreachable) as caught:
+        connection.open()
+    for left in set(threading.enumerate()) - before:
+        assert not isinstance(left, paramiko.Transport) or left.join(HANG_S) or not left.is_alive()
+    assert caught.value.where == "spark1"
+    assert caught.value.exit_code == 3
+    return caught.value
+
+
+# -- what works -----------------------------------------------------------------------------------
+
+
+def test_a_connection_and_its_socket(ssh, trusted):
+    connection = ssh()
+    assert run(connection, "echo", "it's  $HOME") == "it's  $HOME\n"
+    transport = connection.open().transport
+    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+    assert transport.local_cipher == transport.remote_cipher == CIPHERS[0]
+    assert "gcm" in transport.local_cipher
+    assert transport.auth_timeout == transport.banner_timeout == HANG_S
+
+
+def test_a_laptop_without_the_socket_option(ssh, trusted, monkeypatch):
+    """macOS has no TCP_USER_TIMEOUT."""
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")
+    assert run(ssh(), "echo", "x") == "x\n"
+
+
+def test_an_agent_over_ssh(ssh, trusted, agents_home, tmp_path):
+    (tmp_path / "root").mkdir()
+    argv = ["env", f"HOME={agents_home}", *wire.argv("test")]
+    session = Session("n", ssh().start(argv), as_root=False, root=str(tmp_path / "root"))
+    pending = [session.submit("run", argv=["echo", str(i)]) for i in range(3)]
+    assert [p.wait()["stdout"] for p in pending] == ["0\n", "1\n", "2\n"]
+    session.close()
+
+
+def test_the_inventorys_own_known_hosts(ssh, sshd, home, tmp_path):
+    known = tmp_path / "known"
+    known.write_text(sshd.host_line)
+    assert run(ssh(known_hosts=known), "echo", "x") == "x\n"
+    assert list((home / ".ssh").iterdir()) == [], "nothing is written by connecting"
+
+
+def test_the_users_own_key_without_an_identity_file(ssh, sshd, trusted, home):
+    for suffix in ("", ".pub"):
+        (home / f".ssh/id_ed25519{suffix}").write_bytes((sshd.folder / f"key{suffix}").read_bytes())
+    assert run(ssh(identity_file=None), "echo", "x") == "x\n"
+
+
+def test_an_alias_of_ssh_config(ssh, sshd, trusted, home):
+    (home / ".ssh/config").write_text(
+        f"Host spark-one\n  HostName 127.0.0.1\n  Port {sshd.port}\n  User {ME}\n"
+        f"  IdentityFile {sshd.key}\n"
+    )
+    connection = ssh(host="spark-one", user=None, port=None, identity_file=None)
+    assert run(connection, "echo", "x") == "x\n"
+    transport = connection.open().transport
+    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
+    (tmp_path / "proxy.py").write_text(STUBBORN_PROXY)
+    pid = tmp_path / "pid"
+    command = f"echo $$ > {pid}; exec {sys.executable} {tmp_path}/proxy.py {sshd.port}"
+    (home / ".ssh/config").write_text(f'Host 127.0.0.1\n  ProxyCommand sh -c "{command}"\n')
+    connection = ssh()
+    assert run(connection, "echo", "x") == "x\n"
+    proxy = int(pid.read_text())
+    os.kill(proxy, 0)
+    connection.close()
+    until(lambda: not _alive(proxy), what="the end of the ProxyCommand, which ignores SIGHUP")
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_through_a_jump_host(ssh, sshd, second_sshd, trusted):
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
+    assert run(connection, "echo", "x") == "x\n"
+    gateway = connection.open().gateway.transport
+    assert gateway.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_through_a_jump_host_of_ssh_config(ssh, sshd, second_sshd, trusted, home):
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    (home / ".ssh/config").write_text(
+        f"Host hop\n  HostName 127.0.0.1\n  Port {second_sshd.port}\n"
+        f"  IdentityFile {sshd.key}\n"
+        f"Host target\n  HostName 127.0.0.1\n  Port {sshd.port}\n"
+        f"  ProxyJump {ME}@hop\n"
+    )
+    connection = ssh(host="target", port=None)
+    assert run(connection, "echo", "x") == "x\n"
+    gateway = connection.open().gateway.transport
+    assert gateway.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_the_jump_hosts_key_is_checked_too(ssh, sshd, second_sshd, trusted):
+    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
+    assert "host key" in error.message
+    assert "not known" in error.message
+
+
+JUMP_KNOWN = {
+    "unknown": ("", "the host key of the jump host {J} is not known"),
+    "changed": ("{J} {N}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
+    "another kind is known": ("{J} {RSA}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
+    "revoked": ("{J} {K}\n@revoked * {K}\n", "REVOKED HOST KEY: the jump host {J} shows"),
+    "hashed": ("{J} {K}\n", ""),
+}
+"""What known_hosts says of a jump host (`{J}` its name, `{K}` its key, `{N}` the node's), and the
+beginning of the error; empty where it is let through."""
+
+
+def as_known(known, trusted, hop, node, rsa, *, hashed=False):
+    """Write known_hosts: the node's key, and what `known` says of the jump host before it."""
+    words = {
+        "{J}": f"[127.0.0.1]:{hop.port}",
+        "{K}": public(hop.folder / "host_key"),
+        "{N}": public(node.folder / "host_key"),
+        "{RSA}": public(rsa),
+    }
+    for name, value in words.items():
+        known = known.replace(name, value)
+    trusted.write_text(known + node.host_line)
+    if hashed:
+        argv = ["ssh-keygen", "-q", "-H", "-f", str(trusted)]
+        subprocess.run(argv, check=True, capture_output=True)
+        assert words["{J}"] not in trusted.read_text()
+
+
+@pytest.mark.parametrize("of_config", [False, True], ids=["inventory", "ssh_config"])
+@pytest.mark.parametrize("case", JUMP_KNOWN)
+def test_the_key_of_a_jump_host(ssh, sshd, second_sshd, trusted, home, tmp_path, case, of_config):
+    """As strict as for the node, wherever the jump host is named."""
+    known, expected = JUMP_KNOWN[case]
+    rsa = keygen(tmp_path / "rsa", kind="rsa") if "{RSA}" in known else sshd.key
+    as_known(known, trusted, second_sshd, sshd, rsa, hashed=case == "hashed")
+    jump = f"{ME}@127.0.0.1:{second_sshd.port}"
+    if of_config:
+        loose = "StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes"
+        (home / ".ssh/config").write_text(
+            f"Host node\n  HostName 127.0.0.1\n  ProxyJump {jump}\n"
+            f"Host *\n  IdentityFile {sshd.key}\n  {loose}\n"
+        )
+    connection = ssh(host="node") if of_config else ssh(jump=jump)
+    if expected:
+        where = f"[127.0.0.1]:{second_sshd.port}"
+        assert refusal(connection).message.startswith(expected.replace("{J}", where))
+    else:
+        assert run(connection, "echo", "x") == "x\n"
+
+
+@pytest.mark.parametrize("listed", ["plain", "krl"])
+def test_a_jump_hosts_key_in_a_list_of_revoked_ones(ssh, sshd, second_sshd, trusted, home, listed):
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    revoked, key = home / "revoked", f"{second_sshd.folder}/host_key.pub"
+    if listed == "krl":
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), key], check=True)
+    else:
+        revoked.write_text("# stolen\n" + Path(key).read_text())
+    (home / ".ssh/config").write_text(f"Host *\n  RevokedHostKeys {revoked}\n")
+    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
+    assert f"REVOKED HOST KEY: the jump host [127.0.0.1]:{second_sshd.port} shows" in error.message
+    assert f"revoked by {revoked}" in error.message
+
+
+def test_each_of_two_jump_hosts_is_checked(ssh, sshd, second_sshd, trusted):
+    """The first of them, and one that is reached through another."""
+    first, second = (f"{ME}@127.0.0.1:{one.port}" for one in (second_sshd, sshd))
+    connection = ssh(jump=f"{first},{second}")
+    assert f"jump host [127.0.0.1]:{second_sshd.port} is not" in refusal(connection).message
+    trusted.write_text(second_sshd.host_line)
+    assert f"jump host [127.0.0.1]:{sshd.port} is not" in refusal(connection).message
+    trusted.write_text(second_sshd.host_line + sshd.host_line)
+    assert run(connection, "echo", "x") == "x\n"
+
+
+def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
+    """The window of a channel is full for longer than a read waits: nothing of it may be lost."""
+    channel = ssh().start(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
+    assert channel.receive(HANG_S) == b"ready\n"
+    with pytest.raises(TimeoutError):
+        channel.receive(0.05)
+    channel.send(b"x" * 8_000_000)
+    channel._stream.shutdown_write()
+    assert channel.receive(HANG_S) == b"8000000\n"
+
+
+def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
+    monkeypatch.setattr(wire_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
+    argv = ["env", f"HOME={agents_home}", *wire.argv("test")]
+    session = Session("spark1", ssh().start(argv), as_root=False, root=str(tmp_path))
+    parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])
+    agent = int(parent.stdout.split()[0])
+    shell = int(parent.stdout.rpartition(")")[2].split()[1])
+    started = time.monotonic()
+    begun = tmp_path / "begun"
+    pending = session.submit("run", argv=["sh", "-c", f"touch {begun}; exec sleep {FAR_S}"])
+    until(begun.exists)
+    os.kill(_sshd_of(shell, agent), signal.SIGKILL)
+    with pytest.raises(Unreachable, match="connection was lost"):
+        pending.wait()
+    assert time.monotonic() - started < HANG_S
+    session.close()
+
+
+def _sshd_of(*pids):
+    """The process of sshd that serves this connection."""
+    waiting = list(pids)
+    while waiting:
+        pid = waiting.pop(0)
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        if name.startswith("sshd"):
+            return pid
+        waiting.append(int(rest.split()[1]))
+    raise AssertionError("no sshd above the agent")
+
+
+# -- what does not --------------------------------------------------------------------------------
+
+
+def test_an_unknown_host_key(ssh, sshd, home):
+    error = refusal(ssh())
+    assert f"the host key of [127.0.0.1]:{sshd.port} is not known: ssh-ed25519 SHA256:" in (
+        error.message
+    )
+    assert "spark-cluster trust --limit spark1" in error.hint
+    assert _fingerprint(sshd) in error.message
+
+
+def _fingerprint(server):
+    argv = ["ssh-keygen", "-lf", str(server.folder / "host_key.pub")]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[1]
+
+
+def test_a_changed_host_key(ssh, sshd, second_sshd, trusted):
+    other = second_sshd.host_line.split(" ", 1)[1]
+    trusted.write_text(f"[127.0.0.1]:{sshd.port} {other}")
+    error = refusal(ssh())
+    assert "THE HOST KEY HAS CHANGED" in error.message
+    assert f"{_fingerprint(sshd)} came" in error.message
+    assert f"{_fingerprint(second_sshd)} is known" in error.message
+    assert f"({trusted}:1)" in error.message
+    assert "possible man-in-the-middle" in error.hint
+    assert "trust --replace --limit spark1" in error.hint
+
+
+def test_another_kind_of_key_is_known(ssh, sshd, trusted, tmp_path):
+    """Known by its RSA key alone: what comes now was never seen, and is not accepted."""
+    kind, blob, _ = keygen(tmp_path / "rsa", kind="rsa").with_suffix(".pub").read_text().split()
+    trusted.write_text(f"[127.0.0.1]:{sshd.port} {kind} {blob}\n")
+    connection = ssh()
+    assert "HOST KEY HAS CHANGED" in refusal(connection).message
+    shown = Connection(route(connection.target), shared=False).shown_key()
+    assert shown.verdict == "changed"
+    known_hosts.write(trusted, shown)
+    assert run(connection, "echo", "x") == "x\n"
+
+
+def test_a_known_rsa_key_of_a_host_that_has_others_too(ssh, sshd, trusted, tmp_path):
+    folder = tmp_path / "sshd"
+    folder.mkdir()
+    kind, blob, _ = keygen(folder / "host_rsa", kind="rsa").with_suffix(".pub").read_text().split()
+    server = start_sshd(folder, key=sshd.key)
+    try:
+        trusted.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
+        connection = ssh(port=server.port)
+        assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
+        assert run(connection, "echo", "x") == "x\n"
+        connection.close()
+    finally:
+        server.stop()
+
+
+def test_a_known_hosts_with_lines_that_paramiko_does_not_read(ssh, sshd, second_sshd, trusted):
+    key = sshd.host_line.split(" ", 1)[1]
+    other = second_sshd.host_line.split(" ", 1)[1]
+    trusted.write_bytes(
+        f"nonsense\n@cert-authority *.example.org {key}@revoked * {other}# a comment\n\n"
+        f"|1|x|y ssh-ed25519 b\n{sshd.host_line.split()[0]} ssh-ed25519 !!!notbase64\n"
+        f"x ssh-ed25519 AAAA\n".encode()
+        + b"\xff\xfe\n"
+        + sshd.host_line.encode()
+    )
+    assert run(ssh(), "echo", "x") == "x\n"
+
+
+def test_a_revoked_key_is_refused(ssh, sshd, trusted):
+    key = sshd.host_line.split(" ", 1)[1]
+    trusted.write_text(f"# stolen\n@revoked * {key}{sshd.host_line}")
+    error = refusal(ssh())
+    assert "REVOKED HOST KEY" in error.message
+    assert _fingerprint(sshd) in error.message
+    assert f"revoked by {trusted}:2" in error.message
+    assert "possible man-in-the-middle" in error.hint
+    assert "ssh-keygen -A" in error.hint
+    shown = Connection(route(ssh().target), shared=False).shown_key()
+    assert (shown.verdict, shown.line.place) == ("revoked", f"{trusted}:2")
+
+
+def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
+    ssh, sshd, second_sshd, trusted, tmp_path
+):
+    """Otherwise `trust --replace`, which writes the inventory's, would be of no use."""
+    other = second_sshd.host_line.split(" ", 1)[1]
+    trusted.write_text(f"[127.0.0.1]:{sshd.port} {other}")
+    connection = ssh(known_hosts=tmp_path / "known")
+    shown = Connection(route(connection.target), shared=False).shown_key()
+    assert shown.verdict == "changed"
+    known_hosts.write(known_hosts.file_of(node_of(connection.target)), shown)
+    assert run(connection, "echo", "x") == "x\n"
+
+
+def test_a_wrong_key(ssh, trusted, tmp_path):
+    error = refusal(ssh(identity_file=keygen(tmp_path / "other")))
+    assert "accepts none of the offered keys" in error.message
+    assert "identity_file" in error.hint
+
+
+def test_a_key_with_a_passphrase(ssh, trusted, tmp_path):
+    error = refusal(ssh(identity_file=keygen(tmp_path / "locked", "a passphrase")))
+    assert "passphrase" in error.message
+    assert "ssh-add" in error.hint
+
+
+def test_a_key_file_that_is_not_there(ssh, trusted, tmp_path):
+    error = refusal(ssh(identity_file=tmp_path / "none"))
+    assert str(tmp_path / "none") in str(error)
+
+
+def test_a_file_that_is_no_key(ssh, trusted, tmp_path):
+    (tmp_path / "text").write_text("this is no key")
+    refusal(ssh(identity_file=tmp_path / "text"))
+
+
+def test_refused(ssh, trusted):
+    port = free_port()
+    error = refusal(ssh(port=port))
+    assert error.message == f"127.0.0.1:{port} refused the connection"
+    assert "sshd" in error.hint
+
+
+def test_an_unknown_name(ssh, trusted):
+    error = refusal(ssh(host="no-such-host.invalid"))
+    assert "no address is known for 'no-such-host.invalid'" in error.message
+
+
+@contextmanager
+def silent(greeting=b""):
+    """A port that accepts connections and says only `greeting`."""
+    held = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept():
+            while True:
+                try:
+                    held.append(server.accept()[0])
+                except OSError:
+                    return
+                held[-1].sendall(greeting)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(HANG_S)
+    for connection in held:
+        connection.close()
+
+
+def test_a_port_that_says_nothing(ssh, trusted):
+    with silent() as port:
+        error = refusal(ssh(port=port, connect_timeout_s=0.4))
+    assert "banner" in error.message
+
+
+def test_a_port_that_speaks_something_else(ssh, trusted):
+    with silent(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 5) as port:
+        error = refusal(ssh(port=port, connect_timeout_s=0.4))
+    assert "SSH failed" in error.message
+
+
+def test_a_jump_host_that_refuses(ssh, trusted):
+    port = free_port()
+    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{port}"))
+    assert f"127.0.0.1:{port} refused" in error.message
+
+
+# -- trust ----------------------------------------------------------------------------------------
+
+
+def test_trust_of_a_new_host(ssh, sshd, home):
+    connection = ssh()
+    shown = Connection(route(connection.target), shared=False).shown_key()
+    assert (shown.verdict, shown.fingerprint) == ("new", _fingerprint(sshd))
+    path = known_hosts.file_of(node_of(connection.target))
+    assert path == home / ".ssh/known_hosts"
+    known_hosts.write(path, shown)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
+    assert run(connection, "echo", "x") == "x\n"
+
+
+def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tmp_path):
+    """Also what ssh-keygen -H has made unreadable."""
+    path = home / ".ssh/known_hosts"
+    name = f"[127.0.0.1]:{sshd.port}"
+    other = second_sshd.host_line.split(" ", 1)[1]
+    path.write_text(f"{name} {other}# a comment\nexample.org {other}spark9 {other}")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(path)], check=True, capture_output=True)
+    hashed = path.read_text()
+    assert name not in hashed
+    path.write_text(hashed + f"plain.example.org {other}@revoked * {other}")
+    connection = ssh()
+    shown = Connection(route(connection.target), shared=False).shown_key()
+    assert (shown.verdict, shown.line.fingerprint) == ("changed", _fingerprint(second_sshd))
+    known_hosts.write(path, shown)
+    lines = path.read_text().splitlines()
+    assert lines[-1] == sshd.host_line.strip()
+    assert len(lines) == len(hashed.splitlines()) + 2
+    for kept in ("example.org", "spark9", "plain.example.org"):
+        found = subprocess.run(
+            ["ssh-keygen", "-F", kept, "-f", str(path)], check=True, capture_output=True, text=True
+        )
+        assert found.stdout
+    assert "# a comment" in lines
+    assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
+    assert run(connection, "echo", "x") == "x\n"
+
+
+def test_trust_into_the_inventorys_file(ssh, home, tmp_path):
+    connection = ssh(known_hosts=tmp_path / "folder" / "known")
+    path = known_hosts.file_of(node_of(connection.target))
+    known_hosts.write(path, Connection(route(connection.target), shared=False).shown_key())
+    assert run(connection, "echo", "x") == "x\n"
+    assert not (home / ".ssh/known_hosts").exists()
+
+
+def test_trust_through_a_jump_host(ssh, sshd, second_sshd, home):
+    path = home / ".ssh/known_hosts"
+    path.write_text(second_sshd.host_line)
+    connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
+    shown = Connection(route(connection.target), shared=False).shown_key()
+    assert shown.fingerprint == _fingerprint(sshd)
+    known_hosts.write(path, shown)
+    assert run(connection, "echo", "x") == "x\n"
+
+
+def test_trust_of_what_does_not_answer(ssh, home):
+    with pytest.raises(Unreachable, match="refused"):
+        Connection(route(ssh(port=free_port()).target), shared=False).shown_key()
+    with silent() as port, pytest.raises(Unreachable):
+        Connection(route(ssh(port=port, connect_timeout_s=0.4).target), shared=False).shown_key()
+
+
+@pytest.mark.parametrize("when", ["open_session", "exec_command"])
+def test_a_connection_that_ended_just_before(when):
+    """paramiko raises the bare EOFError that ended its transport, as while a node shuts down."""
+
+    def ended(*_words, **_options):
+        raise EOFError
+
+    channel = SimpleNamespace(exec_command=ended)
+    opens = ended if when == "open_session" else lambda **_options: channel
+    connection = Connection(route(Target("spark1", "127.0.0.1")), shared=True)
+    stand_in = SimpleNamespace(active=True, open_session=opens, limited=lambda _: nullcontext())
+    connection._set(transport=stand_in)
+    with pytest.raises(Unreachable, match="the connection was cut"):
+        connection.channel(["true"])
+
+
+def test_closing_a_channel_whose_connection_has_ended():
+    """paramiko raises the same when it cannot tell the other side; click takes it for Ctrl-C."""
+
+    def ended():
+        raise EOFError
+
+    SshChannel(SimpleNamespace(close=ended, get_transport=lambda: None)).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "gets_in"),
+    [
+        ('from="192.168.177.11,10.89.0.11,127.0.0.0/8,::1",no-port-forwarding', True),
+        ('from="192.168.177.11,10.89.0.11",no-port-forwarding', False),
+    ],
+)
+def test_limits_of_a_mesh_key_as_sshd_reads_them(ssh, second_sshd, home, options, gets_in):
+    """As the role ssh_mesh writes them: from the node's own addresses, and no tunnels."""
+    (home / ".ssh/known_hosts").write_text(second_sshd.host_line)
+    allowed = second_sshd.folder / "authorized_keys"
+    before = allowed.read_text()
+    allowed.write_text(f"{options} {before}")
+    try:
+        connection = ssh(port=second_sshd.port)
+        if not gets_in:
+            assert "accepts none of the offered keys" in refusal(connection).message
+            return
+        assert run(connection, "echo", "x") == "x\n"
+        with pytest.raises(paramiko.ChannelException):
+            connection.open().transport.open_channel("direct-tcpip", ("127.0.0.1", 1), ("", 0))
+    finally:
+        allowed.write_text(before)

@@ -1,0 +1,247 @@
+"""Comparing runs: what is matched, what is not and why, and published figures."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from bench_runs import SLOWER, STEADY, TOOL, cell, key, record, setup
+
+from spark_cluster.bench.compare import compare, part_of
+from spark_cluster.bench.record import NodeRecord, Prediction
+from spark_cluster.bench.references import (
+    ANY_OUTPUT,
+    DATA,
+    against_plan,
+    against_published,
+    coverage,
+    published,
+)
+from spark_cluster.config.schema import as_json
+from spark_cluster.errors import UsageError
+
+PLAIN = record(cell(tg_tps=STEADY))
+
+
+def reasons(a, b) -> list[str]:
+    found = compare(a, b)
+    assert found.rows == ()
+    assert found.summary == "nothing could be compared"
+    return [one.reason for one in found.not_comparable]
+
+
+def test_a_slower_run_is_worse():
+    found = compare(PLAIN, record(cell(tg_tps=SLOWER), id="b"))
+    (row,) = found.rows
+    assert row.difference.verdict == "worse"
+    assert row.difference.ratio == pytest.approx(0.8)
+    assert found.regressed
+    assert found.summary == "1 worse (figures of 1 cell)"
+
+
+def test_of_times_less_is_better():
+    a, b = record(cell(ttfr_ms=STEADY)), record(cell(ttfr_ms=SLOWER))
+    assert compare(a, b).rows[0].difference.verdict == "better"
+
+
+def test_several_requests_have_a_wider_floor():
+    load = key(concurrency=4)
+    a, b = record(cell(load=load, tg_tps=STEADY)), record(cell(load=load, tg_tps=SLOWER))
+    assert compare(a, b).rows[0].difference.verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"version": "0.3.5"}, "version of the load generator: 0.4.0 in A, 0.3.5 in B"),
+        ({"name": "vllm-bench"}, "load generator: llama-benchy in A, vllm-bench in B"),
+        ({"latency_mode": "generation"}, "latency mode: api in A, generation in B"),
+        ({"prefix_caching": True}, "prefix caching: off in A, on in B"),
+    ],
+)
+def test_another_tool_is_not_compared(changed, reason):
+    other = record(cell(tg_tps=STEADY), tool=TOOL.model_copy(update=changed))
+    assert reasons(PLAIN, other) == [reason, reason]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"tp": 2}, "tensor-parallel size: 1 in A, 2 in B"),
+        ({"replicas": 2}, "replicas: 1 in A, 2 in B"),
+        ({"model_revision": "abc"}, "model revision: main in A, abc in B"),
+        ({"quantization": ""}, "quantization: fp8-online in A, not known in B"),
+        ({"kv_cache_dtype": "auto", "tp": 2}, "KV cache type: fp8 in A, auto in B; tensor-"),
+    ],
+)
+def test_another_server_is_not_compared(changed, reason):
+    found = reasons(PLAIN, record(cell(tg_tps=STEADY), setups=[setup(**changed)]))
+    assert len(found) == 2
+    assert all(text.startswith(reason) for text in found)
+
+
+def test_another_load_or_a_failed_cell_is_not_compared():
+    other = record(cell(load=key(depth=4096), tg_tps=STEADY))
+    assert reasons(PLAIN, other) == [
+        "B has no cell pp2048-tg128-d0-c1 on such a server",
+        "A has no cell pp2048-tg128-d4096-c1 on such a server",
+    ]
+    failed = record(cell(status="failed", tg_tps=STEADY))
+    assert reasons(PLAIN, failed) == ["failed in B: 2 of 5 requests failed: HTTP 500"]
+    assert reasons(PLAIN, record()) == ["B has no cells"]
+
+
+def test_variants_are_matched_by_name_and_a_single_one_with_the_recipe():
+    pair = [setup("a1"), setup("a2", variant="enforce-eager=true")]
+    cells = [cell("a1", tg_tps=STEADY), cell("a2", tg_tps=SLOWER)]
+    both = record(*cells, setups=pair)
+    assert [row.difference.ratio for row in compare(both, both).rows] == [1.0, 1.0]
+    sides = [part_of(both, name) for name in ("a1", "a2")]
+    (row,) = compare(*sides).rows
+    assert row.variants == ("", "enforce-eager=true")
+    assert row.difference.verdict == "worse"
+    three = [*pair, setup("a3", variant="max-num-seqs=2")]
+    many = record(*cells, cell("a3", tg_tps=STEADY), setups=three)
+    (left,) = (one for one in compare(many, both).not_comparable)
+    assert left.reason == "B has several servers of this kind, none of them with max-num-seqs=2"
+    with pytest.raises(UsageError, match="has no setup 'a9'"):
+        part_of(both, "a9")
+
+
+def test_turns_of_a_pair_are_put_together():
+    first, second = cell(tg_tps=STEADY[:3]), cell(tg_tps=STEADY[3:])
+    turned = record(first, second.model_copy(update={"id": "other"}))
+    (row,) = compare(turned, PLAIN).rows
+    assert row.difference.n == (5, 5)
+
+
+def test_figures_that_say_the_same_are_compared_once():
+    values = {"tg_tps": STEADY, "tg_tps_request": STEADY, "ttfr_ms": STEADY, "e2e_ttft_ms": STEADY}
+    alone = record(cell(**values, est_ppt_ms=STEADY))
+    assert [row.metric for row in compare(alone, alone).rows] == ["tg_tps", "ttfr_ms"]
+
+
+def test_what_else_differs_is_said():
+    other = record(
+        cell(tg_tps=STEADY),
+        setups=[setup(versions={"vllm": "0.23.0", "nccl": "2.28"}, flags=("--x",) * 40)],
+        nodes=(NodeRecord(name="spark1", driver="590.1", mtu=9000),),
+    )
+    assert compare(PLAIN, other).changed == (
+        "flags",
+        "driver: 580.95.05 in A, 590.1 in B",
+        "mtu: not known in A, 9000 in B",
+        "nccl: not known in A, 2.28 in B",
+        "vllm: 0.22.1 in A, 0.23.0 in B",
+    )
+    assert compare(PLAIN, PLAIN).changed == ()
+
+
+def test_a_noisy_pair_of_runs_gets_no_verdict():
+    chance = random.Random(1)
+
+    def noisy():
+        cells = [
+            cell(load=key(depth=depth), tg_tps=[chance.gauss(7, 1.5) for _ in range(5)])
+            for depth in range(0, 100)
+        ]
+        return record(*cells)
+
+    found = compare(noisy(), noisy())
+    assert len(found.rows) == 100
+    assert found.count("better") + found.count("worse") == 0
+
+
+# -- published figures -----------------------------------------------------------------------------
+
+
+def test_no_figure_is_lost():
+    found = against_published(PLAIN)
+    ids = {row.figure.id for row in found.rows} | {one.figure.id for one in found.others}
+    assert len(ids) == len(published().figures) == 316
+    document = as_json(found)
+    listed = {row["figure"] for row in document["rows"]} | {o["id"] for o in document["others"]}
+    assert listed == ids
+    assert all(one.reason for one in found.others)
+
+
+def test_every_figure_has_a_value_a_source_and_a_line():
+    known = published()
+    configs = {config.id for config in known.configs}
+    for figure in known.figures:
+        assert figure.line > 0
+        assert figure.shown
+        assert figure.config is None or figure.config in configs
+        assert figure.to_dict()["metric"] == figure.metric
+
+
+def test_no_sentence_of_an_article_is_kept():
+    for figure in json.loads(DATA.read_text())["figures"]:
+        assert "quote" not in figure
+        row = figure.get("row", "||")
+        assert row.startswith("|")
+        assert row.endswith("|")
+        assert ". " not in row
+
+
+def test_figures_with_a_load_are_cells():
+    cells = [figure for figure in published().figures if figure.cell is not None]
+    assert len(cells) == 174
+    for figure in cells:
+        load, name, metric = figure.cell
+        assert metric.mean == figure.value
+        assert load.output != ANY_OUTPUT or name in ("pp_tps", "ttfr_ms")
+
+
+def test_deviations_from_a_published_table():
+    run = record(
+        cell(tg_tps=STEADY, pp_tps=[1600.0] * 5),
+        cell(load=key(concurrency=4), tg_tps=[20.0] * 5, tg_tps_request=[6.0] * 5),
+    )
+    found = against_published(run)
+    rows = {(row.figure.id, row.metric): row for row in found.rows}
+    table = rows["forum-gemma4-31b-fp8.c1.tg128.pp2048.tg128.tg_tps", "tg_tps"]
+    assert table.value == 6.79
+    assert table.share == pytest.approx(6.91 / 6.79 - 1)
+    assert table.caveats == ("llama-benchy 0.3.5, not llama-benchy 0.4.0",)
+    depth = rows["forum-gemma4-31b-fp8.tp1.pp2048.d0", "pp_tps"]
+    assert depth.caveats[1] == "latency mode generation, not api"
+    assert {row.metric for row in found.rows if row.cell.key.concurrency == 4} == {
+        "tg_tps",
+        "tg_tps_request",
+    }
+    eager = record(cell(pp_tps=[1400.0] * 5), setups=[setup(flags=("--enforce-eager",))])
+    assert [row.figure.id for row in against_published(eager).rows] == [
+        "forum-gemma4-31b-fp8.eager.pp2048_prefill_t_s"
+    ]
+
+
+def test_another_model_or_size_is_said():
+    other = record(cell(tg_tps=STEADY), setups=[setup(tp=2)])
+    why = {one.figure.id: one.reason for one in against_published(other).others}
+    table = why["forum-gemma4-31b-fp8.c1.tg128.pp2048.tg128.tg_tps"]
+    assert table == "the run has no google/gemma-4-31B-it fp8-online at TP=1"
+    assert "does not say the load" in why["merritt-gemma4-mtp.sweep.N4.tps"]
+
+
+# -- predictions -----------------------------------------------------------------------------------
+
+
+def test_predictions_that_hold():
+    low = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
+    off = Prediction(metric="pp_tps", key=key(), low=1, value=2, high=3)
+    gone = Prediction(metric="pp_tps", key=key(depth=1), low=1, value=2, high=3)
+    run = record(
+        cell(tg_tps=STEADY, pp_tps=[4.0] * 5), setups=[setup(predictions=(low, off, gone))]
+    )
+    found = against_plan(run)
+    assert [row.is_inside for row in found] == [True, False]
+    assert coverage(found) == 0.5
+    assert found[1].error == -0.5
+    assert coverage([]) is None
+
+
+def test_the_published_data_is_in_the_package():
+    assert Path(DATA).is_relative_to(Path(__file__).parents[3] / "spark_cluster")

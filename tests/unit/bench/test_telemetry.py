@@ -1,0 +1,227 @@
+"""Rows of telemetry: rates of counters, what is missing, files, and what a stretch of time says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parquet_rows import read_parquet
+
+from spark_cluster.bench import telemetry
+from spark_cluster.bench.telemetry import (
+    COLUMNS,
+    LineReader,
+    TelemetryRow,
+    attention,
+    processes_path,
+    read_lines,
+    write_parquet,
+    writer,
+)
+from spark_cluster.errors import UsageError
+
+NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
+
+
+def line(at=0.0, **more):
+    """A sampler's line, some seconds after noon."""
+    n = round(at)
+    told = {
+        "format": 1, "time": NOON.timestamp() + at, "clock": 100.0 + at,
+        "gpu": {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "power_w": 45.1,
+                "temperature_c": 62.0, "throttle": []},
+        "memory": {"total_kib": 127600748, "available_kib": 20971520, "swap_used_kib": 2048,
+                   "swapped_bytes": 4096 * n},
+        "network": {"enp1s0f1np1": [1000 * n, 2000 * n], "enP7s7": [10 * n, 20 * n]},
+        "rdma": {"rocep1s0f1": {"interface": "enp1s0f1np1", "rx": 10**9 * n, "tx": 2 * 10**9 * n},
+                 "roceP2p1s0f1": {"interface": None, "rx": 10**9 * n, "tx": None}},
+        "engine": {"running": 4.0, "waiting": 1.0, "kv_usage": 0.25, "prompt_tokens": 100.0 * n,
+                   "generation_tokens": 50.0 * n, "drafts": 1.0, "draft_tokens": 40.0 * n,
+                   "accepted_tokens": 30.0 * n, "preemptions": 1.0 * n},
+        "processes": None,
+    }  # fmt: skip
+    return json.dumps({**told, **more})
+
+
+def rows(*lines):
+    return read_lines("spark1", "\n".join(lines))[0]
+
+
+def test_rates_of_two_lines():
+    first, second = rows(line(0, rdma_errors={"a": 5}), line(2, rdma_errors={"a": 8, "b": None}))
+    assert first.generation_tps is first.rdma_rx_bytes_s is first.rdma_errors is None
+    assert (first.running, first.kv_usage) == (4, 0.25)
+    assert second.time == NOON + timedelta(seconds=2)
+    expected = {
+        "sm_clock_mhz": 2411.0, "throttle": "", "mem_available_mib": 20480, "swap_used_mib": 2,
+        "rdma_rx_bytes_s": 2e9, "rdma_tx_bytes_s": 2e9, "net_rx_bytes_s": 1010.0,
+        "net_tx_bytes_s": 2020.0, "link_rx_bytes_s": 1000.0, "link_tx_bytes_s": 2000.0,
+        "prompt_tps": 100.0, "generation_tps": 50.0, "acceptance": 0.75, "preemptions": 2,
+        "swap_bytes_s": 4096.0, "rdma_errors": 3,
+    }  # fmt: skip
+    assert {name: getattr(second, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "second",
+    [line(1, clock=1.0), line(500), line(1, engine=None), line(1, engine={"generation_tokens": 1})],
+    ids=["reboot", "gap", "no engine", "engine begun anew"],
+)
+def test_no_rate_over_a_break(second):
+    first = line(0, engine={"generation_tokens": 700.0, "draft_tokens": 1.0})
+    assert rows(first, second)[1].generation_tps is None
+    assert rows(first, second)[1].acceptance is None
+
+
+def test_memory_of_processes_stays_until_the_next_reading():
+    held = [[7, "VLLM::Worker_TP0", 100], [8, "x", None]]
+    found = rows(line(0), line(1, processes=held), line(2), line(3, processes=[]))
+    assert [row.gpu_mem_mib for row in found] == [None, 100, 100, 0]
+    assert [row.processes is None for row in found] == [True, False, True, False]
+    told = found[1].to_dict()
+    assert told["processes"][0] == {"pid": 7, "name": "VLLM::Worker_TP0", "used_mib": 100}
+    assert told["time"] == "2026-11-22T12:00:01.000Z"
+    json.dumps(told)
+
+
+def test_lines_that_are_none():
+    for text in ("", "Traceback (most recent call last):", "[1]", "null", '{"time": "x"}',
+                 line(0, format=2), line(0, time=1e300), '{"format": 1}'):  # fmt: skip
+        assert LineReader("spark1").row(text) is None, text
+
+
+PARTS = ("gpu", "memory", "network", "rdma", "engine", "processes")
+
+
+@given(st.dictionaries(st.sampled_from(PARTS), st.none() | st.just({})))
+def test_every_part_may_be_missing(parts):
+    assert len(rows(line(0, **parts), line(1), line(2, **parts))) == 3
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def test_parquet_and_back(tmp_path):
+    path = tmp_path / "telemetry.parquet"
+    held = [[7, "VLLM::Worker_TP0", 100], [8, "x", None]]
+    written = rows(line(0), line(1, processes=held), line(2, gpu=None, engine=None))
+    write_parquet(path, written)
+    assert processes_path(path).exists()
+    read = list(read_parquet(path))
+    assert [r.processes for r in read] == [r.processes for r in written]
+    for ours, theirs in zip(written, read, strict=True):
+        for name in COLUMNS:
+            value = getattr(theirs, name)
+            kept = pytest.approx(getattr(ours, name)) if isinstance(value, float) else value
+            assert kept == getattr(ours, name), name
+
+
+def test_each_figure_has_a_column():
+    names = {field.name for field in dataclasses.fields(TelemetryRow)}
+    assert names - set(COLUMNS) == {"processes", "notes"}
+
+
+def test_eight_hours_of_two_nodes_are_small(tmp_path):
+    path = tmp_path / "telemetry.parquet"
+    row = rows(line(0), line(1))[1]
+    hours = 8 * 3600
+    write_parquet(
+        path,
+        (
+            dataclasses.replace(row, node=node, time=NOON + timedelta(seconds=second),
+                                power_w=40 + second % 17 / 7)
+            for second in range(0, hours, 8)
+            for node in ("spark1", "spark2")
+        ),
+    )  # fmt: skip
+    assert path.stat().st_size < 500_000
+
+
+def test_json_lines_are_there_at_once(tmp_path):
+    out = writer(tmp_path / "t.jsonl")
+    out.write(rows(line(0))[0])
+    assert json.loads((tmp_path / "t.jsonl").read_text())["node"] == "spark1"
+    out.close()
+    with pytest.raises(UsageError, match="exists"):
+        writer(tmp_path / "t.jsonl")
+
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match="pyarrow") as caught:
+        telemetry.writer(tmp_path / "t.parquet")
+    assert "[bench]" in caught.value.hint
+
+
+# -- what a stretch of time says ------------------------------------------------------------------
+
+LINK = {"rdma_rx_bytes_s": 1e9, "rdma_tx_bytes_s": 1e9, "link_rx_bytes_s": 1e3}
+
+
+def minute(node="spark1", seconds=range(61), **more):
+    """A row each second of a minute under load."""
+    usual = {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "throttle": "", **LINK}
+    return [TelemetryRow(NOON + timedelta(seconds=s), node, **{**usual, **more}) for s in seconds]
+
+
+def said(*parts, tp=1, nodes=("spark1",)):
+    found = [row for part in parts for row in part]
+    return attention(found, NOON, NOON + timedelta(seconds=60), nodes, tp)
+
+
+def test_nothing_to_say():
+    assert said(minute()) == ()
+    assert said(minute(), minute("spark2"), tp=2, nodes=("spark1", "spark2")) == ()
+
+
+def test_low_clock_under_load():
+    slow = minute(seconds=range(20, 32), sm_clock_mhz=611.0, power_w=14.2)
+    usual = [row for row in minute() if not 20 <= row.time.second < 32 or row.time.minute]
+    assert said(slow, usual) == (
+        "spark1: SM clock under 1.5 GHz for 12 s under load (lowest 611 MHz at 14 W)",
+    )
+    assert said(minute(sm_clock_mhz=208.0, utilisation=3.0)) == (), "idle"
+    assert said(minute(seconds=range(2), sm_clock_mhz=611.0), minute(seconds=range(2, 61))) == ()
+
+
+def test_throttled():
+    told = said(minute(throttle="sw_power_cap,hw_slowdown"))
+    assert told == (
+        "spark1: clocks limited for 60 s under load (sw_power_cap)",
+        "spark1: clocks limited for 60 s under load (hw_slowdown)",
+    )
+
+
+def test_swapping():
+    assert said(minute(swap_bytes_s=5 * 2**20)) == ("spark1: 300 MiB were moved to and from swap",)
+    assert said(minute(swap_bytes_s=4096.0)) == ()
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        ({"rdma_rx_bytes_s": 0.0, "rdma_tx_bytes_s": 0.0, "link_rx_bytes_s": 5e8},
+         "RoCE is not proven: 0 B went over the HCAs by RDMA, 60.0 GB over their interfaces by "
+         "TCP/IP"),
+        ({"rdma_rx_bytes_s": None, "rdma_tx_bytes_s": None},
+         "RoCE is not proven: the nodes have no RDMA port counters"),
+        ({"rdma_rx_bytes_s": 10.0, "rdma_tx_bytes_s": 10.0},
+         "RoCE is not proven: only 122 kB went over the link"),
+        ({"rdma_errors": 1}, "the HCAs counted 122 errors and retransmissions"),
+    ],
+)  # fmt: skip
+def test_roce(rates, text):
+    both = (minute(**rates), minute("spark2", **rates))
+    assert said(*both, tp=2, nodes=("spark1", "spark2")) == (text,)
+    assert said(*both, nodes=("spark1", "spark2")) == (), "one node serves alone"
+
+
+def test_time_without_telemetry():
+    assert said(minute(seconds=range(40))) == ("spark1: no telemetry for 19 of 60 s",)
+    assert said([]) == ("spark1: no telemetry of this time",)
+    assert said(minute(seconds=range(0, 61, 5))) == (), "a longer interval is no gap"

@@ -1,0 +1,261 @@
+"""`plan` as a user runs it, without nodes: screen, JSON, exit status, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from program import invoke
+
+from spark_cluster.config.project import Project
+from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+
+RECIPES = sorted(Project(Path(__file__).parents[3]).list("recipes"))
+KEYS = {
+    "recipe", "tp", "fits", "reasons", "gpu_memory_utilization", "weights_gib", "kv_cache_gib",
+    "kv_tokens", "max_concurrency", "decode_tok_s", "bytes_per_token", "nodes", "issues",
+}  # fmt: skip
+
+
+def run(*words, project=None):
+    return invoke("plan", *words, project=project, catch_exceptions=False)
+
+
+def document(*words, **options):
+    return json.loads(run(*words, "--offline", "--json", **options).stdout)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("tp", ["1", "2"])
+def test_every_recipe_has_a_plan(name, tp):
+    found = document(name, "--tp", tp)
+    assert found.keys() >= KEYS
+    assert found["recipe"] == name
+    speed = found["decode_tok_s"]
+    if speed is None:
+        assert not found["fits"] or "embedding" in name, "what does not fit gets no speed"
+    else:
+        assert 0 < speed["low"] <= speed["expected"] <= speed["high"]
+    assert found["fits"] is not bool(found["reasons"])
+    assert [node["name"] for node in found["nodes"]] == ["spark1", "spark2"][: int(tp)]
+    if not found["fits"]:
+        assert "is known to run with --tp" in found["reasons"][0], "they fit an idle Spark"
+        assert found["nearest"]
+
+
+def test_what_a_plan_looks_like():
+    result = run("gemma4-31b-nvfp4", "--offline")
+    assert result.exit_code == 0
+    for text in (
+        "█ weights 30.9",
+        "--gpu-memory-utilization 0.40",
+        "requests of 32,768 tokens at a time",
+        " tok/s, at 1,024 tokens of context",
+        "measured by others: 6.8 to 7.1 tok/s (3 sources)",
+        "GB read for a token",
+        "no node was asked",
+        "✔ go",
+    ):
+        assert text in result.output
+
+
+def test_the_picture_is_read_without_colours_and_as_large_as_its_figures():
+    lines = run("gemma4-31b-fp8", "--offline", "--tp", "2").output.splitlines()
+    bars = [line for line in lines if line.startswith("spark")]
+    legend = next(line for line in lines if "in use now" in line)
+    for bar in bars:
+        drawn = bar.split("GiB", 1)[1].strip()
+        assert len(drawn) == 48
+        for part in legend.split("  "):
+            brick, gib = part.strip()[:1], part.split()[-1:]
+            if gib:
+                assert drawn.count(brick) == pytest.approx(float(gib[0]) / 121.7 * 48, abs=1)
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_the_comparison_keeps_its_columns(columns):
+    words = ["plan", "gemma4-26b-a4b-nvfp4", "--offline", "--for", "latency"]
+    lines = invoke(*words, columns=columns).output.splitlines()
+    assert [line for line in lines if "a replica on each  " in line]
+    assert "✘ TP=2 over both: the recipe is not known to run with --tp 2" in lines
+    assert len(lines[2].rstrip()) <= int(columns), "the head of the table is one line"
+
+
+def test_without_an_inventory_the_way_out_is_a_recipe(tmp_path):
+    for words in (["plan", "--offline"], ["lint"]):
+        with pytest.raises(UsageError) as caught:
+            invoke(*words, project=tmp_path, catch_exceptions=False)
+        assert "a recipe" in str(caught.value.hint)
+
+
+def test_no_go():
+    result = run("gemma4-31b-fp8", "--offline", "--tp", "1", "--available", "60")
+    assert result.exit_code == 4
+    assert "58.8 GiB while loading, and 60.0 are available, of which" in result.output
+    assert "would work: --tp 2" in result.output
+    assert "no-go" in result.output
+
+
+def test_a_command_line():
+    line = (
+        "docker run --gpus all vllm/vllm-openai:v0.28.0 --model meta-llama/Llama-3.3-70B-Instruct"
+    )
+    found = document("--command", line)
+    assert found["fits"] is False
+    assert found["weights_gib"] == pytest.approx(131.4, abs=0.1)
+    assert "--tp 2" in [near["change"] for near in found["nearest"]]
+
+
+def test_a_missing_share_is_reported_for_a_command_and_computed_for_a_recipe():
+    found = document("--command", "vllm serve google/gemma-4-26B-A4B-it")
+    assert "share-not-given" in {issue["id"] for issue in found["issues"]}
+    found = document("gemma4-31b-nvfp4")
+    assert "share-not-given" not in {issue["id"] for issue in found["issues"]}
+
+
+def test_more_places_than_requests_that_may_run():
+    text = " ".join(run("gemma4-26b-a4b-fp8", "--offline").output.split())
+    assert "9.7 requests of 65,536 tokens at a time; --max-num-seqs lets 4 run" in text
+    assert "lets 4 run" not in run("gemma4-31b-fp8", "--offline", "--tp", "2").output, "4.9 fit"
+
+
+def test_more_users_than_places():
+    found = document("gemma4-31b-nvfp4", "--users", "8")
+    assert found["concurrency"] == 8
+    assert "--max-num-seqs 4: further requests wait for their turn" in found["remarks"]
+
+
+@pytest.mark.parametrize(
+    ("purpose", "users", "best"), [("latency", "1", "tp2"), ("throughput", "32", None)]
+)
+def test_for_a_purpose(purpose, users, best):
+    words = ("gemma4-31b-fp8", "--for", purpose, "--users", users)
+    found = document(*words)
+    assert found["best"] == best
+    assert [one["name"] for one in found["topologies"]] == ["one", "tp2", "replicas"]
+    shown = run(*words, "--offline").output
+    assert "✔" in shown if best else "not decidable: the ranges overlap" in shown
+    option = "--tp 2" if best else "--replicas 2"
+    assert f"spark-cluster up --recipe gemma4-31b-fp8 {option}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gemma4-31b-nvfp5", "--offline"), "gemma4-31b-nvfp4"),
+        (("gemma4-31b-nvfp4", "--available", "60"), "--offline"),
+        (("gemma4-31b-nvfp4", "--command", "vllm serve x", "--offline"), "leave one out"),
+        (("gemma4-31b-nvfp4", "--offline", "--tp", "3"), "cannot be divided over 3"),
+        (("--command", "ls -l", "--offline"), "vllm"),
+        (("--command", "vllm serve nobody/knows-this", "--offline"), "nobody/knows-this"),
+    ],
+)
+def test_mistakes(words, said):
+    with pytest.raises(UsageError) as caught:
+        run(*words)
+    assert said in str(caught.value)
+
+
+def test_a_models_own_config_comes_first(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    model = tmp_path / "m"
+    model.mkdir()
+    (tmp_path / "recipes/own.yaml").write_text(
+        "name: own\nmodel: {name: own, served_name: own, source: directory, directory: ../m}\n"
+        "image: {ref: 'x:1'}\n"
+    )
+    with pytest.raises(SparkClusterError):
+        run("own", "--offline", project=tmp_path)
+    (model / "config.json").write_text("{")
+    with pytest.raises(InvalidFile):
+        run("own", "--offline", project=tmp_path)
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    assert document("own", project=tmp_path)["weights_gib"] == pytest.approx(14.96, abs=0.02)
+
+
+def test_one_speed_for_one_thing_whichever_command_tells_it():
+    def told(*words):
+        result = invoke(*words, "--json")
+        assert result.exit_code == 0, (result.output, result.exception)
+        return json.loads(result.stdout)
+
+    for recipe in told("recipes", "list")["recipes"]:
+        for tp, expected in recipe["expected_tok_s"].items():
+            name = recipe["name"]
+            assert document(name, "--tp", tp)["decode_tok_s"] == expected
+            alone = told("predict", "speed", "--recipe", name, "--tp", tp)
+            assert (alone["speculative"] or alone)["decode_tok_s"] == expected
+
+
+def test_what_is_open_on_a_trusted_network_is_said(tmp_path):
+    nodes = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
+    (tmp_path / "inventory.yaml").write_text(nodes + "trusted_network: true\n")
+    for tp, said in (("2", True), ("1", False)):
+        result = run("gemma4-31b-fp8", "--tp", tp, "--offline", project=tmp_path)
+        assert ("there is no firewall" in result.stdout) is said
+    linted = invoke("lint", "gemma4-31b-fp8", project=tmp_path)
+    assert "there is no firewall" in linted.stdout
+    (tmp_path / "inventory.yaml").write_text(nodes)
+    for words in (("plan", "gemma4-31b-fp8", "--offline"), ("lint", "gemma4-31b-fp8")):
+        plain = invoke(*words, project=tmp_path)
+        assert "firewall" not in plain.stdout
+
+
+def test_engine_arguments_of_the_command_line():
+    found = document("gemma4-31b-nvfp4", "--max-model-len", "32k", "-o", "max_num_seqs=2")
+    assert found["overrides"] == {"max-model-len": 32000, "max-num-seqs": 2}
+    assert found["max_model_len"] == 32000
+    assert document("gemma4-31b-nvfp4")["overrides"] == {}
+    said = run("gemma4-31b-nvfp4", "--offline", "--kv-cache-dtype", "bfloat16").output
+    assert "changed: -o kv-cache-dtype=bfloat16" in said
+
+
+def test_a_named_option_wins_over_a_general_one():
+    found = document("gemma4-31b-nvfp4", "-o", "max-num-seqs=2", "--max-num-seqs", "3")
+    assert found["overrides"] == {"max-num-seqs": 3}
+
+
+def test_quantization_changes_what_fits():
+    plain = document("--command", "vllm serve google/gemma-4-31B-it")
+    smaller = document("--command", "vllm serve google/gemma-4-31B-it", "--quantization", "fp8")
+    assert smaller["weights_gib"] < 0.6 * plain["weights_gib"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("max-num-seq=2", "did you mean 'max-num-seqs'?"),
+        ("tensor-parallel-size=2", "--tp on the command line"),
+        ("max-num-seqs", "expected KEY=VALUE"),
+    ],
+)
+def test_an_argument_that_cannot_be(option, message):
+    with pytest.raises(UsageError) as caught:
+        run("gemma4-31b-nvfp4", "--offline", "-o", option)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [(), ("--for", "throughput"), ("--for", "latency")])
+def test_a_million_users_get_little_and_not_nothing(words):
+    found = run("gemma4-31b-nvfp4", "--offline", "--users", "1000000", *words).output
+    assert "under 0.1" in found
+    assert " 0.0" not in found
+
+
+def test_requests_that_the_cache_cannot_hold_wait():
+    line = "vllm serve Qwen/Qwen3-Embedding-0.6B --max-model-len 1024"
+    found = run("--command", line, "--offline", "--users", "1000000", "--context", "1024")
+    assert "the KV cache holds" in " ".join(found.output.split())
+
+
+def test_what_is_asked_is_not_enough_beside_a_smaller_share():
+    found = " ".join(run("qwen3-embedding-0.6b", "--offline").output.split())
+    assert "--gpu-memory-utilization 0.10" in found
+    assert "enough for what is asked" not in found
+    assert "needed for all requests at full length" in found

@@ -1,0 +1,87 @@
+"""`predict --calibrate` with the start-up log of a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu_runs import runs
+from program import invoke
+
+from spark_cluster.errors import UsageError
+from spark_cluster.plan.estimate import read_constants
+
+RUNS = {run.name: run for run in runs() if run.lines}
+
+BF16 = "0.26.0 tp2-mp-g31-bf16"
+
+
+@pytest.fixture
+def ask(tmp_path: Path):
+    def run(*words: str) -> str:
+        done = invoke(*words, project=tmp_path, catch_exceptions=False, standalone_mode=False)
+        return str(done.stdout)
+
+    return run
+
+
+def log(folder: Path, name: str, first: str = "") -> str:
+    path = folder / "server.log"
+    path.write_text(f"{first}\n{RUNS[name].log}")
+    return str(path)
+
+
+def runtime(ask) -> float:
+    words = ("plan", "gemma4-31b-fp8", "--tp", "2", "--offline", "--json")
+    return float(json.loads(ask(*words))["runtime_gib"])
+
+
+def test_plans_reserve_what_the_server_logged(ask, tmp_path: Path) -> None:
+    before = runtime(ask)
+    said = ask("predict", "--calibrate", log(tmp_path, BF16))
+    assert "runtime_gib" in said
+    assert "0.33" in said
+    constants = read_constants(tmp_path / "calibration.json")
+    assert constants.runtime_gib == pytest.approx(0.26 + 0.07)
+    assert "the memory that your own servers logged" in constants.basis
+    assert "link" not in constants.basis
+    assert before - runtime(ask) == pytest.approx(6.0 - 0.33, abs=0.01)
+
+
+def test_a_larger_batch_is_taken_into_account(ask, tmp_path: Path) -> None:
+    first = "Chunked prefill is enabled with max_num_batched_tokens=8192."
+    ask("predict", "--calibrate", log(tmp_path, "0.26.0 gptoss-bf16-eager", first))
+    found = read_constants(tmp_path / "calibration.json").runtime_gib
+    grows = 0.6 / (65536 - 2048) * (8192 - 2048)
+    assert found == pytest.approx(3.38 + 0.22 - grows, abs=0.001)
+
+
+def test_a_log_without_an_account_is_left_out(ask, tmp_path: Path) -> None:
+    path = log(tmp_path, "0.26.0 g26-fp8-kvfp8-eager")
+    with pytest.raises(UsageError, match="Actual usage is"):
+        ask("predict", "--calibrate", path)
+    assert not (tmp_path / "calibration.json").exists()
+
+
+TINY = (
+    "Actual usage is 0.0 GiB for weight, 0.04 GiB for peak activation, 0.06 GiB for non-torch "
+    "memory, and 0.0 GiB for CUDAGraph memory.\nmax_num_batched_tokens=8192\n"
+)
+
+
+def test_a_tiny_models_memory_is_left_out(ask, tmp_path: Path) -> None:
+    tiny = tmp_path / "tiny.log"
+    tiny.write_text(TINY)
+    said = ask("predict", "--calibrate", str(tiny), "--calibrate", log(tmp_path, BF16))
+    assert "left out" in said
+    assert "tiny.log: runtime_gib: logged 0.042 GiB, expected 0.1 to 60" in said
+    assert read_constants(tmp_path / "calibration.json").runtime_gib == pytest.approx(0.33)
+
+
+def test_nothing_but_a_tiny_models_memory_is_no_calibration(ask, tmp_path: Path) -> None:
+    tiny = tmp_path / "tiny.log"
+    tiny.write_text(TINY)
+    with pytest.raises(UsageError, match=r"no usable figures in .*\n.*logged 0.042 GiB"):
+        ask("predict", "--calibrate", str(tiny))
+    assert not (tmp_path / "calibration.json").exists()

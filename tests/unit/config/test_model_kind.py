@@ -1,0 +1,124 @@
+"""The kind of a model: what flags, architectures and names show, and what a recipe makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_cluster.config import recipe_schema
+from spark_cluster.config.recipe import Recipe, recipe_problems
+from spark_cluster.config.schema import parse
+from spark_cluster.errors import Refused
+
+FLAGS = [
+    ({"task": "embed"}, "embedding"),
+    ({"task": "score"}, "reranking"),
+    ({"task": "generate", "runner": "pooling"}, "chat"),
+    ({"runner": "pooling"}, "embedding"),
+    ({"runner": "pooling", "convert": "classify"}, "reranking"),
+    ({"convert": "embed"}, "embedding"),
+    ({"convert": "auto", "runner": "auto"}, None),
+    ({"runner": "generate"}, "chat"),
+    ({"is-embedding": True}, "embedding"),
+    ({"hf-overrides": {"architectures": ["Qwen3ForSequenceClassification"]}}, "reranking"),
+    ({"hf-overrides": '{"architectures": ["Qwen3ForSequenceClassification"]}'}, "reranking"),
+    ({"hf-overrides": "{broken", "runner": "pooling"}, "embedding"),
+    ({"hf-overrides": {"architectures": "Qwen3"}}, None),
+    ({"max-model-len": 4096}, None),
+]
+
+ARCHITECTURES = [
+    ("Qwen3ForSequenceClassification", "reranking"),
+    ("BertForSequenceClassification", "reranking"),
+    ("WhisperForConditionalGeneration", "transcription"),
+    ("BertModel", "embedding"),
+    ("XLMRobertaModel", None),
+    ("ModernBertModel", "embedding"),
+    ("Qwen3ForCausalLM", None),
+    ("Gemma4ForConditionalGeneration", None),
+    ("Qwen3TTSForConditionalGeneration", "speech"),
+    ("FluxPipeline", "image"),
+    ("WanPipeline", "video"),
+]
+
+NAMES = [
+    ("Qwen/Qwen3-Embedding-8B", "embedding"),
+    ("BAAI/bge-m3", "embedding"),
+    ("Alibaba-NLP/gte-Qwen2-7B-instruct", "embedding"),
+    ("Qwen/Qwen3-Reranker-4B", "reranking"),
+    ("BAAI/bge-reranker-v2-m3", "reranking"),
+    ("openai/whisper-large-v3", "transcription"),
+    ("o/asr-1b", "transcription"),
+    ("o/whisper-embed", "embedding"),
+    ("o/canary-rerank", "reranking"),
+    ("black-forest-labs/FLUX.1-dev", "image"),
+    ("Qwen/Qwen3-TTS-12Hz-1.7B", "speech"),
+    ("Wan-AI/Wan2.2-T2V-A14B-Diffusers", "video"),
+    ("google/gemma-4-31B-it", None),
+    ("openai/gpt-oss-120b", None),
+    ("/srv/models/embedding-models/gemma-4", None),
+]
+
+
+def recipe(**fields: object) -> Recipe:
+    base = {"name": "r", "model": {"name": "o/m", "served_name": "m"}, "image": {"ref": "i:1"}}
+    return parse(Recipe, {**base, **fields})
+
+
+@pytest.mark.parametrize(("flags", "kind"), FLAGS)
+def test_flags_show_the_kind(flags: dict[str, object], kind: str | None) -> None:
+    assert recipe_schema.kind_of_flags(flags) == kind
+
+
+@pytest.mark.parametrize(("architecture", "kind"), ARCHITECTURES)
+def test_architectures_show_the_kind(architecture: str, kind: str | None) -> None:
+    assert recipe_schema.kind_of_architectures([architecture]) == kind
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES)
+def test_names_show_the_kind(name: str, kind: str | None) -> None:
+    assert recipe_schema.kind_of_name(name) == kind
+
+
+def test_pooling_alone_does_not_contradict_a_reranker() -> None:
+    assert (
+        recipe_schema.inferred_kind({"runner": "pooling"}, "Qwen/Qwen3-Reranker-4B") == "reranking"
+    )
+    flags = {"runner": "pooling", "convert": "embed"}
+    assert recipe_schema.inferred_kind(flags, "Qwen/Qwen3-Reranker-4B") == "embedding"
+
+
+def test_a_recipe_takes_the_kind_that_it_shows_and_that_kinds_rung() -> None:
+    found = recipe(model={"name": "Qwen/Qwen3-Embedding-8B", "served_name": "m"})
+    assert (found.kind, found.readiness.rungs) == ("embedding", ["embedding"])
+    assert recipe(engine_args={"task": "score"}).readiness.rungs == ["reranking"]
+    assert (recipe().kind, recipe().readiness.rungs) == ("chat", ["answer"])
+
+
+def test_a_recipe_that_names_its_kind_is_believed() -> None:
+    model = {"name": "Qwen/Qwen3-Embedding-8B", "served_name": "m"}
+    found = recipe(kind="chat", model=model)
+    assert (found.kind, found.readiness.rungs) == ("chat", ["answer"])
+    found = recipe(kind="transcription", readiness={"log_expect": ["x"]})
+    assert (found.readiness.rungs, found.readiness.log_expect) == (["transcription"], ["x"])
+
+
+def test_every_kind_is_served_or_says_what_to_use() -> None:
+    for kind in recipe_schema.MODEL_KINDS:
+        served = kind in recipe_schema.CHECKS_OF_KIND
+        assert served == (kind not in recipe_schema.NOT_SERVED)
+        if served:
+            recipe_schema.must_be_served(kind, "recipe r")
+            continue
+        with pytest.raises(Refused, match=f"recipe r is of kind {kind}, which is not") as caught:
+            recipe_schema.must_be_served(kind, "recipe r")
+        assert recipe_schema.NOT_SERVED[kind] in caught.value.hint
+
+
+def test_rungs_of_another_kind_are_refused() -> None:
+    found = recipe(kind="embedding", readiness={"rungs": ["embedding", "coherence"]})
+    assert [str(problem.message) for problem in recipe_problems(found)] == [
+        "found coherence, expected embedding: the kind is embedding"
+    ]
+    found = recipe(kind="reranking", probe={"question": "q", "expect": "a"})
+    assert [str(problem.key[0]) for problem in recipe_problems(found)] == ["probe"]
+    assert not recipe_problems(recipe(kind="image"))

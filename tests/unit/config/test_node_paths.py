@@ -1,0 +1,194 @@
+"""Which folders of a node a container may have."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from spark_cluster.config.recipe import is_for_models, why_not_writable, why_refused
+from spark_cluster.node import paths
+
+REFUSED = (
+    "/",
+    "//",
+    "/./",
+    "/etc",
+    "/etc/ssh",
+    "/root",
+    "/root/",
+    "/root/.ssh",
+    "/home",
+    "/home/me",
+    "/home/me/.ssh",
+    "/home/./me/.aws",
+    "~",
+    "~/.ssh",
+    "$HOME",
+    "${HOME}/.ssh",
+    "/var",
+    "/var/lib",
+    "/var/run/docker.sock",
+    "/run",
+    "/run/docker.sock",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/dev/sda",
+    "/boot",
+    "/var/lib/docker",
+    "/var/lib/docker/volumes",
+    "/var/lib/spark-cluster",
+    "/data/docker.sock",
+    "/data/other.sock",
+    "/var/cache",
+    "/var/cache/spark-cluster",
+    "/var/cache/spark-cluster/engine/huggingface/hub",
+    "/opt/spark-cluster",
+    "/opt/./spark-cluster/hub",
+    "/var/lib/cloud/scripts/per-boot",
+    "/var/lib/kubelet",
+    "/var/lib/NetworkManager",
+    "/var/lib/systemd/credential.secret",
+    "/var/backups",
+    "/srv/../etc",
+)
+ALLOWED = (
+    "/srv/data",
+    "/opt/vllm",
+    "/mnt/x",
+    "/ai/models",
+    "/home/me/models",
+    "/root/.cache/huggingface",
+    "~/models",
+    "~/.cache/vllm",
+    "/dev/shm",
+    "/dev/infiniband",
+    "/tmp",
+    "/var/lib/models",
+    "/etcetera",
+)
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_refused(path: str) -> None:
+    assert why_refused(path, read_only=True)
+    assert why_refused(path, read_only=False)
+
+
+@pytest.mark.parametrize("path", ALLOWED)
+def test_allowed(path: str) -> None:
+    assert not why_refused(path, read_only=True)
+    assert not why_refused(path, read_only=False)
+
+
+READ_ONLY = (
+    "/usr",
+    "/usr/local/cuda",
+    "/lib",
+    "/etc/localtime",
+    "/bin",
+    "/var/lib/dpkg",
+    "/srv",
+    "/srv/models",
+    "/srv/models/m",
+    "/var/cache/apt/archives",
+    "/var/lib/snapd",
+    "/snap",
+    "/opt",
+    "/opt/cni/bin",
+)
+
+
+@pytest.mark.parametrize("path", READ_ONLY)
+def test_allowed_to_be_read(path: str) -> None:
+    assert not why_refused(path, read_only=True)
+    assert why_refused(path, read_only=False)
+
+
+BY_PERMISSION = ("/srv/cache", "/data", "/opt/vllm", "/mnt/x", "/home/me/models", "/tmp/x")
+
+
+@pytest.mark.parametrize("path", BY_PERMISSION)
+def test_what_is_written_is_named_by_the_user(path: str) -> None:
+    assert why_not_writable(path)
+    assert not why_not_writable(f"{path}/", (path,))
+    assert not why_not_writable(f"/{path}/sub", (f"{path}/",))
+    assert why_not_writable(f"{path}s", (path,))
+    assert why_not_writable(f"{path}/../etc", (path,))
+
+
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev/infiniband"])
+def test_memory_and_links_are_no_files(path: str) -> None:
+    assert not why_not_writable(path)
+
+
+@pytest.mark.parametrize("path", ["/srv/models/m", "/srv/models/a/b", "//srv//models/m/"])
+def test_the_folder_of_models(path: str) -> None:
+    """Root writes there; a container could change the models of others."""
+    assert is_for_models(path)
+    assert why_refused(path, read_only=False)
+    assert not why_refused(path, read_only=True)
+
+
+@pytest.mark.parametrize("path", ["/srv/models", "/srv", "/srv/models/../x", "/srv/modelsx/m"])
+def test_what_is_no_place_of_a_model(path: str) -> None:
+    assert not is_for_models(path)
+
+
+def own_paths() -> list[str]:
+    """Every path that the module names, with a word where a name is to be filled in."""
+    found = [value for name, value in vars(paths).items() if name.isupper()]
+    listed = [path for value in found for path in ([value] if isinstance(value, str) else value)]
+    return sorted({path.format("x") for path in listed} - {paths.MODELS_FOLDER})
+
+
+@pytest.mark.parametrize("path", own_paths())
+def test_no_recipe_reaches_what_is_our_own(path: str) -> None:
+    """Nor what is below, whatever the user allows; nor can it write to a folder above."""
+    parents = [str(parent) for parent in PurePosixPath(path).parents]
+    for reached in (path, f"{path}/sub"):
+        assert why_not_writable(reached, (path, *parents)) or why_refused(reached, read_only=False)
+        assert why_refused(reached, read_only=False)
+        assert why_refused(reached, read_only=True) or reached.startswith("/usr/")
+    for parent in parents:
+        assert why_refused(parent, read_only=False), parent
+
+
+LAB = "packages/spark-cluster-lab/spark_cluster_lab/"
+
+
+def spelled(source: str) -> list[str]:
+    """The texts of a module, docstrings apart, that are paths of our own on a node."""
+    tree = ast.parse(source)
+    told = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
+    ]
+    return [text for text in texts if OWN_PATH.search(text)]
+
+
+OWN_PATH = re.compile(r"/(etc|var|run|usr|opt|srv)/\S*spark-(cluster|drop)(?!\.pem)")
+
+
+def test_they_stand_in_one_module() -> None:
+    root = Path(__file__).parents[3]
+    home = root / "spark_cluster/node/paths.py"
+    assert spelled(home.read_text())
+    for folder in ("spark_cluster", "roles", "playbooks"):
+        for path in sorted((root / folder).rglob("*.py")):
+            if path != home and not str(path.relative_to(root)).startswith(LAB):
+                assert not spelled(path.read_text()), path
+
+
+def test_the_rule_of_one_module_finds_what_it_looks_for() -> None:
+    assert spelled('A = f"/etc/sudoers.d/90-spark-cluster-{user}"')
+    assert not spelled('"""/var/lib/spark-cluster"""')

@@ -1,0 +1,252 @@
+"""Engine arguments of the command line in place of the recipe's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given as given_any
+from hypothesis import strategies as st
+
+from spark_cluster.config.launch import (
+    of_recipe,
+    options_text,
+    override,
+    override_launch,
+    read_overrides,
+)
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse
+from spark_cluster.errors import UsageError
+from spark_cluster.importers.commandline import parse as parse_line
+from spark_cluster.importers.vllm_flags import kinds
+
+
+def recipe_of(**changed: Any) -> Recipe:
+    data = {
+        "name": "wren",
+        "model": {
+            "name": "example/wren",
+            "served_name": "wren",
+            "quantization": "bf16",
+            "weights_gib": 60,
+        },
+        "image": {"ref": "example/vllm:1"},
+        "engine_args": {"max-model-len": 8192, "enforce-eager": True},
+        "measured": [{"source": "a run", "decode_tok_s": 5}],
+        **changed,
+    }
+    return parse(Recipe, data)
+
+
+def given(*texts: str, engine: str = "vllm") -> dict[str, Any]:
+    return dict(read_overrides(texts, engine, kinds(engine)))
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("max-model-len=32768", {"max-model-len": 32768}),
+        ("max_model_len=32k", {"max-model-len": 32000}),
+        ("max-model-len=32K", {"max-model-len": 32768}),
+        ("max-model-len=0.001t", {"max-model-len": 10**9}),
+        ("max-model-len=auto", {"max-model-len": "auto"}),
+        ("max-model-len=-1", {"max-model-len": -1}),
+        ("--max-num-seqs=4", {"max-num-seqs": 4}),
+        ("max-num-seqs=4.0", {"max-num-seqs": 4}),
+        ("max-logprobs=-1", {"max-logprobs": -1}),
+        ("video-pruning-rate=0.5", {"video-pruning-rate": 0.5}),
+        ("gpu-memory-utilization=0.5", {"gpu-memory-utilization": 0.5}),
+        ("gpu-memory-utilization=auto", {"gpu-memory-utilization": "auto"}),
+        ("kv-cache-dtype=fp8", {"kv-cache-dtype": "fp8"}),
+        ("enforce-eager=true", {"enforce-eager": True}),
+        ("enforce-eager=false", {"enforce-eager": None, "no-enforce-eager": True}),
+        ("tool-call-parser=", {"tool-call-parser": None}),
+        ('hf-overrides={"a": 1}', {"hf-overrides": {"a": 1}}),
+        ("cudagraph-capture-sizes=1 2", {"cudagraph-capture-sizes": ["1", "2"]}),
+        ("num-speculative-tokens=3", {"num-speculative-tokens": 3}),
+    ],
+)
+def test_values_are_read_by_the_kind_of_their_flag(option: str, expected: dict[str, Any]) -> None:
+    assert given(option) == expected
+
+
+def test_the_last_one_counts() -> None:
+    assert given("max-num-seqs=4", "max_num_seqs=8") == {"max-num-seqs": 8}
+    assert given("enforce-eager=false", "enforce-eager=true") == {"enforce-eager": True}
+
+
+def test_another_engine_has_names_of_its_own() -> None:
+    assert given("max-model-len=4096", engine="sglang") == {"context-length": 4096}
+
+
+@pytest.mark.parametrize(
+    ("option", "message", "hint"),
+    [
+        ("max-num-seqs", "expected KEY=VALUE", "max-num-seqs=4"),
+        ("max-num-seq=4", "vLLM has no flag of this name", "did you mean 'max-num-seqs'?"),
+        ("max-num-seqs=0", "expected a whole number from 1", ""),
+        ("max-num-seqs=1.5", "expected a whole number from 1", ""),
+        ("seed=1e30", "expected a number below 2**64", ""),
+        ("max-num-seqs=four", "found 'four', expected a whole number", ""),
+        ("max-num-seqs=nan", "expected a whole number", ""),
+        ("max-model-len=1e400", "expected a whole number", ""),
+        ("max-num-seqs=4k", "expected a whole number", ""),
+        ("gpu-memory-utilization=1", "'auto' or 0.05 to 0.95", ""),
+        ("enforce-eager=maybe", "expected true or false", ""),
+        ("hf-overrides=[1]", "expected a JSON object", ""),
+        ("tensor-parallel-size=2", "--tp on the command line", ""),
+        ("pipeline-parallel-size=2", "pipeline_parallel", ""),
+        ("port=8001", "serve.port in the inventory", ""),
+        ("api-key=x", "never written into a recipe", ""),
+    ],
+)
+def test_what_is_refused(option: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        given(option)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_recipe_with_changes() -> None:
+    changed = override(recipe_of(), given("max-model-len=4096", "enforce-eager=", "max-num-seqs=2"))
+    assert changed.engine_args == {"max-model-len": 4096, "max-num-seqs": 2}
+    assert changed.measured == [], "measured of the recipe as it is"
+    assert (
+        options_text(changed.overrides)
+        == "-o enforce-eager= -o max-model-len=4096 -o max-num-seqs=2"
+    )
+    assert changed.flags(1)["max-model-len"] == 4096
+
+
+def test_what_a_recipe_has_already_is_no_change() -> None:
+    recipe = recipe_of(gpu_memory_utilization=0.5)
+    same = given("max-model-len=8192", "gpu-memory-utilization=0.5", "tool-call-parser=")
+    assert override(recipe, same) is recipe
+    assert override(recipe, {}).overrides == {}
+
+
+def test_the_share_of_memory() -> None:
+    recipe = recipe_of(gpu_memory_utilization=0.5)
+    changed = override(recipe, given("gpu-memory-utilization=0.6"))
+    assert changed.flags(1)["gpu-memory-utilization"] == 0.6
+    computed = override(recipe, given("gpu-memory-utilization=auto"))
+    assert "gpu-memory-utilization" not in computed.flags(1)
+
+
+def test_quantization_while_loading() -> None:
+    changed = override(recipe_of(), given("quantization=fp8"))
+    launch = of_recipe(changed, 1)
+    assert (launch.quantization, launch.weights_gib) == ("fp8-online", None)
+    assert launch.args["quantization"] == "fp8"
+
+
+def test_tokens_of_the_drafter() -> None:
+    drafting = recipe_of(drafter={"method": "mtp", "tokens": 3})
+    assert override(drafting, given("num-speculative-tokens=1")).drafter.tokens == 1  # type: ignore[union-attr]
+    assert override(drafting, given("num-speculative-tokens=0")).drafter is None
+    assert override(drafting, given("num-speculative-tokens=3")) is drafting
+    with pytest.raises(UsageError, match="has no drafter"):
+        override(recipe_of(), given("num-speculative-tokens=2"))
+
+
+def test_a_secret_is_refused_and_not_shown() -> None:
+    secret = "hf_" + "a" * 34
+    with pytest.raises(UsageError) as caught:
+        override(recipe_of(), {"reasoning-parser": secret})
+    assert secret not in str(caught.value)
+
+
+DIGEST = "sha256:" + "a" * 64
+
+
+def test_variables_and_the_image() -> None:
+    recipe = recipe_of(env={"NCCL_DEBUG": "WARN", "A": "1"}, vllm={"version": "0.19.0"})
+    found = given(
+        "env.NCCL_DEBUG=INFO", "env.A=", "env.B_C=x y", f"image.ref=other/vllm:2@{DIGEST}"
+    )
+    changed = override(recipe, found)
+    assert changed.env == {"NCCL_DEBUG": "INFO", "B_C": "x y"}
+    assert changed.image.reference == f"other/vllm:2@{DIGEST}"
+    assert (changed.vllm.version, changed.measured) == (None, [])
+    assert options_text(changed.overrides) == (
+        f"-e A= -e 'B_C=x y' -e NCCL_DEBUG=INFO --image other/vllm:2@{DIGEST}"
+    )
+    assert of_recipe(changed, 1).image == "other/vllm:2"
+    assert recipe.env == {"NCCL_DEBUG": "WARN", "A": "1"}
+
+
+def test_variables_and_an_image_that_are_there_already_are_no_change() -> None:
+    recipe = recipe_of(env={"A": "1"})
+    assert override(recipe, given("env.A=1", "env.B=", "image.ref=example/vllm:1")) is recipe
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("env.HF_TOKEN=x1y2", "-e HF_TOKEN: the value looks like a secret"),
+        ("env.A=hf_abcdefghijklmnop", "-e A: the value looks like a secret"),
+        ("env.a b=1", "-e a b: "),
+        ("env.=1", "-e : "),
+        ("env.VLLM_API_KEY=", None),
+        ("env.VLLM_PORT=high", "-e VLLM_PORT: "),
+        ("image.ref=", "--image : "),
+        ("image.ref=--privileged", "--image --privileged: "),
+        ("image.ref=a b", "--image a b: "),
+        ("image.ref=a@latest", "--image a@latest: "),
+    ],
+)
+def test_a_variable_or_an_image_that_no_recipe_can_have(option: str, message: str | None) -> None:
+    recipe, found = recipe_of(), given(option)
+    if message is None:
+        assert override(recipe, found) is recipe
+        return
+    with pytest.raises(UsageError) as caught:
+        override(recipe, found)
+    assert caught.value.message.startswith(message)
+    assert "x1y2" not in str(caught.value)
+    assert "hf_" not in str(caught.value)
+
+
+def test_an_image_for_a_recipe_without_a_container() -> None:
+    venv = {"path": "/srv/venv", "requirements": []}
+    recipe = recipe_of(runtime="venv", venv=venv, image={"ref": "x"}).model_copy()
+    recipe = recipe.model_copy(update={"image": recipe.image.model_copy(update={"ref": ""})})
+    with pytest.raises(UsageError, match=r"--image: found an image, expected none"):
+        override(recipe, given("image.ref=other/vllm:2"))
+
+
+def test_a_pasted_command_with_variables_and_an_image() -> None:
+    launch = parse_line("docker run -e A=1 -e B=2 old/vllm:1 vllm serve google/gemma-4-31B-it")
+    changed = override_launch(launch, given("env.A=", "env.C=3", "image.ref=new/vllm:2"))
+    assert changed.env == {"B": "2", "C": "3"}
+    assert (changed.image, changed.digest) == ("new/vllm:2", "")
+
+
+def test_a_pasted_command() -> None:
+    launch = parse_line("vllm serve google/gemma-4-31B-it --gpu-memory-utilization 0.9")
+    changed = override_launch(
+        launch, given("gpu-memory-utilization=auto", "max-num-seqs=2", "quantization=fp8")
+    )
+    assert "gpu-memory-utilization" not in changed.args
+    assert changed.args["max-num-seqs"] == 2
+    assert changed.quantization == "fp8-online"
+
+
+@given_any(
+    key=st.sampled_from(["max-model-len", "max-num-seqs", "hf-overrides", "seed", "quantization"]),
+    value=st.text(max_size=40) | st.floats().map(str) | st.integers().map(str),
+)
+def test_any_text_is_a_value_or_refused(key: str, value: str) -> None:
+    try:
+        found = given(f"{key}={value}")
+    except UsageError:
+        return
+    recipe = recipe_of()
+    try:
+        changed = override(recipe, found)
+    except UsageError:  # what looks like a secret
+        return
+    again = override(recipe, found)
+    assert options_text(changed.overrides) == options_text(again.overrides)
+    assert all(isinstance(word, str) for word in changed.args_for(1))

@@ -1,0 +1,107 @@
+"""Parsers of what provisioning decides by: GID tables, holds, host keys."""
+
+import base64
+
+import pytest
+
+from spark_cluster.config import fact_gathering
+
+SYS = "/sys/class/infiniband"
+NONE = "0000:0000:0000:0000:0000:0000:0000:0000\n"
+IPV4 = "0000:0000:0000:0000:0000:ffff:c0a8:b10b\n"
+LOCAL = "fe80:0000:0000:0000:4cbb:47ff:fe00:0101\n"
+
+
+def key(kind, *parts, inner=None):
+    """A public key as its file has it; `inner` is the kind that it names itself."""
+    fields = (inner or kind, *parts)
+    blob = b"".join(len(f).to_bytes(4, "big") + f.encode() for f in fields)
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+ED25519 = key("ssh-ed25519", "a" * 32)
+RSA = key("ssh-rsa", "e", "n")
+ECDSA = key("ecdsa-sha2-nistp256", "nistp256", "q")
+
+
+def table(hca, *rows):
+    """Files of one device's GID table; an entry that is empty has no readable type."""
+    files = {}
+    for index, (gid, kind) in enumerate(rows):
+        files[f"{SYS}/{hca}/ports/1/gids/{index}"] = gid
+        if kind:
+            files[f"{SYS}/{hca}/ports/1/gid_attrs/types/{index}"] = kind + "\n"
+    return files
+
+
+def test_gid_index_is_the_roce_v2_entry_with_an_ipv4_address():
+    v1, v2 = "IB/RoCE v1", "RoCE v2"
+    files = table("rocep1s0f1", (LOCAL, v1), (LOCAL, v2), (IPV4, v1), (IPV4, v2), (NONE, ""))
+    files |= table("roceP2p1s0f1", (LOCAL, v1), (LOCAL, v2), (NONE, ""), (IPV4, v1), (IPV4, v2))
+    files |= table("rocep1s0f0", (LOCAL, v1), (LOCAL, v2))
+    assert fact_gathering.gid_indexes(files) == {"rocep1s0f1": 3, "roceP2p1s0f1": 4}
+
+
+def test_dpkg_with_and_without_what_is_wanted():
+    text = "a\t1.0\tinstalled\tinstall\nb\t2\tinstalled\thold\n"
+    text += "c\t\tnot-installed\thold\nd\t3\tinstalled\n"
+    assert fact_gathering.dpkg(text) == {"a": "1.0", "b": "2", "d": "3"}
+    assert fact_gathering.dpkg_held(text) == ("b", "c")
+
+
+def test_public_keys_lose_their_comments():
+    assert fact_gathering.public_keys([f"{RSA} root@x\n", ED25519, ECDSA, "", "nothing"]) == (
+        ECDSA,
+        ED25519,
+        RSA,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        key("ssh-ed25519", "a" * 32, inner="x\n@cert-authority * ssh-ed25519 AAAA\n#"),
+        key("x-y", "a" * 32),
+        key("ssh-dss", "p", "q"),
+        key("ssh-ed25519", "a" * 32, inner="ssh-rsa"),
+        key("ssh-ed25519", "a" * 32, "more"),
+        ED25519[:-8],
+        "ssh-ed25519 AAA",
+        "ssh-ed25519 \N{LATIN SMALL LETTER E WITH ACUTE}",
+        f'command="x-y" {ED25519}',
+    ],
+    ids=range(9),
+)
+def test_what_is_no_whole_key_of_a_known_kind_is_left_out(text):
+    """A node's files are its own: what they hold goes into known_hosts and authorized_keys."""
+    assert fact_gathering.public_keys([text, RSA]) == (RSA,)
+
+
+def test_facts_of_an_answer():
+    answer = {
+        "commands": {
+            "hcas": {"status": 0, "stdout": "rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)\n"},
+            "dpkg": {"status": 1, "stdout": "fwupd\t2.0.20\tinstalled\thold\n"},
+        },
+        "files": {
+            "cmdline": "quiet kho=off\n",
+            "reboot_required": "*** System restart required ***\n",
+            "mesh_key": f"{ED25519} spark1\n",
+        },
+        "trees": {
+            "host_keys": {"/etc/ssh/ssh_host_ed25519_key.pub": f"{ECDSA} root@spark1\n"},
+            "gids?": {f"{SYS}/rocep1s0f1/ports/1/gids/3": IPV4},
+            "types?": {f"{SYS}/rocep1s0f1/ports/1/gid_attrs/types/3": "RoCE v2\n"},
+        },
+        "machine": {
+            "hostname": "spark1", "kernel": "6.17.0-1021-nvidia", "arch": "aarch64",
+            "python": "3.12.3", "cpus": 20, "disk_total": 1, "disk_free": 1,
+        },
+    }  # fmt: skip
+    facts = fact_gathering.facts(answer)
+    assert facts.hcas[0].gid_index == 3
+    assert (facts.packages, facts.held) == ({"fwupd": "2.0.20"}, ("fwupd",))
+    assert (facts.cmdline, facts.reboot_required) == ("quiet kho=off", True)
+    assert (facts.host_keys, facts.mesh_key) == ((ECDSA,), ED25519)
+    names = {"host_keys", "gids?", "gids1?", "types?", "types1?"}
+    assert set(fact_gathering.TREES) == names | set(fact_gathering.NETPLAN)

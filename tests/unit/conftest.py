@@ -1,0 +1,29 @@
+"""Unit tests start no process and open no socket: they run at every save."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+SLOW = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+SLOW |= {"socket.connect", "socket.bind"}
+
+_running = False
+
+
+def _refuse(event: str, _args: tuple[object, ...]) -> None:
+    if _running and event in SLOW:
+        pytest.fail(f"{event}: a test that starts a process or a socket stands in tests/process")
+
+
+sys.addaudithook(_refuse)  # for good: Python has no way to take one back
+
+
+@pytest.fixture(autouse=True)
+def no_process() -> Iterator[None]:
+    global _running  # noqa: PLW0603
+    _running = True
+    yield
+    _running = False

@@ -1,0 +1,161 @@
+"""The catalogue itself: whole, findable, and with signs that are really recognised."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spark_cluster.engine import runtime
+from spark_cluster.errors import InvalidFile
+from spark_cluster.issues import entries, log_lines
+from spark_cluster.issues.entries import ORDER, Issue, known_for, recognise
+from spark_cluster.issues.rules import live, rules
+
+CATALOGUE = entries.catalogue()
+
+
+def test_every_rule_has_its_entry_and_every_entry_its_rule():
+    assert set(rules()) == {issue.id for issue in CATALOGUE.values() if issue.rule}
+
+
+def test_every_entry():
+    for issue in CATALOGUE.values():
+        texts = " ".join([issue.source, issue.cause, issue.fix])
+        assert issue.source, issue.id
+        assert not re.search(r"seed|/work|[TK]\d\d\b", texts), issue.id
+        assert not issue.fix.endswith("."), issue.id
+        if issue.edit is not None and issue.edit.kind in ("flag", "env"):
+            assert issue.edit.name, issue.id
+        if issue.flag.startswith("--") and issue.edit is not None and issue.edit.kind == "flag":
+            assert issue.edit.name == issue.flag[2:], issue.id
+
+
+def recognised(issue: Issue, line: str) -> bool:
+    return issue.id in [f.id for f in recognise(log_lines.read(line).text, evident={issue.id})]
+
+
+def test_what_was_seen_is_recognised():
+    seen = [(issue, sample) for issue in CATALOGUE.values() for sample in issue.samples]
+    assert len(seen) > 250
+    assert [(issue.id, line) for issue, line in seen if not recognised(issue, line)] == []
+
+
+def test_what_is_like_it_is_not_recognised():
+    like = [(issue, line) for issue in CATALOGUE.values() for line in issue.healthy]
+    assert len(like) > 80
+    assert [(issue.id, line) for issue, line in like if recognised(issue, line)] == []
+
+
+NEW = ("arguments", "collectives", "host_memory", "hub", "kernels", "ray", "software")
+
+
+def test_every_entry_for_logs_has_a_healthy_line():
+    for name in NEW:
+        for issue in entries.read(entries.FOLDER / f"{name}.toml"):
+            assert issue.healthy or issue.evidence, issue.id
+
+
+def test_evidence_decides():
+    """The same line without the kernel that it is known of says only what happened."""
+    line = "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered"
+    assert [i.id for i in recognise(line)] == ["illegal-memory-access"]
+    assert recognise(line, evident={"b12x-illegal-access"})[0].id == "b12x-illegal-access"
+
+
+def test_every_sign_has_a_line_that_was_seen():
+    """And its literal is in it, or the line would never be looked at in a long log."""
+    for issue in CATALOGUE.values():
+        for words in issue.log:
+            seen = any(words.has in s and words.regex.search(s) for s in issue.samples)
+            assert seen or words.trace is not None, (issue.id, words.has)
+
+
+def test_a_trace_decides():
+    """The last line alone says little; where it was raised does."""
+    lone = "NotImplementedError"
+    assert recognise(lone) == []
+    assert known_for(lone) is None
+    assert known_for(lone, "  File x.py, line 1, in tie_weights").id == "gemma4-tie-weights"
+
+
+def test_a_fault_of_up_knows_its_trace():
+    log = "(W pid=1)   File x.py, line 1, in tie_weights\n(W pid=1) NotImplementedError\n"
+    fault = runtime.first_error({"spark1": log})
+    assert fault.known.id == "gemma4-tie-weights"
+    said = runtime.advice(fault, "look at the logs")
+    assert "gemma4-tie-weights" in said
+    assert "0.22 or older" in said
+    assert said.endswith("look at the logs")
+    unknown = runtime.first_error({"spark1": "ValueError: new\n"})
+    assert unknown.known is None
+    assert runtime.advice(unknown, "x") == runtime.advice(None, "x") == "x"
+
+
+def test_harmless_lines_are_no_issue():
+    for text in (
+        "Using TRITON Fp8 MoE backend out of potential backends: ['TRITON']",
+        "Using 'MARLIN' NvFp4 MoE backend",
+        "Available KV cache memory: 66.95 GiB",
+        "Loading weights took 84.12 seconds",
+        "Avg Draft acceptance rate: 76.0%",
+        "NET/IB : Using [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE [RO]; OOB enp1s0f1np1:10.0.0.1",
+        "KeyError: 'x'",
+        "",
+    ):
+        assert known_for(text) is None
+
+
+def test_live():
+    found = live(rungs={"tool_call": "the call stays in the text"})
+    assert [f.severity for f in found] == sorted((f.severity for f in found), key=ORDER.get)
+    assert "gemma4-pythonic-parser" in [f.id for f in found]
+
+
+def test_live_tells_only_what_the_launch_can_have():
+    from spark_cluster.config.launch import Launch
+
+    launch = Launch("org/other", args={"tool-call-parser": "hermes"})
+    assert live(rungs={"tool_call": "x"}, launch=launch) == []
+    gemma = Launch("google/gemma-4-31B-it", args={"tool-call-parser": "pythonic"})
+    (found,) = live(rungs={"tool_call": "x"}, launch=gemma)
+    assert found.id == "gemma4-pythonic-parser"
+
+
+GOOD = """
+[[issue]]
+id = "a-b"
+title = "a title"
+severity = "info"
+symptom = "some"
+cause = "some"
+fix = "some"
+source = "some"
+confidence = "high"
+keyed_on = ["flag"]
+"""
+
+WRONG = [
+    (GOOD + "sevrity = 1", "a-b: sevrity"),
+    (GOOD.replace('"info"', '"bad"'), "a-b: severity"),
+    (GOOD.replace('"info"', '"error"'), "nothing that finds it"),
+    (GOOD.replace('id = "a-b"', ""), "issue number 1: id"),
+    (GOOD.replace('"a-b"', '"A b"'), "A b: id"),
+    (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
+    (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
+    (GOOD + 'versions = "0.19"', "expected versions such as"),
+    (GOOD + GOOD, "defined twice"),
+    ("[[issue", "not TOML"),
+    ("x = 1", "x: "),
+    ("issue = 3", "issue: "),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG)
+def test_a_wrong_file(tmp_path, text, said):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidFile) as caught:
+        entries.gather([path])
+    assert said in str(caught.value)
+    assert "x.toml" in str(caught.value)

@@ -1,0 +1,255 @@
+"""Bytes of models counted from their tensors, against what is published of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import checkpoints
+import pytest
+from checkpoints import LLAMA_70B, NEMOTRON_SUPER
+
+from spark_cluster.models.checkpoint import count, part_of
+from spark_cluster.models.config import bits, from_config, quantization
+from spark_cluster.models.naming import table
+from spark_cluster.models.shape import Geometry, StoredWeights
+from spark_cluster.models.weights import load_peak_bytes, memory_bytes, weights_of
+
+GIB = 1 << 30
+GB = 1e9
+
+
+def listed(name: str) -> dict[str, Any]:
+    return next(e["config"] for e in table("shapes")["models"] if e["name"] == name)
+
+
+def counted(
+    config: dict[str, Any], tensors: list[Any], declared: dict[str, Any] | None = None
+) -> tuple[Geometry, StoredWeights]:
+    declares = {"quantization_config": declared} if declared else {}
+    shape = from_config({**config, **declares}, "org/model")
+    found = count(tensors, shape, {**config, **declares})
+    return replace(shape, stored=found), found
+
+
+@pytest.mark.parametrize(
+    ("style", "label", "gigabytes"),
+    [
+        ("bf16", "bf16", 141.1),  # the hub: 141.1 GB
+        ("fp8", "fp8", 72.7),  # RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic: 72.7 GB
+        ("fp8-channel", "fp8", 72.7),
+        ("fp8-block", "fp8", 72.7),
+        ("nvfp4-modelopt", "nvfp4", 42.7),  # nvidia/Llama-3.3-70B-Instruct-FP4: 42.7 GB
+        ("nvfp4-compressed", "nvfp4", 42.7),
+        ("gptq", "gptq-int4", 39.8),  # 39.8 GB with groups of 128
+        ("pack-quantized", "gptq-int4", 39.5),
+        ("awq", "awq-int4", 39.8),  # casperhansen/llama-3.3-70b-instruct-awq: 39.8 GB
+    ],
+)
+def test_a_dense_model_in_every_style(style: str, label: str, gigabytes: float) -> None:
+    declared = {"awq": {"quant_method": "awq"}}.get(style)
+    shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, style), declared)
+    assert found.quantization == label
+    assert found.memory_bytes() / GB == pytest.approx(gigabytes, rel=0.003)
+    assert sum(part.parameters for part in found.parts) / GB == pytest.approx(70.554, rel=1e-3)
+    embedding = 2 * 128256 * 8192
+    assert found.step_bytes() == found.memory_bytes() - embedding
+    assert found.memory_bytes(2) == pytest.approx(found.memory_bytes() / 2, rel=1e-3)
+    # and this is what plans use
+    assert memory_bytes(shape, label) == found.memory_bytes()  # type: ignore[arg-type]
+    assert weights_of(shape, label).step_bytes() == found.step_bytes()  # type: ignore[arg-type]
+
+
+def test_int8_is_known_by_its_size() -> None:
+    _, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, "int8-channel"))
+    assert found.quantization == "fp8"
+    assert found.part("mlp").format == "int8"
+    assert found.memory_bytes() / GB == pytest.approx(72.7, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("packing", "style", "label"),
+    [("auto_round:auto_gptq", "gptq", "gptq-int4"), ("auto_round:auto_awq", "awq", "awq-int4")],
+)
+def test_autoround_is_not_planned_as_bf16(packing: str, style: str, label: str) -> None:
+    declared = {"quant_method": "auto-round", "bits": 4, "packing_format": packing}
+    shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, style), declared)
+    assert (shape.quantization, found.quantization) == (label, label)
+    assert memory_bytes(shape, found.quantization) < 41 * GB  # type: ignore[arg-type]
+
+
+def test_parts_that_were_left_unquantised() -> None:
+    """As NVIDIA's Gemma 4 31B: only the feed-forward layers are NVFP4."""
+    config = {**LLAMA_70B, "tie_word_embeddings": True}
+    plain = [t for t in checkpoints.dense(config, "bf16") if ".mlp." not in t.name]
+    packed = [t for t in checkpoints.dense(config, "nvfp4-modelopt") if ".mlp." in t.name]
+    _, found = counted(config, plain + packed)
+    assert found.quantization == "nvfp4"
+    assert (found.part("attention").format, found.part("mlp").format) == ("bf16", "nvfp4")
+    assert found.part("attention").bytes == 2 * found.part("attention").parameters
+    assert found.part("mlp").bytes == pytest.approx(0.5625 * found.part("mlp").parameters, rel=1e-3)
+    assert found.part("output").bytes == 0
+    assert found.step_bytes() == found.memory_bytes()  # the embedding is the output layer
+
+
+def test_gpt_oss() -> None:
+    config = listed("openai/gpt-oss-120b")
+    shape, found = counted(config, checkpoints.gpt_oss(config))
+    assert found.quantization == "mxfp4"
+    assert found.memory_bytes() / GB == pytest.approx(65.25, rel=1e-3)  # its index: 65.2 GB
+    assert sum(part.parameters for part in found.parts) / GB == pytest.approx(116.8, rel=1e-3)
+    computed = weights_of(replace(shape, stored=None), "mxfp4")
+    for tokens in (1, 8):
+        assert found.step_bytes(tokens) == pytest.approx(computed.step_bytes(tokens), rel=0.005)
+
+
+def test_nemotron_super() -> None:
+    """74.8 GiB on the hub; a server's log, without the MTP layer, says 69.62 GiB, which has what
+    the kernels pad too. Without the latent size it would be 247 GiB.
+    """
+    shape, found = counted(NEMOTRON_SUPER, checkpoints.nemotron_super(NEMOTRON_SUPER))
+    assert found.quantization == "nvfp4"
+    assert found.memory_bytes() / GIB == pytest.approx(69.62, rel=0.03)
+    assert found.memory_bytes(drafter=True) / GIB == pytest.approx(74.8, rel=0.03)
+    read = found.step_bytes() / GB
+    assert 11 < read < 13
+    assert found.part("mlp").whole == found.part("mlp").bytes  # the latent projections
+    assert found.step_bytes(1, 2) > found.step_bytes(1, 1) / 2
+    unpacked = weights_of(replace(shape, stored=None), "nvfp4")
+    assert unpacked.memory_bytes() / GIB == pytest.approx(69.62, rel=0.08)
+
+
+def test_what_is_stored_with_32_bits_is_loaded_with_16() -> None:
+    config = {**LLAMA_70B, "num_hidden_layers": 2}
+    wide = [replace(t, dtype="F32", size=2 * t.size) for t in checkpoints.dense(config, "bf16")]
+    _, found = counted(config, wide)
+    _, narrow = counted(config, checkpoints.dense(config, "bf16"))
+    assert found.part("mlp").bytes == narrow.part("mlp").bytes
+    assert found.memory_bytes() == pytest.approx(narrow.memory_bytes(), rel=1e-3)
+
+
+def test_fp8_made_of_a_bf16_checkpoint_while_loading() -> None:
+    """vLLM quantizes the linear layers and the experts; embedding, output layer, routers, norms
+    and towers stay (vllm/model_executor/layers/quantization/fp8.py).
+    """
+    config = {**LLAMA_70B, "num_hidden_layers": 2}
+    tower = checkpoints.tensor("vision_tower.blocks.0.mlp.fc1.weight", "BF16", 1000, 1000)
+    shape, found = counted(config, [*checkpoints.dense(config, "bf16"), tower])
+    online = weights_of(shape, "fp8-online")
+    assert online.counted
+    assert online.part("mlp").bytes == found.part("mlp").bytes / 2
+    assert online.part("attention").format == "fp8"
+    for name in ("embedding", "output", "norms", "other"):
+        assert online.part(name) == found.part(name)  # type: ignore[arg-type]
+    assert load_peak_bytes(shape, "fp8-online") == found.memory_bytes()
+
+
+def test_of_a_build_in_another_format_the_tensors_say_nothing() -> None:
+    shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, "bf16"))
+    assert not weights_of(shape, "nvfp4").counted
+    assert weights_of(shape, "nvfp4").memory_bytes() < found.memory_bytes() / 3
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ({"bits": 8}, 8),
+        ({"w_bit": 3}, 3),
+        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
+        ({"bits": "4"}, 4),
+        ({"bits": True}, 4),
+        ({"bits": 0}, 4),
+        ({"config_groups": [1]}, 4),
+        ({}, 4),
+    ],
+)
+def test_bits_of_packed_weights(declared: dict[str, Any], expected: int) -> None:
+    assert bits({"quantization_config": {"quant_method": "x", **declared}}) == expected
+
+
+def test_autoround_without_its_packing() -> None:
+    assert quantization({"quantization_config": {"quant_method": "auto-round"}}) == "gptq-int4"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("model.embed_tokens.weight", "embedding"),
+        ("language_model.model.embed_tokens.weight", "embedding"),
+        ("backbone.embeddings.weight", "embedding"),
+        ("transformer.wte.weight", "embedding"),
+        ("model.language_model.embed_tokens_per_layer.weight", "lookup"),
+        ("lm_head.weight", "output"),
+        ("language_model.lm_head.weight", "output"),
+        ("output.weight", "output"),
+        ("model.norm.weight", "norms"),
+        ("model.layers.3.input_layernorm.weight", "norms"),
+        ("model.layers.3.self_attn.q_norm.weight", "norms"),
+        ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "attention"),
+        ("model.language_model.layers.3.self_attn.q_proj.weight_packed", "attention"),
+        ("model.layers.3.mlp.gate_proj.weight", "mlp"),
+        ("model.layers.3.mlp.gate.weight", "router"),
+        ("model.layers.3.mlp.gate.e_score_correction_bias", "router"),
+        ("model.language_model.layers.3.router.proj.weight", "router"),
+        ("model.layers.3.mlp.experts.17.gate_proj.weight", "experts"),
+        ("model.language_model.layers.3.experts.gate_up_proj", "experts"),
+        ("model.layers.3.block_sparse_moe.experts.4.w1.weight", "experts"),
+        ("model.layers.3.block_sparse_moe.input_linear.weight", "experts"),
+        ("model.layers.3.block_sparse_moe.router.layer.weight", "router"),
+        ("model.layers.3.block_sparse_moe.gate.weight", "router"),
+        ("model.layers.3.mlp.shared_expert.up_proj.weight", "shared"),
+        ("model.layers.3.mlp.shared_experts.up_proj.weight", "shared"),
+        ("model.layers.3.mlp.shared_expert_gate.weight", "shared"),
+        ("model.layers.3.shared_mlp.input_linear.weight", "shared"),
+        ("model.layers.3.feed_forward.experts.down_proj", "experts"),
+        ("model.layers.3.feed_forward.shared_expert.down_proj.weight", "shared"),
+        ("model.layers.3.linear_attn.in_proj_qkvz.weight", "recurrent"),
+        ("model.layers.3.mamba.in_proj.weight", "recurrent"),
+        ("model.layers.3.conv.in_proj.weight", "recurrent"),
+        ("backbone.layers.3.mixer.in_proj.weight", "recurrent"),
+        ("backbone.layers.3.mixer.A_log", "recurrent"),
+        ("backbone.layers.3.mixer.q_proj.weight", "attention"),
+        ("backbone.layers.3.mixer.up_proj.weight", "mlp"),
+        ("backbone.layers.3.mixer.experts.4.up_proj.weight", "experts"),
+        ("backbone.layers.3.mixer.fc1_latent_proj.weight", "mlp"),
+        ("model.layers.3.something_new.weight", "mlp"),
+        ("model.layers.61.mlp.experts.3.up_proj.weight", "drafter"),
+        ("mtp.layers.0.self_attn.q_proj.weight", "drafter"),
+        ("model.mtp.fc.weight", "drafter"),
+        ("model.visual.blocks.3.attn.qkv.weight", "other"),
+        ("vision_tower.vision_model.encoder.layers.70.mlp.fc1.weight", "other"),
+        ("multi_modal_projector.linear_1.weight", "other"),
+        ("model.audio_tower.layers.0.self_attn.q_proj.weight", "other"),
+        ("model.embed_vision.embedding_projection.weight", "other"),
+    ],
+)
+def test_parts_by_name(name: str, part: str) -> None:
+    assert part_of(name, 61) == part
+
+
+def test_mtp_layers_weigh_only_where_they_draft_and_their_copies_never() -> None:
+    """As DeepSeek and GLM store them: a layer after the last, with copies of the embedding."""
+    config = {**LLAMA_70B, "num_hidden_layers": 2}
+    layer = "model.layers.2"
+    extra = [
+        *checkpoints.matrix(f"{layer}.eh_proj", 8192, 16384, "bf16"),
+        checkpoints.tensor(f"{layer}.embed_tokens.weight", "BF16", 128256, 8192),
+        checkpoints.tensor(f"{layer}.shared_head.head.weight", "BF16", 128256, 8192),
+    ]
+    _, found = counted(config, [*checkpoints.dense(config, "bf16"), *extra])
+    _, without = counted(config, checkpoints.dense(config, "bf16"))
+    assert found.part("drafter").bytes == 2 * 8192 * 16384
+    assert found.memory_bytes() == without.memory_bytes()
+    assert found.memory_bytes(drafter=True) == without.memory_bytes() + 2 * 8192 * 16384
+    assert found.step_bytes() == without.step_bytes()
+
+
+def test_of_experts_those_are_read_that_the_tokens_choose() -> None:
+    config = listed("openai/gpt-oss-20b")
+    _, found = counted(config, checkpoints.gpt_oss(config))
+    experts = found.part("experts").bytes
+    rest = found.step_bytes() - experts * 4 / 32
+    assert found.step_bytes(2) == pytest.approx(rest + experts * (1 - (28 / 32) ** 2))
+    assert found.step_bytes(1000) == pytest.approx(rest + experts)
+    unknown = replace(found, experts=0, top_k=0)
+    assert unknown.step_bytes() == pytest.approx(rest + experts)

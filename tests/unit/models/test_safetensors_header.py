@@ -1,0 +1,126 @@
+"""Headers of safetensors files, of real layouts and made up to do harm."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import checkpoints
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_cluster.errors import InvalidFile
+from spark_cluster.models.checkpoint import (
+    BITS,
+    LARGEST_WEIGHTS,
+    Tensor,
+    folded,
+    header_length,
+    numbers,
+    part_of,
+    tensors,
+)
+
+
+def text(**entries: Any) -> bytes:
+    return json.dumps(entries).encode()
+
+
+def entry(dtype: str = "BF16", shape: Any = (2, 3), begin: Any = 0, end: Any = 12) -> Any:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_a_header_as_it_should_be() -> None:
+    found = tensors(text(__metadata__={"format": "pt"}, a=entry(), b=entry(begin=12, end=24)), "x")
+    assert found == [Tensor("a", "BF16", (2, 3), 12), Tensor("b", "BF16", (2, 3), 12)]
+    assert tensors(text(a=entry("F4", (3, 2), 0, 3)), "x")[0].size == 3
+    assert tensors(text(a=entry("F4", (0,), 5, 5)), "x")[0].elements == 0
+
+
+def test_a_type_that_is_not_known_counts_by_its_bytes() -> None:
+    assert tensors(text(a=entry("NF3", (2, 3), 0, 7)), "x")[0].size == 7
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"[]", "should be a JSON object"),
+        (b"{", "no safetensors header"),
+        (b"[" * 100_000, "no safetensors header"),
+        (text(a=1), "no description"),
+        (text(a=entry(shape=[-1, -6])), "no shape"),
+        (text(a=entry(shape=[True, 6])), "no shape"),
+        (text(a=entry(shape="23")), "no shape"),
+        (text(a=entry(shape=[1] * 100)), "no shape"),
+        (text(a=entry(begin=-12, end=0)), "no place"),
+        (text(a=entry(begin=12, end=0)), "no place"),
+        (text(a=entry(begin=0, end=10 * LARGEST_WEIGHTS)), "no place"),
+        (text(a={"dtype": "BF16", "shape": [1]}), "no place"),
+        (text(a=entry(shape=[2, 4])), "does not fit its shape"),
+        (text(a=entry(shape=[10**30, 10**30])), "does not fit its shape"),
+        (text(a=entry(), b=entry(begin=11, end=23)), "same place"),
+    ],
+)
+def test_headers_that_contradict_themselves(header: bytes, words: str) -> None:
+    with pytest.raises(InvalidFile, match=words) as caught:
+        tensors(header, "model.safetensors")
+    assert caught.value.where == "model.safetensors"
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("first", [b"", b"\0" * 8, b"\xff" * 8, b"\x01\0\0"])
+def test_lengths_that_no_header_has(first: bytes) -> None:
+    with pytest.raises(InvalidFile, match="bytes long"):
+        header_length(first, "x")
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner),
+    max_leaves=8,
+)
+described = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from([*BITS, "X9", ""]) | values,
+        "shape": st.lists(st.integers(-3, 10**20) | values, max_size=4) | values,
+        "data_offsets": st.lists(st.integers(-5, 10**17), max_size=3) | values,
+    },
+)
+
+
+@given(st.dictionaries(st.text(max_size=30), described | values, max_size=5) | values)
+def test_any_header_gives_tensors_or_an_error_in_words(document: Any) -> None:
+    try:
+        found = tensors(json.dumps(document).encode(), "x")
+    except InvalidFile:
+        return
+    assert all(tensor.size >= 0 and min(tensor.shape, default=0) >= 0 for tensor in found)
+    for tensor in folded(found):
+        counted = numbers(tensor, 4)
+        assert counted.parameters >= 0
+        assert counted.loaded >= 0
+        part_of(tensor.name, 10)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    try:
+        tensors(data, "x")
+    except InvalidFile as error:
+        assert error.hint
+
+
+def test_experts_are_kept_together_and_layers_apart() -> None:
+    every = [
+        checkpoints.tensor(f"model.layers.{layer}.mlp.experts.{number}.up_proj.weight", "BF16", 2)
+        for layer in range(2)
+        for number in range(100)
+    ]
+    found = list(folded(every))
+    assert [(one.name, one.count) for one in found] == [
+        ("model.layers.0.mlp.experts.*.up_proj.weight", 100),
+        ("model.layers.1.mlp.experts.*.up_proj.weight", 100),
+    ]
+    assert sum(one.size * one.count for one in found) == sum(one.size for one in every)

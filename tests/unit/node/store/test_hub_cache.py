@@ -1,0 +1,159 @@
+"""The hub cache on a real folder: what is there, what is damaged, what must not be followed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from model_content import COMMIT, REPOSITORY, content, file_of, model
+
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.manifest import INCOMPLETE, BadManifest, Manifest, StoredFile
+from spark_cluster.node.store.verify import verify
+from spark_cluster.node.values import ResourceError
+
+CONTENTS = {
+    "config.json": b"{}",
+    "model.safetensors": content(300_000, 1),
+    "deep/er/extra.bin": content(1000, 2),
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> HubCache:
+    return HubCache(tmp_path / "hub")
+
+
+def test_a_published_revision_is_found_by_its_branch(cache):
+    manifest = model(cache.root, CONTENTS)
+    assert cache.repositories() == [REPOSITORY]
+    assert cache.commits(REPOSITORY) == [COMMIT]
+    assert cache.commit_of(REPOSITORY, "main") == COMMIT
+    assert cache.commit_of(REPOSITORY, "other") is None
+    assert cache.missing(manifest).nothing
+    assert cache.found(REPOSITORY, COMMIT) == manifest
+    snapshot = cache.snapshot(REPOSITORY, COMMIT)
+    assert {p: (snapshot / p).read_bytes() for p in CONTENTS} == CONTENTS
+    assert all((snapshot / path).is_symlink() for path in CONTENTS)
+
+
+def test_the_hubs_own_library_finds_it(cache):
+    manifest = model(cache.root, CONTENTS)
+    hub = pytest.importorskip("huggingface_hub")
+    found = hub.snapshot_download(REPOSITORY, cache_dir=cache.root, local_files_only=True)
+    assert Path(found) == cache.snapshot(REPOSITORY, COMMIT)
+    scanned = hub.scan_cache_dir(cache.root)
+    assert not scanned.warnings
+    assert scanned.size_on_disk == manifest.size
+
+
+def test_what_is_missing_counts_half_files(cache):
+    manifest = model(cache.root, CONTENTS)
+    blob = cache.blob(REPOSITORY, manifest.files[-1].blob)
+    blob.rename(f"{blob}{INCOMPLETE}")
+    os.truncate(f"{blob}{INCOMPLETE}", 100_000)
+    missing = cache.missing(manifest)
+    assert [file.path for file in missing.blobs] == ["model.safetensors"]
+    assert (missing.begun, missing.size) == (100_000, 200_000)
+    with pytest.raises(ResourceError, match=r"model\.safetensors is not whole"):
+        cache.publish(manifest)
+
+
+def test_a_blob_of_another_size_is_missing(cache):
+    manifest = model(cache.root, CONTENTS)
+    os.truncate(cache.blob(REPOSITORY, manifest.files[0].blob), 1)
+    assert [file.path for file in cache.missing(manifest).blobs] == ["config.json"]
+
+
+def test_broken_links_are_made_again(cache):
+    manifest = model(cache.root, CONTENTS)
+    link = cache.snapshot(REPOSITORY, COMMIT) / "config.json"
+    link.unlink()
+    link.symlink_to("/etc/passwd")
+    with pytest.raises(ResourceError, match="does not lead to its repository's blobs"):
+        cache.found(REPOSITORY, COMMIT)
+    assert cache.missing(manifest).links == ("config.json",)
+    cache.publish(manifest)
+    assert link.read_bytes() == b"{}"
+    link.unlink()
+    link.symlink_to("../../blobs/gone")
+    with pytest.raises(ResourceError, match="broken"):
+        cache.found(REPOSITORY, COMMIT)
+
+
+def test_a_flipped_byte_is_found_and_each_byte_read_once(cache):
+    manifest = model(cache.root, CONTENTS)
+    seen: list[int] = []
+    sound = verify(cache, manifest, seen.append)
+    assert sound.sound
+    assert sum(seen) == sound.read == manifest.size
+    with cache.blob(REPOSITORY, manifest.files[-1].blob).open("r+b") as opened:
+        opened.seek(200_000)
+        opened.write(b"!")
+    cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
+    found = verify(cache, manifest)
+    assert found.damaged == ("model.safetensors",)
+    assert found.missing == ("config.json",)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (b'{"weight_map": {"a": "model-2.safetensors"}}', "1 of 1 weight files are not there"),
+        (b"{", "is damaged"),
+        (b'{"weight_map": 3}', "is damaged"),
+    ],
+)
+def test_an_index_that_is_not_met(cache, index, words):
+    model(cache.root, {**CONTENTS, "model.safetensors.index.json": index})
+    with pytest.raises(ResourceError, match=words):
+        cache.found(REPOSITORY, COMMIT)
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "a/../../x", "a//b", "./a", "", "a\nb", "a\\b", "x\x1b[2J"]
+)
+def test_a_name_outside_of_the_folder_is_refused(path):
+    listed = {**vars(file_of("a", b"")), "path": path}
+    with pytest.raises(BadManifest):
+        Manifest.from_document({"repository": "o/m", "commit": COMMIT, "files": [listed]})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"repository": "../m"},
+        {"repository": "o/m/n"},
+        {"commit": "main"},
+        {"files": []},
+        {"files": "all"},
+        {"files": [{"path": "a", "size": -1, "blob": "b", "algorithm": ""}]},
+        {"files": [{"path": "a", "size": True, "blob": "b", "algorithm": ""}]},
+        {"files": [{"path": "a", "size": 1, "blob": "../b", "algorithm": ""}]},
+        {"files": [{"path": "a", "size": 1, "blob": "b" * 64, "algorithm": "md5"}]},
+        {"files": [{"path": "a", "size": 1, "blob": "g" * 64, "algorithm": "sha256"}]},
+        {"files": [vars(file_of("a", b"")), vars(file_of("a/b", b"x"))]},
+        {"files": [vars(file_of("a", b"")), vars(file_of("a", b"x"))]},
+    ],
+)
+def test_a_manifest_that_cannot_be_true_is_refused(changed):
+    document = {"repository": "o/m", "commit": COMMIT, "files": [vars(file_of("a", b""))]}
+    assert Manifest.from_document(document).size == 0
+    with pytest.raises(BadManifest):
+        Manifest.from_document({**document, **changed})
+
+
+def test_a_branch_cannot_be_written_outside_of_refs(cache):
+    manifest = model(cache.root, CONTENTS)
+    for name in ("../main", "/etc/x", "a/../../b"):
+        with pytest.raises(ResourceError, match="not the name of a branch"):
+            cache.publish(manifest, name)
+
+
+def test_what_has_no_hash_is_said(cache):
+    manifest = model(cache.root, CONTENTS)
+    odd = StoredFile("odd.bin", 3, "W-abc", "")
+    cache.blob(REPOSITORY, odd.blob).write_bytes(b"abc")
+    whole = Manifest(REPOSITORY, COMMIT, (*manifest.files, odd))
+    assert verify(cache, whole).unchecked == ("odd.bin",)

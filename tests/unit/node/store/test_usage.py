@@ -1,0 +1,259 @@
+"""Usage, pins and pruning of real hub caches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_content import COMMIT, REPOSITORY, content, file_of, model
+
+from spark_cluster.node.store import usage as usage_module
+from spark_cluster.node.store.hub_cache import HubCache, Records, alone
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.usage import Usage, plan, remove
+from spark_cluster.node.values import ResourceError
+
+OTHER = "d" * 40
+SHARED = content(100_000, 1)
+NOW = 2_000_000_000.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> HubCache:
+    return HubCache(tmp_path / "hub", tmp_path / "ours")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(tmp_path / "ours")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A `/proc` without processes."""
+    return tmp_path / "proc"
+
+
+@pytest.fixture
+def two(cache: HubCache) -> HubCache:
+    """Two revisions of a model that have one blob in common; the first one served earlier."""
+    model(cache.root, {"config.json": b"{}", "model.safetensors": SHARED}, "old")
+    second = {"config.json": b"{ }", "model.safetensors": SHARED, "more.safetensors": b"more"}
+    _add(cache, OTHER, second, "main")
+    return cache
+
+
+def _add(
+    cache: HubCache,
+    commit: str,
+    contents: dict[str, bytes],
+    revision: str,
+    repository: str = REPOSITORY,
+) -> Manifest:
+    files = [file_of(path, data) for path, data in contents.items()]
+    for file, data in zip(files, contents.values(), strict=True):
+        blob = cache.blob(repository, file.blob)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+    document = {"repository": repository, "commit": commit, "files": [vars(f) for f in files]}
+    manifest = Manifest.from_document(document)
+    cache.publish(manifest, revision)
+    return manifest
+
+
+def _process(proc: Path, number: int, *words: str) -> None:
+    (proc / str(number)).mkdir(parents=True)
+    (proc / str(number) / "cmdline").write_bytes("\0".join(words).encode())
+
+
+USED = {f"{REPOSITORY}@{COMMIT}": NOW - 5000, f"{REPOSITORY}@{OTHER}": NOW - 10}
+
+
+def usage(cache: HubCache, proc: Path) -> Usage:
+    return usage_module.usage(cache, USED, proc)
+
+
+def _plan(cache: HubCache, found: Usage, **wish: Any) -> list[str]:
+    return [revision.commit for revision in plan(cache, found, NOW, **wish)[0]]
+
+
+def _reasons(cache: HubCache, found: Usage, **wish: Any) -> dict[str, str]:
+    _, kept = plan(cache, found, NOW, **wish)
+    return {revision.commit: reason for revision, reason in kept}
+
+
+def test_a_blob_of_two_revisions_is_counted_once(two, proc):
+    found = usage(two, proc)
+    assert [revision.commit for revision in found.revisions] == [COMMIT, OTHER]
+    old, new = found.revisions
+    assert (old.size, new.size) == (100_002, 100_007)
+    assert found.size == 100_009
+    assert (old.freed, new.freed) == (2, 7)
+    assert found.freed(found.revisions) == 100_009
+    assert (old.refs, new.refs) == (("old",), ("main",))
+    assert not old.problem
+    assert old.served
+
+
+def test_pruning_one_revision_leaves_the_other_whole(two, proc):
+    found = usage(two, proc)
+    chosen, _ = plan(two, found, NOW, only=(f"{REPOSITORY}@{COMMIT}",))
+    assert found.freed(chosen) == 2
+    removed, _ = remove(two, found, chosen)
+    assert [revision.commit for revision in removed] == [COMMIT]
+    assert two.commits(REPOSITORY) == [OTHER]
+    assert two.refs(REPOSITORY) == {"main": OTHER}
+    after = usage(two, proc)
+    assert after.size == found.size - 2
+    assert not after.revisions[0].problem
+
+
+def test_pruning_the_last_revision_removes_the_folder_with_its_half_files(two, proc):
+    half = two.incomplete(REPOSITORY, "a" * 64)
+    half.write_bytes(b"half")
+    os.utime(half, (NOW - 5000, NOW - 5000))
+    unfinished = usage(two, proc)
+    assert unfinished.unfinished == 4
+    remove(two, unfinished, plan(two, unfinished, NOW)[0])
+    assert not two.folder(REPOSITORY).exists()
+    assert two.root.is_dir()
+
+
+def test_a_plan_changes_nothing(two, proc):
+    before = sorted(two.root.rglob("*"))
+    assert _plan(two, usage(two, proc)) == [COMMIT, OTHER]
+    assert sorted(two.root.rglob("*")) == before
+
+
+def test_what_a_recipe_needs_stays(two, proc):
+    found = usage(two, proc)
+    assert _plan(two, found, keep=((REPOSITORY, "main"),)) == [COMMIT]
+    assert _plan(two, found, keep=((REPOSITORY, COMMIT),)) == [OTHER]
+    assert _plan(two, found, keep=(("other/model", "main"),)) == [COMMIT, OTHER]
+
+
+def test_all_stays_of_a_model_whose_needed_branch_is_unknown_here(two, proc):
+    found = usage(two, proc)
+    reasons = _reasons(two, found, keep=((REPOSITORY, "v9"),))
+    assert reasons == {COMMIT: "a recipe needs it", OTHER: "a recipe needs it"}
+
+
+def test_pinned_revisions_and_models_stay(two, records, proc):
+    assert records.pin(f"{REPOSITORY}@{COMMIT}", NOW)
+    assert not records.pin(f"{REPOSITORY}@{COMMIT}", NOW)
+    assert _plan(two, usage(two, proc)) == [OTHER]
+    assert records.pin(REPOSITORY, NOW)
+    assert _plan(two, usage(two, proc)) == []
+    assert records.pin(REPOSITORY, NOW, pinned=False)
+    assert not records.pin(REPOSITORY, NOW, pinned=False)
+    assert _plan(two, usage(two, proc)) == [OTHER]
+
+
+def test_what_serves_stays(two, proc):
+    _process(proc, 7, "vllm", "serve", str(two.snapshot(REPOSITORY, OTHER)))
+    assert _reasons(two, usage(two, proc)) == {OTHER: "in use by process 7 (vllm)"}
+    _process(proc, 8, "python3", "-m", "other", f"--model={REPOSITORY}")
+    assert _plan(two, usage(two, proc)) == []
+
+
+def test_a_process_with_a_longer_name_is_no_use(two, proc):
+    _process(proc, 7, "vllm", "serve", f"{REPOSITORY}-large", f"/x/models--org--model2/{COMMIT}")
+    assert _plan(two, usage(two, proc)) == [COMMIT, OTHER]
+
+
+def test_only_as_much_goes_as_is_to_be_freed(two, proc):
+    found = usage(two, proc)
+    assert _plan(two, found, free=1) == [COMMIT]
+    assert _reasons(two, found, free=1) == {OTHER: "enough is freed"}
+    assert _plan(two, found, unused_s=1000) == [COMMIT]
+
+
+def test_a_model_that_is_being_downloaded_stays(two, proc):
+    half = two.incomplete(REPOSITORY, "a" * 64)
+    half.write_bytes(b"half")
+    os.utime(half, (NOW - 5, NOW - 5))
+    reasons = _reasons(two, usage(two, proc))
+    assert set(reasons.values()) == {"something is being downloaded there"}
+
+
+def test_a_model_that_a_copy_has_locked_stays(two, proc, monkeypatch):
+    monkeypatch.setattr(usage_module, "LOCK_S", 0.0)
+    found = usage(two, proc)
+    with alone(two, REPOSITORY):
+        removed, kept = remove(two, found, plan(two, found, NOW)[0])
+    assert not removed
+    assert {reason for _, reason in kept} == {"something is being downloaded there"}
+    assert two.commits(REPOSITORY) == [COMMIT, OTHER]
+
+
+def test_links_out_of_the_cache_are_not_followed(two, proc, tmp_path):
+    outside = tmp_path / "outside"
+    shutil.copytree(two.folder(REPOSITORY), outside / "models--org--else", symlinks=True)
+    (two.root / "models--org--else").symlink_to(outside / "models--org--else")
+    (two.snapshot(REPOSITORY, OTHER) / "extra").symlink_to(outside)
+    found = usage(two, proc)
+    assert {revision.repository for revision in found.revisions} == {REPOSITORY}
+    before = sorted(outside.rglob("*"))
+    remove(two, found, plan(two, found, NOW)[0])
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_a_blob_with_a_hard_link_frees_nothing(two, proc, tmp_path):
+    [file] = [f for f in two.found(REPOSITORY, COMMIT).files if f.size == 100_000]
+    (tmp_path / "elsewhere").hardlink_to(two.blob(REPOSITORY, file.blob))
+    found = usage(two, proc)
+    assert found.freed(found.revisions) == 9
+    assert found.size == 100_009
+
+
+def test_missing_blobs_are_a_problem_and_unreferenced_ones_are_counted(two, records, proc):
+    manifest = two.found(REPOSITORY, COMMIT)
+    records.keep(manifest)
+    two.blob(REPOSITORY, next(f.blob for f in manifest.files if f.size == 2)).unlink()
+    two.blob(REPOSITORY, "e" * 64).write_bytes(b"stray")
+    found = usage(two, proc)
+    assert found.revisions[0].problem == "1 files with 2 bytes are missing"
+    assert found.unused == 5
+
+
+def test_nothing_is_pruned_while_the_pins_cannot_be_read(two, records, proc):
+    assert records.pin(REPOSITORY, NOW)
+    (records.folder / "pins.json").write_text("{")
+    with pytest.raises(ResourceError, match=r"pins\.json cannot be read"):
+        usage(two, proc)
+
+
+@pytest.mark.parametrize("name", ["../x", "org/model@main", "a/b/c", "", "@" + COMMIT])
+def test_only_models_are_pinned(records, name):
+    with pytest.raises(ResourceError, match="is not a model"):
+        records.pin(name, NOW)
+
+
+def test_a_damaged_or_false_manifest_of_ours_counts_as_none(two, records):
+    manifest = two.found(REPOSITORY, COMMIT)
+    records.keep(manifest)
+    assert records.manifest(REPOSITORY, COMMIT) == manifest
+    assert records.manifest(REPOSITORY, OTHER) is None
+    [path] = (records.folder / "manifests").iterdir()
+    path.write_text('{"repository": "../x"}')
+    assert records.manifest(REPOSITORY, COMMIT) is None
+
+
+def test_our_notes_are_for_root_only(two, records):
+    records.keep(two.found(REPOSITORY, COMMIT))
+    found = [path for path in records.folder.rglob("*") if path.is_file()]
+    assert found
+    assert {path.stat().st_mode & 0o077 for path in [*found, records.folder]} == {0}
+
+
+def test_two_hundred_files_cost_few_reads(cache, records, proc, monkeypatch):
+    model(cache.root, {f"model-{n:05}-of-00200.safetensors": b"%d" % n for n in range(1, 201)})
+    opened, really = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda p, *a, **k: (opened.append(p), really(p, *a, **k))[1])
+    found = usage(HubCache(cache.root, records.folder / "none"), proc)
+    assert found.revisions[0].files == 200
+    contents = [path for path in opened if "blobs" in path.parts]
+    assert not contents, "no content is read"

@@ -1,0 +1,131 @@
+"""Plans and lint of recipes and command lines with any figures in them: never a traceback."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from program import invoke
+
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.errors import InvalidFile, SparkClusterError
+from spark_cluster.importers import commandline
+from spark_cluster.issues.rules import lint
+from spark_cluster.plan import plan as plan_module
+from spark_cluster.plan.planner import PlannedLoad, Planner, Subject, of_a_command
+from spark_cluster.plan.room import assumed
+
+RECIPE = """\
+name: r
+model: {{name: google/gemma-4-31B-it, served_name: m}}
+image: {{ref: "repo/image:1"}}
+engine_args: {{{flag}: {value}}}
+"""
+NUMBERS = (
+    "max-model-len", "max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilization",
+    "kv-cache-memory-bytes", "block-size", "tensor-parallel-size", "pipeline-parallel-size",
+    "nnodes", "swap-space", "long-prefill-token-threshold",
+)  # fmt: skip
+PROJECT = Project(Path(__file__).parent)
+DIGITS = "9" * 400
+ODD = (
+    "1e400", "-1e400", "inf", "-inf", "nan", DIGITS, f"-{DIGITS}", f"{DIGITS}G", "9" * 5000, "1e30",
+    "0", "-1", "-0.0", "1e-400", "0.5", "auto", "\u00b2G", "1G", "99999999999", "[]", "{}", "true",
+)  # fmt: skip
+YAML = (".inf", "-.inf", ".nan", "1e400", DIGITS, "9" * 5000, "99999999999999999999", "1e300")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shipped_recipes_are_read_once() -> Iterator[None]:
+    """Each plan that does not work looks through them for another build."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_module, "load_recipe", functools.cache(load_recipe))
+        yield
+
+
+def plan(launch_of: Any) -> None:
+    """The whole plan, and lint, of what a function gives; a clear error is as good."""
+    try:
+        subject = launch_of()
+        rooms = assumed(max(2, subject.launch.tp))
+        lint(subject.launch)
+        json.dumps(Planner(PROJECT).plan(subject, rooms, PlannedLoad()).to_dict())
+    except SparkClusterError as error:
+        assert len(str(error)) < 2000
+
+
+@pytest.mark.parametrize("value", YAML, ids=lambda v: v[:12])
+@pytest.mark.parametrize("flag", ["max-model-len", "max-num-seqs", "kv-cache-memory-bytes"])
+def test_figures_of_a_recipe(tmp_path: Path, flag: str, value: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE.format(flag=flag, value=value))
+    with pytest.raises(InvalidFile, match=r"expected|number|digits"):
+        load_recipe(path, Project(tmp_path))
+
+
+def test_the_command_answers_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE.format(flag="max-model-len", value=".inf"))
+    for words in (["plan", str(path), "--offline"], ["lint", str(path)]):
+        done = invoke(*words)
+        assert isinstance(done.exception, InvalidFile)
+        assert "engine_args.max-model-len: found inf" in str(done.exception)
+
+
+@pytest.mark.parametrize("field", ["ready_timeout_s", "gpu_memory_utilization"])
+@pytest.mark.parametrize("value", [".inf", ".nan", DIGITS])
+def test_other_figures_of_a_recipe(tmp_path: Path, field: str, value: str) -> None:
+    text = RECIPE.format(flag="a", value="1") + f"{field}: {value}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(InvalidFile):
+        load_recipe(tmp_path / "r.yaml", Project(tmp_path))
+
+
+def test_a_recipe_for_too_many_nodes(tmp_path: Path) -> None:
+    text = RECIPE.format(flag="a", value="1") + "tensor_parallel: {max: 99999999999}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(InvalidFile, match="expected at most 64"):
+        load_recipe(tmp_path / "r.yaml", Project(tmp_path))
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda v: v[:12])
+@pytest.mark.parametrize("flag", ["max-model-len", "gpu-memory-utilization"])
+def test_figures_of_a_command(flag: str, value: str) -> None:
+    words = f"vllm serve google/gemma-4-31B-it --{flag}={value}"
+    plan(lambda: of_a_command(commandline.parse(words), None))
+
+
+@pytest.mark.parametrize("flag", NUMBERS)
+def test_figures_of_each_flag_of_a_command(flag: str) -> None:
+    for value in ("1e400", "-inf", "nan", DIGITS, "9" * 5000, "0", "-1", "1G", "99999999999"):
+        words = f"vllm serve google/gemma-4-31B-it --{flag}={value}"
+        plan(lambda words=words: of_a_command(commandline.parse(words), None))
+
+
+SPEC = "vllm serve google/gemma-4-31B-it --speculative-config "
+
+
+@pytest.mark.parametrize("tokens", ["-1", "0", DIGITS, "9" * 5000, "1e400", "[]", "true", "1001"])
+def test_drafted_tokens_of_a_command(tokens: str) -> None:
+    text = f"""{SPEC}'{{"method": "mtp", "num_speculative_tokens": {tokens}}}'"""
+    plan(lambda: of_a_command(commandline.parse(text), None))
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.sampled_from(NUMBERS), st.one_of(st.floats(), st.integers()), max_size=3))
+@example({"max-model-len": math.inf})
+@example({"max-model-len": 10**400, "max-num-seqs": 2**64 - 1})
+def test_any_figures_of_a_launch(args: dict[str, float]) -> None:
+    def subject() -> Subject:
+        launch = commandline.parse("vllm serve google/gemma-4-31B-it")
+        return of_a_command(launch.with_flags(args), None)
+
+    plan(subject)

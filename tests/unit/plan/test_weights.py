@@ -1,0 +1,159 @@
+"""Parameters and bytes of models, against what is known of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, LLAMA_70B
+
+from spark_cluster.errors import UsageError
+from spark_cluster.models.lookup import find
+from spark_cluster.models.shape import MATRICES
+from spark_cluster.models.weights import (
+    BYTES,
+    formats,
+    load_peak_bytes,
+    memory_bytes,
+    must_be_known,
+    parameters,
+    weights_of,
+)
+
+GIB = 1 << 30
+models = st.sampled_from(EVERY)
+quantizations = st.sampled_from(sorted(BYTES))
+
+
+def test_parts_of_the_dense_gemma():
+    found = parameters(GEMMA_31B)
+    assert found["attention"] == pytest.approx(8.478e9, rel=1e-3)
+    assert found["mlp"] == pytest.approx(20.809e9, rel=1e-3)
+    assert found["embedding"] == pytest.approx(1.409e9, rel=1e-3)
+    assert [found[part] for part in ("output", "experts", "router", "recurrent")] == [0] * 4
+    assert sum(found.values()) - found["other"] == pytest.approx(30.696e9, rel=1e-3)
+
+
+def test_parts_of_the_gemma_with_experts():
+    found = parameters(GEMMA_26B)
+    assert found["experts"] == pytest.approx(22.838e9, rel=1e-3)
+    assert found["attention"] == pytest.approx(1.110e9, rel=1e-3)
+    assert found["mlp"] + found["shared"] == pytest.approx(0.535e9, rel=1e-2)
+    assert sum(found.values()) - found["other"] == pytest.approx(25.232e9, rel=1e-3)
+    # 3.822e9 with the output layer, as the published table has it
+    chosen = found["experts"] * GEMMA_26B.experts.top_k / GEMMA_26B.experts.count
+    active = found["attention"] + found["mlp"] + found["shared"] + chosen
+    assert active + found["embedding"] == pytest.approx(3.822e9, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("meta-llama/Llama-3.3-70B-Instruct", 70.55),
+        ("Qwen/Qwen3-32B", 32.76),
+        ("Qwen/Qwen3-30B-A3B", 30.53),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 79.7),
+        ("deepseek-ai/DeepSeek-V2-Lite", 15.71),
+        ("openai/gpt-oss-120b", 116.8),
+        ("openai/gpt-oss-20b", 20.91),
+        ("google/gemma-3-27b-it", 27.43),
+        ("zai-org/GLM-4.5-Air", 106.85),
+        ("ibm-granite/granite-4.0-h-small", 32.2),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6),
+    ],
+)
+def test_totals_that_the_hub_shows(name, billions):
+    assert sum(parameters(find(name)).values()) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "low", "high"),
+    [
+        (GEMMA_31B, "bf16", 62.0, 63.0),
+        (GEMMA_31B, "fp8", 32.5, 33.5),
+        (GEMMA_31B, "nvfp4", 32.0, 33.0),  # 32.7 GB on the hub
+        (GEMMA_26B, "bf16", 51.2, 52.0),  # 48.07 GiB in a log
+        (GEMMA_26B, "fp8", 26.8, 27.7),  # 25.67 GiB in a log
+        (GEMMA_26B, "nvfp4", 16.2, 17.0),  # 15.76 GiB in a log, 16.5 GB on the hub
+    ],
+)
+def test_memory(model, quantization, low, high):
+    """GB."""
+    assert low <= memory_bytes(model, quantization) / 1e9 <= high
+
+
+def test_online_quantization_needs_the_unquantized_weights_first():
+    assert memory_bytes(GEMMA_31B, "fp8-online") == memory_bytes(GEMMA_31B, "fp8")
+    assert load_peak_bytes(GEMMA_31B, "fp8-online") == memory_bytes(GEMMA_31B, "bf16")
+    assert load_peak_bytes(GEMMA_31B, "fp8-online") / GIB == pytest.approx(58.2, rel=0.01)
+    assert load_peak_bytes(GEMMA_31B, "nvfp4") == memory_bytes(GEMMA_31B, "nvfp4")
+
+
+def test_what_builds_leave_as_it_is():
+    assert formats(GEMMA_31B, "nvfp4")["attention"] == "bf16"
+    assert formats(GEMMA_31B, "nvfp4")["mlp"] == "nvfp4"
+    red_hat = replace(GEMMA_31B, name="RedHatAI/gemma-4-31B-it-NVFP4")
+    assert formats(red_hat, "nvfp4")["attention"] == "nvfp4"
+    assert set(formats(GEMMA_26B, "nvfp4").values()) - {"bf16"} == {"nvfp4"}
+    gpt_oss = formats(find("openai/gpt-oss-120b"), "mxfp4")
+    assert {part for part in gpt_oss if gpt_oss[part] == "mxfp4"} == {"experts"}
+    qwen = formats(find("Qwen/Qwen3.6-35B-A3B"), "nvfp4")
+    assert (qwen["experts"], qwen["attention"], qwen["recurrent"]) == ("nvfp4", "fp8", "bf16")
+    nvidia = formats(replace(GEMMA_26B, name="nvidia/Gemma-4-26B-A4B-NVFP4"), "nvfp4")
+    assert [nvidia[part] for part in ("attention", "mlp", "experts")] == ["bf16", "bf16", "nvfp4"]
+    autoround = formats(find("Qwen/Qwen3-Next-80B-A3B-Instruct"), "gptq-int4")
+    assert (autoround["recurrent"], autoround["shared"]) == ("gptq-int4", "bf16")
+
+
+def test_a_gate_of_attention_is_counted():
+    plain = find("Qwen/Qwen3.6-35B-A3B")
+    assert plain.attention[0].gated
+    less = replace(plain, attention=(replace(plain.attention[0], gated=False),))
+    gate = 10 * 16 * 256 * 2048
+    assert parameters(plain)["attention"] - parameters(less)["attention"] == gate
+
+
+def test_a_layer_that_borrows_its_cache_has_no_keys_of_its_own():
+    sliding, full = GEMMA_31B.attention
+    borrowing = replace(GEMMA_31B, attention=(replace(sliding, borrowed=10), full))
+    less = parameters(GEMMA_31B)["attention"] - parameters(borrowing)["attention"]
+    assert less == 10 * 5376 * 16 * (256 + 256)
+
+
+def test_a_step_reads_the_output_layer_once_and_no_vision():
+    gemma, llama = weights_of(GEMMA_31B, "bf16"), weights_of(LLAMA_70B, "fp8")
+    assert gemma.step_bytes() == gemma.memory_bytes() - gemma.part("other").bytes
+    assert llama.step_bytes() == llama.memory_bytes() - llama.part("embedding").bytes
+
+
+@given(models, quantizations, st.integers(1, 4096), st.integers(1, 4096))
+def test_reading(model, quantization, few, more):
+    few, more = sorted((few, more))
+    one, many = (weights_of(model, quantization).step_bytes(n) for n in (few, more))
+    assert 0 < one <= many * (1 + 1e-12)
+    assert many <= memory_bytes(model, quantization) * (1 + 1e-12)
+    if not model.is_moe:
+        assert one == many
+
+
+@given(models, quantizations)
+def test_quantization_never_makes_it_larger(model, quantization):
+    assert memory_bytes(model, quantization) <= memory_bytes(model, "bf16")
+    assert load_peak_bytes(model, quantization) >= memory_bytes(model, quantization)
+    assert set(formats(model, quantization)) == set(MATRICES)
+
+
+def test_latent_attention():
+    """DeepSeek-V2-Lite, by hand: queries, compressed keys and values, their expansion, output."""
+    layer = 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
+    assert parameters(DEEPSEEK_LITE)["attention"] == 27 * layer
+
+
+def test_unknown_quantization():
+    assert must_be_known("NVFP4") == "nvfp4"
+    with pytest.raises(UsageError, match="no quantization 'nvfp5'") as caught:
+        must_be_known("nvfp5")
+    assert "nvfp4" in caught.value.hint

@@ -1,0 +1,157 @@
+"""A node that lies or hangs: whatever it sends, each request ends with an error that names it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import queue
+import threading
+
+import pytest
+from hostile.agent import DEEP, Frame, Played, ended, raw, said
+from waiting import HANG_S
+
+from spark_cluster.agent import messages
+from spark_cluster.agent.operations import ACTIONS_OF, OPERATIONS, AgentNode, Laptop, carry_out
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner import wire as wire_module
+from spark_cluster.runner.session import Session
+
+DONE = {"event": "done", "req": 1}
+MACHINE = {
+    "python": "3.12.3", "cpus": 20, "arch": "aarch64", "kernel": "6.11", "hostname": "spark1",
+    "disk_total": 1, "disk_free": 1,
+}  # fmt: skip
+NOTHING = {"commands": {}, "files": {}, "trees": {}, "requests": {}, "late": {}}
+NONSENSE = {
+    "JSON nested too deeply": [raw(DEEP)],
+    "a list": [raw(b"[]")],
+    "no text": [raw(b"\xff\xfe")],
+    "nothing at all": [raw(b"")],
+    "an event that is not known": said({"event": "hello", "req": 1}),
+    "an event that is a list": said({"event": [], "req": 1}),
+    "no event": said({"req": 1}),
+    "no request": said({"event": "done"}),
+    "a request that is a list": said({"event": "done", "req": [1]}),
+    "a request that is true": said({"event": "done", "req": True}),
+    "an error that is an object": said({**DONE, "error": {"a": 1}}),
+    "a hint that is a list": said({**DONE, "error": "x", "hint": ["a"]}),
+    "too_old without the version": said({"event": "too_old"}),
+    "no_room without a reason": said({"event": "no_room"}),
+    "a content that the request has not": said(
+        {"event": "need", "req": 1, "sha256": "x", "from": 0, "size": 1}
+    ),
+    "a content without a name": said({"event": "need", "req": 1, "from": 0, "size": 1}),
+    "a content from a negative place": said(
+        {"event": "need", "req": 1, "sha256": "x", "from": -1, "size": 1}
+    ),
+    "the code, asked for again and again": said(*[{"event": "need_code"}] * 2),
+    "an answer without what was asked for": said({**DONE, **NOTHING, "machine": MACHINE}),
+    "an answer with less of the machine": said({**DONE, **NOTHING, "machine": {}}),
+    "a status that is a text": said(
+        {**DONE, **NOTHING, "machine": MACHINE,
+         "commands": {"ss": {"status": "0", "stdout": "", "stderr": ""}}}
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def deaths(monkeypatch):
+    """What ended a thread."""
+    found = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: found.append(args.exc_value))
+    return found
+
+
+@pytest.fixture
+def short_limits(monkeypatch):
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.2)
+    monkeypatch.setattr(messages, "USUAL_S", 0.2)
+    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
+
+
+def error_of(channel, op="gather", **what):
+    """The error that a request ends with; nothing of it is left."""
+    session, found = Session("spark1", channel), []
+
+    def ask():
+        try:
+            found.append(session.request(op, **what))
+        except Exception as error:  # noqa: BLE001  (it is what is looked at)
+            found.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HANG_S / 4)
+    assert not thread.is_alive(), "it waits for ever"
+    assert ended(session)
+    (error,) = found
+    assert isinstance(error, SparkClusterError), repr(error)
+    assert error.where == "spark1"
+    return error
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_what_is_not_the_protocol_ends_the_session_at_once(name, deaths):
+    channel = Played(NONSENSE[name], "alive")
+    error = error_of(channel, commands={"ss": ["ss", "-H"]})
+    assert "not the agent's protocol" in error.message
+    assert error.hint
+    assert deaths == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/cron.d/x.json", "/x.json", "a/b.json", "x", "a b.json"]
+)
+def test_a_name_that_no_tuned_file_has_is_not_the_protocol(name):
+    """Paths on the other nodes are made of it, where root writes."""
+    entry = {"model": "m", "tp": 2, "file": name, "image": "ab"}
+    reply = {**DONE, "launches": [], "compiled": {}, "tuned": [entry]}
+    error = error_of(Played(said(reply), "alive"), "caches", what="state", folder="/x")
+    assert "not the agent's protocol" in error.message
+
+
+def test_the_error_says_what_was_found_and_what_was_expected():
+    done = {"ss": {"status": "0", "stdout": "", "stderr": ""}}
+    frames = said({**DONE, **NOTHING, "machine": MACHINE, "commands": done})
+    error = error_of(Played(frames), commands={"ss": ["ss"]})
+    assert 'in the reply to `gather` commands.ss.status is "0", expected a whole' in error.message
+
+
+def test_a_frame_that_is_announced_too_large():
+    error = error_of(Played([Frame(b"\xff\xff\xff\xff{}", 1)], "alive"))
+    assert "a frame of 4294967295 bytes" in error.message
+
+
+def test_a_frame_that_drips_ends_the_session(monkeypatch, deaths):
+    monkeypatch.setattr(wire_module, "FRAME_S", 0.2)
+    error = error_of(Played(said({"event": "alive"}), "drip"), "stream", argv=["true"])
+    assert "bytes of a message of 134217732 have come in " in error.message
+    assert deaths == []
+
+
+@pytest.mark.parametrize("ending", ["alive", "drip", "chatter"])
+@pytest.mark.parametrize("op", ["run", "gather", "http", "lock", "apply", "revert"])
+def test_the_limit_of_a_request_holds_whatever_comes(short_limits, ending, op):
+    what = {"timeout": 0.2} if op in ("run", "gather", "http") else {}
+    error = error_of(Played([], ending), op, **what)
+    assert f"`{op}` got no answer for " in error.message
+
+
+def test_a_frame_that_is_cut_in_the_middle_of_json():
+    error = error_of(Played([raw(json.dumps(DONE).encode()[:-1])]))
+    assert "not the agent's protocol: Expecting ',' delimiter" in error.message
+
+
+def test_each_operation_has_its_reply_here():
+    """What is not listed is not checked: a new operation says what it returns."""
+    assert {*messages.REPLIES, *messages.ACTIONS, "gather", "history"} == {*OPERATIONS}
+
+
+@pytest.mark.parametrize("op", ACTIONS_OF)
+def test_an_operation_has_the_actions_that_are_listed_here(op, tmp_path):
+    module = importlib.import_module(f"spark_cluster.agent.{ACTIONS_OF[op]}")
+    assert {*messages.ACTIONS[op]} <= {*module.ACTIONS[op]}
+    laptop = Laptop(print, lambda _: (), str, queue.Queue())
+    reply = carry_out(AgentNode(tmp_path), {"op": op, "what": "dance"}, laptop)
+    assert reply == {"error": f"this agent's `{op}` has no action 'dance'", "hint": ""}
