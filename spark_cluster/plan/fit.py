@@ -37,6 +37,10 @@ from spark_cluster.plan.serving import ServingSetup, of_launch
 MEASURED_SPREAD = 0.1
 """Of a runtime that own starts logged, either way: other models take more or less."""
 
+WEIGHTS_MORE = 0.008
+"""Of the counted weights: what "Model loading took" was at most above them (source:
+measured-on-h200)."""
+
 BUSY_GIB = 8.0
 """More than this in use before the start means a desktop or another program, GiB."""
 
@@ -49,7 +53,7 @@ class Fit(Document):
         whole_gib: weights of the whole model and its drafter, on all nodes together.
         weights_gib: when loaded; `loading_gib` is the most while they are loaded, `peak_gib` until
             the server is ready: profiling and its CUDA graphs may take more.
-        runtime: neither weights nor cache, with its range and parts; `runtime_gib` what is expected.
+        runtime: neither weights nor cache, with its range; `runtime_gib` is what is expected.
         measured_gib: the same at 2,048 tokens a batch as own starts logged it; None: counted.
         share: --gpu-memory-utilization; None when the cache's size is given instead.
         highest: the largest safe share; `needed` the smallest that does what was asked.
@@ -110,7 +114,7 @@ class Fit(Document):
     @property
     def reserved_gib(self) -> float:
         """The memory that a server holds on each node."""
-        return self.weights_gib + self.kv_gib + self.runtime_gib
+        return self.weights_gib + self.kv_gib + self.runtime.total.expected
 
     @printed
     def max_model_len(self) -> int:
@@ -172,12 +176,15 @@ def _fitted(
     highest = min(memory_share.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
     asked = _asked_gib(launch, serving)
-    needed = memory_share.least(weights + total.high + asked, smallest)
+    needed = memory_share.least(weights + total.high + WEIGHTS_MORE * weights + asked, smallest)
     share, kv_gib = _share(launch, smallest, weights + total.expected, needed, highest)
     low = high = kv_gib
     if share is not None:
         low, high = (kv_gib + total.expected - end for end in (total.high, total.low))
-    profiled = weights + beside.activations.expected + _graphs_peak_gib(launch, serving, beside, rooms)
+        low -= WEIGHTS_MORE * weights
+    profiled = (
+        weights + beside.activations.expected + _graphs_peak_gib(launch, serving, beside, rooms)
+    )
     return Fit(
         launch,
         serving,
@@ -445,10 +452,6 @@ def _remarks(fitted: Fit) -> list[str]:
     found += _other_gpus(fitted)
     if fitted.share is None:
         return found
-    found.append(
-        f"the KV cache gets {fitted.kv_low_gib:.1f} to {fitted.kv_high_gib:.1f} GiB: what vLLM takes "
-        "beside the weights is counted, not measured here"
-    )
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:
         found.append(f"at most {fitted.highest:.2f} is safe here, and {fitted.share:g} is given")
     elif fitted.needed < fitted.share and fitted.launch.number("gpu-memory-utilization"):

@@ -75,10 +75,15 @@ def nearest(
         rooms: all nodes that there are.
         largest_tp: what the recipe can be split over; `smallest_tp` the fewest nodes.
     """
+
     def tried(launch: Launch) -> Fit | None:
         try:
             return fit(
-                launch, geometry, rooms[: launch.ranks], fitted.whole_gib, runtime_gib=fitted.measured_gib
+                launch,
+                geometry,
+                rooms[: launch.ranks],
+                fitted.whole_gib,
+                runtime_gib=fitted.measured_gib,
             )
         except UsageError:  # its heads or layers cannot be divided so
             return None

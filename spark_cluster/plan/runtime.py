@@ -3,9 +3,9 @@
 vLLM takes off a share, before the rest becomes the KV cache: the weights as loaded, the peak of one
 profiling pass (`profile_run`: a forward of --max-num-batched-tokens, then the sampler for
 --max-num-seqs), memory outside PyTorch, and since 0.21 an estimate of its CUDA graphs. Each part is
-counted here from the launch line, the model's shape and the version; what cannot be known ahead is a
-range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`, `gpu/model_runner.py`
-of 0.19 to 0.33) and measured-kv-share (`tests/data/gpu/kv-share`), by part below.
+counted here from the launch line, the model's shape and the version; what cannot be known ahead is
+a range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`,
+`gpu/model_runner.py` of 0.19 to 0.33) and measured-kv-share (`tests/data/gpu/kv-share`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ NEW_RUNNER_PROFILED = Version("0.29")
 NEW_RUNNER_DENSE = Version("0.25")
 """From here on every dense model without recurrent layers takes the newer runner; 0.23 and 0.24
 name a few classes (`config/vllm.py`, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)."""
+NEW_RUNNER_ALL = Version("0.29")
+"""From here on every model takes it but with a drafter that it does not know."""
+NEW_RUNNER_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 NEW_RUNNER_NAMED = Version("0.23")
 NAMED_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
 NEW_RUNNER_MOE = (
@@ -52,8 +55,10 @@ SAMPLER_BYTES = 14
 """Bytes for each request and token of the vocabulary while the sampler is profiled: logits in 16
 bits, then in 32, their probabilities and the noise (`v1/sample/sampler.py`, forward_native;
 measured-kv-share: 14.0 to 14.1 for six models)."""
-NEW_SAMPLER_BYTES = 2
-"""The same in the newer runner, whose profiling leaves out top-k and top-p."""
+NEW_SAMPLER_BYTES, WARMED_SAMPLER_BYTES = 2, 6
+"""The same in the newer runner, whose profiling leaves out top-k and top-p; and where it profiles
+the sampler in 32 bits too (`for_sampler_warmup`: 0.33, not in 0.31)."""
+SAMPLER_WARMED = Version("0.32")
 GATHERED_LOGITS = 2.5
 """Times the logits' bytes, with TP: each rank's part, all parts and their concatenation."""
 STATE_BYTES = 4
@@ -89,13 +94,13 @@ SPLITS = 32
 """Partial results for each head that FlashAttention 3 holds in full graphs (Hopper only;
 `flash_attn_max_num_splits_for_cuda_graph`)."""
 
-HOST_GIB = (1.9, 4.0, 5.2)
+HOST_GIB = (3.0, 4.45, 5.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own
 (`MemorySnapshot.measure` reads psutil there): least, usual, most of four published starts on one
 Spark, less the parts above (Gemma 4 26B and 31B with 0.19, MedGemma 27B with 0.24, Qwen3.6-27B with
 0.23.1; sources: seeds of the data, styles01). Firmware that reports 119.6 GiB in place of 121.7
 shows as part of it."""
-RANKS_GIB = (0.6, 2.0, 3.4)
+RANKS_GIB = (0.6, 1.9, 3.0)
 """More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
 start, MiniMax-M2.7 over two Sparks; the range is assumed)."""
 
@@ -116,9 +121,7 @@ class Range(Document):
     high: Annotated[float, Rounded(2)]
 
     def __add__(self, other: Range) -> Range:
-        return Range(
-            self.low + other.low, self.expected + other.expected, self.high + other.high
-        )
+        return Range(self.low + other.low, self.expected + other.expected, self.high + other.high)
 
 
 NOTHING = Range(0.0, 0.0, 0.0)
@@ -246,18 +249,19 @@ def _version(text: str | None) -> Version:
 
 
 def _newer_runner(launch: Launch, geometry: Geometry, version: Version) -> bool:
+    """Return whether vLLM takes `v1/worker/gpu/model_runner.py` (`use_v2_model_runner`)."""
     asked = launch.env.get("VLLM_USE_V2_MODEL_RUNNER")
     if asked is not None:
         return str(asked) not in ("0", "False", "")
-    if geometry.recurrent or version < NEW_RUNNER_NAMED:
+    method = str(launch.speculative.get("method") or "")
+    if method and method not in NEW_RUNNER_DRAFTERS:
         return False
-    if geometry.is_moe:
-        return version >= Version("0.24") and any(
-            name in NEW_RUNNER_MOE for name in geometry.architectures
-        )
-    if version >= NEW_RUNNER_DENSE:
-        return True
-    return any(name in NAMED_CLASSES for name in geometry.architectures)
+    if version >= NEW_RUNNER_ALL or version < NEW_RUNNER_NAMED:
+        return version >= NEW_RUNNER_ALL
+    named = NEW_RUNNER_MOE if geometry.is_moe else NAMED_CLASSES
+    by_name = any(name in named for name in geometry.architectures)
+    dense = not geometry.is_moe and not geometry.recurrent
+    return by_name or (dense and version >= NEW_RUNNER_DENSE)
 
 
 def _text_only(launch: Launch) -> bool:
@@ -328,7 +332,7 @@ def _activations(case: _Case) -> Range:
     if not case.eager and not case.vision:
         embedding = case.vocab / case.tp * case.geometry.hidden * 2 / MIB
         first = max(warm, embedding + 2 * hidden)
-    more = case.requests * case.vocab * STATE_BYTES / MIB + 50 if case.newer else 0.0
+    more = case.requests * (case.vocab * STATE_BYTES / MIB + 0.05) if case.newer else 0.0
     if case.version < ALL_COUNTED:
         more = 0.0
     slack = 0.02 * first + 16
@@ -385,7 +389,8 @@ def _sampler_mib(case: _Case) -> float:
     """Logits and the sampler for --max-num-seqs requests, with the top-k kernel's rows."""
     logits = case.requests * case.vocab / MIB
     if case.newer:
-        return logits * NEW_SAMPLER_BYTES * (GATHERED_LOGITS if case.tp > 1 else 1)
+        warmed = WARMED_SAMPLER_BYTES if case.version >= SAMPLER_WARMED else NEW_SAMPLER_BYTES
+        return logits * max(warmed, NEW_SAMPLER_BYTES * (GATHERED_LOGITS if case.tp > 1 else 1))
     own = next((n for name, n in PROCESSORS.items() if name in case.gpu), SPARK_PROCESSORS)
     rows = min(own, case.requests) * case.vocab * 4 / MIB
     verified = logits * 6 if case.drafted else 0.0
