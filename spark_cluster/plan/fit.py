@@ -167,31 +167,21 @@ def _fitted(
         whole: weights of the whole model and its drafter, GiB.
         measured: neither weights nor cache, of own starts, GiB a node; None: counted.
     """
-    geometry, held = serving.geometry, rank_share(launch, serving)
-    weights = held * stage_gib(geometry, launch.pp, whole) / launch.tp
-    loading = stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
-    loaded = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
+    weights, loaded = _weights(launch, serving, whole)
     beside = _runtime(launch, serving, rooms, measured)
-    total = beside.total
+    total, smallest = beside.total, min(room.total_gib for room in rooms)
     highest = min(memory_share.utilization(room.memory) for room in rooms)
-    smallest = min(room.total_gib for room in rooms)
-    asked = _asked_gib(launch, serving)
-    needed = memory_share.least(weights + total.high + WEIGHTS_MORE * weights + asked, smallest)
+    most = (1 + WEIGHTS_MORE) * weights + total.high + _asked_gib(launch, serving)
+    needed = memory_share.least(most, smallest)
     share, kv_gib = _share(launch, smallest, weights + total.expected, needed, highest)
-    low = high = kv_gib
-    if share is not None:
-        low, high = (kv_gib + total.expected - end for end in (total.high, total.low))
-        low -= WEIGHTS_MORE * weights
-    profiled = (
-        weights + beside.activations.expected + _graphs_peak_gib(launch, serving, beside, rooms)
-    )
+    low, high = _ends(kv_gib, total, weights) if share is not None else (kv_gib, kv_gib)
     return Fit(
         launch,
         serving,
         tuple(rooms),
         whole_gib=whole,
         weights_gib=weights,
-        peak_gib=max(loaded, profiled),
+        peak_gib=max(loaded, weights + _profiling_gib(launch, serving, beside, rooms)),
         runtime=beside,
         measured_gib=measured,
         loading_gib=loaded,
@@ -204,6 +194,20 @@ def _fitted(
         cache=_cache(launch, serving, kv_gib),
         remarks=(),
     )
+
+
+def _weights(launch: Launch, serving: ServingSetup, whole: float) -> tuple[float, float]:
+    """Return the weights of a node when they are loaded, and the most while they are, GiB."""
+    geometry, held = serving.geometry, rank_share(launch, serving)
+    weights = held * stage_gib(geometry, launch.pp, whole) / launch.tp
+    loading = stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
+    return weights, max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
+
+
+def _ends(kv_gib: float, total: Range, weights: float) -> tuple[float, float]:
+    """Return the least and the most that a share leaves for the cache, GiB."""
+    low = kv_gib + total.expected - total.high - WEIGHTS_MORE * weights
+    return low, kv_gib + total.expected - total.low
 
 
 def _runtime(
@@ -224,20 +228,21 @@ def _runtime(
     )
 
 
-def _graphs_peak_gib(
+def _profiling_gib(
     launch: Launch, serving: ServingSetup, beside: Runtime, rooms: Sequence[NodeMemory]
 ) -> float:
-    """What profiling the CUDA graphs takes for seconds in addition to weights and activations, GiB.
+    """What profiling takes for seconds in addition to the weights, GiB: activations, then graphs.
 
-    A small KV cache is allocated for it, of a block for each sequence up to the largest graph
+    A small KV cache is allocated for the graphs, of a block for each sequence up to the largest graph
     (`_init_minimal_kv_cache_for_profiling`), while PyTorch still holds the activations' memory. Of
     a model with recurrent layers a block is large: 24.6 of the 28 GiB that Qwen3.6-27B took.
     """
+    activations = beside.activations.expected
     if not beside.graphs.expected:
-        return 0.0
+        return activations
     layout = _layout(launch, serving)
     blocks = max(1, min(sequences(launch, rooms), beside.largest_graph))
-    return blocks * kv.pool(layout).block_bytes / GIB + beside.graphs.low
+    return activations + blocks * kv.pool(layout).block_bytes / GIB + beside.graphs.low
 
 
 def context_length(launch: Launch, geometry: Geometry) -> int:

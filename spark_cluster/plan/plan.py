@@ -75,16 +75,11 @@ def nearest(
         rooms: all nodes that there are.
         largest_tp: what the recipe can be split over; `smallest_tp` the fewest nodes.
     """
+    whole, measured = fitted.whole_gib, fitted.measured_gib
 
     def tried(launch: Launch) -> Fit | None:
         try:
-            return fit(
-                launch,
-                geometry,
-                rooms[: launch.ranks],
-                fitted.whole_gib,
-                runtime_gib=fitted.measured_gib,
-            )
+            return fit(launch, geometry, rooms[: launch.ranks], whole, runtime_gib=measured)
         except UsageError:  # its heads or layers cannot be divided so
             return None
 

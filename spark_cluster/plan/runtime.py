@@ -98,7 +98,7 @@ HOST_GIB = (3.0, 4.45, 5.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own
 (`MemorySnapshot.measure` reads psutil there): least, usual, most. Three published starts on one
 Spark agree within 0.2 GiB (Gemma 4 26B and 31B with 0.19, MedGemma 27B with 0.24, source:
-styles01-kv-share); a fourth, with a vision tower, is above. The range is
+published-kv-share); a fourth, with a vision tower, is above. The range is
 assumed: firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
 RANKS_GIB = (0.6, 1.9, 3.0)
 """More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
