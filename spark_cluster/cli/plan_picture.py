@@ -91,6 +91,7 @@ def _legend(fit: Fit) -> Text:
     for label, style, gib in _parts(fit, fit.rooms[0]):
         line.append(f"{BRICKS[label]} ", style=style)
         line.append(f"{label} {gib:.1f}  ")
+    line.rstrip()
     return line
 
 

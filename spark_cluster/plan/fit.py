@@ -233,7 +233,7 @@ def _profiling_gib(
 ) -> float:
     """What profiling takes for seconds in addition to the weights, GiB: activations, then graphs.
 
-    A small KV cache is allocated for the graphs, of a block for each sequence up to the largest graph
+    A small KV cache is allocated for them, of a block for each sequence up to the largest graph
     (`_init_minimal_kv_cache_for_profiling`), while PyTorch still holds the activations' memory. Of
     a model with recurrent layers a block is large: 24.6 of the 28 GiB that Qwen3.6-27B took.
     """
