@@ -82,6 +82,8 @@ GRAPH_MIB_PER_LAYER = 0.135
 of 2)."""
 FULL_GRAPH_MIB = (1.0, 2.0, 4.0)
 """Of a graph of a whole decode step (measured-kv-share: least, usual, most)."""
+LARGEST_GRAPH = 16_384
+"""No larger size is counted; vLLM captures none above --max-num-batched-tokens."""
 FIRST_GRAPH_MIB = (60.0, 110.0, 160.0)
 """Of the first piecewise graph: the activations that all graphs share (measured-kv-share)."""
 ALLREDUCE_MIB = 0.17
@@ -300,10 +302,11 @@ def _captured(
         "max_cudagraph_capture_size"
     )
     if isinstance(given, list) and given:
-        sizes = sorted(int(size) for size in given)
+        sizes = sorted(size for size in given if isinstance(size, int))
     else:
         usual = 1024 if geometry.model_type == "gpt_oss" else min(requests * step * 2, 512)
-        top = int(largest or usual)
+        asked = int(largest) if isinstance(largest, (int, float)) and largest > 0 else usual
+        top = min(asked, LARGEST_GRAPH)
         sizes = [1, 2, 4, *range(8, min(256, top + 1), 8), *range(256, top + 1, 16)]
         sizes = [size for size in sizes if size <= top]
     if step > 1:

@@ -153,6 +153,23 @@ def test_the_sizes_that_are_captured(count: int, captured: tuple[int, int]) -> N
     assert spark("0.24.0", **{"max-num-seqs": count}).runtime.graphs_captured == captured
 
 
+@pytest.mark.parametrize(
+    ("config", "captured"),
+    [
+        ({"cudagraph_mode": "PIECEWISE"}, (51, 0)),
+        ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', (0, 35)),
+        ({"cudagraph_capture_sizes": [1, 2, 4, "x"]}, (3, 3)),
+        ({"max_cudagraph_capture_size": 64}, (11, 11)),
+        ({"max_cudagraph_capture_size": "many"}, (51, 35)),
+        ("{not json", (51, 35)),
+    ],
+)
+def test_a_compilation_config_says_what_is_captured(
+    config: object, captured: tuple[int, int]
+) -> None:
+    assert spark("0.24.0", **{"compilation-config": config}).runtime.graphs_captured == captured
+
+
 def test_a_spark_has_the_defaults_of_a_large_gpu_from_0_33_on() -> None:
     """Before, NVML did not tell vLLM a Spark's size, so that it took the small ones."""
     launches = [Launch("m", vllm=version) for version in ("0.32.0", "0.33.0")]
