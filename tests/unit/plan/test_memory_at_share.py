@@ -1,8 +1,9 @@
 """The KV cache at a share against logs of vLLM 0.26.0 on H100s (`tests/data/gpu/kv-share`).
 
-The figures of `plan/runtime.py` were read from these logs. Not from those of H200s, which
-`test_own_memory.py` compares with, nor from the two that `vllm serve` wrote (`_serve_`). The
-configs are in `models.json`; the weights are those that were logged.
+The figures of `plan/runtime.py` were read from these logs, so this is no test of unseen ones; those
+of H200s (`test_own_memory.py`) were compared with afterwards. The two that `vllm serve` wrote
+(`_serve_`) were in sight, and no figure is theirs alone. The configs are in `models.json`; the
+weights are those that were logged.
 """
 
 from __future__ import annotations
