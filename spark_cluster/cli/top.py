@@ -290,7 +290,8 @@ def dashboard(
 
     The page is served on this machine's loopback only, and its address has a token that is new
     each time. It only shows: nothing can be changed from it. Commands that it offers (status, vram,
-    doctor, history, logs) are run when you press their button.
+    doctor, history, logs) are run when you press their button; status also when the page opens, and
+    when the engine comes or goes.
 
     Args:
         port (PORT): Port of this machine (default: one that is free).
