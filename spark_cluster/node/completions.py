@@ -184,7 +184,7 @@ def _usage(document: Any) -> dict[str, Any]:
 
 
 def _tokens(choice: Any) -> Iterator[tuple[str, float]]:
-    """Yield tokens and log-probabilities; one that is no finite number comes as NaN."""
+    """Yield tokens and log-probabilities; one that is not a finite number comes as NaN."""
     rows = at(choice, "logprobs", "content")
     for row in rows if isinstance(rows, list) else ():
         value = at(row, "logprob")
