@@ -100,12 +100,7 @@ def target_of(
         Failed: the address or the model's name is none that a configuration can hold.
     """
     scheme, host, remote_port = _parts(found.access.url)
-    if not _MODEL.fullmatch(found.model):
-        raise Failed(
-            f"the model's name {found.model!r} cannot stand in a configuration",
-            where=head,
-            hint="give it a plain one: `model: {served_name: NAME}` in the recipe",
-        )
+    _name_must_be_plain(found.model, head)
     through = tunnel or host == LOOPBACK
     notes = list[str]()
     if through:
@@ -125,6 +120,15 @@ def target_of(
         tunnel=through,
         notes=tuple(notes),
     )
+
+
+def _name_must_be_plain(model: str, head: str) -> None:
+    if not _MODEL.fullmatch(model):
+        raise Failed(
+            f"the model's name {model!r} cannot stand in a configuration",
+            where=head,
+            hint="give it a plain one: `model: {served_name: NAME}` in the recipe",
+        )
 
 
 def _through_tunnel(access: Access, head: str, port: int, usual: int) -> tuple[str, list[str]]:
