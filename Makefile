@@ -95,7 +95,7 @@ figures: env
 # The warning is about the next major version of mkdocs, which the extra `docs` excludes.
 docs: $(VENV)/ready-for-docs
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --clean
-	@echo "site/index.html"
+	@echo "site/index.html; with the search: python3 -m http.server -d site"
 
 env: $(VENV)/ready-for-tests
 

@@ -80,13 +80,13 @@ def main(
     previous = previous_server_of(running) if running.status == "running" else None
     if previous is None or admission.serves(running, deployment.first):
         same = previous is not None
-        play.note(f"{recipe.name} serves already" if same else "nothing serves: nothing is stopped")
+        play.note(f"{recipe.name} serves already" if same else "no server to stop")
         served = _up(play, deployment, force=force, end_jobs=end_jobs)
         return Swapped(served) if served is not None else None
     if not end_jobs:
         ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=False)
     old = plan_again(play, previous, load, running) if restore else None
-    play.note(f"swap {previous} for {recipe.name} (tp {tp}); by hand back: {previous.command}")
+    play.note(f"replacing {previous} with {recipe.name} (tp {tp}). To go back: {previous.command}")
     _before_the_stop(play, deployment, running, force=force)
     began = time.monotonic()
     try:

@@ -21,6 +21,7 @@ from docs.generate import (
     resources,
     schemas,
 )
+from docs.generate.code import CHECKOUT
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -34,7 +35,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/registries.md": files.registries,
     "reference/roles.md": files.role_settings,
     "reference/resources.md": resources.render,
-    "reference/known-issues.md": known_issues.render,
+    **known_issues.pages(),
     "reference/faults.md": faults.render,
     "reference/planning-constants.md": constants.render,
     "reference/json.md": json_output.render,
@@ -43,6 +44,9 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 """Place on the site to what makes the page."""
 
+ICON = "site/icon.svg"
+"""Where the dashboard's icon is on the site: its logo."""
+
 
 def on_files(found: Files, *, config: MkDocsConfig) -> Files:
     """Add the generated files to those of the folder."""
@@ -50,6 +54,8 @@ def on_files(found: Files, *, config: MkDocsConfig) -> Files:
 
     for place, render in PAGES.items():
         found.append(File.generated(config, place, content=render()))
+    icon = str(CHECKOUT / "spark_cluster/dashboard/assets/icon.svg")
+    found.append(File.generated(config, ICON, abs_src_path=icon))
     for name, schema in schemas.of_outputs().items():
         place = f"schema/{name}.json"
         found.append(File.generated(config, place, content=schemas.text(schema)))

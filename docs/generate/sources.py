@@ -32,14 +32,14 @@ def split(source: str) -> list[tuple[str, str]]:
     return found
 
 
-def links(source: str) -> str:
-    """A source as Markdown: each key a link to its place on the page.
+def links(source: str, page: str = "../sources.md") -> str:
+    """A source as Markdown: each key a link to its place on `page`, the way to docs/sources.md.
 
     Raises:
         ValueError: it is not made of keys.
     """
     listed = [
-        f"[{key}](../sources.md#{key.replace('.', '')})" + (f" ({plain(note)})" if note else "")
+        f"[{key}]({page}#{key.replace('.', '')})" + (f" ({plain(note)})" if note else "")
         for key, note in split(source)
     ]
     return ", ".join(listed)

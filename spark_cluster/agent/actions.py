@@ -248,7 +248,7 @@ def _end_guard(host: Host, request: Request) -> Reply:
 
 def _program_name(found: object) -> str:
     if load_watch.NAME.fullmatch(str(found)) is None:
-        raise ResourceError(f"{str(found)[:60]!r} is not the name of a program of ours")
+        raise ResourceError(f"{str(found)[:60]!r} is not the name of one of our programs")
     return str(found)
 
 

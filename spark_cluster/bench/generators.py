@@ -418,7 +418,7 @@ def _said(progress: Requests, settings: MeasurementSettings, output: str) -> lis
         text = short(" ".join(progress.errors[0].split()))
         reasons.append(f"{len(progress.errors)} of {progress.ended} requests failed: {text}")
     if progress.short and settings.exact_output:
-        reasons.append(f"{progress.short} of {progress.ended} answers were shorter than asked for")
+        reasons.append(f"{progress.short} of {progress.ended} answers were shorter than requested")
     if progress.complete and progress.complete != "ok":
         reasons.append(f"it ended with '{progress.complete}'")
     return reasons

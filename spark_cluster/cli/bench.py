@@ -85,7 +85,7 @@ RunFolder = Annotated[Path, click.Path(path_type=Path, exists=True), {"metavar":
 
 @click.group(cls=DeclaredGroup, later=COMMANDS)
 def bench() -> None:
-    """Measure suites of loads on servers that are brought up for it, compare runs, and report."""
+    """Measure suites of loads on servers started for the purpose, compare runs, and report."""
 
 
 class How(TypedDict):
@@ -124,9 +124,9 @@ def run(
 
 @click.command(cls=DeclaredCommand)
 def repeat(app: App, folder: RunFolder, trust_recipes: Trust, **how: Unpack[How]) -> None:
-    """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
+    """Repeat a recorded run, your own or someone else's; RUN is its folder or its run.json.
 
-    Suite and recipes are taken from the record, not from your project. What would be run is shown,
+    Suite and recipes are taken from the record, not from your project. It shows what would be run
     and what differs here; --check ends there. `bench attach` continues the new run.
     """
     _run_again(app, folder, trust_recipes=trust_recipes, **how)
@@ -267,7 +267,7 @@ def status(app: App, *, folder: RunFolder) -> None:
 
 @click.command(cls=DeclaredCommand)
 def stop(app: App, *, folder: RunFolder) -> None:
-    """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
+    """Stop measuring a run on the nodes; the cell in progress is lost, the server stays up."""
     made = of_folder(app.cluster, folder)
     stopped = []
     with _reached(app, "bench stop") as play:
@@ -288,7 +288,7 @@ def _stopped(servers: list[str]) -> str:
 
 @click.command(cls=DeclaredCommand)
 def fetch(app: App, *, folder: RunFolder) -> None:
-    """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
+    """Copy the results from the nodes into RUN, without measuring or stopping anything."""
     made = of_folder(app.cluster, folder)
     before = len(made.record.cells)
     if made.pending:

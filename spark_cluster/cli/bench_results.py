@@ -366,7 +366,7 @@ def compare(
     others are listed with the reason.
 
     Args:
-        baseline: End with exit status 1 if B is worse than A, or nothing of it could be compared.
+        baseline: End with exit status 1 if B is worse than A, or if nothing could be compared.
         with_published (--published): Compare A with what others published for the same model and
             load.
         predicted: Compare A with what the plan predicted for it, and show what calibrating by it

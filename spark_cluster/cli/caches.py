@@ -43,7 +43,7 @@ def caches() -> None:
 def list_(app: App) -> None:
     """List the parts of the caches by node: size, recipes, and how long they have not been used.
 
-    The part that was used longest ago comes first.
+    The least recently used part comes first.
     """
     with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
         found = _parts(app, run.open())
@@ -66,11 +66,11 @@ def prune(
 ) -> None:
     """Remove parts of the caches that were not used lately, the oldest first.
 
-    Never what a server uses, nor compiled code of the inventory's recipe. What is removed is made
-    again by the next start that wants it, which takes its time.
+    Parts that a server uses and compiled code of the inventory's recipe are kept. The next start
+    that needs a removed part compiles it again, which takes time.
 
     Args:
-        days (--older-than DAYS): Only what has not been used for so long (default 30).
+        days (--older-than DAYS): Only parts not used for this many days (default 30).
         kinds (--kind): Only parts of this kind (default: compile and flashinfer).
         recipe (NAME): Only compiled code that no other recipe used.
         act (--apply): Remove it; without this it is only listed.
@@ -103,7 +103,7 @@ def copy(app: App, *, source: str, targets: tuple[str, ...], no_encrypt: bool) -
     Args:
         source (--from NODE): Node to copy from.
         targets (--to NODE): Node to copy to; repeatable (default: all others).
-        no_encrypt: Leave encryption out, as in `models copy`.
+        no_encrypt: Do not encrypt, as in `models copy`.
     """
     with app.play("caches copy", app.nodes, Options()) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
@@ -182,7 +182,7 @@ def tune(
     batch_sizes: str | None,
     hours: Annotated[
         Annotated[float, Finite(0.01, 168)],
-        f"(H): Limit; what was tuned by then is kept (default {DEFAULT_H:g}).",
+        f"(H): Time limit; what was tuned by then is kept (default {DEFAULT_H:g}).",
     ] = DEFAULT_H,
     tuner: Annotated[Path, click.Path(exists=True, dir_okay=False, path_type=Path)] | None,
     again: bool,
@@ -200,7 +200,7 @@ def tune(
         batch_sizes (N,N): Batch sizes to tune, in tokens (default: 1 to 64, 256, 1024, 2048,
             4096).
         tuner (FILE): vLLM's benchmark_moe.py of the image's version, for an image that lacks it.
-        again: Tune also what is tuned already.
+        again: Also tune what has been tuned before.
     """
     sizes = SIZES if batch_sizes is None else _batch_sizes(batch_sizes)
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)

@@ -115,16 +115,16 @@ def _show_clients(app: App, target: ClientTarget, made: list[Snippet]) -> None:
 def keys() -> None:
     """Add, list and revoke API keys of the endpoint by name, while it serves.
 
-    They are next to the inventory's `serve.api_key`, and stay over `down` and `up`. The head keeps
-    a SHA-256 digest of each. The proxy's journal names the key of every request.
+    They work next to the inventory's `serve.api_key`, and survive `down` and `up`. The head keeps a
+    SHA-256 digest of each. The proxy's journal names the key of every request.
     """
 
 
 @keys.command()
 def add(app: App, *, name: str) -> None:
-    """Make a key, and print it; it is shown this once and kept nowhere.
+    """Make a key and print it; it is shown only now, and stored nowhere.
 
-    It is in force at once: neither the engine nor the proxy is restarted.
+    It works at once: neither the engine nor the proxy is restarted.
     """
     proxy.check_name(name)
     key = proxy.new_key()
@@ -141,8 +141,8 @@ def add(app: App, *, name: str) -> None:
 def list_(app: App) -> None:
     """List the named keys: the day on which each was added, and whether it is in force.
 
-    A key that the running proxy accepts and the head's file no longer has, because a run was cut,
-    is listed as in force until the proxy restarts; `keys revoke` ends it at once.
+    After an interrupted run the proxy may accept a key that the head's file no longer has. It is
+    listed as in force until the proxy restarts; `keys revoke` ends it at once.
     """
     head = app.inventory.head
     with app.cluster.dialer.session(head, "keys list") as session:
@@ -163,7 +163,7 @@ def _show_keys(app: App, found: list[proxy.NamedKey]) -> None:
 
 @keys.command()
 def revoke(app: App, *, name: str) -> None:
-    """Refuse a key from now on; requests that were begun with it go on."""
+    """Refuse a key from now on; requests in progress are completed."""
     head = [app.inventory.head]
     with app.play(f"keys revoke {name}", head, gather_facts=False) as run:
         proxy.revoke(run.open(), name)
@@ -182,8 +182,9 @@ def tunnel(
 ) -> None:
     """Reach the endpoint at a port of this machine, over SSH, until Ctrl-C.
 
-    The port is on the loopback: only programs of this machine can use it. A connection that is cut
-    is made again, after 1 second and then at most every 30. With --install it runs as a service.
+    The port is on the loopback: only programs of this machine can use it. A dropped connection is
+    re-established after 1 second, then 2, 4 and so on, up to 30. With --install it runs as a
+    service.
 
     Args:
         port (PORT): Port of this machine (default: the endpoint's own).
@@ -202,7 +203,7 @@ def tunnel(
         here = "this machine" if head.is_this_machine else "on this machine"
         process = f"$(cut -d' ' -f1 {head.namespaces_of})"
         raise UsageError(
-            f"{head.name} is {here}: there is nothing to tunnel to",
+            f"{head.name} is {here}: no tunnel is needed",
             hint="`spark-cluster status` shows the endpoint's address"
             if head.is_this_machine
             else f"`nsenter --net --target {process} PROGRAM` runs a program in its network",

@@ -209,7 +209,7 @@ def logs(
     Args:
         follow (-f, --follow): Follow the logs until Ctrl-C.
         tail (-n, --tail): Number of lines from the end. [default]
-        only (--container): Only this one; vllm is the server of every model.
+        only (--container): Only this container; vllm is the server of every model.
         bundle ([FILE]): Write all that an issue report needs into one archive, secrets masked.
     """
     if bundle is not None:

@@ -72,7 +72,7 @@ def init(
     """Write a commented inventory.yaml for one or more Sparks into the project folder.
 
     Args:
-        addresses (--node ADDRESS): Management address of a Spark, the head first; once for each.
+        addresses (--node ADDRESS): Management address of a Spark, the head first; repeatable.
         user (NAME): User to log in as (default: as ~/.ssh/config says).
         identity_file (FILE): Private key (default: agent and ~/.ssh).
         port: Port of the nodes' sshd.
@@ -203,9 +203,8 @@ def trust(app: App, *, replace: bool, yes: bool) -> int:
     """Show the SSH host key of every node and save those that you accept in known_hosts.
 
     Compare the fingerprints with the nodes' own: on a node,
-    ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it. A changed key is only replaced
-    with --replace, a revoked one never accepted. Jump hosts come first, then the nodes through
-    them.
+    ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it. A changed key is replaced only with
+    --replace; a revoked key is never accepted. Jump hosts come first, then the nodes through them.
 
     Args:
         replace: Also accept a key that differs from the known one.

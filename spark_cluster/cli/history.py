@@ -234,7 +234,7 @@ def _show_runs(app: App, found: Answers) -> None:
     if listed:
         app.console.print(table)
     else:
-        app.console.print("nothing was ever changed there by spark-cluster")
+        app.console.print("spark-cluster has never changed anything there")
 
 
 def _remarks(run: PastRun) -> Iterator[str]:

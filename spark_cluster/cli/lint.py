@@ -261,7 +261,7 @@ def _show_lint(
             console.print(styled("{} {}: {}  [dim]{}[/]", *words))
     if hygiene:
         short = "; ".join(f"{f.title} ({f.id})" for f in hygiene)
-        console.print(styled("{} [dim]hygiene: {} (-v shows them in full)[/]", mark("info"), short))
+        console.print(styled("{} [dim]also: {} (-v for details)[/]", mark("info"), short))
 
 
 def _counts(title: str, found: list[KnownIssueMatch]) -> Text:
@@ -287,14 +287,14 @@ def explain(
     app: App, *, files: Annotated[tuple[str, ...], {"metavar": "FILE..."}], about: str | None
 ) -> None:
     """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the root of all logs first, with its cause
-    and fix, then other problems, what only follows from them, and the start-up facts. Where the
-    cause is not known: the decisive line, and where to look next.
+    and fix, then other problems, what only follows from them, and the start-up facts. If the cause
+    is not known: the decisive line, and where to look next.
 
     Give the logs of all ranks at once; - is standard input, a .gz is unpacked, a folder (Ray's
     session_latest) is read whole. Prefixes of journalctl, Docker, Compose, kubectl and Ray are
     understood. Logs of any length are read as a stream.
 
-    Exit status 0 when the logs could be read, whatever they say; 2 when one could not.
+    Exit status 0 when the logs could be read, whatever they say; 2 when one cannot be read.
 
     Args:
         about (ID): Show a known issue by its ID instead; `all` lists every one.

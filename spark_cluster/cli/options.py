@@ -303,16 +303,16 @@ Positive = Annotated[int, click.IntRange(min=1)]
 
 Sized = Annotated[
     int | None,
-    "(N): Number of nodes to split each layer over (default: the recipe's, else the largest power "
-    "of two that there are nodes for).",
+    "(N): Number of nodes to split each layer over (default: the recipe's, or the largest "
+    "power of two with enough nodes).",
 ]
 Forced = Annotated[bool, "Launch even if the plan says that the configuration cannot work."]
 Adopting = Annotated[
     bool,
-    "Take a model over that root or the login user has in a hub cache on a node, by a checked "
-    "copy, instead of downloading it (a terminal is asked without this).",
+    "Copy and check a model that root or the login user has in another hub cache on a node, "
+    "instead of downloading it (default: ask, on a terminal).",
 ]
-EndingJobs = Annotated[bool, "Go on although jobs are running on Ray, and end them."]
+EndingJobs = Annotated[bool, "Continue even if jobs are running on Ray, and end them."]
 Unloading = Annotated[
     tuple[Literal["ollama"], ...],
     "Also unload the models of this program, through its own interface; repeatable.",
@@ -442,20 +442,20 @@ def overriding(
     win.
 
     Args:
-        max_model_len (TOKENS): Longest request instead of the recipe's, tokens; also such as 32k,
-            or auto.
-        max_num_seqs (N): Requests at a time instead of the recipe's.
-        gpu_memory_utilization (SHARE): Share of the memory instead of the recipe's, 0.05 to 0.95,
+        max_model_len (TOKENS): Longest request in tokens, instead of the recipe's: a number, such
+            as 32k, or auto.
+        max_num_seqs (N): Number of simultaneous requests, instead of the recipe's.
+        gpu_memory_utilization (SHARE): Share of the memory, instead of the recipe's: 0.05 to 0.95,
             or auto.
         quantization (Q): The engine's --quantization instead of the recipe's.
         kv_cache_dtype (TYPE): Type of the KV cache instead of the recipe's.
         data_parallel_size (--data-parallel N): Number of nodes that each run a rank of one server
             with the whole model (vLLM's data parallel mode over Ray); experts are divided among
             them.
-        options_given (-o, --option KEY=VALUE): Engine argument instead of the recipe's; false or
-            nothing takes it away; repeatable.
-        env_given (-e, --env NAME=VALUE): Variable of the containers instead of the recipe's;
-            nothing takes it away; repeatable. Never a secret.
+        options_given (-o, --option KEY=VALUE): Set an engine argument; KEY=false or KEY= removes
+            it. Repeatable.
+        env_given (-e, --env NAME=VALUE): Set a variable of the containers, never a secret; NAME=
+            removes it. Repeatable.
         image (REF): Container image instead of the recipe's.
     """
     changes = list(options_given)

@@ -85,7 +85,8 @@ def plan(
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are planned next to each other.
 
     Memory on each node and the right --gpu-memory-utilization, KV cache and concurrency, tokens/s
-    with their range, known issues; go or no-go, and the nearest configuration that would work.
+    with their range, known issues; whether it can work, and if not, the nearest configuration that
+    would.
 
     Exit status 4 when it cannot work.
 

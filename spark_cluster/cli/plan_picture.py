@@ -53,8 +53,8 @@ def show(console: Console, plan: Plan) -> None:
 
 def _verdict(*, feasible: bool) -> Text:
     if feasible:
-        return styled("{} [bold green]go[/]", mark("ok"))
-    return styled("{} [bold red]no-go[/]", mark("fail"))
+        return styled("{} [bold green]fits[/]", mark("ok"))
+    return styled("{} [bold red]cannot work[/]", mark("fail"))
 
 
 def _parts(fit: Fit, room: NodeMemory) -> list[tuple[str, str, float]]:
@@ -142,11 +142,11 @@ def _speeds(speed: Speed) -> Iterator[tuple[str, Text | str]]:
 def _share(fit: Fit) -> str | Text:
     if fit.share is None:
         return f"--kv-cache-memory-bytes as given: {fit.kv_gib:.2f} GiB"
-    why = f"most that is safe: {fit.highest:.2f}"
+    why = f"highest safe value: {fit.highest:.2f}"
     if abs(fit.share - fit.needed) > 0.005:
-        asked = "enough for what is asked"
+        asked = "enough for this request"
         if fit.needed > fit.share:
-            asked = "needed for all requests at full length at a time"
+            asked = "needed for all requests at full length at once"
         why += f", {asked}: {fit.needed:.2f}"
     flag = dialect(fit.launch.engine).own("gpu-memory-utilization")
     return styled("[bold]--{} {:.2f}[/]  [dim]({})[/]", flag, fit.share, why)

@@ -51,7 +51,7 @@ def ray() -> None:
     """Start a Ray cluster over all nodes, without a model, and run jobs on it.
 
     Ray has the same token, firewall and fabric addresses as under `up`. Jobs are programs for
-    training, data or evaluation; they go on when this machine is closed.
+    training, data or evaluation; they continue when this machine is off.
     """
 
 
@@ -94,7 +94,7 @@ def submit(
 ) -> None:
     """Run a command as a job on the head, show what it prints, and end with its exit status.
 
-    It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
+    It can use all GPUs through Ray. It keeps running after Ctrl-C, and when this machine is off.
 
     Args:
         working_dir (FOLDER): Folder of this machine to run the command in; what .gitignore names
@@ -129,7 +129,7 @@ def logs(app: App, *, follow: bool, job_id: JobId) -> None:
     Colours are kept on a terminal; any other control sequence is shown escaped (\\x1b...).
 
     Args:
-        follow (-f, --follow): Follow it to the job's end, and end as it does.
+        follow (-f, --follow): Follow the log to the job's end, and exit with the job's status.
     """
     with app.cluster.ray_jobs(command="ray logs") as jobs:
         job = jobs.job(job_id)
@@ -180,7 +180,7 @@ def down(app: App, *, options: Changing) -> None:
 def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -> None:
     """Reach Ray's own page at a port of this machine, over SSH, until Ctrl-C.
 
-    The page asks for the token of the cluster once. Who has it can run programs on the nodes.
+    The page asks once for the cluster's token. Anyone who has it can run programs on the nodes.
 
     Args:
         port (PORT): Port of this machine (default: one that is free).

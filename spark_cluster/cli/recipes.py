@@ -59,8 +59,8 @@ def recipes() -> None:
 def list_(app: App) -> None:
     """List what can be served, with expected and measured tokens/s.
 
-    The figures are those of one request; what is expected is a range. A file that is wrong is
-    listed with the reason. Your own recipes hide ours of the same name.
+    Figures are for one request; expected ones are a range. An invalid file is listed with the
+    reason. Your own recipes take precedence over shipped ones of the same name.
     """
     project = app.project
     found = list(recipe_files(project))
@@ -89,7 +89,7 @@ def search(
     most: Annotated[int, click.IntRange(1, 1000)] = 20,
 ) -> None:
     """Find recipes by name, model, description, quantization and tags: shipped ones, your own, and
-    those of your registries as they were taken last.
+    those of your registries as last fetched.
 
     All words must occur; the best match comes first. For each: whether it works on one and on two
     idle Sparks, and the expected tokens/s of one request.
@@ -295,12 +295,12 @@ def _sized(tp: int, text: Text) -> Text:
 
 @click.command(cls=DeclaredCommand)
 def show(app: App, *, name: str, tp: Positive | None) -> None:
-    """Show all of a recipe and the command line that it becomes.
+    """Show a whole recipe and the command line that it becomes.
 
     NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
 
     Args:
-        tp: Tensor-parallel size (default: fewest).
+        tp: Tensor-parallel size (default: the smallest the recipe allows).
     """
     recipe = load_recipe(name, app.project)
     size = tp or recipe.tensor_parallel.min

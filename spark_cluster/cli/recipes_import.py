@@ -322,7 +322,7 @@ def _show_changes(app: App, found: Update) -> None:
 def save(app: App, *, name: str, base: str | None, force: bool, changes: Overriding) -> None:
     """Write recipes/NAME.yaml: another recipe, with the options of `up` as its own values.
 
-    What was measured of the other one is left out where something is changed.
+    Measurements of the other recipe are left out if something is changed.
 
     Args:
         base (--from RECIPE): Recipe to start from (default: the inventory's).

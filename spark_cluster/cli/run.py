@@ -242,7 +242,7 @@ class Run:
         at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
         if not at_work and self._play.failed_stage == LOADING:
             return Interrupted(
-                "interrupted; no node was being changed, and the server goes on loading",
+                "interrupted; no node was being changed, and the server keeps loading",
                 hint="run the same command again to continue, which waits for it; `spark-cluster "
                 "status` shows it, `spark-cluster down` ends it",
             )

@@ -42,7 +42,7 @@ LAST = "last"
 
 @click.command(cls=DeclaredCommand)
 def status(app: App) -> int:
-    """Show what serves and what is wrong: containers, Ray, health, and a real completion.
+    """Show what is served and what is wrong: containers, Ray, health, and a real completion.
 
     Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
     """
@@ -145,14 +145,15 @@ def verify(app: App, **given: Unpack[Verifying]) -> int:
     """Ask the running server what users will ask it, and judge the answers.
 
     Short answers, coherence, tool calls in eight ways, reasoning, pictures, and more; embeddings,
-    scores or a transcript where that is the model's kind. What the server cannot do by its launch
-    or by its own answer is not applicable, unless its recipe promises it.
+    scores or a transcript where that is the model's kind. A check of something that the server was
+    not started with, or says it does not support, is reported as not applicable, unless the recipe
+    promises it.
 
     Exit status 5 when a check fails.
 
     Args:
-        only (CHECK): Run only this check, or the checks of this rung; repeatable.
-        skip (CHECK): Leave out this check, or the checks of this rung; repeatable.
+        only (CHECK): Run only this check, or this group of checks; repeatable.
+        skip (CHECK): Leave out this check, or this group of checks; repeatable.
         timeout_s (--timeout SECONDS): Longest time that one answer may take (default: 900).
         context (TOKENS): Longest prompt of the context check, and its answer (default: what the
             server states).
@@ -263,7 +264,7 @@ def vram(
     run_id: str | None,
     plot: Annotated[Path, click.Path(dir_okay=False, path_type=Path)] | None,
 ) -> None:
-    """Show who holds GPU memory on each node, asked on the host.
+    """Show which processes hold GPU memory on each node, as the host sees them.
 
     On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable are shown next to it.
     With --watch the largest sum so far is shown too; --json then prints one line for each reading.
@@ -273,7 +274,7 @@ def vram(
     Args:
         watch: Read again and again until Ctrl-C, with the peak.
         interval: With --watch: seconds between two readings. [default]
-        count: With --watch: end after so many.
+        count: With --watch: end after this many readings.
         run_id (--run RUN): Show the memory of a run that was recorded on this machine, by phase,
             and ask no node; `last` for the last one.
         plot (FILE): Draw the memory of a recorded run over time, as SVG or PNG; without --run that

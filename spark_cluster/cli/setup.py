@@ -257,12 +257,12 @@ def setup(
 
     Finds Sparks on the local network, writes inventory.yaml, accepts host keys (trust), logs in
     with the password once, makes the nodes ready (provision), proposes what to serve, and serves
-    it (up). Every step shows the command that it runs; run again, setup goes on where it stopped.
-    --yes also accepts host keys that are new.
+    it (up). Every step shows the command that it runs. Run again, setup continues where it stopped.
+    --yes also accepts new host keys.
 
     Args:
-        addresses (--nodes ADDRESS[,ADDRESS]): Management addresses of the Sparks, the head first;
-            without it they are looked for.
+        addresses (--nodes ADDRESS[,ADDRESS]): Management addresses of the Sparks, the head first
+            (default: search the network).
         user (NAME): User to log in as (default: as ~/.ssh/config says).
         identity_file (FILE): Private key (default: agent and ~/.ssh).
         port: Port of the nodes' sshd.

@@ -456,7 +456,7 @@ def find(flow: Flow, interface: str | None) -> Discovered:
         count = (
             "1 other machine announces" if found.others == 1 else f"{found.others} others announce"
         )
-        flow.text(f"{count} SSH under a name that is no Spark's", indent=2)
+        flow.text(f"{count} SSH under a name that is not a Spark's", indent=2)
     return found
 
 

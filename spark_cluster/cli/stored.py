@@ -59,7 +59,7 @@ def models() -> None:
 
 @models.command("list")
 def list_models(app: App) -> None:
-    """List the models on each node: size, last use, pins, and what is missing of them.
+    """List the models on each node: size, last use, pins and missing files.
 
     Names and sizes are compared; `spark-cluster models verify` reads the contents. Models that
     other tools have downloaded into the same cache are listed, too.
@@ -71,7 +71,7 @@ def list_models(app: App) -> None:
 
 @models.command()
 def size(app: App) -> None:
-    """Show what the models take on each node, by recipe, and what pruning would free."""
+    """Show the disk space of the models on each node, by recipe, and what pruning would free."""
     needs = _needs(app)
     with _nodes(app) as nodes:
         found = model_upkeep.sizes(nodes, needs)
@@ -91,15 +91,15 @@ def pull(
 ) -> None:
     """Fetch a model from the hub into a node's hub cache, and check it.
 
-    A branch that has moved is followed. What is there is not fetched again, and a pull that was
-    cut goes on where it was. It runs on the node: closing the laptop does not stop it, and the same
-    command finds it again. A hub token is taken from HF_TOKEN.
+    A branch that has moved is followed. Files on the node are not fetched again, and an interrupted
+    pull resumes where it ended. It runs on the node: closing the laptop does not stop it, and the
+    same command reattaches to it. A hub token is taken from HF_TOKEN.
 
     Args:
         on (NODE): Pull to this node (default: the head).
         all_files: Also fetch files that hold the same weights in another format.
         endpoint (URL): Ask this mirror of the hub.
-        offline: Ask no network: succeed only if the revision is on the node, whole.
+        offline: Do not use the network: succeed only if the whole revision is on the node.
         yes: Fetch more than 50 GB without asking.
     """
     wanted = _wanted(model)
@@ -135,17 +135,17 @@ def copy(
 ) -> None:
     """Copy a model, or a folder of plain files, between nodes, over the fabric if there is one.
 
-    Only what is missing is moved, each file is checked by the hub's hash as it arrives, and a copy
-    that was cut goes on where it ended. It goes on when this command is interrupted; run the
-    command again to see it. A folder is named by its absolute path, the same on all nodes; its
-    files are hashed on the node that sends them, and read again only when they have changed.
+    Only missing files are sent, each is checked against the hub's hash as it arrives, and an
+    interrupted copy resumes where it ended. The copy continues if this command is interrupted; run
+    the command again to watch it. A folder is named by its absolute path, the same on all nodes.
+    Its files are hashed on the sending node, and read again only when they have changed.
 
     Args:
-        source (--from NODE): Node to copy from (default: the first that has the whole model; of a
-            folder the first of the run).
+        source (--from NODE): Node to copy from (default: the first with the whole model; for a
+            folder, the first node).
         targets (--to NODE): Node to copy to; repeatable (default: all others).
-        no_encrypt: Leave encryption out, which takes less CPU time. Contents are still checked,
-            but whoever listens on the way can read them.
+        no_encrypt: Do not encrypt, which takes less CPU time. Contents are still checked, but
+            anyone on the network path can read them.
         streams: Connections to each address of a sender (default: 4; on a receiver of fewer than
             16 cores 2 or 3).
     """
@@ -168,10 +168,10 @@ def copy(
 
 @models.command()
 def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
-    """Read models on their nodes and compare each file with the hub's hash; all without a name.
+    """Compare each file of models (all, if none is named) with the hub's hash, on their nodes.
 
-    Each byte is read once, in a unit of the node that goes on without this command. Exit status 5
-    when a file is damaged or missing; `spark-cluster models repair` fetches just these.
+    Each byte is read once, in a systemd unit on the node that continues without this command. Exit
+    status 5 when a file is damaged or missing; `spark-cluster models repair` fetches just these.
     """
     with _nodes(app) as nodes:
         found = model_upkeep.verify(nodes, models, _progress)
@@ -184,17 +184,17 @@ def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
     if bad:
         names = sorted({f"{one.repository}@{one.commit}" for one in bad})
         raise VerificationFailed(
-            f"{len(bad)} of {len(found)} models are damaged or not whole",
+            f"{len(bad)} of {len(found)} models are damaged or incomplete",
             hint=f"spark-cluster models repair {' '.join(names)}",
         )
 
 
 @models.command()
 def repair(app: App, *, models: _Some) -> None:
-    """Verify models, remove what is damaged, and have just that again; all models without a name.
+    """Verify models (all, if none is named), remove damaged files and get them again.
 
-    It is copied from a selected node where the same revision is sound, else fetched from the hub.
-    Links that are missing or broken are made again.
+    They are copied from a selected node where the same revision is intact, or fetched from the hub.
+    Missing and broken links are recreated.
     """
     with app.play("models repair", app.nodes, Options()) as run:
         found = model_upkeep.repair(run.open(), _hub_folders(app), models, _progress)
@@ -218,12 +218,12 @@ def prune_models(
 ) -> None:
     """List the models that can go, the least recently used first; with --apply, remove them.
 
-    Never what the inventory's recipe or one of your own recipes needs, what is pinned, what a
-    process was started with, or what is being downloaded.
+    Models are kept that the inventory's recipe or one of your own needs, that are pinned, that a
+    process was started with, or that are being downloaded.
 
     Args:
-        free (GB): Stop at so much.
-        unused_for (DAYS): Remove only what was not used for so long.
+        free (GB): Stop once this many GB are freed.
+        unused_for (DAYS): Only models not used for this many days.
         apply: Remove them; without it they are only listed.
     """
     needs = _needs(app)
@@ -241,7 +241,7 @@ def prune_models(
 def pin(app: App, *, model: _One) -> None:
     """Pin a model on the selected nodes, so that `models prune` never removes it.
 
-    With @REVISION (branch, tag or commit) only the commit that it has there now.
+    With @REVISION (branch, tag or commit), only the commit that it names on the node now.
     """
     _change(app, model, True, "is pinned now", "was pinned already")
 
@@ -250,7 +250,7 @@ def pin(app: App, *, model: _One) -> None:
 def unpin(app: App, *, model: _One) -> None:
     """Unpin a model on the selected nodes, so that `models prune` may remove it.
 
-    With @REVISION (branch, tag or commit) only the commit that it has there now.
+    With @REVISION (branch, tag or commit), only the commit that it names on the node now.
     """
     _change(app, model, False, "is unpinned now", "was not pinned")
 
@@ -469,11 +469,11 @@ def prune_images(
 ) -> int:
     """List the images that can go, the oldest first; with --apply, remove them.
 
-    Never what a container stands on, nor what the inventory's recipe or one of your own recipes
-    needs or is built on. Exit status 1 when Docker refuses to remove one.
+    Images that a container uses, or that the inventory's recipe or one of your own recipes needs or
+    is built on, are kept. Exit status 1 when Docker refuses to remove one.
 
     Args:
-        free (GB): Stop at so much.
+        free (GB): Stop once this many GB are freed.
         apply: Remove them; without it they are only listed.
     """
     needs = _image_needs(app)

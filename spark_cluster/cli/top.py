@@ -98,15 +98,15 @@ def top(
     """Show the nodes live until Ctrl-C: GPU, clocks, power, memory by process, link, tokens.
 
     A small process on each node samples it, and ends with this command. Throttling, low clocks
-    under load and swapping are flagged. A node that stops answering is shown as such, and connected
-    to again. Without a terminal there is a line for each sample.
+    under load and swapping are flagged. A node that stops answering is shown as such, and
+    reconnected. Without a terminal, each sample is printed as a line.
 
     With --count or --duration, exit status 3 when a node never answered.
 
     Args:
         interval: Seconds between two samples of a node. [default]
-        count: End after so many samples of each node that answers.
-        duration: End after so many seconds.
+        count: End after this many samples of each node that answers.
+        duration: End after this many seconds.
         record (FILE): Also write all samples to a new file: Parquet for .parquet, otherwise JSON
             lines.
         as_json (--json): Print one JSON line for each sample.
@@ -289,9 +289,9 @@ def dashboard(
     """Show the nodes in a browser until Ctrl-C: memory by process, traffic, engine, runs, findings.
 
     The page is served on this machine's loopback only, and its address has a token that is new
-    each time. It only shows: nothing can be changed from it. Commands that it offers (status, vram,
-    doctor, history, logs) are run when you press their button; status also when the page opens, and
-    when the engine comes or goes.
+    each time. It is read-only. The commands that it offers (status, vram, doctor, history, logs)
+    run when you press their button; status also when the page opens, and when the engine comes or
+    goes.
 
     Args:
         port (PORT): Port of this machine (default: one that is free).

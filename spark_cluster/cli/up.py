@@ -78,7 +78,8 @@ def up(
         replicas (N): Number of nodes that each serve the whole model (--tp 1), behind one
             endpoint. [default]
         recipe (NAME): Recipe to serve, instead of the inventory's.
-        offline: Ask no hub: serve from what the nodes have; copies between them are made.
+        offline: Do not contact the hub. Serve what the nodes have; models may still be copied
+            between them.
     """
     app.cluster.port = port
     options.adopt = adopt
@@ -203,11 +204,11 @@ def swap(
     allow: Allowing,
     options: Changing,
 ) -> None:
-    """Serve RECIPE in place of what runs; the old one again if it fails.
+    """Serve RECIPE in place of the running server; go back to the old one if it fails.
 
-    Image and model are fetched while the old server still answers. Then it is stopped, its memory
-    is waited for on every node, and RECIPE is started and verified as by `up`. If that fails, the
-    old recipe is started again, and the exit status is that of the failure.
+    Image and model are fetched while the old server still answers. Then it is stopped, swap waits
+    until its memory is free on every node, and RECIPE is started and verified as by `up`. If that
+    fails, the old recipe is started again, and the exit status is that of the failure.
 
     Args:
         no_restore: Do not start the old recipe again if the new one fails.

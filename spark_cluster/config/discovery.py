@@ -90,7 +90,7 @@ def browse(seconds: float, interface: str | None = None) -> list[Announced]:
         )
     except OSError as error:
         raise UsageError(
-            f"the local network cannot be asked for Sparks: {error.strerror or error}",
+            f"the local network cannot be searched for Sparks: {error.strerror or error}",
             hint="name them: --nodes ADDRESS[,ADDRESS]",
         ) from None
     with contextlib.closing(asked):

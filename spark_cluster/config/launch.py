@@ -155,7 +155,7 @@ class Launch:
         """A flag's value as a number; None when it is not given or is none.
 
         Raises:
-            UsageError: it is no finite number, or one that no flag can mean.
+            UsageError: it is not a finite number, or one that no flag can mean.
         """
         value = self.args.get(flag)
         if not isinstance(value, int | float) or isinstance(value, bool):

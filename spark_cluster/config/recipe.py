@@ -375,7 +375,7 @@ def _own(path: PurePosixPath) -> str:
 
 def _socket(path: PurePosixPath) -> str:
     if path.name.endswith((".sock", ".socket")):
-        return "who reaches a socket of the node may be root by what answers there"
+        return "anyone who reaches a socket of the node may become root through it"
     return ""
 
 

@@ -562,7 +562,7 @@ class NotCarriedOver(Schema):
     consequence: str = Field(min_length=1)
     """what does not work, or is different"""
     blocks: bool = False
-    """it cannot work without: `plan` says no-go and `up` refuses until the entry is removed"""
+    """it cannot work without: `plan` says so and `up` refuses until the entry is removed"""
 
     def __str__(self) -> str:
         return f"not carried over: {self.what} ({self.why}); {self.consequence}"

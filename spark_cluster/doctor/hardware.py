@@ -426,7 +426,7 @@ def fragmentation(seen: Observations) -> Verdict:
     size = seen.output("page_size").strip()
     blocks = free_blocks(seen.text("buddyinfo"), int(size)) if size.isdecimal() else None
     if blocks is None:
-        raise NotSeen(f"/proc/buddyinfo has no zone, or {size[:20]!r} is no page size")
+        raise NotSeen(f"/proc/buddyinfo has no zone, or {size[:20]!r} is not a page size")
     if not blocks.fragmented:
         return ok(str(blocks))
     if serving:

@@ -69,7 +69,7 @@ def _must_be_a_spark(seen: Observations) -> None:
     """
     gpu = seen.facts.gpu
     if gpu is not None and not gpu.shares_memory:
-        raise NotSeen(f"{gpu.name}: this is no Spark, and has no RDMA device")
+        raise NotSeen(f"{gpu.name}: this is not a Spark, and has no RDMA device")
 
 
 @check("link.rate", needs=("hcas", "speed"), effect="slows", link=True)

@@ -229,7 +229,7 @@ def probe(
         why_not.setdefault("rdma", f"there is no ib_write_bw on {', '.join(lacking)} (perftest)")
     answer = _answer(nodes, sessions, question)
     if answer is None:
-        why_not["answer"] = "no server of ours runs on these nodes"
+        why_not["answer"] = "no server of spark-cluster runs on these nodes"
     tried = look(inventory, sessions, question.spans) if question.scan else "not asked for"
     if isinstance(tried, str):
         why_not["ports"] = tried

@@ -100,13 +100,12 @@ class Client:
             raise self.wrong(f"{check}: {error}", FOREIGN) from None
         if found.error:
             raise self.wrong(
-                f"{check}: an error came inside of the stream: {replies.short(found.error)}",
+                f"{check}: the stream contains an error: {replies.short(found.error)}",
                 "spark-cluster logs shows more",
             )
         if not found.ended:
             raise self.wrong(
-                f"{check}: the stream ended before its end ([DONE]) after "
-                f"{replies.short(found.content)!r}",
+                f"{check}: the stream ended without [DONE] after {replies.short(found.content)!r}",
                 "the engine ended, or a proxy cut the connection: spark-cluster logs shows more",
             )
         self._must_be_its_model(check, found)
@@ -133,9 +132,7 @@ class Client:
         others = sorted(found.models - {self.endpoint.model})
         if others or not found.models:
             who = ", ".join(map(repr, others)) or "a model without a name"
-            raise self.wrong(
-                f"{check}: {who} answered, asked was {self.endpoint.model!r}", FAILOVER
-            )
+            raise self.wrong(f"{check}: {who} answered, not {self.endpoint.model!r}", FAILOVER)
 
     def document(self, what: str, path: str, asked: Mapping[str, Any]) -> Any:
         """The JSON document that answers a request to one of the paths of a kind.
@@ -163,9 +160,7 @@ class Client:
             raise self.wrong(f"{what}: {path} answers {shown!r}, expected a JSON document", FOREIGN)
         model = replies.at(found, "model")
         if isinstance(model, str) and model != self.endpoint.model:
-            raise self.wrong(
-                f"{what}: {model!r} answered, asked was {self.endpoint.model!r}", FAILOVER
-            )
+            raise self.wrong(f"{what}: {model!r} answered, not {self.endpoint.model!r}", FAILOVER)
         return found
 
 

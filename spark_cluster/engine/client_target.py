@@ -160,7 +160,7 @@ def _parts(url: str) -> tuple[str, str, int]:
     except ValueError:
         scheme, host, port = "", "", None
     if scheme not in ("http", "https") or not _HOST.fullmatch(host) or port is None:
-        raise Failed(f"the endpoint's address {url!r} is no base URL")
+        raise Failed(f"the endpoint's address {url!r} is not a base URL")
     return scheme, host, port
 
 

@@ -63,8 +63,8 @@ ALONE_AND_OPEN = (
 loopback."""
 
 OPEN = (
-    "trusted_network: true in the inventory: there is no firewall, so whoever reaches these nodes "
-    "reaches Ray and vLLM's ranks, and can run code there as root unless Ray requires its token"
+    "trusted_network: true in the inventory, so there is no firewall: anyone who can reach these "
+    "nodes can reach Ray and vLLM's ranks, and run code as root unless Ray requires its token"
 )
 
 

@@ -412,7 +412,7 @@ def present(play: Play, node: Node, wanted: Wanted, *, hub: str) -> Manifest:
     have = models_on(play, [node], wanted, hub)[node.name]
     if have.manifest is None or not have.complete:
         raise Refused(
-            f"{wanted.repository}@{wanted.revision} is not whole: {have.shortfall}",
+            f"{wanted.repository}@{wanted.revision} is incomplete: {have.shortfall}",
             where=node.name,
             hint="leave --offline out to fetch it; spark-cluster models copy takes it from "
             "another node that has it",

@@ -409,7 +409,7 @@ def planned(found: StoredImages, only: Sequence[str] = (), free: int = 0) -> Pru
 def _reason(image: StoredImage, only: Sequence[str]) -> str:
     """Return why an image stays; empty if it may go."""
     if image.used_by:
-        return f"the container {image.used_by[0]} stands on it"
+        return f"the container {image.used_by[0]} uses it"
     if image.recipes:
         return f"recipe {', '.join(image.recipes)} needs it"
     if only and not is_named(image, only):

@@ -92,8 +92,8 @@ class Warmth(Document):
         return f"; tuned kernels: {', '.join(self.tuned)}" if self.tuned else ""
 
     def __str__(self) -> str:
-        why = f": {'; '.join(self.reasons)}" if self.reasons else ""
-        return f"next launch of {self.recipe}: {self.state}{why}{self.of_tuned}"
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return f"next start of {self.recipe}: {self.state}{why}{self.of_tuned}"
 
 
 def without_nodes(recipe: Recipe) -> NodeWarmth | None:
@@ -101,7 +101,7 @@ def without_nodes(recipe: Recipe) -> NodeWarmth | None:
     if recipe.engine != "vllm":
         return NodeWarmth("unknown", (f"what {recipe.engine} compiles is not read from its log",))
     if recipe.engine_args.get("enforce-eager"):
-        return NodeWarmth("not compiled", ("--enforce-eager: there is nothing to keep",))
+        return NodeWarmth("not compiled", ("--enforce-eager",))
     return None
 
 

@@ -46,10 +46,10 @@ class MemoryOfNode:
         text = f"{self.node}: {', '.join(read)} MiB"
         if self.planned_ready is None or self.ready is None:
             return text
-        differs = f"{self.ready - self.planned_ready:+d}"
-        if self.under_load is not None:
-            differs += f", under load {self.under_load - self.planned_ready:+d}"
-        return f"{text}; planned {self.planned_ready} ({differs})"
+        most = self.ready if self.under_load is None else self.under_load
+        beyond = most - self.planned_ready
+        differs = f"{abs(beyond):,} {'more' if beyond > 0 else 'less'} than"
+        return f"{text}; {differs if beyond else 'as'} planned ({self.planned_ready:,})"
 
 
 @dataclass

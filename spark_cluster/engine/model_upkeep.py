@@ -319,7 +319,7 @@ def matches(model: StoredModel, names: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class RepairedModel:
-    """A revision on a node that was damaged or not whole.
+    """A revision on a node that was damaged or incomplete.
 
     Attributes:
         removed: damaged contents.

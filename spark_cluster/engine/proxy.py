@@ -352,7 +352,7 @@ def check_name(name: str) -> None:
     """Raise UsageError for a name that a new key cannot have."""
     if not NAME.fullmatch(name) or name == INVENTORY:
         raise UsageError(
-            f"{name!r} is no name for a key",
+            f"{name!r} is not a name for a key",
             hint="letters, digits and ._- up to 64, such as alice or ci-runner; "
             f"`{INVENTORY}` is the inventory's own",
         )

@@ -363,7 +363,7 @@ def healthy(play: Play, server: Server, again: Again | None = None) -> list[vram
     except ServerEnded as error:
         if not again:
             raise
-        play.note(f"the server that ran already has ended: {error.message}; it is started again")
+        play.note(f"the server that was running has ended: {error.message}; starting it again")
     prepare_memory(play, server.nodes)
     again.start()
     return _until_healthy(play, server)

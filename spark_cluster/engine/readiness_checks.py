@@ -90,7 +90,7 @@ def logprobs(client: Client) -> str:
     one, other = _asked_for_logprobs(client), _asked_for_logprobs(client)
     for token, value in (*one, *other):
         if not (math.isfinite(value) and value <= 0.01):
-            shown = "no finite number" if not math.isfinite(value) else f"{value:.3g}"
+            shown = "not a finite number" if not math.isfinite(value) else f"{value:.3g}"
             raise client.wrong(
                 f"logprobs: the log-probability of {token!r} is {shown}, expected at most 0",
                 LOGPROBS_HINT,

@@ -155,7 +155,7 @@ def _check(one: Member, again: Again) -> str:
     except readiness.NoCompletion as error:
         if not again or not is_dead(one.play, one.server):
             raise
-        one.play.note(f"the server that ran already fails: {error.message}; it is started again")
+        one.play.note(f"the running server fails: {error.message}; starting it again")
     end_server(one.play, one.server)
     again.start()
     healthy(one.play, one.server, again)

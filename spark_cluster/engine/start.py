@@ -255,7 +255,7 @@ def end_dead_server(play: Play, server: Server) -> None:
         return
     life, _ = ask_health(serving, server.endpoint.of_engine, play.session(server.nodes[0]))
     if life.gone:
-        play.note("the engine of the server that runs has died; it is started again")
+        play.note("the engine of the running server has died; starting it again")
         end_server(play, server)
 
 
@@ -269,7 +269,7 @@ def can_verify(play: Play, deployment: Deployment) -> bool:
     """Return whether there is something to be verified; say it where there is not."""
     left_out = play.options.selection.partial
     if not deployment.is_one and (play.check or left_out):
-        why = "not all was started, so nothing was verified"
+        why = "not everything was started, so nothing was verified"
     elif play.check:
         why = "check mode: nothing was started, so nothing was verified"
     elif left_out and container_state(play, SERVER).status == "absent":
@@ -295,8 +295,8 @@ def announce(
     serve = play.inventory.serve
     if serve.open and not serve.on_loopback:
         play.note(
-            f"serve.open: anyone who reaches {deployment.endpoint.host} may use the endpoint; "
-            "`api_key: {env: NAME}` instead requires a key",
+            f"no API key (serve.open): anyone who can reach {deployment.endpoint.host} can use the "
+            "endpoint; set `serve.api_key` to require one",
             warning=True,
         )
     for server in deployment.recipes:

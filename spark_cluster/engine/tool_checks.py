@@ -157,7 +157,7 @@ def _wrong_calls(question: ExactQuestion, calls: Sequence[Any], text: str) -> st
         if match is None:
             made = ", ".join(_shown(call) for call in calls)
             wanted = f"{expected.name}({json.dumps(dict(expected.arguments))})"
-            return short(f"called was {made}; expected {wanted}")
+            return short(f"the call was {made}; expected {wanted}")
         left.remove(match)
     if left:
         return short(f"called too much: {', '.join(_shown(call) for call in left)}")

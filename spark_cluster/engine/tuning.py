@@ -82,7 +82,7 @@ def must_be_free(play: Play, server: Server) -> None:
         Refused: with what it is.
     """
     if readiness.container_state(play, CONTAINER).status == "running":
-        play.note("the tuner runs there already; its end is waited for")
+        play.note("the tuner is already running there; waiting for it")
         return
     for name in (SERVER, RAY):
         if readiness.container_state(play, name).status == "running":

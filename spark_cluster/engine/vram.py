@@ -438,7 +438,9 @@ def path_of(run: str) -> Path:
         UsageError: the text is no run's id.
     """
     if not run or not all(c.isascii() and (c.isalnum() or c == "-") for c in run):
-        raise UsageError(f"{run!r} is no id of a run", hint="`spark-cluster history` lists them")
+        raise UsageError(
+            f"{run!r} is not the id of a run", hint="`spark-cluster history` lists them"
+        )
     return records_folder() / f"{run}.jsonl"
 
 

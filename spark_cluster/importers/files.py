@@ -294,7 +294,7 @@ def _of_missing_mods(source: Source, parts: Parts) -> Iterator[Left]:
             why = "no version of the engine has this flag: a mod that was not carried over adds it"
             effect = "the engine refuses the flag and does not start"
         elif isinstance(value, str) and value.endswith(FILES) and "/" not in value:
-            why = "the file is none of the image's own: a mod that was not carried over brings it"
+            why = "the file is not part of the image: a mod that was not carried over brings it"
             effect = "the engine does not find the file and does not start"
         else:
             continue

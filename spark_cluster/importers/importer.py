@@ -491,7 +491,7 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
     elif not volume.source.startswith("/"):
         why = "a recipe needs an absolute path of the node"
         if volume.source.startswith("~"):
-            why += "; ~ is the home of whoever runs the command"
+            why += "; ~ is the home of the user who runs the command"
         elif _UNEXPANDED.search(volume.source):
             why = "only the shell that runs it knows the folder"
         parts.leave(written, why)

@@ -207,7 +207,7 @@ def _files(folder: Path) -> dict[str, bytes]:
         if path.is_dir():
             continue
         if not path.is_file():
-            raise NotCarried(f"{inside} is no regular file")
+            raise NotCarried(f"{inside} is not a regular file")
         try:
             part_of_folder(str(inside))
         except ValueError as error:

@@ -184,7 +184,7 @@ def _usage(document: Any) -> dict[str, Any]:
 
 
 def _tokens(choice: Any) -> Iterator[tuple[str, float]]:
-    """Yield tokens and log-probabilities; one that is no finite number comes as NaN."""
+    """Yield tokens and log-probabilities; one that is not a finite number comes as NaN."""
     rows = at(choice, "logprobs", "content")
     for row in rows if isinstance(rows, list) else ():
         value = at(row, "logprob")
@@ -350,7 +350,7 @@ def _post(base_url: str, asked: dict[str, Any], reply: Reply, until: float) -> N
 
 def _read(reply: Reply, *, stream: bool) -> tuple[ChatCompletion, str]:
     """Return a reply's completion, and why it is no whole one; empty when it is."""
-    body, cut = reply.body.decode("utf-8", "replace"), "the stream ended before its end"
+    body, cut = reply.body.decode("utf-8", "replace"), "the stream ended without [DONE]"
     if reply.status != HTTPStatus.OK:
         return ChatCompletion(), f"HTTP {reply.status}: {_said(body)}"
     try:

@@ -288,7 +288,7 @@ def scores(document: Any, count: int) -> list[float]:
     a list with `score`.
 
     Raises:
-        NotVectors: a document has no score, or one that is no finite number.
+        NotVectors: a document has no score, or one that is not a finite number.
     """
     rows = document if isinstance(document, list) else None
     rows = rows if rows is not None else replies.at(document, "results")
@@ -321,7 +321,7 @@ def cosine(one: Vector, other: Vector) -> float:
 
 def _vector(value: Any) -> Vector:
     if not isinstance(value, list) or not value:
-        raise NotVectors("an embedding is no list of numbers")
+        raise NotVectors("an embedding is not a list of numbers")
     return [_number(number, "embedding") for number in value]
 
 

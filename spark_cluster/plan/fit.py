@@ -385,7 +385,7 @@ def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
         ]
     if reserved > gate:
         return [
-            f"{room.name}: {reserved:.1f} GiB are asked for and vLLM would see {gate:.1f} free, so "
+            f"{room.name}: {reserved:.1f} GiB are requested and vLLM would see {gate:.1f} free, so "
             f"it would not start{held}"
         ]
     if reserved > memory_share.safe_gib(room.memory):
@@ -409,7 +409,7 @@ def _for_a_request(fitted: Fit) -> list[str]:
         room = min(fitted.rooms, key=lambda r: r.available_gib)
         return [
             f"{fitted.weights_gib + fitted.runtime_gib:.1f} GiB for weights and runtime leave "
-            f"nothing for the KV cache of what is safe on {room.name}"
+            f"no room for a KV cache on {room.name}"
         ]
     if cache.max_concurrency < 1:
         return [
@@ -431,7 +431,7 @@ def _for_a_request(fitted: Fit) -> list[str]:
 def _disk(fitted: Fit) -> list[str]:
     """Say which nodes have too little space for a download."""
     return [
-        f"{room.name}: {fitted.disk_gib:.0f} GiB are to be downloaded and {room.disk_free_gib:.0f} "
+        f"{room.name}: {fitted.disk_gib:.0f} GiB must be downloaded and {room.disk_free_gib:.0f} "
         "are free"
         for room in fitted.rooms
         if room.disk_free_gib is not None
@@ -460,7 +460,7 @@ def _remarks(fitted: Fit) -> list[str]:
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:
         found.append(f"at most {fitted.highest:.2f} is safe here, and {fitted.share:g} is given")
     elif fitted.needed < fitted.share and fitted.launch.number("gpu-memory-utilization"):
-        found.append(f"{fitted.needed:.2f} would do for what is asked")
+        found.append(f"{fitted.needed:.2f} is enough for this request")
     busy = any(r.held or r.total_gib - r.available_gib > BUSY_GIB for r in fitted.rooms)
     if busy and fitted.fits:
         found.append(

@@ -1,4 +1,4 @@
-"""The whole plan: what fits, how fast it will be, what is known to go wrong; go or no-go.
+"""The whole plan: what fits, how fast it will be, what is known to go wrong; whether it can work.
 
 A plan that does not fit names the nearest configurations that would.
 """

@@ -238,7 +238,7 @@ def _replicas(one: Topology, other: Fit, users: int) -> Topology:
 def _choose(purpose: Purpose, found: Sequence[Topology]) -> tuple[Topology | None, str]:
     able = [topology for topology in found if not topology.why_not]
     if not able:
-        return None, "it fits neither one Spark nor two"
+        return None, "it fits on neither one Spark nor two"
     figures: dict[Purpose, tuple[str, Callable[[Topology], float]]] = {
         "latency": ("tokens/s for each user", lambda t: t.tok_s_user),
         "throughput": ("tokens/s in all", lambda t: t.tok_s_total),

@@ -201,7 +201,7 @@ def over_switch(
     ring = replace(one, allreduces=round(each * most_exchanges(nodes)))
     fast = step_seconds(serving, replace(one, allreduces=round(each)), quickest)
     slow = step_seconds(serving, ring, slowest)
-    reason = "all-reduces over a switch, of which none is published"
+    reason = "all-reduces over a switch, for which nothing is published"
     doubt.more(reason, max(0.0, 1 - usual / slow), max(0.0, usual / fast - 1))
 
 
@@ -220,7 +220,7 @@ def doubts(serving: ServingSetup, concurrency: int, *, known_model: bool) -> Unc
         doubt.why.append("several nodes")
     family(serving, doubt)
     if serving.eager:
-        doubt.more("--enforce-eager, of which reports contradict each other", 0.05)
+        doubt.more("--enforce-eager, about which reports disagree", 0.05)
     return doubt
 
 

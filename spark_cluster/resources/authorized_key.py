@@ -304,7 +304,7 @@ def parse_key(line: str) -> tuple[str, str]:
         raise InvalidResource(f"AuthorizedKey: the {kind} key is not base64: was it cut?") from None
     parts = _parts(data)
     if parts is None or len(parts) < 2:
-        raise InvalidResource(f"AuthorizedKey: the {kind} key is not whole: was it cut?")
+        raise InvalidResource(f"AuthorizedKey: the {kind} key is incomplete: was it cut?")
     if parts[0] != kind.encode():
         inner = parts[0].decode(errors="replace")
         raise InvalidResource(f"AuthorizedKey: the line says {kind}, the key in it {inner}")

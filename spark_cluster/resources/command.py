@@ -21,7 +21,7 @@ def _word(word: object) -> str:
             "has a secret in it: an argument list is visible to every user of the node; "
             "give it in env or stdin"
         )
-    return "" if isinstance(word, str) else f"is a list of strings, and {word!r} is none"
+    return "" if isinstance(word, str) else f"is a list of strings, and {word!r} is not a string"
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,7 @@ class Unit(Program):
         super().validate()
         for name, value in self.limits.items():
             known = re.fullmatch("[A-Z]+", name) and re.fullmatch("[0-9A-Za-z:]+", str(value))
-            self.must(known, f"limit {name}: {value!r} is none of systemd's")
+            self.must(known, f"limit {name}: {value!r} is not one of systemd's")
 
     def provides(self) -> tuple[str, ...]:
         return (f"running:{self._full}",) if self.state == "running" else ()

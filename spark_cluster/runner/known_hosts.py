@@ -322,7 +322,7 @@ def update(path: Path, change: Change) -> None:
     another program, such as ssh, appends meanwhile is not lost: then it is all done again.
 
     Raises:
-        Failed: it cannot be read or written, or is no regular file.
+        Failed: it cannot be read or written, or is not a regular file.
     """
     try:
         path = path.resolve()

@@ -145,7 +145,7 @@ def test_from_fresh_nodes_to_the_right_answer(user, story):
     for line in ran.err.splitlines():
         known = ("up --tp 2", "▸ ", "✔ ", "  spark1 ", "  spark2 ", *notes)
         assert line.startswith(known), line
-    assert "serve.open: anyone who reaches 10.89.0.11" in ran.err
+    assert "no API key (serve.open): anyone who can reach 10.89.0.11" in ran.err
     assert document["access"] == {"api_key": False, "tls": None}
     assert document["ok"] is True
     assert document["changed"] == len(did["change"])

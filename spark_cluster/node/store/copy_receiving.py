@@ -306,7 +306,7 @@ def silent(sender: str, limit_s: float, said: str) -> ResourceError:
 
 def _disk(error: OSError) -> ResourceError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    hint = "make room; the next copy goes on where this one ended" if full else ""
+    hint = "make room; the next copy resumes where this one ended" if full else ""
     return ResourceError(f"{error.filename or 'a file of the model'}: {error.strerror}", hint)
 
 

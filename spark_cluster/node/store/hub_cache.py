@@ -291,7 +291,7 @@ class HubCache:
         repository, commit = manifest.repository, manifest.commit
         missing = self.missing(manifest)
         if missing.paths:
-            raise ResourceError(f"{repository}: {missing.paths[0]} is not whole yet")
+            raise ResourceError(f"{repository}: {missing.paths[0]} is not complete yet")
         snapshot = self.snapshot(repository, commit)
         self.files.make(snapshot)
         folders = {snapshot}

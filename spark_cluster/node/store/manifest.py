@@ -30,7 +30,7 @@ KEPT_FREE = 5 << 30
 PREFIX = "models--"
 
 INCOMPLETE = ".incomplete"
-"""Ending of a blob that is not whole yet, here and in the hub's own library."""
+"""Ending of a blob that is not complete yet, here and in the hub's own library."""
 
 _REVISION = re.compile(r"[A-Za-z0-9_][\w./+-]{0,199}", re.ASCII)
 

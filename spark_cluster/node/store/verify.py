@@ -118,7 +118,7 @@ class PlainFolder(HubCache):
         """
         missing = self.missing(manifest)
         if missing.blobs:
-            raise ResourceError(f"{self.root}: {missing.blobs[0].path} is not whole yet")
+            raise ResourceError(f"{self.root}: {missing.blobs[0].path} is not complete yet")
         for file in (file for file in manifest.files if file.path in missing.links):
             path, source = self.root / file.path, self.blob(manifest.repository, file.blob)
             self.files.make(path.parent)

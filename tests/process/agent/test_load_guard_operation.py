@@ -76,7 +76,7 @@ def test_without_systemd_there_is_no_guard(host: Host, systemd: Any) -> None:
 def test_names_are_those_of_programs(host: Host, name: str) -> None:
     """P06: the name of a server names a unit and a file."""
     for told in ({**TOLD, "server": name}, {**TOLD, "programs": [name]}):
-        with pytest.raises(ResourceError, match="is not the name of a program of ours"):
+        with pytest.raises(ResourceError, match="is not the name of one of our programs"):
             ask(host, "begin", **told)
-    with pytest.raises(ResourceError, match="is not the name of a program of ours"):
+    with pytest.raises(ResourceError, match="is not the name of one of our programs"):
         ask(host, "end", server=name)

@@ -195,7 +195,7 @@ def test_one_question_that_is_refused_is_a_wrong_answer(tmp_path, url):
 @pytest.mark.parametrize(
     ("status", "lines", "why"),
     [
-        (200, ["data: {}"], "the stream ended before its end"),
+        (200, ["data: {}"], "the stream ended without [DONE]"),
         (200, ['data: {"error": {"message": "engine died"}}', "data: [DONE]"],
          "in the stream: engine died"),
         (200, ["x" * (completions.BODY_BYTES + 1)], "more than 4 MiB"),

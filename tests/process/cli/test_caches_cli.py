@@ -77,7 +77,7 @@ def test_status_says_why_it_is_not_known(run, project: Path) -> None:
     records = engine_caches.launches(project / "spark2")
     engine_caches.write_launches(project / "spark2", [replace(records[0], recipe="another")])
     _, out, _ = run("status")
-    assert f"next launch of {RECIPE}: unknown: spark1: the image " in out
+    assert f"next start of {RECIPE}: unknown (spark1: the image " in out
     assert "spark2: no launch of it is on record here" in out
 
 

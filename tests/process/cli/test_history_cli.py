@@ -59,7 +59,7 @@ def changed(run, tmp_path):
 
 def test_nothing_yet(run):
     status, out, _ = run("history")
-    assert (status, out) == (0, "nothing was ever changed there by spark-cluster\n")
+    assert (status, out) == (0, "spark-cluster has never changed anything there\n")
     assert fits("history", run("history", "--json")[1]) == {"runs": [], "errors": {}}
     status, _, err = run("history", "20260101-000000-abcd")
     assert status == 1

@@ -81,7 +81,7 @@ def test_nothing_is_removed_without_apply(run, project_with_images):
     status, out, _ = run("images", "prune")
     assert status == 0
     assert "would go  vllm:old  1.0 GB" in out
-    assert "stays  vllm:new  the container spark-vllm stands on it" in out
+    assert "stays  vllm:new  the container spark-vllm uses it" in out
     assert "stays  base:2  recipe mine needs it" in out
     assert "--apply does it" in out
     assert not (project_with_images / "docker/asked").exists()

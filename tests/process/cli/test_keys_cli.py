@@ -268,5 +268,5 @@ def test_a_proxy_that_does_not_answer_leaves_the_key_listed(run, head, guarded, 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "inventory", "x" * 65, "a;b", "a\nb"])
 def test_a_name_that_the_proxy_would_read_otherwise_is_refused(name):
-    with pytest.raises(UsageError, match="is no name for a key"):
+    with pytest.raises(UsageError, match="is not a name for a key"):
         proxy.check_name(name)

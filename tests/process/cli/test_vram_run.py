@@ -55,8 +55,8 @@ def test_by_phase_and_as_a_plot(
     assert status == 0
     assert f"{RUN}  up --tp 2" in out
     assert (
-        "spark1: before 0, loading 98000, ready 98000, under load 98700 MiB; planned 100000 "
-        "(-2000, under load -1300)" in out
+        "spark1: before 0, loading 98000, ready 98000, under load 98700 MiB; "
+        "1,300 less than planned (100,000)" in out
     )
     drawn = (tmp_path / "memory.svg").read_text()
     for text in (*NODES, "GPU memory: up --tp 2", "planned: 97.7", "loading", "under load", "min"):
@@ -71,7 +71,7 @@ def test_by_phase_and_as_a_plot(
         (("--plot", "memory.pdf"), "memory.pdf: a plot is written as .svg or .png"),
         (("--run", "20261121-101502-0000"), "run 20261121-101502-0000 read no GPU memory"),
         (("--run", "20200101-000000-0000"), "this machine has no record of run 20200101-"),
-        (("--run", "../../etc/passwd"), "is no id of a run"),
+        (("--run", "../../etc/passwd"), "is not the id of a run"),
         (("--run", RUN, "--watch"), "--run and --plot are about a recorded run"),
     ],
 )

@@ -250,7 +250,7 @@ def test_a_role_is_loaded_while_other_threads_import(tmp_path: Path) -> None:
 
 
 def test_two_threads_that_want_a_role_get_the_same(project: Project) -> None:
-    """Of a class that is made twice at the same time, the one is not whole yet."""
+    """Of a class that is made twice at the same time, the one is not complete yet."""
     text = GOOD_ROLE.replace(
         "class Settings", "import time\ntime.sleep(0.1)\n\n\nclass Settings", 1
     )

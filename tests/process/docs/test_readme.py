@@ -24,7 +24,7 @@ AS_IT_STANDS = {
     "spark-cluster completion --help": "{bash|zsh|fish}",
     "spark-cluster version": "paramiko",
     "spark-cluster lab tools --list": "systemd-container",
-    "spark-cluster plan gpt-oss-120b --tp 2 --offline": "✔ go  gpt-oss-120b",
+    "spark-cluster plan gpt-oss-120b --tp 2 --offline": "✔ fits  gpt-oss-120b",
     "spark-cluster bench suites": "One node, two nodes (TP=2), and two replicas",
     "spark-cluster bench report bench-results/RUN": "bench-results/RUN/report/report.html",
     "spark-cluster bench compare bench-results/RUN --published": "published figures",

@@ -648,7 +648,7 @@ def test_a_machine_with_another_gpu_is_no_spark_without_its_link() -> None:
     for name in ("link.connectx-present", "link.port-up"):
         result = found(name, hcas="", pci={}, gpu=h100)
         assert result.status == "unknown"
-        assert result.found == "NVIDIA H100 80GB HBM3: this is no Spark, and has no RDMA device"
+        assert result.found == "NVIDIA H100 80GB HBM3: this is not a Spark, and has no RDMA device"
 
 
 JOURNAL = """\

@@ -156,7 +156,7 @@ def test_nothing_to_probe(inventory: Inventory) -> None:
     found = probes.probe(inventory, [seen(1, containers=stopped)], {}, QUESTION)
     assert found.pings is None
     assert found.why_not["pings"] == "one node alone"
-    assert found.why_not["answer"] == "no server of ours runs on these nodes"
+    assert found.why_not["answer"] == "no server of spark-cluster runs on these nodes"
 
 
 def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any) -> None:

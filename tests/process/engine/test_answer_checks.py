@@ -74,7 +74,7 @@ def test_another_model_answers(server: ChatServer, check: str) -> None:
 
     server.change = change
     error = failed(server, check)
-    assert "'qwen' answered, asked was 'gemma'" in error.message
+    assert "'qwen' answered, not 'gemma'" in error.message
     assert "router" in error.hint
 
 
@@ -111,7 +111,7 @@ def test_a_slow_server(server: ChatServer, check: str) -> None:
 @pytest.mark.parametrize("check", [check for check in CHAT if CHAT[check].streamed])
 def test_a_stream_that_is_cut(server: ChatServer, check: str) -> None:
     server.cut = True
-    assert "the stream ended before its end ([DONE])" in failed(server, check).message
+    assert "the stream ended without [DONE]" in failed(server, check).message
 
 
 @pytest.mark.parametrize("check", TOOLS)
@@ -155,8 +155,8 @@ def test_a_call_that_stays_text(server: ChatServer, check: str, text: str) -> No
         ([], "the tool was not called; the model says 'It is sunny.'"),
         ([("get_weather", '{"city": "Par')], 'the call is get_weather({"city": "Par)'),
         ([("get_weather", '{"city": <|"|>Paris<|"|>}')], "expected a JSON object"),
-        ([("get_weather", "{}")], "called was get_weather({})"),
-        ([("get_news", "{}")], "called was get_news({})"),
+        ([("get_weather", "{}")], "the call was get_weather({})"),
+        ([("get_news", "{}")], "the call was get_news({})"),
     ],
 )
 def test_wrong_calls(
@@ -374,7 +374,7 @@ UNSTABLE: list[tuple[list[tuple[str, float]], str]] = [
     ([("Monday", -0.01), (",", -1.2), ("Tuesday", -0.1)], "expected at most 0.25 apart"),
     ([("Sunday", -0.01), (",", -0.2)], "token 1 is 'Monday' (-0.010) at the first call"),
     ([("Monday", -0.01), (" or", -3.0)], "token 2 is ','"),
-    ([("Monday", float("nan"))], "the log-probability of 'Monday' is no finite number"),
+    ([("Monday", float("nan"))], "the log-probability of 'Monday' is not a finite number"),
     ([("Monday", 3.0)], "is 3, expected at most 0"),
 ]
 

@@ -328,7 +328,7 @@ def test_a_name_that_would_be_read_as_something_else_is_refused(model):
     "url", ["", "nonsense", "http://a b:80/v1", "http://$(x):80/v1", "ftp://a:1/v1", "http://a/v1"]
 )
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(Failed, match="no base URL"):
+    with pytest.raises(Failed, match="not a base URL"):
         target_of(current(url), ServeEntry(), "spark1")
 
 

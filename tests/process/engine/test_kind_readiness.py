@@ -163,8 +163,8 @@ EMBEDDINGS = [
     ({S: [0.0, 0.0, 0.0]}, "a vector has the length 0, expected 1"),
     ({S: [3.0, 4.0, 0.0]}, "a vector has the length 5, expected 1"),
     ({R: [0.6, 0.8]}, "vectors have 2, 3 numbers, expected 2"),
-    ({R: []}, "an embedding is no list of numbers"),
-    ({R: "AAAA"}, "an embedding is no list of numbers"),
+    ({R: []}, "an embedding is not a list of numbers"),
+    ({R: "AAAA"}, "an embedding is not a list of numbers"),
     ({text: [0.6, 0.8, 0.0] for text in (S, R, U)}, "different things have the same vector"),
     ({R: [0.0, 0.0, 1.0]}, "is nearer to 'The central bank"),
 ]
@@ -213,7 +213,7 @@ def test_a_score_that_is_no_number(server: Server) -> None:
 RAW = [
     ((200, "<html>proxy</html>"), "answers '<html>proxy</html>', expected a JSON document"),
     ((200, ""), "answers 'nothing'"),
-    ((200, '{"model": "other"}'), "'other' answered, asked was 'm'"),
+    ((200, '{"model": "other"}'), "'other' answered, not 'm'"),
     ((200, '{"error": {"message": "no such API", "code": 400}}'), "failed (status 200): no such"),
     ((400, '{"error": {"message": "does not support it"}}'), "(status 400): does not support it"),
     ((404, '{"error": {"message": "model m does not exist"}}'), "404): model m does not exist"),

@@ -107,7 +107,7 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster
         tuning.must_be_free(play, server)
     head.run_container(CONTAINER)
     tuning.must_be_free(play, server)
-    assert cluster.notes == ["the tuner runs there already; its end is waited for"]
+    assert cluster.notes == ["the tuner is already running there; waiting for it"]
 
 
 DENSE = {

@@ -173,7 +173,7 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
     )
     found = launches.warmth_of("gemma", {"spark1": warm, "spark2": cold})
     assert (found.state, found.reasons) == ("cold", ("spark2: its compiled code is gone",))
-    assert str(found) == "next launch of gemma: cold: spark2: its compiled code is gone"
+    assert str(found) == "next start of gemma: cold (spark2: its compiled code is gone)"
     alike = launches.warmth_of("gemma", {"spark1": cold, "spark2": cold})
     assert alike.reasons == ("its compiled code is gone",)
     assert launches.warmth_of("gemma", {}).state == "unknown"
@@ -221,7 +221,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
 
     both = judged(one, two)
     assert (both.state, both.tuned) == ("warm", ("E=8,N=64.json",))
-    assert str(both) == f"next launch of {recipe.name}: warm; tuned kernels: E=8,N=64.json"
+    assert str(both) == f"next start of {recipe.name}: warm; tuned kernels: E=8,N=64.json"
     found = judged(one, three)
     assert found.state == "cold"
     assert found.to_dict()["nodes"] == {"spark1": "warm", "spark3": "cold"}

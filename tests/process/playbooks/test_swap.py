@@ -138,7 +138,7 @@ def test_with_nothing_to_stop_it_is_up(fake_cluster: Make) -> None:
     assert swap.done == [f"up {NEW}"] * 2
     serves, nothing = swap.cluster.notes
     assert "serves already" in serves
-    assert "nothing serves" in nothing
+    assert "no server to stop" in nothing
 
 
 def test_what_does_not_fit_stops_nothing(swap: Swap) -> None:

@@ -156,7 +156,7 @@ def test_one_whose_engine_has_died_is_started_again_once(ups: Any) -> None:
     up.cluster.head.programs["docker"] = starting
     assert all("paris" in part.answer.lower() for part in up().servers)
     assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
-    assert len([note for note in up.cluster.notes if "it is started again" in note]) == 1
+    assert len([note for note in up.cluster.notes if "starting it again" in note]) == 1
 
 
 def test_one_that_has_no_place_any_more_is_ended(ups: Any) -> None:
@@ -190,7 +190,7 @@ def test_check_mode_starts_nothing_and_shows_all(ups: Any) -> None:
     assert (up.starts(), up.cluster.stages) == ([], ["prepare", "fetch", "start"])
     would = up.cluster.applied("Container:spark-vllm-")
     assert would == [f"spark1 Container:{name}" for name in PROGRAMS]
-    assert up.cluster.notes[-1] == "not all was started, so nothing was verified"
+    assert up.cluster.notes[-1] == "not everything was started, so nothing was verified"
 
 
 def test_a_selection_of_roles_starts_all_of_them_and_verifies_none(ups: Any) -> None:

@@ -110,9 +110,9 @@ def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_onc
     up.works_when_started(up.cluster.nodes["spark2"])
     assert "paris" in up().answer.lower()
     assert up.starts() == [2, 2]
-    (note,) = [note for note in up.cluster.notes if "ran already fails" in note]
+    (note,) = [note for note in up.cluster.notes if "the running server fails" in note]
     assert "a completion is not (status 500)" in note
-    assert note.endswith("it is started again")
+    assert note.endswith("starting it again")
 
 
 def test_one_that_was_started_now_is_not_started_again(up: Up) -> None:

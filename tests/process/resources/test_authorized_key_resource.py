@@ -242,7 +242,7 @@ def test_known_types(kind):
     [
         ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc", "this is a private key"),
         (f"{ONE}\n{TWO}", "more than one line"),
-        ("ssh-ed25519", "not base64|not whole"),
+        ("ssh-ed25519", "not base64|incomplete"),
         ("ssh-ed25519 AAAA*", "not base64"),
         (ONE[:-8], "was it cut"),
         ("ssh-dss AAAA", "not a type of key"),

@@ -56,7 +56,7 @@ def test_what_a_plan_looks_like():
         "measured by others: 6.8 to 7.1 tok/s (3 sources)",
         "GB read for a token",
         "no node was asked",
-        "✔ go",
+        "✔ fits",
     ):
         assert text in result.output
 
@@ -95,7 +95,7 @@ def test_no_go():
     assert result.exit_code == 4
     assert "58.8 GiB while loading, and 60.0 are available, of which" in result.output
     assert "would work: --tp 2" in result.output
-    assert "no-go" in result.output
+    assert "cannot work" in result.output
 
 
 def test_a_command_line():
@@ -258,5 +258,5 @@ def test_requests_that_the_cache_cannot_hold_wait():
 def test_what_is_asked_is_not_enough_beside_a_smaller_share():
     found = " ".join(run("qwen3-embedding-0.6b", "--offline").output.split())
     assert "--gpu-memory-utilization 0.10" in found
-    assert "enough for what is asked" not in found
+    assert "enough for this request" not in found
     assert "needed for all requests at full length" in found

@@ -201,3 +201,29 @@ def test_every_room_is_in_the_picture_of_the_house_and_on_its_page() -> None:
     assert drawn == folders | {"playbooks", "roles"}
     page = (DOCS / "explanation/house.md").read_text()
     assert folders - set(re.findall(r"^\| `(\w+)/` \|", page, re.M)) == {"dashboard"}
+
+
+RECORDS = {DOCS / "gpu.md"}
+"""Pages that show what was printed as it was recorded, at the width of its terminal."""
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - RECORDS), ids=lambda page: page.stem)
+def test_commands_and_screens_fit_next_to_the_sidebars(page: Path) -> None:
+    """At 1280 pixels: 86 columns. Code and files of others are wrapped by the page."""
+    lines = [
+        line
+        for language in ("sh", "text", "console", "")
+        for block in blocks(page, language)
+        for line in block.splitlines()
+    ]
+    assert [line for line in lines if len(line) > 86] == []
+
+
+def test_the_site_has_the_colours_of_the_dashboard() -> None:
+    dashboard = (CHECKOUT / "spark_cluster/dashboard/assets/dashboard.css").read_text()
+    site = (DOCS / "site/site.css").read_text()
+    for name in ("page", "card", "text", "dim", "line", "accent"):
+        colours = [re.findall(rf"--{name}: (#\w+)", text) for text in (dashboard, site)]
+        assert colours[0] == colours[1], name
+        assert len(colours[0]) == 2, "light and dark"
+    assert "url(" not in site

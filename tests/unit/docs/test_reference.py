@@ -32,6 +32,7 @@ from docs.generate.code import (
     roles,
 )
 from docs.generate.code import commands as every_command
+from docs.generate.known_issues import TOPICS
 from docs.generate.markdown import cell, code, plain, table
 from docs.generate.site import PAGES
 
@@ -111,11 +112,31 @@ def test_exit_statuses_are_those_of_the_commands_at_a_glance():
     assert all(exit_status.statuses().values())
 
 
-def test_every_known_issue_is_on_its_page():
-    page = PAGES["reference/known-issues.md"]()
-    ids = [issue.id for issues in known_issues().values() for issue in issues]
-    assert re.findall(r"^### (\S+)$", page, re.M) == ids
-    assert "](../sources.md#vllm-38855)" in page
+def test_every_known_issue_is_on_the_page_of_its_topic():
+    catalogue = known_issues()
+    assert sorted(file for topic in TOPICS.values() for file in topic.files) == sorted(catalogue)
+    index = PAGES["reference/known-issues.md"]()
+    for name, topic in TOPICS.items():
+        page = PAGES[f"reference/known-issues/{name}.md"]()
+        ids = [issue.id for file in topic.files for issue in catalogue[file]]
+        assert re.findall(r"^## .+ \{#(\S+)\}$", page, re.M) == ids
+        assert re.findall(rf"\(known-issues/{name}\.md#(\S+)\)", index) == ids
+    assert "](../../sources.md#vllm-38855)" in PAGES["reference/known-issues/gemma4.md"]()
+
+
+def test_flags_in_texts_of_the_catalogue_are_code():
+    page = PAGES["reference/known-issues/launch.md"]()
+    assert "## `--swap-space` is gone {#swap-space-removed}" in page
+    assert "`unrecognized arguments: --swap-space`" in page
+
+
+def test_a_symptom_is_what_a_person_sees():
+    """A phrase, or a message between backticks; what nobody sees says so."""
+    for issues in known_issues().values():
+        for issue in issues:
+            assert issue.symptom.count("`") % 2 == 0, issue.id
+            assert not re.match(r"(nothing|none)($|[;,:])", issue.symptom), issue.id
+            assert len(issue.symptom) > 15, issue.id
 
 
 def test_every_speed_constant_is_on_its_page():

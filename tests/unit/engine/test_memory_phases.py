@@ -40,7 +40,7 @@ def test_phases_are_kept_next_to_the_prediction():
     assert (second["node"], second["before"], second["planned_ready"]) == ("spark2", 5, None)
     assert str(phases.nodes["spark1"]) == (
         "spark1: before 0, loading 60000, ready 103000, under load 103900 MiB; "
-        "planned 102400 (+600, under load +1500)"
+        "1,500 more than planned (102,400)"
     )
 
 

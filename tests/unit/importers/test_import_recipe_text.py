@@ -216,7 +216,7 @@ def test_flags_without_a_place(flags: str, what: str, why: str) -> None:
         ("-e A=$HOME/x", "A=$HOME/x", "only the shell"),
         ("-e HF_HOME=/x", "HF_HOME=/x", "folders of their own"),
         ("-v ~/.cache/huggingface:/root/.cache/huggingface", None, "folders of their own"),
-        ("-v ~/x:/y", "-v ~/x:/y", "~ is the home of whoever"),
+        ("-v ~/x:/y", "-v ~/x:/y", "~ is the home of the user"),
         ("-v $PWD:/y", "-v $PWD:/y", "only the shell"),
         ("-v data:/y", "-v data:/y", "absolute path of the node"),
         ("-v /a/../b:/y:ro", "-v /a/../b:/y:ro", "without '..'"),

@@ -36,7 +36,7 @@ def at(serving: ServingSetup, tp: int) -> ServingSetup:
 def test_a_plan_over_four_nodes(plan) -> None:
     assert plan.feasible, plan.reasons
     assert plan.fit.launch.tp == 4
-    assert "over a switch, of which none is published" in plan.speed.decode.basis
+    assert "over a switch, for which nothing is published" in plan.speed.decode.basis
 
 
 def test_more_exchanges_and_more_bytes(serving: ServingSetup) -> None:

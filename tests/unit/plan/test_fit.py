@@ -85,7 +85,7 @@ def busy(gib: float) -> list[NodeMemory]:
 
 def test_reasons_name_the_node_the_figure_and_who_holds_it():
     (reason,) = fitted(launch(gpu_memory_utilization=0.85), busy(60)).reasons
-    assert reason.startswith("spark1: 103.4 GiB are asked for and vLLM would see 57.3 free")
+    assert reason.startswith("spark1: 103.4 GiB are requested and vLLM would see 57.3 free")
     assert "VLLM::EngineCore (pid 4711)" in reason
     (reason,) = fitted(launch(gpu_memory_utilization=0.85), busy(108)).reasons
     assert "would leave 0.0 for everything else" in reason
@@ -165,7 +165,7 @@ def test_shapes_that_cannot_be_divided():
 def test_a_disk_that_is_too_small():
     room = replace(assumed(1)[0], disk_free_gib=20.0)
     (reason,) = fitted(launch(), [room]).reasons
-    assert reason == "spark1: 31 GiB are to be downloaded and 20 are free"
+    assert reason == "spark1: 31 GiB must be downloaded and 20 are free"
     assert fitted(launch(), [replace(room, has_model=True)]).fits
 
 

@@ -103,7 +103,7 @@ def test_what_fits_one_way_only(advice):
     assert advice("latency", sizes=(1, 1)).best.name == "one"
     none = advice("latency", available=20)
     assert none.best is None
-    assert none.why == "it fits neither one Spark nor two"
+    assert none.why == "it fits on neither one Spark nor two"
 
 
 @pytest.mark.parametrize(("users", "gain"), [(1, 1.0), (8, 1.30), (16, 1.75), (32, 1.91)])

@@ -97,7 +97,7 @@ def test_a_server_that_loads_is_said_to_go_on(cluster: Cluster) -> None:
 
     with cluster.events(work) as events:
         next(event for event in events if isinstance(event, StageStarted))
-    with pytest.raises(Interrupted, match="and the server goes on loading") as error:
+    with pytest.raises(Interrupted, match="and the server keeps loading") as error:
         events.result()
     assert "`spark-cluster down` ends it" in error.value.hint
 

@@ -291,7 +291,7 @@ def test_a_disk_that_gets_full_leaves_what_is_there(source, target, serving):
         with serving() as made:
             with pytest.raises(ResourceError, match="No space left") as error:
                 made.receiver(target).run()
-            assert "goes on where this one ended" in error.value.hint
+            assert "resumes where this one ended" in error.value.hint
             more = ["mount", "-o", f"remount,size={20 * BIG}", str(blobs)]
             Processes().run(more, env={}, timeout=10.0).check("mount")
             assert made.receiver(target).run()["kept"] > 0

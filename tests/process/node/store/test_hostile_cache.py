@@ -305,7 +305,7 @@ def test_a_blob_that_others_can_write_is_copied_once_and_not_fetched(victim, how
         user.owned(blob)
     found = victim.state()
     assert (found["missing"], found["missing_bytes"]) == (["model.safetensors"], 0)
-    with pytest.raises(ResourceError, match="is not whole yet"):
+    with pytest.raises(ResourceError, match="is not complete yet"):
         victim.cache.publish(victim.manifest)
     if by == "copy":
         monkeypatch.setattr(copy_receiving.Receiver, "_fetch", None)  # nothing is asked for

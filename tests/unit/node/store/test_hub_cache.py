@@ -56,7 +56,7 @@ def test_what_is_missing_counts_half_files(cache):
     missing = cache.missing(manifest)
     assert [file.path for file in missing.blobs] == ["model.safetensors"]
     assert (missing.begun, missing.size) == (100_000, 200_000)
-    with pytest.raises(ResourceError, match=r"model\.safetensors is not whole"):
+    with pytest.raises(ResourceError, match=r"model\.safetensors is not complete"):
         cache.publish(manifest)
 
 
