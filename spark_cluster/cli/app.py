@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from spark_cluster.cli.console import show_failure, styled, visible
-from spark_cluster.cli.display import Display, recap, show_diff, summary
+from spark_cluster.cli.console import styled
+from spark_cluster.cli.display import Display, recap, show_diff, show_failure, summary
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
@@ -197,7 +197,7 @@ class App:
         if self.as_json:
             self.print_json(found)
         elif isinstance(show, str):
-            click.echo(visible(show))
+            self.console.print(show)
         else:
             show(self, found)
 

@@ -140,7 +140,7 @@ def show_run(app: App, record: Record) -> None:
     )
     for setup, cells in groupby(ordered, lambda cell: cell.setup):
         found = list(cells)
-        console.print(styled("\n[bold]{}[/]", setup), soft_wrap=True)
+        console.print(styled("\n[bold]{}[/]", setup))
         if about := _replicas(record, setup):
             console.print(painted(about, "dim"))
         console.print(console_table(_figures_table(found)))
@@ -213,7 +213,7 @@ def show_comparison(app: App, found: Comparison) -> None:
     console.print(painted(found.summary, f"bold {colour}".strip()))
     console.print(styled("[dim]A {}, B {}; B is judged against A[/]", found.a, found.b))
     for line in found.changed:
-        console.print(styled("[dim]differs:[/] {}", line), soft_wrap=True)
+        console.print(styled("[dim]differs:[/] {}", line))
     if found.rows:
         console.print()
         rows = (((row.key, row.setup.id, row.metric), _figures(row)) for row in found.rows)
@@ -243,7 +243,7 @@ def _left_out(app: App, found: Sequence[NotComparable]) -> None:
         count = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
         app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
         for cell in cells if app.verbose or len(cells) == 1 else ():
-            app.console.print(styled("  [dim]{}[/]", cell), soft_wrap=True)
+            app.console.print(styled("  [dim]{}[/]", cell))
 
 
 def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -> None:
@@ -263,7 +263,7 @@ def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -
     caveats = dict.fromkeys(text for row in found.rows for text in row.caveats)
     marks = {text: f"[{number}]" for number, text in enumerate(caveats, 1)}
     for text, sign in marks.items():
-        console.print(styled("[yellow]not alike {}:[/] {}", sign, text), soft_wrap=True)
+        console.print(styled("[yellow]not alike {}:[/] {}", sign, text))
     rows = []
     for row in found.rows:
         source = " ".join([row.figure.source, *(marks[text] for text in row.caveats)])
@@ -297,7 +297,7 @@ def show_predicted(app: App, rows: list[PredictedFigure], fit: Preview) -> None:
         return
     app.console.print(painted("predict --calibrate has no use for this run", "bold"))
     for why in dict.fromkeys((fit.why, *fit.left_out)):
-        app.console.print(styled("  {}", why), soft_wrap=True)
+        app.console.print(styled("  {}", why))
 
 
 def _show_predictions(app: App, rows: list[PredictedFigure], share: float) -> None:
@@ -532,7 +532,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
         console.print(styled("[yellow]{} left out:[/] {}", _counted(left_out, "cell"), reason))
     if app.verbose:
         for cell in found.cells:
-            console.print(f"  {cell.id}  {_counted(cell.runs, 'run')}", soft_wrap=True)
+            console.print(f"  {cell.id}  {_counted(cell.runs, 'run')}")
     console.print(painted(f"Assumed: {'; '.join(expected.assumptions)}.", "dim"))
 
 

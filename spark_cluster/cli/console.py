@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.output import LINE_LIMIT
 
 if TYPE_CHECKING:
@@ -76,24 +75,6 @@ def lines_of(text: str) -> list[str]:
     """Its lines, as a terminal would begin a new one: also where a progress bar goes back."""
     lines = _LINE_END.split(text)
     return lines if lines[-1] else lines[:-1]
-
-
-def show_error(message: str, hint: str = "", *, node: str = "") -> None:
-    """An error and its hint on standard error.
-
-    Args:
-        node: whose it is; stands before both.
-    """
-    before = f"{visible(node)}: " if node else ""
-    title = click.style("error: ", fg="red", bold=True)
-    click.echo(before + title + visible(message), err=True)
-    if hint:
-        click.echo(before + click.style(f"  {visible(hint)}", fg="cyan"), err=True)
-
-
-def show_failure(error: SparkClusterError) -> None:
-    """Print an error with its place and hint on standard error."""
-    show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)
 
 
 def _escaped(found: re.Match[str]) -> str:

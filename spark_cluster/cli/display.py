@@ -1,4 +1,5 @@
-"""The display of a run: a line for each change, a live line for each node with work under way."""
+"""The display of a run: a line for each change, a live line for each node with work under way; and
+how errors and notices are shown."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import (
     Applying,
     Changing,
@@ -230,7 +232,7 @@ class Display:
         self._line(event.node, styled("[bold red]{}[/] {}", word, event.error))
         if event.hint:
             hint = painted(" " * (self._width + 4) + event.hint, "cyan")
-            self.console.print(hint, soft_wrap=True)
+            self.console.print(hint)
 
     def _note(self, event: Note) -> None:
         if (event.node, event.text) in self._noted:  # a role that is applied twice says it twice
@@ -245,7 +247,7 @@ class Display:
 
     def _line(self, node: str, text: Text) -> None:
         whose = visible(node).ljust(self._width)
-        self.console.print(styled("  [bold]{}[/]  {}", whose, text), soft_wrap=True)
+        self.console.print(styled("  [bold]{}[/]  {}", whose, text))
 
     def _draw(self) -> Text:
         from rich.text import Text
@@ -323,3 +325,30 @@ def _cells(tally: Tally) -> list[Text]:
     styles = {verdict: style for verdict, (_, style) in VERDICTS.items()} | {"failed": "bold red"}
     counts = ((getattr(tally, verdict), style) for verdict, style in styles.items())
     return [painted(str(count), style if count else "dim") for count, style in counts]
+
+
+# -- errors and notices, on standard error ---------------------------------------------------------
+
+
+def show_error(message: str, hint: str = "", *, node: str = "") -> None:
+    """An error and its hint on standard error.
+
+    Args:
+        node: whose it is; stands before both.
+    """
+    before = f"{node}: " if node else ""
+    tell(styled("{}[bold red]error: [/]{}", before, message))
+    if hint:
+        tell(styled("{}  [cyan]{}[/]", before, hint))
+
+
+def tell(text: Text | str) -> None:
+    """Print a line for people on standard error."""
+    from spark_cluster.cli.terminal import Console
+
+    Console(stderr=True).print(text)
+
+
+def show_failure(error: SparkClusterError) -> None:
+    """Print an error with its place and hint on standard error."""
+    show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)

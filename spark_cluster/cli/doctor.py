@@ -37,6 +37,7 @@ from spark_cluster.cli.console import (
     plain_table,
     styled,
 )
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, hub
 from spark_cluster.config.facts import load_pins
 from spark_cluster.config.folders import state_folder
@@ -155,7 +156,7 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
             mark(result.status), result.id, result.node, _finding_text(result), style=style
         )
     took = time.monotonic() - app.started
-    app.console.print(_findings_summary(diagnosis, took), soft_wrap=True)
+    app.console.print(_findings_summary(diagnosis, took))
     if shown:
         app.console.print(table)
     known = [issue.id for issue in diagnosis.issues]
@@ -242,7 +243,7 @@ def logs(
 def _show_logs(texts: Mapping[tuple[str, str], str]) -> None:
     """Print logs, each line with its node and container."""
     if not texts:
-        click.echo("no container of spark-cluster is on these nodes", err=True)
+        tell("no container of spark-cluster is on these nodes")
     for (node, name), text in texts.items():
         for line in lines_of(text):
             click.echo(coloured(f"{node} {name.removeprefix('spark-')}: {line}"))
@@ -311,9 +312,9 @@ def _write_bundle(app: App, file: str) -> None:
         return
     for entry in archive.entries:
         cut = ", its middle is cut" if entry.cut else ""
-        app.console.print(f"  {entry.name}  {entry.bytes:,} bytes{cut}", soft_wrap=True)
-    app.console.print(f"{path}: {path.stat().st_size:,} bytes", soft_wrap=True)
-    app.console.print("secrets are masked; look through it before you publish it", soft_wrap=True)
+        app.console.print(f"  {entry.name}  {entry.bytes:,} bytes{cut}")
+    app.console.print(f"{path}: {path.stat().st_size:,} bytes")
+    app.console.print("secrets are masked; look through it before you publish it")
 
 
 def _collect(app: App, archive: BundleArchive) -> None:

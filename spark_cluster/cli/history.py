@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import plain_table, show_error, styled
-from spark_cluster.cli.display import summary
+from spark_cluster.cli.console import plain_table, styled
+from spark_cluster.cli.display import show_error, summary
 from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
@@ -261,16 +261,16 @@ def _show_run(app: App, found: Answers) -> None:
     first = next(iter(found.values()))
     about = (_when(first["since"]), first["user"] or "", first["command"] or "")
     line = styled("[bold]{}[/]  {}  {}  [bold]{}[/]", first["run"], *about)
-    app.console.print(line, soft_wrap=True)
+    app.console.print(line)
     if plot := _memory_plot(first["run"]):
-        app.console.print(styled("  [dim]memory over time: {}[/]", plot), soft_wrap=True)
+        app.console.print(styled("  [dim]memory over time: {}[/]", plot))
     for name, answer in found.items():
         for note in answer.get("notes", ()):
-            app.console.print(styled("  [bold]{}[/]  {}", name, note), soft_wrap=True)
+            app.console.print(styled("  [bold]{}[/]  {}", name, note))
         for entry in answer["entries"]:
             at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
             line = styled("  [bold]{}[/]  [dim]{}[/]  {}", name, at, described(entry))
-            app.console.print(line, soft_wrap=True)
+            app.console.print(line)
 
 
 def described(entry: dict[str, Any]) -> str:
@@ -391,7 +391,7 @@ def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
         console.print(styled("\n[bold]not reverted[/]"))
     for one in left:
         names = ", ".join(name for name, node in nodes.items() if one in node.left)
-        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, one.why, names), soft_wrap=True)
+        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, one.why, names))
     app.show_recap()
 
 

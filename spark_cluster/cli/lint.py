@@ -160,7 +160,7 @@ def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
     if not app.inventory_is_missing and app.inventory.trusted_network:
         rows.append(("warn", firewall.OPEN))
     for severity, text in rows:
-        app.console.print(styled("{} {}", mark(severity), text), soft_wrap=True)
+        app.console.print(styled("{} {}", mark(severity), text))
 
 
 def _target(
@@ -230,7 +230,7 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
         text = done.text.rstrip("\n")  # alone on standard output, so that it can go to a file
         click.echo(visible(text) if sys.stdout.isatty() else text)
     else:
-        console.print(f"written: {place}", soft_wrap=True)
+        console.print(f"written: {place}")
 
 
 def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
@@ -331,7 +331,7 @@ def _list(app: App, known: Mapping[str, Issue]) -> None:
 def _show_explanation(app: App, explanation: Explanation) -> None:
     console = app.console
     cause = explanation.cause
-    console.print(_headline(explanation), soft_wrap=True)
+    console.print(_headline(explanation))
     now = [p for p in explanation.problems if not p.overcome]
     main = [p for p in now if not p.follows or p is cause]
     certain = explanation.verdict == "cause"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, plain_table, show_error, styled
+from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.display import show_error, tell
 from spark_cluster.cli.options import Changing, DeclaredCommand
 from spark_cluster.errors import SparkClusterError, worst
 from spark_cluster.node.output import OUTPUT_LIMIT
@@ -44,10 +45,10 @@ def _show_ping(app: App, found: PingResult) -> None:
             app.console.print(line + styled("{:.1f} ms  [dim]{}[/]", outcome.rtt_ms, took))
         else:
             line = styled("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
-            app.console.print(line, soft_wrap=True)
+            app.console.print(line)
             if outcome.hint:
                 hint = styled("{}  [cyan]{}[/]", " " * width, outcome.hint)
-                app.console.print(hint, soft_wrap=True)
+                app.console.print(hint)
 
 
 @click.command(cls=DeclaredCommand)
@@ -158,14 +159,13 @@ def _show_output(name: str, outcome: Output | SparkClusterError) -> None:
     _pass_on(name, outcome.stdout)
     _pass_on(name, outcome.stderr, err=True)
     if outcome.left_out:
-        click.echo(
+        tell(
             f"{name}: {outcome.left_out} bytes were left out of the middle: up to "
             f"{OUTPUT_LIMIT >> 20} MiB of an output are sent; to have all of it, write it to a "
-            "file there: exec -- sh -c 'COMMAND > /tmp/FILE'",
-            err=True,
+            "file there: exec -- sh -c 'COMMAND > /tmp/FILE'"
         )
     if outcome.status != 0:
-        click.echo(f"{name}: status {outcome.status}", err=True)
+        tell(f"{name}: status {outcome.status}")
 
 
 def _pass_on(name: str, text: str, *, err: bool = False) -> None:

@@ -158,12 +158,12 @@ def speed(
     if app.as_json:
         app.print_json(found)
     elif found.too_large:
-        app.console.print(styled("[red]does not fit[/]: {}", found.too_large), soft_wrap=True)
+        app.console.print(styled("[red]does not fit[/]: {}", found.too_large))
     else:
         _show(app, found)
         if found.evidence:
             best = (drafted or plain).request
-            app.console.print(painted(said(found.evidence, best)), soft_wrap=True)
+            app.console.print(painted(said(found.evidence, best)))
 
 
 def _rates(text: str | None) -> list[float]:
@@ -237,7 +237,7 @@ def _show(app: App, found: PredictedSpeed) -> None:
         f"{found.quantization} weights, {_kv(found)} KV cache, TP {found.tp}, "
         f"{found.context:,} tokens of context"
     )
-    app.console.print(styled("[bold]{}[/]: {}", name, about), soft_wrap=True)
+    app.console.print(styled("[bold]{}[/]: {}", name, about))
     app.console.print(table)
     app.console.print(f"{_size(plain.bytes_per_token)} read for a token")
     if drafted is not None:
@@ -249,7 +249,7 @@ def _show(app: App, found: PredictedSpeed) -> None:
     for what, basis in found.basis.items():
         by_basis.setdefault(basis, []).append(what)
     for basis, whats in by_basis.items():
-        app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"), soft_wrap=True)
+        app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"))
 
 
 def _kv(document: PredictedSpeed) -> str:

@@ -75,10 +75,10 @@ def list_(app: App) -> None:
     sources: dict[str, int] = {}
     app.console.print(_table(rows, sources, wide=app.console.width >= WIDE))
     for source, number in sources.items():
-        app.console.print(painted(f"[{number}] {source}", "dim"), soft_wrap=True)
+        app.console.print(painted(f"[{number}] {source}", "dim"))
     for entry in found:
         if entry.error is not None:
-            app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
+            app.console.print(styled("{} {}", mark("fail"), entry.error))
 
 
 @click.command(cls=DeclaredCommand)
@@ -226,9 +226,9 @@ def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]]) -> 
         own = " (yours)" if one.origin == "yours" else ""
         weights = one.fields.get("quantization", "")
         model = styled("[dim]{} {}[/]", one.fields.get("model", ""), weights)
-        app.console.print(styled("[cyan]{}[/]{}  {}", one.reference, own, model), soft_wrap=True)
+        app.console.print(styled("[cyan]{}[/]{}  {}", one.reference, own, model))
         lines = [_answer(verdict) for verdict in answers] or [painted("3 Sparks or more", "dim")]
-        app.console.print(styled("  {}", joined(lines, "\n  ")), soft_wrap=True)
+        app.console.print(styled("  {}", joined(lines, "\n  ")))
 
 
 def _answer(verdict: SizeVerdict) -> Text:
@@ -327,7 +327,7 @@ def _show_recipe(
     others: dict[int, Evidence],
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
-    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
+    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description))
     console.print(labelled((*_facts(recipe, speeds), *_evidence(speeds, others))))
     console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
     for line in _command(recipe, args):
@@ -340,7 +340,7 @@ def _show_recipe(
     if sources:
         console.print(styled("\n[bold]Sources[/]"))
     for number, source in enumerate(sources, start=1):
-        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source), soft_wrap=True)
+        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source))
 
 
 def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str | Text]]:

@@ -65,9 +65,9 @@ def _show_status(app: App, found: Status) -> None:
             verdict += styled("  [dim]{}[/]", found.overrides)
     if found.models:
         verdict += styled("  {} models at {}", len(found.models), found.endpoint)
-    console.print(verdict, soft_wrap=True)
+    console.print(verdict)
     if found.access is not None:
-        console.print(painted(str(found.access), "dim"), soft_wrap=True)
+        console.print(painted(str(found.access), "dim"))
     table = plain_table("node", "container", "state", "restarts")
     for node in found.nodes:
         if not node.reachable:
@@ -90,7 +90,7 @@ def _show_behind(console: Console, found: Status) -> None:
     for model in found.models:
         names = ", ".join((model.model, *model.aliases))
         shown = (names, model.kind, model.node, model.state)
-        console.print(styled("[bold]{}[/]  [dim]{} on {}, {}[/]", *shown), soft_wrap=True)
+        console.print(styled("[bold]{}[/]  [dim]{} on {}, {}[/]", *shown))
     if found.replicas:
         states = ", ".join(f"{one.node} {one.state}" for one in found.replicas)
         console.print(styled("[dim]replicas: {}[/]", states))
@@ -100,11 +100,11 @@ def _show_rest(console: Console, found: Status) -> None:
 
     if found.tuned:
         text = f"started with tuned kernels: {', '.join(found.tuned)}"
-        console.print(painted(text, "dim"), soft_wrap=True)
+        console.print(painted(text, "dim"))
     if found.caches is not None:
-        console.print(painted(str(found.caches), "dim"), soft_wrap=True)
+        console.print(painted(str(found.caches), "dim"))
     for problem in found.problems:
-        console.print(styled("{} {}", mark("fail"), problem), soft_wrap=True)
+        console.print(styled("{} {}", mark("fail"), problem))
     if found.problems:
         console.print(painted(_advice(found), "cyan"))
 
@@ -178,22 +178,22 @@ def _show_verification(app: App, found: Verification) -> None:
             _result(verdict),
         )
     console = app.console
-    console.print(_summary(found), soft_wrap=True)
+    console.print(_summary(found))
     console.print(table)
     for size in found.other_sizes:
         console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
         for one in size.different:
             where = (one.id, found.tp, one.now, size.tp, one.before)
-            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where), soft_wrap=True)
+            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where))
     if found.under_load:
         held = ", ".join(f"{one.name} {one.used_mib:,} MiB" for one in found.under_load)
-        console.print(painted(f"GPU memory under load, at most: {held}", "dim"), soft_wrap=True)
+        console.print(painted(f"GPU memory under load, at most: {held}", "dim"))
     for verdict in found.failed:
         console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
         for name, text in rows:
-            console.print(styled("  [dim]{}[/] {}", f"{name:8}", text), soft_wrap=True)
-        console.print(painted(f"  {verdict.fix}", "cyan"), soft_wrap=True)
+            console.print(styled("  [dim]{}[/] {}", f"{name:8}", text))
+        console.print(painted(f"  {verdict.fix}", "cyan"))
 
 
 def _compared(size: ComparedSize) -> str:
@@ -395,11 +395,11 @@ def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
         return
 
     console = app.console
-    console.print(styled("[bold]{}[/]  {}", record.run, record.command), soft_wrap=True)
+    console.print(styled("[bold]{}[/]  {}", record.run, record.command))
     for node in phases.nodes.values():
-        console.print(painted(f"  {node}"), soft_wrap=True)
+        console.print(painted(f"  {node}"))
     if file is not None:
-        console.print(styled("plot  {}", file), soft_wrap=True)
+        console.print(styled("plot  {}", file))
 
 
 def _must_stand_alone(watch: bool) -> None:

@@ -21,7 +21,8 @@ from spark_cluster.bench.sampling import (
 )
 from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, size, writer
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, show_error, visible
+from spark_cluster.cli.console import painted, visible
+from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand, Positive
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
 
