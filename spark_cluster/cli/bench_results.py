@@ -86,10 +86,8 @@ def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
     Args:
         text: columns with text.
     """
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="left" if index in text else "right", overflow="fold")
-    return table
+    right = [title for index, title in enumerate(titles) if index not in text]
+    return plain_table(*titles, right=right, wide=True)
 
 
 Load = tuple[CellKey, str, MetricName]
@@ -490,7 +488,7 @@ def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
 def _list_suites(app: App) -> None:
     rows = []
     titles = ("suite", "what it answers")
-    table = plain_table(*titles, whole=titles[:1], fold=titles[1:], wide=True)
+    table = plain_table(*titles, whole=titles[:1], wide=True)
     for name, path in app.project.list("suites").items():
         own = not path.is_relative_to(app.project.shipped / "suites")
         shown = styled("{}[cyan]{}[/]", name, " (yours)" if own else "")
@@ -521,9 +519,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
     console.print(verdict)
     console.print(painted(suite.description, "dim"))
     titles = ("nodes", "cells", "runs")
-    table = plain_table(
-        "server", *titles, "time", right=titles, fold=("server",), whole=("time",), wide=True
-    )
+    table = plain_table("server", *titles, "time", right=titles, whole=("time",), wide=True)
     for step, seconds in zip(found.steps, expected.steps, strict=True):
         table.add_row(*_suite_row(step, seconds))
     console.print(table)

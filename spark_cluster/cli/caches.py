@@ -129,7 +129,6 @@ def table(found: Iterable[CachePart]) -> Table:
         *("node", "kind", "part", "size", "idle", "recipes", "kept"),
         right=("size", "idle"),
         whole=("node", "kind", "size", "idle"),
-        fold=("part", "recipes", "kept"),
     )
     for part in found:
         more = "" if part.whole else "+"

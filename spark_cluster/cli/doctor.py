@@ -148,7 +148,7 @@ def _known_pins(app: App) -> Pins | None:
 
 def _show_findings(app: App, diagnosis: Diagnosis) -> None:
     titles = ("", "check", "node", "found")
-    table = plain_table(*titles, whole=("check", "node"), fold=("found",), wide=True)
+    table = plain_table(*titles, whole=("check", "node"), wide=True)
     shown = [f for f in diagnosis.results if app.verbose or f.status != "ok"]
     for result in shown:
         style = "dim" if result.status == "ok" else None

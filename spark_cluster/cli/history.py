@@ -224,7 +224,7 @@ def _when(seconds: float | None) -> str:
 
 def _show_runs(app: App, found: Answers) -> None:
     short, long = ("run", "when", *found), ("who", "command")
-    table = plain_table(*short, *long, whole=short, fold=long)
+    table = plain_table(*short, *long, whole=short)
     listed = runs(found)
     for run in listed:
         counts = [_count(run.nodes.get(name)) for name in found]

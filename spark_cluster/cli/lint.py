@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled, visible
+from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled, visible
 from spark_cluster.cli.options import Allowing, DeclaredCommand, Offline, hub
 from spark_cluster.cli.serving import changed_launch
 from spark_cluster.cli.terminal import Console
@@ -54,13 +54,8 @@ def show_finding(console: Console, found: KnownIssueMatch, *, place: str = "") -
 
 def show_issue(console: Console, issue: Issue) -> None:
     """An entry of the catalogue."""
-    from rich.table import Table
-
     title = styled("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
     console.print(title)
-    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
     rows = {
         "symptom": issue.symptom,
         "cause": issue.cause,
@@ -71,10 +66,7 @@ def show_issue(console: Console, issue: Issue) -> None:
         "source": issue.source,
         "confidence": issue.confidence,
     }
-    for name, text in rows.items():
-        if text:
-            table.add_row(name, text)
-    console.print(table)
+    console.print(labelled((name, text) for name, text in rows.items() if text))
 
 
 def _found_by(issue: Issue) -> str:

@@ -60,7 +60,7 @@ def facts(app: App) -> None:
 def _show_facts(app: App, found: FactsResult) -> None:
     nodes = found.nodes
     names = [node.name for node in nodes]
-    table = plain_table("", *names, fold=names)
+    table = plain_table("", *names)
     columns = [_fact_rows(node) for node in nodes]
     for name in columns[0]:
         values = [column[name] for column in columns]

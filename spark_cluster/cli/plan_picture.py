@@ -199,7 +199,7 @@ def _issues(console: Console, plan: Plan) -> None:
     if not plan.issues:
         return
     whole = ("sign", "id")
-    table = plain_table(*whole, "text", whole=whole, fold=("text",), header=False, wide=True)
+    table = plain_table(*whole, "text", whole=whole, header=False, wide=True)
     for issue in plan.issues:
         text = joined([painted(issue.found), painted(issue.fix, "cyan")])
         table.add_row(mark(issue.severity), issue.id, text)
@@ -309,7 +309,7 @@ def show_together(console: Console, plan: PlanTogether) -> None:
 
 def _show_node(console: Console, node: NodeTogether) -> None:
     name, gib = (node.room.name,), ("GiB",)
-    table = plain_table(*name, *gib, fold=name, right=gib, whole=gib, wide=True)
+    table = plain_table(*name, *gib, right=gib, whole=gib, wide=True)
     table.add_row("available", f"{node.room.available_gib:.1f}")
     for one in node.models:
         table.add_row(one.title, f"-{one.reserved_gib:.1f}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import click
-from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
@@ -355,14 +354,11 @@ def _show_kv(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, t
     console = app.console
     console.print(styled("[bold]{}[/]  {}", geometry.name, title))
     differ = spark != single
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=differ)
-    table.add_column("on a Spark", justify="right", style="bold")
-    if differ:
-        table.add_column("on a CPU", justify="right")
-    table.add_column()
+    where = ("on a Spark", "on a CPU")[: 2 if differ else 1]
+    table = plain_table(*where, "", right=where, header=differ)
     for field, (meaning, style) in ROWS.items():
         found = [style.format(getattr(each, field)) for each in (spark, single)]
-        table.add_row(*found[: 2 if differ else 1], meaning)
+        table.add_row(painted(found[0], "bold"), *found[1 : len(where)], meaning)
     console.print(table)
     if differ:
         text = (

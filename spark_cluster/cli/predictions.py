@@ -261,7 +261,7 @@ def _points(
 def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
     titles = ("constant", "was", "is", "")
-    table = plain_table(*titles, right=("was", "is"), fold=titles, wide=True)
+    table = plain_table(*titles, right=("was", "is"), wide=True)
     before, after = Constants().figures(), found.constants.figures()
     for how, names in (("", found.fitted), ("measured", found.measured)):
         for name in names:

@@ -303,8 +303,7 @@ def _show(app: App, found: RayStatus) -> None:
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
     colours = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
     short = ("state", "started", "took", "exit")
-    long = ("job", "command")
-    result = plain_table("job", *short, "command", whole=short, right=short[2:], fold=long)
+    result = plain_table("job", *short, "command", whole=short, right=short[2:])
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
         state = painted(job.status.lower(), colours.get(job.status, "yellow"))

@@ -248,7 +248,7 @@ def _table(
 ) -> Table:
     """Return the list; a wide one has each recipe's model below its name, and its sizes."""
     titles = ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s")
-    table = plain_table("recipe", *titles, whole=("recipe",), fold=titles, wide=True)
+    table = plain_table("recipe", *titles, whole=("recipe",), wide=True)
     for entry, speeds in rows:
         name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
         if entry.recipe is None:
@@ -479,12 +479,8 @@ def _added(recipe: Recipe, tp: int, args: list[str]) -> str:
 
 
 def _measured_rows(console: Console, rows: list[Measured], sources: list[str]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     titles = ("TP", "requests", "prompt", "depth", "decode", "together", "prefill", "ms to first")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("", overflow="fold")
+    table = plain_table(*titles, "source", "note", right=titles, whole=("source",), wide=True)
     for row in rows:
         figures = (row.decode_tok_s, row.total_tok_s, row.prefill_tok_s, row.ttfr_ms)
         held = f"; {', '.join(map(str, row.vram_mib))} MiB held" if row.vram_mib else ""

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.options import DeclaredCommand, Offline, Overriding, hub
 from spark_cluster.cli.serving import changed
 from spark_cluster.config import registries
@@ -197,9 +196,7 @@ def _show(app: App, path: Path, imported: Imported) -> None:
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(titles[0], overflow="fold", ratio=1)
-    table.add_column(titles[1], overflow="fold", ratio=1)
+    table = plain_table(*titles, wide=True)
     for what, where in rows:
         table.add_row(what, painted(where, "dim"))
     app.console.print()

@@ -165,9 +165,7 @@ def verify(app: App, **given: Unpack[Verifying]) -> int:
 
 def _show_verification(app: App, found: Verification) -> None:
     short = ("test", "streamed", "s")
-    table = plain_table(
-        "", *short, "result", whole=short, right=("s",), fold=("result",), wide=True
-    )
+    table = plain_table("", *short, "result", whole=short, right=("s",), wide=True)
     for verdict in found.verdicts:
         ran = verdict.status != "not run"
         table.add_row(

@@ -329,12 +329,11 @@ def _show_stored(app: App, found: StoredModels) -> None:
     taken, count, free = gigabytes(found.size), len(found.models), gigabytes(found.free)
     line = styled("[bold]{}[/]  {} in {} models, {} free", found.node, taken, count, free)
     app.console.print(line)
-    short_ones, long_ones = ("size", "used"), ("name", "remarks")
+    short_ones = ("size", "used")
     table = plain_table(
         *("name", "size", "used", "remarks"),
         right=short_ones,
         whole=short_ones,
-        fold=long_ones,
         header=False,
         wide=True,
     )
@@ -448,7 +447,7 @@ def _show_images(app: App, found: StoredImages) -> None:
     app.console.print(styled("[bold]{}[/]  {} images", found.node, len(found.images)))
     table = plain_table(
         "image", "digest", "size", "remarks",
-        right=("digest", "size"), whole=("digest", "size"), fold=("image", "remarks"),
+        right=("digest", "size"), whole=("digest", "size"),
         header=False, wide=True,
     )  # fmt: skip
     for image in found.images:

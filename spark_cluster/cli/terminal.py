@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import rich.console
 from rich.cells import cell_len
-from rich.console import ConsoleOptions, Group, RenderableType
+from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
@@ -61,6 +61,8 @@ class Console(rich.console.Console):
             if self.is_terminal and not options.get("soft_wrap"):
                 text = wrapped(text, self.width)
             objects, options["soft_wrap"] = (text,), True
+        else:
+            objects = tuple(_Trimmed(one) for one in objects)
         super().print(*objects, sep=sep, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -74,6 +76,25 @@ class Console(rich.console.Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
+
+
+class _Trimmed:
+    """What it holds, without the blanks that fill lines up to the edge."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self.inner = inner
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: ConsoleOptions
+    ) -> RenderResult:
+        for line in console.render_lines(self.inner, options, pad=False):
+            while line and not line[-1].control and not line[-1].text.rstrip(" "):
+                line.pop()
+            if line:
+                last = line.pop()
+                line.append(Segment(last.text.rstrip(" "), last.style, last.control))
+            yield from line
+            yield Segment.line()
 
 
 def wrapped(text: Text, width: int) -> Text:

@@ -95,7 +95,7 @@ def test_there_and_back(run, changed, tmp_path):
     assert "Command:flash it  what it did stays  (spark1, spark2)" in out
     _, out, _ = run("history")
     assert "reverted by" in out
-    assert out.count("1 file ") == 2, "a revert changes files, by no resource"
+    assert out.count("1 file") == 2, "a revert changes files, by no resource"
 
 
 def test_refused(run, changed, tmp_path):
