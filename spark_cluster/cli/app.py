@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from spark_cluster.cli.console import styled
-from spark_cluster.cli.display import Display, recap, show_diff, show_failure, summary
+from spark_cluster.cli.display import Display, recap, show_diff, show_error, show_failure, summary
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
@@ -285,7 +285,9 @@ def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
     except click.ClickException as error:
         if as_json:
             _print_error({"message": error.format_message(), "where": "", "hint": ""})
-        error.show()
+        ctx = getattr(error, "ctx", None)
+        hint = f"`{ctx.command_path} --help` shows what there is" if ctx else ""
+        show_error(error.format_message(), hint)
         return error.exit_code
     except SparkClusterError as error:
         if as_json:

@@ -16,7 +16,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import styled
+from spark_cluster.cli.console import styled, visible
 from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers
 from spark_cluster.config.discovery import write as write_inventory
@@ -373,4 +373,4 @@ def completion(
     bash must be 4.4 or newer.
     """
     script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
-    app.show(CompletionScript(shell, script), script)
+    app.show(CompletionScript(shell, script), lambda *_: click.echo(visible(script)))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from spark_cluster.config.topology import Node
     from spark_cluster.runner.session import Output
 
+FACT_WIDTH = 30
+"""Columns that the facts of one node want; further nodes are shown below."""
+
 
 @click.command(cls=DeclaredCommand)
 def ping(app: App) -> int:
@@ -59,13 +62,16 @@ def facts(app: App) -> None:
 
 def _show_facts(app: App, found: FactsResult) -> None:
     nodes = found.nodes
-    names = [node.name for node in nodes]
-    table = plain_table("", *names)
-    columns = [_fact_rows(node) for node in nodes]
-    for name in columns[0]:
-        values = [column[name] for column in columns]
-        table.add_row(painted(name, "dim"), *values)
-    app.console.print(table)
+    together = max(1, app.console.width // FACT_WIDTH)
+    for first in range(0, len(nodes), together):
+        some = nodes[first : first + together]
+        table = plain_table("", *(node.name for node in some))
+        columns = [_fact_rows(node) for node in some]
+        for name in columns[0]:
+            table.add_row(painted(name, "dim"), *(column[name] for column in columns))
+        if first:
+            app.console.print()
+        app.console.print(table)
 
 
 def _gpu(gpu: Gpu) -> str:

@@ -480,7 +480,7 @@ def _added(recipe: Recipe, tp: int, args: list[str]) -> str:
 
 def _measured_rows(console: Console, rows: list[Measured], sources: list[str]) -> None:
     titles = ("TP", "requests", "prompt", "depth", "decode", "together", "prefill", "ms to first")
-    table = plain_table(*titles, "source", "note", right=titles, whole=("source",), wide=True)
+    table = plain_table(*titles, "source", "", right=titles, whole=("source",), wide=True)
     for row in rows:
         figures = (row.decode_tok_s, row.total_tok_s, row.prefill_tok_s, row.ttfr_ms)
         held = f"; {', '.join(map(str, row.vram_mib))} MiB held" if row.vram_mib else ""
@@ -489,7 +489,10 @@ def _measured_rows(console: Console, rows: list[Measured], sources: list[str]) -
             str(row.concurrency),
             str(row.prompt_tokens or ""),
             str(row.depth or ""),
-            *("" if figure is None else f"{figure:,.7g}" for figure in figures),
+            *(
+                "" if figure is None else f"{figure:,.{digits}f}"
+                for figure, digits in zip(figures, (2, 2, 0, 0), strict=True)
+            ),
             f"[{sources.index(row.source) + 1}]",
             row.note + held,
         )

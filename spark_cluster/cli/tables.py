@@ -50,7 +50,7 @@ class FittedTable(Table):
             one = self._of([self.columns[i] for i in kept], [row[i] for i in kept], number == 0)
             yield from one.__rich_console__(console, _with(options, gap))
             for index in below:
-                yield from _below(self.columns[index], row[index])
+                yield from _below(self.columns[index] if self.show_header else None, row[index])
 
     def _of(self, columns: list[Column], cells: list[RenderableType], first: bool) -> Table:
         """Return one row as a table; the first one has the titles."""
@@ -108,12 +108,14 @@ def _widths(ranges: list[Measurement], spare: int) -> list[int]:
     return found
 
 
-def _below(column: Column, cell: RenderableType) -> RenderResult:
-    if isinstance(cell, str):
-        cell = Text(cell)
-    if isinstance(cell, Text) and not cell.plain.strip():
+def _below(column: Column | None, cell: RenderableType) -> RenderResult:
+    """A value below its row, next to its title where it has one."""
+    if not str(cell).strip():
         return
-    title = str(column.header)
-    if isinstance(cell, Text) and title:
-        cell = Text(f"{title}  ", style="dim") + cell
-    yield Padding(cell, (0, 0, 0, BELOW), expand=False)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    title = "" if column is None else str(column.header)
+    if title:
+        table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(*([title] if title else []), cell)
+    yield Padding(table, (0, 0, 0, BELOW), expand=False)

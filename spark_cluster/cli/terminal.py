@@ -18,7 +18,7 @@ from rich.text import Text
 
 from spark_cluster.cli.console import visible
 
-__all__ = ["Console", "Group", "RenderableType"]
+__all__ = ["Console", "Group", "Line", "RenderableType"]
 
 _UNBROKEN = re.compile(
     r"(?:`[^`]+`|\bspark-cluster(?: -i \S+)? [a-z]+(?: --[a-z][a-z-]*(?: [^\s-]\S*)?)*|\S)+"
@@ -58,7 +58,7 @@ class Console(rich.console.Console):
         if objects and all(isinstance(one, (str, Text)) for one in objects):
             parts = [one if isinstance(one, Text) else self.render_str(one) for one in objects]
             text = Text(sep).join(parts)
-            if self.is_terminal and not options.get("soft_wrap"):
+            if self.is_terminal and not options.get("soft_wrap") and options.get("end") != "":
                 text = wrapped(text, self.width)
             objects, options["soft_wrap"] = (text,), True
         else:
@@ -76,6 +76,18 @@ class Console(rich.console.Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
+
+
+class Line:
+    """A text in a live picture, wrapped as `Console.print` has it."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+
+    def __rich_console__(
+        self, _console: rich.console.Console, options: ConsoleOptions
+    ) -> RenderResult:
+        yield wrapped(self.text, options.max_width)
 
 
 class _Trimmed:
@@ -114,6 +126,7 @@ def wrapped(text: Text, width: int) -> Text:
 def _pieces(line: Text, width: int) -> Iterator[Text]:
     line.expand_tabs(8)
     if line.cell_len <= width:
+        line.rstrip()
         yield line
         return
     plain = line.plain
