@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from spark_cluster.cli.changes import summary
 from spark_cluster.cli.console import styled
-from spark_cluster.cli.display import Display, recap, show_diff, show_error, show_failure, summary
+from spark_cluster.cli.display import Display, recap, show_diff, show_error, show_failure
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
@@ -80,7 +81,7 @@ class Stepper:
 
     def _show(self, node: str, change: dict[str, Any]) -> None:
         console = self.display.console
-        what = change.get("reason") or summary(change["changes"])
+        what = change.get("reason") or summary(change["id"], change["changes"])
         console.print(styled("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what))
         if change.get("diff"):
             show_diff(console, change["diff"], 4)

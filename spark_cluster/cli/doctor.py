@@ -34,7 +34,6 @@ from spark_cluster.cli.console import (
     lines_of,
     mark,
     painted,
-    plain_table,
     styled,
 )
 from spark_cluster.cli.display import tell
@@ -147,34 +146,34 @@ def _known_pins(app: App) -> Pins | None:
 
 
 def _show_findings(app: App, diagnosis: Diagnosis) -> None:
-    titles = ("", "check", "node", "found")
-    table = plain_table(*titles, whole=("check", "node"), wide=True)
-    shown = [f for f in diagnosis.results if app.verbose or f.status != "ok"]
-    for result in shown:
-        style = "dim" if result.status == "ok" else None
-        table.add_row(
-            mark(result.status), result.id, result.node, _finding_text(result), style=style
-        )
-    took = time.monotonic() - app.started
-    app.console.print(_findings_summary(diagnosis, took))
-    if shown:
-        app.console.print(table)
+    """Print the verdict, then each finding once, with the nodes that it is of."""
+    console = app.console
+    console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
+    alike: dict[tuple[str, ...], list[CheckResult]] = {}
+    for result in diagnosis.results:
+        if app.verbose or result.status != "ok":
+            told = (result.status, result.id, result.found, result.cause, result.fix)
+            alike.setdefault(told, []).append(result)
+    for results in alike.values():
+        nodes = ", ".join(result.node for result in results)
+        first = results[0]
+        console.print(styled("{} [bold]{}[/]  {}", mark(first.status), first.id, nodes))
+        for line in _finding_lines(first):
+            console.print(styled("    {}", line))
     known = [issue.id for issue in diagnosis.issues]
     if known:
         text = f"known issues: {', '.join(known)} (explain --about ID)"
-        app.console.print(painted(text, "dim"))
+        console.print(painted(text, "dim"))
 
 
-def _finding_text(result: CheckResult) -> Text:
-
-    lines = [painted(result.found)]
+def _finding_lines(result: CheckResult) -> Iterator[Text]:
+    yield from (painted(line) for line in result.found.splitlines())
     if result.cause:
-        lines.append(painted(result.cause, "dim"))
+        yield painted(result.cause, "dim")
     if result.fix:
-        lines.append(painted(result.fix, "cyan"))
+        yield styled("[cyan]fix: {}[/]", result.fix)
     if result.status == "unknown":
-        lines.append(painted(f"not known: whether {result.title}", "dim"))
-    return joined(lines)
+        yield painted(f"not known: whether {result.title}", "dim")
 
 
 def _findings_summary(diagnosis: Diagnosis, seconds: float) -> Text:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.changes import summary
 from spark_cluster.cli.console import plain_table, styled
-from spark_cluster.cli.display import show_error, summary
+from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
@@ -282,7 +283,7 @@ def described(entry: dict[str, Any]) -> str:
             f"  {entry.get('path') or resource}: {_become(entry.get('before'), entry.get('after'))}"
         )
     if action == "converged":
-        return f"{resource}  {summary(entry.get('changes') or {})}".rstrip()
+        return f"{resource}  {summary(resource, entry.get('changes') or {})}".rstrip()
     texts = {
         "repaired": f"{resource}  repaired {entry.get('what')}",
         "reverting": f"began to revert what run {entry.get('of')} had changed",

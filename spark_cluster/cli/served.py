@@ -345,10 +345,8 @@ def vram_table(
     """
     others = {"peak": peak, "before": before, "under load": under_load}
     shown = {title: {one.name: one for one in found} for title, found in others.items() if found}
-    figures = ("used", *shown, "available", "total MiB")
-    result = plain_table(
-        "node", "pid", "process", *figures, right=("pid", *figures), whole=("process",)
-    )
+    figures = ("used MiB", *shown, "available", "total")
+    result = plain_table("node", "pid", "process", *figures, right=("pid", *figures))
     for reading in readings:
         for process in reading.processes:
             used = "?" if process.used_mib is None else f"{process.used_mib}"

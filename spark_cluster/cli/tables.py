@@ -8,7 +8,6 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Column, Table
-from rich.text import Text
 
 NARROWEST = 12
 """Cells that a column of text has at least, unless its longest value needs less."""

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import click
 import pytest
 from fake_cluster import FakeCluster, LocalDialer, Make
 from terminal import on_screen
 
-from spark_cluster.cli import ELSEWHERE, cli, main
+from spark_cluster.cli import COMMANDS, ELSEWHERE, cli, clients, doctor, main, served, stored
+from spark_cluster.cli.app import App
+from spark_cluster.cli.served import vram_table
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.doctor.examine import Diagnosis
+from spark_cluster.doctor.observations import CheckResult
+from spark_cluster.engine.image_copies import StoredImage, StoredImages
+from spark_cluster.engine.proxy import NamedKey
+from spark_cluster.engine.verify import CheckVerdict, Verification
+from spark_cluster.engine.vram import NodeVram
 from spark_cluster.runner import dialer
 
 COLUMNS = 80
+LISTED = {"ls", "ps"}
+"""What a fake Docker lists: nothing."""
 NODES = ("spark-living-room-1", "spark-living-room-2", "spark-basement-10", "spark-basement-11")
 COPIED = ("spark-cluster ", "curl ", "docker ", "systemctl ", "journalctl ", "`", "python -m ")
 """What is copied to a shell stays in one line, which the terminal breaks."""
@@ -73,16 +85,17 @@ def test_help(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LINES = (
-    "status", "ping", "facts", "vram", "doctor", "history", "logs", "version", "clients",
-    "models list", "models size", "caches list", "keys list",
-    "supervise status", "ray status", "ray list", "up --check --offline", "up --tp 4",
-    "provision --check", "down --check", "swap lab-paris --check", "revert 20260101", "plan",
-    "plan gemma4-31b-fp8", "plan gemma4-31b-fp8 --for latency", "plan nosuch", "recipes list", "recipes show gemma4-31b-fp8", "recipes search qwen", "lint gemma4-31b-fp8",
+    "status", "ping", "facts", "vram", "history", "logs", "version",
+    "clients", "models list", "models size", "caches list", "keys list", "images list",
+    "images prune", "supervise status", "ray status", "ray list", "up --check --offline",
+    "up --tp 4", "provision --check", "down --check", "swap lab-paris --check", "revert 20260101",
+    "plan", "plan gemma4-31b-fp8", "plan gemma4-31b-fp8 --for latency", "plan nosuch",
+    "recipes list", "recipes show gemma4-31b-fp8", "recipes search qwen", "lint gemma4-31b-fp8",
     "lint nosuch", "predict gemma4-31b-fp8", "explain --about all", "explain --about gpu-dead",
     "explain inventory.yaml", "bench suites", "bench suites dual", "bench show nosuch",
-    "tunnel --install --remove", "init --yes", "tune gemma4-31b-fp8",
-    "playbook long", "exec -- echo words", "exec -- nosuch", "verify", "nosuch", "up --nosuch", "setup --check --yes",
-    "trust --limit nosuch", "dashboard --port 99999",
+    "tunnel --install --remove", "init --yes", "tune gemma4-31b-fp8", "playbook long",
+    "exec -- echo words", "exec -- nosuch", "verify", "nosuch", "up --nosuch",
+    "setup --check --yes", "trust --limit nosuch", "dashboard --port 99999",
 )  # fmt: skip
 
 
@@ -91,6 +104,10 @@ def four_nodes(lasting_cluster: Make) -> FakeCluster:
     """Four nodes with long names."""
     made = lasting_cluster(*NODES, more="serve: {recipe: gemma4-31b-fp8}\n")
     made.play.connections.close()  # each command has its own
+    for node in made.nodes.values():
+        node.programs["docker"] = lambda words, stdin, kept=node.programs["docker"]: (
+            "" if LISTED.intersection(words) else kept(words, stdin)
+        )
     return made
 
 
@@ -110,5 +127,73 @@ def test_output(line: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
     words = tuple(line.split())
     text = shown(monkeypatch, words)
     wide = shown(monkeypatch, words, 1000)
-    Path("/tmp/out80", line.replace("/", "_")).write_text(text + "\n=== wide\n" + wide)
     assert not faults(text, set(wide.split())), text
+
+
+def test_every_command_is_looked_at() -> None:
+    code = {"completion"}  # what it prints is a program
+    live = {"top"}  # its node needs a driver: test_top_cli
+    assert {line.split()[0] for line in (*LINES, *SHOWN)} - {"nosuch"} == set(COMMANDS) - {
+        *ELSEWHERE, *code, *live}  # fmt: skip
+
+
+LONG = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5-with-a-long-name:20260614-cuda13"
+WHY = "the ranges overlap, so that what was measured decides; " * 3
+
+
+def vram(name: str) -> NodeVram:
+    process = GpuProcess(2388, "VLLM::Worker_TP0_EngineCore_of_a_long_name", 98_700, "gemma-4-31b")
+    return NodeVram(name, (process,), 124_610, 20_832)
+
+
+def verdict(status: Any) -> CheckVerdict:
+    return CheckVerdict(
+        "tool_call",
+        "tool_call",
+        "two tool calls in parallel",
+        True,
+        status,
+        WHY,
+        WHY,
+        WHY,
+        WHY,
+        1.2,
+    )
+
+
+VRAM = [vram(name) for name in NODES]
+SHOWN: dict[str, Callable[[App], object]] = {
+    "vram": lambda app: app.console.print(vram_table(VRAM, VRAM, VRAM, VRAM)),
+    "images": lambda app: stored._show_images(
+        app,
+        StoredImages(NODES[0], [StoredImage("sha256:" + "1" * 64, [LONG], [], 22_000_000_000,
+                     "2026", ["spark-vllm"], ["gemma4-31b-fp8", "gemma4-31b-nvfp4"])]),
+    ),
+    "keys": lambda app: clients._show_keys(
+        app, [NamedKey("alice-on-her-laptop-in-the-living-room", "2026-11-25", True, False)]
+    ),
+    "doctor": lambda app: doctor._show_findings(
+        app,
+        Diagnosis(tuple(
+            CheckResult("memory.earlyoom-is-off", node, "fail", WHY, WHY, WHY, "slow",
+                        cause=WHY, fix="spark-cluster provision --tags memory --limit NODE")
+            for node in NODES
+        )),
+    ),
+    "verify": lambda app: served._show_verification(
+        app,
+        Verification("m", "http://10.0.0.1:8000/v1", "gemma4-31b-fp8", 2, "chat",
+                     tuple(map(verdict, ("ok", "failed", "not applicable", "not run")))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_results(name: str) -> None:
+    def show(columns: int) -> str:
+        with on_screen(columns) as screen:
+            SHOWN[name](App(cast("Any", None)))
+        return screen.close()
+
+    text = show(COLUMNS)
+    assert not faults(text, set(show(1000).split())), text
