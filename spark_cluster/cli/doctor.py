@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -199,7 +200,8 @@ def logs(
     only: Literal["vllm", "ray"] | None,
     bundle: Annotated[str | None, {"flag_value": AUTOMATIC, "is_flag": False}],
 ) -> None:
-    """Show the logs of vLLM and Ray on every node, each line with its node and container.
+    """Show the logs of vLLM and Ray on every node, each line with its node and container, the
+    newest at the end; without the requests for /metrics and /health, which spark-cluster makes.
 
     Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
 
@@ -208,7 +210,8 @@ def logs(
 
     Args:
         follow (-f, --follow): Follow the logs until Ctrl-C.
-        tail (-n, --tail): Number of lines from the end. [default]
+        tail (-n, --tail): Number of lines from the end, of all logs together; of each with
+            --follow. [default]
         only (--container): Only this one; vllm is the server of every model.
         bundle ([FILE]): Write all that an issue report needs into one archive, secrets masked.
     """
@@ -231,21 +234,54 @@ def logs(
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(play, found, tail)
             return
+        lines = tail if app.as_json else max(tail, READ)
         texts = {
-            (node, name): runtime.read_log(play.connections.session(node), name, lines=tail)
+            (node, name): runtime.read_log(play.connections.session(node), name, lines=lines)
             for node, name in found
         }
     rows = [{"node": n, "container": c, "text": text} for (n, c), text in texts.items()]
-    app.show({"logs": rows}, lambda _app, _found: _show_logs(texts))
+    app.show({"logs": rows}, lambda _app, _found: _show_logs(texts, tail))
 
 
-def _show_logs(texts: Mapping[tuple[str, str], str]) -> None:
-    """Print logs, each line with its node and container."""
+READ = 2000
+"""Lines of each log that are read at least: many may be requests of our own."""
+
+_OWN_REQUEST = re.compile(r'"GET /(metrics|health)\b[^"]*" 200')
+"""What `status`, `top`, `dashboard` and the supervision ask of a server, as vLLM logs it."""
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S*Z ")
+_SECOND_STAMP = re.compile(r"\b(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:,\d+)? ")
+
+
+def _show_logs(texts: Mapping[tuple[str, str], str], tail: int) -> None:
+    """Print the last lines of all logs, the newest at the end, with node and container."""
     if not texts:
         tell("no container of spark-cluster is on these nodes")
+    for line in last_lines(texts, tail):
+        click.echo(coloured(line))
+
+
+def last_lines(texts: Mapping[tuple[str, str], str], tail: int) -> list[str]:
+    """Return the last lines of all logs by time, each with one time stamp (UTC), node and
+    container; without the requests that spark-cluster itself makes all the time.
+
+    Args:
+        texts: by node and container, with Docker's time stamps.
+        tail: most lines, of all logs together.
+    """
+    found: list[tuple[str, str]] = []
     for (node, name), text in texts.items():
+        stamp = ""
         for line in lines_of(text):
-            click.echo(coloured(f"{node} {name.removeprefix('spark-')}: {line}"))
+            began = _STAMP.match(line)
+            stamp = line[: began.end()] if began else stamp
+            told = line[began.end() :] if began else line
+            if _OWN_REQUEST.search(told) is None:
+                told = _SECOND_STAMP.sub("", told, count=1) if began else told
+                whose = f"{node} {name.removeprefix('spark-')}: {told}"
+                found.append((stamp, f"{stamp[:19]}Z {whose}" if stamp else whose))
+    found.sort(key=lambda one: one[0])
+    return [line for _, line in found[max(0, len(found) - tail) :]]
 
 
 def _present(play: Play, names: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Name]:
