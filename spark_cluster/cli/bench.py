@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
@@ -41,7 +40,7 @@ from spark_cluster.cli.bench_measure import (
     of_record,
     refuse_second_run,
 )
-from spark_cluster.cli.bench_results import figures_table
+from spark_cluster.cli.bench_results import figures_table, show_run
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.options import Allowing, Changing, DeclaredCommand, DeclaredGroup
 from spark_cluster.cli.serving import recipe_for_ray
@@ -336,18 +335,10 @@ def _leave(app: App, found: BenchResult, options: Options) -> None:
 
 
 def _show(app: App, made: BenchResult) -> None:
-    console, failed = app.console, made.failed
-    together = Counter((cell.setup, cell.reason) for cell in failed)
-    for (setup, reason), count in together.items():
-        ids = [cell.id for cell in failed if (cell.setup, cell.reason) == (setup, reason)]
-        what = ids[0] if count == 1 else f"{count} cells of {setup}"
-        console.print(styled("[red]failed:[/] {}: {}", what, reason))
-    skipped = [cell for cell in made.record.cells if cell.status == "skipped"]
-    for reason in dict.fromkeys(cell.reason for cell in skipped):
-        count = sum(cell.reason == reason for cell in skipped)
-        console.print(styled("[yellow]{} left out:[/] {}", count, reason))
-    measured = len(made.record.cells) - len(failed) - len(skipped)
-    console.print(styled("{} measured, in {}", cells_text(measured), made.folder))
+    console = app.console
+    show_run(app, made.record)
+    console.print(styled("\nin {}", made.folder))
+    measured = any(cell.status == "ok" for cell in made.record.cells)
     if measured:
         command = f"spark-cluster bench report {made.folder}"
         console.print(styled("[bold]{}[/] makes the report", command))

@@ -153,10 +153,14 @@ def show_run(app: App, record: Record) -> None:
 
 def _show_reasons(app: App, record: Record) -> None:
     """Show why cells have no result, and what there is against others."""
+    together: dict[tuple[str, str, str], list[str]] = {}
     for cell in record.cells:
         if cell.status != "ok":
-            colour = "red" if cell.status == "failed" else "yellow"
-            app.console.print(painted(f"{cell.status}: {cell.id}: {cell.reason}", colour))
+            together.setdefault((cell.status, cell.setup, cell.reason), []).append(cell.id)
+    for (status, setup, reason), ids in together.items():
+        what = ids[0] if len(ids) == 1 else f"{len(ids)} cells of {setup}"
+        colour = "red" if status == "failed" else "yellow"
+        app.console.print(painted(f"{status}: {what}: {reason}", colour))
     for cell in record.cells:
         for text in cell.attention:
             app.console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))

@@ -133,9 +133,9 @@ def add(app: App, *, name: str) -> None:
     head = [app.inventory.head]
     with app.play(f"keys add {name}", head, gather_facts=False) as run:
         proxy.add(run.open(), name, key, day)
-    app.show({"name": name, "key": key, "added": day}, f"{name}: {key}")
+    app.show({"name": name, "key": key, "added": day}, f"{name}'s key, shown only now: {key}")
     if not app.as_json:
-        tell("it is in force, and is not shown again")
+        tell("it is in force; `spark-cluster clients` shows how programs use it")
 
 
 @keys.command("list")
@@ -227,6 +227,8 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
                 click.echo(json.dumps(asdict(event)))
             else:
                 (app.console.print if event.event == "open" else tell)(str(event))
+                if event.event == "open":
+                    tell("Ctrl-C ends it; `spark-cluster clients --tunnel` shows how to use it")
                 if event.hint:
                     tell(f"  {event.hint}")
             sys.stdout.flush()

@@ -105,7 +105,7 @@ def _show_rest(console: Console, found: Status) -> None:
         console.print(painted(str(found.caches), "dim"))
     for problem in found.problems:
         console.print(styled("{} {}", mark("fail"), problem))
-    if found.problems:
+    if found.problems or found.state == "stopped":
         console.print(painted(_advice(found), "cyan"))
 
 
@@ -123,8 +123,10 @@ def _advice(found: Status) -> str:
     if found.replicas:
         count = len(found.replicas)
         return f"spark-cluster up --replicas {count} repairs it; spark-cluster logs shows more"
-    status = f"spark-cluster up {found.overrides}".rstrip()
-    return f"{status} repairs it; spark-cluster logs shows more"
+    command = f"spark-cluster up {found.overrides}".rstrip()
+    if found.state == "stopped" and not found.problems:
+        return f"to serve: {command}"
+    return f"{command} repairs it; spark-cluster logs shows more"
 
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}

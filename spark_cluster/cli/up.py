@@ -260,6 +260,7 @@ def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | Non
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
         app.console.print(painted(text, "dim"))
+        app.console.print(painted(f"to go back: {swapped.former.command}", "dim"))
 
 
 # -- `supervise`: a unit on the head that restarts a dead engine -----------------------------------

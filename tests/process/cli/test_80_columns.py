@@ -137,6 +137,12 @@ def test_every_command_is_looked_at() -> None:
         *ELSEWHERE, *code, *live}  # fmt: skip
 
 
+def test_status_of_what_is_stopped_says_how_to_serve(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "to serve: spark-cluster up\n" in shown(monkeypatch, ("status",))
+
+
 LONG = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5-with-a-long-name:20260614-cuda13"
 WHY = "the ranges overlap, so that what was measured decides; " * 3
 
