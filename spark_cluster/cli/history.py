@@ -391,8 +391,9 @@ def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
     if left:
         console.print(styled("\n[bold]not reverted[/]"))
     for one in left:
-        names = ", ".join(name for name, node in nodes.items() if one in node.left)
-        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, one.why, names))
+        named = [name for name, node in nodes.items() if one in node.left]
+        why, names = one.why.replace("-l NODE", f"-l {','.join(named)}"), ", ".join(named)
+        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, why, names))
     app.show_recap()
 
 

@@ -82,7 +82,7 @@ def _gpu(gpu: Gpu) -> str:
 def _fact_rows(node: Node) -> dict[str, str]:
     facts, gib = node.facts, 2**20
     gpu = facts.gpu
-    gids = {h.name: h.gid_index for h in facts.hcas}
+    gids = {h.name: h.gid_index for h in facts.hcas if h.gid_index is not None}
     links = [
         f"{k.interface} {k.address}" + (f" {k.hca} GID {gids.get(k.hca, '-')}" if k.hca else "")
         for k in node.links

@@ -143,6 +143,12 @@ def test_status_of_what_is_stopped_says_how_to_serve(
     assert "to serve: spark-cluster up\n" in shown(monkeypatch, ("status",))
 
 
+def test_what_is_not_known_is_not_none(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "None" not in shown(monkeypatch, ("facts",))
+
+
 LONG = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5-with-a-long-name:20260614-cuda13"
 WHY = "the ranges overlap, so that what was measured decides; " * 3
 
