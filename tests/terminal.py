@@ -112,12 +112,17 @@ class Screen:
             while data := os.read(self._ours, 65536):
                 self._bytes += data
 
+    @property
+    def written(self) -> str:
+        """All that was written so far, as it came."""
+        return self._bytes.decode(errors="replace")
+
     def close(self) -> str:
         """Return what stays on the screen, line by line, without colours."""
         os.close(self.terminal)
         self._reader.join(HANG_S)
         os.close(self._ours)
-        return "\n".join(_left(self._bytes.decode(errors="replace")))
+        return "\n".join(_left(self.written))
 
 
 def _left(text: str) -> list[str]:
