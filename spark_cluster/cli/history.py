@@ -462,11 +462,14 @@ def _on_node(
     if failed:
         raise _nothing_reverted(session.node, failed)
     if done.continued:
-        does = "would continue" if wanted["check"] else "continued"
-        text = f"{does} run {done.continued}, a revert of the same run that was killed"
-        again = f"; to revert it: spark-cluster revert {done.continued}"
-        bus.emit(Note(text + again, "info", session.node))
+        bus.emit(Note(_continued(done.continued, check=wanted["check"]), "info", session.node))
     return reply
+
+
+def _continued(run: str, *, check: bool) -> str:
+    does = "would continue" if check else "continued"
+    text = f"{does} run {run}, a revert of the same run that was killed"
+    return f"{text}; to revert it: spark-cluster revert {run}"
 
 
 def _nothing_reverted(node: str, failed: Sequence[Result]) -> Failed:

@@ -576,11 +576,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     packages = (commands.get("dpkg") or {"stdout": ""})["stdout"]
     gpu_found, nvml_error = _gpu(answer)
     interfaces, hcas = ip_addr(_out(commands, "ip")), _hcas(answer)
-    configured = netplan_files(
-        {k: v for name in NETPLAN for k, v in trees.get(name, {}).items()},
-        interfaces,
-        {hca.interface for hca in hcas},
-    )
+    configured = _netplan(trees, interfaces, hcas)
     return Facts(
         hostname=machine["hostname"],
         os=os_name(files["os"]),
@@ -612,6 +608,13 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         ),
         netplan=configured,
     )
+
+
+def _netplan(
+    trees: Mapping[str, Mapping[str, str]], interfaces: Sequence[Interface], hcas: Sequence[Hca]
+) -> NetplanFiles:
+    files = {path: text for name in NETPLAN for path, text in trees.get(name, {}).items()}
+    return netplan_files(files, interfaces, {hca.interface for hca in hcas})
 
 
 def _gpu(answer: Mapping[str, Any]) -> tuple[Gpu | None, str]:

@@ -229,6 +229,12 @@ def share(
         return kept
     if not play.check:
         play.refresh(server.nodes)
+    highest = _highest(play, server)
+    return highest if planned is None else min(planned, highest)
+
+
+def _highest(play: Play, server: Server) -> float:
+    """Return the share that the node with the least room can give."""
     known = {node.name: node.facts.gpu_memory for node in play.nodes}
     name, highest = min(
         ((node.name, utilization(known[node.name])) for node in server.nodes),
@@ -242,7 +248,7 @@ def share(
             where=name,
             hint="spark-cluster vram shows who holds it; spark-cluster down stops the server",
         )
-    return highest if planned is None else min(planned, highest)
+    return highest
 
 
 def share_of(running: ContainerState, server: Server) -> float | None:
@@ -296,11 +302,9 @@ def _models(
         for one, has in zip(found, downloaded, strict=True)
         if one in new or (always_new and one.server.on_request)
     ]
-    unloaded = [one.server.program for one in stay if one.server.on_request]
-    all_planned = len(planned) == len(found)
-    made = _together(
-        play, planned, [*ended, *unloaded], all_planned=all_planned, force=force, offline=offline
-    )
+    ended = [*ended, *(one.server.program for one in stay if one.server.on_request)]
+    whole = len(planned) == len(found)
+    made = _together(play, planned, ended, all_planned=whole, force=force, offline=offline)
     return Admitted(
         {**made.shares, **kept},
         {**made.needs_gib, **needs},

@@ -13,6 +13,7 @@ from typing import Any
 
 from spark_cluster.config.folders import CACHES
 from spark_cluster.config.schema import Document
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import root_of_all
 from spark_cluster.engine.model_upkeep import named_nodes
@@ -267,13 +268,7 @@ def copy_caches(
     if not others:
         raise Refused("there is no other node to copy to", hint="widen --limit or --to")
     for node in others:
-        ours, theirs = sender.facts.gpu, node.facts.gpu
-        if ours is None or theirs is None or ours.name != theirs.name:
-            raise Refused(
-                f"{node.name} has {theirs.name if theirs else 'no GPU'}, and {source} has "
-                f"{ours.name if ours else 'none'}: compiled kernels are of no use there",
-                hint="name nodes with the same GPU with --to",
-            )
+        _must_have_the_same_gpu(sender, node)
     root = root_of_all(play.inventory.nodes[name] for name in nodes)
     usage = play.session(sender).request("caches", what="usage", folder=root)
     found = _folders(usage["entries"])
@@ -294,6 +289,16 @@ def copy_caches(
             encrypt=encrypt,
         )
     ]
+
+
+def _must_have_the_same_gpu(sender: Node, node: Node) -> None:
+    ours, theirs = sender.facts.gpu, node.facts.gpu
+    if ours is None or theirs is None or ours.name != theirs.name:
+        raise Refused(
+            f"{node.name} has {theirs.name if theirs else 'no GPU'}, and {sender.name} has "
+            f"{ours.name if ours else 'none'}: compiled kernels are of no use there",
+            hint="name nodes with the same GPU with --to",
+        )
 
 
 def _folders(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -100,12 +101,7 @@ def target_of(
         Failed: the address or the model's name is none that a configuration can hold.
     """
     scheme, host, remote_port = _parts(found.access.url)
-    if not _MODEL.fullmatch(found.model):
-        raise Failed(
-            f"the model's name {found.model!r} cannot stand in a configuration",
-            where=head,
-            hint="give it a plain one: `model: {served_name: NAME}` in the recipe",
-        )
+    _name_must_be_plain(found.model, head)
     through = tunnel or host == LOOPBACK
     notes = list[str]()
     if through:
@@ -125,6 +121,15 @@ def target_of(
         tunnel=through,
         notes=tuple(notes),
     )
+
+
+def _name_must_be_plain(model: str, head: str) -> None:
+    if not _MODEL.fullmatch(model):
+        raise Failed(
+            f"the model's name {model!r} cannot stand in a configuration",
+            where=head,
+            hint="give it a plain one: `model: {served_name: NAME}` in the recipe",
+        )
 
 
 def _through_tunnel(access: Access, head: str, port: int, usual: int) -> tuple[str, list[str]]:
@@ -166,8 +171,10 @@ def key_variable(secret: SecretReference | None) -> str:
 
 def _key_notes(secret: SecretReference | None) -> list[str]:
     name = key_variable(secret)
+    if os.environ.get(name):
+        return []
     if secret is not None and secret.env is not None:
-        return [f"{name} has to hold the API key"]
+        return [f"{name} has to hold the API key: export {name}=..."]
     if secret is not None and secret.file is not None:
         file = shlex.quote(str(secret.file))
         return [f'{name} has to hold the API key: export {name}="$(head -n 1 {file})"']
@@ -334,6 +341,10 @@ CLIENTS: Mapping[str, tuple[str, str, frozenset[ModelKind]]] = {
     "curl": ("curl", "", EVERY),
     "python": ("Python (openai)", "", EVERY - {"reranking"}),
     "env": ("Environment variables", "", EVERY),
+    "anthropic": ("Python (anthropic)", "", frozenset({"chat"})),
+    "claude-code": ("Claude Code", "", frozenset({"chat"})),
+    "litellm": ("Python (litellm)", "", frozenset({"chat"})),
+    "llm": ("llm", "~/.config/io.datasette.llm/extra-openai-models.yaml", frozenset({"chat"})),
     "open-webui": ("Open WebUI", "compose.yaml", frozenset({"chat"})),
     "opencode": ("opencode", "opencode.json", frozenset({"chat"})),
     "continue": ("Continue", "~/.continue/config.yaml", frozenset({"chat", "embedding"})),
@@ -355,6 +366,8 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
         "client": client,
         "key": target.key or NO_KEY,
         "by_variable": bool(target.key_variable and not target.key),
+        "root": target.url.removesuffix("/v1"),
+        "no_key": NO_KEY,
         "path": path,
         "body": json.dumps({"model": target.model, **asked}),
         "question": QUESTION,

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -309,6 +310,18 @@ def _of_details(details: Any) -> Job | None:
 
 def _client(url: str, token: str) -> Any:
     """Return Ray's client for a dashboard; it goes there only, and to no proxy."""
+    client = _bounded_client()
+    with _ENVIRONMENT:
+        hidden = {name: os.environ.pop(name) for name in ELSEWHERE if name in os.environ}
+        try:
+            return client(url, headers={"Authorization": f"Bearer {token}"})
+        finally:
+            os.environ.update(hidden)
+
+
+@cache
+def _bounded_client() -> Any:
+    """Import Ray's client and return its class, with limits."""
     is_ours = "ray" not in sys.modules
     import requests
     from ray.job_submission import JobSubmissionClient
@@ -332,7 +345,7 @@ def _client(url: str, token: str) -> Any:
                 session.trust_env = False  # neither a proxy nor ~/.netrc is for this
                 answer = session.request(
                     method,
-                    url + endpoint,
+                    self._address + endpoint,
                     data=data,
                     json=json_data,
                     headers=self._headers,
@@ -345,12 +358,7 @@ def _client(url: str, token: str) -> Any:
                 raise PermissionError(f"it refuses the token (status {answer.status_code})")
             return answer
 
-    with _ENVIRONMENT:
-        hidden = {name: os.environ.pop(name) for name in ELSEWHERE if name in os.environ}
-        try:
-            return BoundedJobClient(url, headers={"Authorization": f"Bearer {token}"})
-        finally:
-            os.environ.update(hidden)
+    return BoundedJobClient
 
 
 def _bounded(pieces: Iterator[bytes]) -> bytes:

@@ -125,10 +125,12 @@ def _with_server(
         "endpoint": lambda: _asked(server, session, endpoint, probe, limit),
     }
     (ray, replicas), (health, completion) = all_of(jobs).values()
-    problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
-    problems += _problems(play, nodes, server, size, ray, behind=behind)
-    problems += [replica.problem for replica in replicas if replica.problem]
-    problems += _of_proxy(head)
+    problems = [
+        *(f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark),
+        *_problems(play, nodes, server, size, ray, behind=behind),
+        *(replica.problem for replica in replicas if replica.problem),
+        *_of_proxy(head),
+    ]
     loading_too = {one.problem for one in replicas if one.state == "loading"}
     of_nodes = set(problems) - loading_too
     found = judge_health(engine_of(server), health.status, None, completion)

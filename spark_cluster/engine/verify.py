@@ -298,16 +298,7 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
         raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
     else:
         state = containers.answered(answer["commands"]["inspect"])
-    life = judge(state).life
-    if life is Life.UNLOADED:
-        raise Failed(
-            f"{model} is loaded on request, and is not loaded now",
-            where=play.head.name,
-            hint="ask the endpoint for it first: it answers 503 until it is loaded",
-        )
-    if life is not Life.SERVING:
-        what = "nothing serves" if life is Life.ABSENT else f"the server is {state.status}"
-        raise Failed(what, where=play.head.name, hint="spark-cluster up starts the server")
+    _must_serve(state, play.head.name, model)
     endpoint = running(state.labels, answer["files"]["endpoint"], key)
     if endpoint is None:
         raise Failed(
@@ -316,6 +307,19 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
             hint="spark-cluster up starts it with its labels",
         )
     return replace(_of_labels(state, endpoint), program=program)
+
+
+def _must_serve(state: ContainerState, head: str, model: str | None) -> None:
+    life = judge(state).life
+    if life is Life.UNLOADED:
+        raise Failed(
+            f"{model} is loaded on request, and is not loaded now",
+            where=head,
+            hint="ask the endpoint for it first: it answers 503 until it is loaded",
+        )
+    if life is not Life.SERVING:
+        what = "nothing serves" if life is Life.ABSENT else f"the server is {state.status}"
+        raise Failed(what, where=head, hint="spark-cluster up starts the server")
 
 
 def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:

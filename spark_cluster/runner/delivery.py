@@ -22,6 +22,7 @@ from spark_cluster.runner.events import Applying, Bus, Changing, Note, Options, 
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
+    from spark_cluster.runner.session import Session
 
 
 # A node goes away in the middle of a run, and comes back: after a reboot, or a cut connection.
@@ -53,19 +54,7 @@ def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell:
         NotBack: it did not come back in time.
         Failed: it cannot be rebooted now, or another run has taken its lock.
     """
-    if connections.nodes[name].is_this_machine:
-        raise Failed(
-            f"{wanted['id']}: this machine has to be rebooted, which would end this run",
-            where=name,
-            hint="sudo systemctl reboot, then run the same command again",
-        )
-    session = connections.session(name)
-    if session.at_work:
-        raise Failed(
-            f"{wanted['id']}: other work of this run is going on on this node",
-            where=name,
-            hint="in the playbook, run nothing in parallel with what may reboot",
-        )
+    session = _may_reboot(connections, name, wanted["id"])
     started = time.monotonic()
     tell("rebooting")
     with contextlib.suppress(Unreachable):  # it may be quicker than its answer
@@ -83,6 +72,23 @@ def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell:
             hint=catalogue()["no-return-from-reboot"].fix_on(name),
         )
     return time.monotonic() - started
+
+
+def _may_reboot(connections: Connections, name: str, resource: str) -> Session:
+    if connections.nodes[name].is_this_machine:
+        raise Failed(
+            f"{resource}: this machine has to be rebooted, which would end this run",
+            where=name,
+            hint="sudo systemctl reboot, then run the same command again",
+        )
+    session = connections.session(name)
+    if session.at_work:
+        raise Failed(
+            f"{resource}: other work of this run is going on on this node",
+            where=name,
+            hint="in the playbook, run nothing in parallel with what may reboot",
+        )
+    return session
 
 
 def reconnect(connections: Connections, name: str, lost: Unreachable, tell: Tell) -> float:

@@ -13,7 +13,6 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import Refused
-from spark_cluster.node.store.copy_channel import CopyRefused
 
 PATCH = """\
 name: r
@@ -108,7 +107,7 @@ def test_the_labs_own_model_may_be_sent(tmp_path: Path) -> None:
     must_be_allowed(load_recipe("lab-paris", Project(tmp_path)))
     look(tmp_path, str(LAB_MODELS / "paris"), MODEL)
     for elsewhere in (LAB_MODELS.parent, Path(f"{LAB_MODELS}-more")):
-        with pytest.raises(CopyRefused):
+        with pytest.raises(Refused):
             look(tmp_path, str(elsewhere / "x.py"))
 
 
@@ -117,7 +116,7 @@ def test_a_recipe_in_a_checkout_is_no_more_trusted_than_others(tmp_path: Path) -
     checkout = tmp_path / "home/project"
     (checkout / "recipes/r.yaml").write_text(PATCH.replace("FILE", "~/.ssh/id"))
     for folder in (checkout, tmp_path / "theirs"):
-        with pytest.raises(CopyRefused):
+        with pytest.raises(Refused):
             must_be_allowed(load_recipe(checkout / "recipes/r.yaml", Project(folder, checkout)))
 
 

@@ -341,7 +341,7 @@ KILLED = """\
 import os, sys
 from pathlib import Path
 from spark_cluster.runner.ssh_route import Target
-from spark_cluster.runner.tunnel import forward
+from spark_cluster.runner.dialer import forward
 port, key, to = sys.argv[1:]
 target = Target("spark1", "127.0.0.1", port=int(port), identity_file=Path(key))
 with forward(target, "127.0.0.1", int(to)) as here:
