@@ -18,7 +18,7 @@ from rich.text import Text
 
 from spark_cluster.cli.console import visible
 
-__all__ = ["Console", "Group", "Line", "RenderableType"]
+__all__ = ["Console", "Group", "LiveLine", "RenderableType"]
 
 _UNBROKEN = re.compile(
     r"(?:`[^`]+`|\bspark-cluster(?: -i \S+)? [a-z]+(?: --[a-z][a-z-]*(?: [^\s-]\S*)?)*|\S)+"
@@ -78,7 +78,7 @@ class Console(rich.console.Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
-class Line:
+class LiveLine:
     """A text in a live picture, wrapped as `Console.print` has it."""
 
     def __init__(self, text: Text) -> None:

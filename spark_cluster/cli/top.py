@@ -206,7 +206,7 @@ def _tell_missing(live: LiveState) -> None:
 
 def picture(live: LiveState) -> RenderableType:
     """Return the whole picture; it fits 80 columns."""
-    from spark_cluster.cli.terminal import Group, Line
+    from spark_cluster.cli.terminal import Group, LiveLine
 
     parts: list[RenderableType] = [_nodes(live)]
     if (engine := _engine(live)).row_count:
@@ -216,10 +216,12 @@ def picture(live: LiveState) -> RenderableType:
     for node in live.nodes.values():
         trouble = live.trouble(node)
         if trouble:
-            parts.append(Line(painted(f"{node.name}: {trouble}", "red" if node.lost else "dim")))
+            parts.append(
+                LiveLine(painted(f"{node.name}: {trouble}", "red" if node.lost else "dim"))
+            )
         elif node.row is not None:
             parts += [
-                Line(painted(f"{node.name}: {text}", "yellow")) for text in warnings(node.row)
+                LiveLine(painted(f"{node.name}: {text}", "yellow")) for text in warnings(node.row)
             ]
     return Group(*parts)
 

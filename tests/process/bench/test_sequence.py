@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bench_cluster import BenchCluster
 from bench_runs import begun
-from factories import make_node, make_recipe
+from factories import SHIPPED, make_node, make_recipe
 from fake_cluster import Make
 from fake_programs import Said
 
@@ -273,7 +273,7 @@ def test_the_summary_says_each_reason_once(run, cluster, capsys):
 def test_what_served_before_is_named_with_the_way_back(run, cluster):
     labels = {"spark-cluster.recipe": "other", "spark-cluster.tp": "1"}
     cluster.fake.head.run_container(SERVER, labels)
-    sequence.go_on(cluster.play, run)
+    SHIPPED.load_playbook("bench").function(cluster.play, run=run)
     assert cluster.fake.notes[-1] == (
         "other (tp 1) served before and is stopped; it serves again: "
         "spark-cluster up --recipe other --tp 1"
