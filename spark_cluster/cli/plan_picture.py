@@ -91,6 +91,7 @@ def _legend(fit: Fit) -> Text:
     for label, style, gib in _parts(fit, fit.rooms[0]):
         line.append(f"{BRICKS[label]} ", style=style)
         line.append(f"{label} {gib:.1f}  ")
+    line.rstrip()
     return line
 
 
@@ -98,6 +99,7 @@ def _figures(plan: Plan) -> Iterator[tuple[str, Text | str]]:
     fit, speed = plan.fit, plan.speed
     yield "memory", _share(fit)
     yield "KV cache", _cache(fit)
+    yield "runtime", _runtime(fit)
     if fit.reasons:
         yield "decode", painted("does not fit: no speed", "red")
     else:
@@ -150,6 +152,18 @@ def _share(fit: Fit) -> str | Text:
     return styled("[bold]--{} {:.2f}[/]  [dim]({})[/]", flag, fit.share, why)
 
 
+def _runtime(fit: Fit) -> str:
+    """What is neither weights nor cache, with its range and parts."""
+    total, parts = fit.runtime.total, fit.runtime
+    if fit.measured_gib is not None:
+        return f"{total.expected:.1f} GiB a node, as your own servers logged it"
+    graphs = f", CUDA graphs {parts.graphs.expected:.1f}" if parts.graphs.expected else ""
+    return (
+        f"{total.expected:.1f} GiB a node ({total.low:.1f} to {total.high:.1f}): activations "
+        f"{parts.activations.expected:.1f}{graphs}, outside PyTorch {parts.outside.expected:.1f}"
+    )
+
+
 def _cache(fit: Fit) -> Text:
     cache = fit.cache
     if cache is None:
@@ -159,9 +173,10 @@ def _cache(fit: Fit) -> Text:
     fewer = at_a_time is not None and at_a_time < int(cache.max_concurrency)
     limit = f"; --max-num-seqs lets {at_a_time:g} run" if fewer else ""
     kind = "unquantized" if fit.serving.kv_dtype == "auto" else fit.serving.kv_dtype
+    ends = f" ({fit.kv_low_gib:.1f} to {fit.kv_high_gib:.1f})" if fit.share is not None else ""
     size = (
-        f"{fit.kv_gib:.2f} GiB a node, {kind}: {requests} of {fit.max_model_len:,} tokens at a "
-        f"time{limit}"
+        f"{fit.kv_gib:.2f} GiB a node{ends}, {kind}: {requests} of {fit.max_model_len:,} tokens "
+        f"at a time{limit}"
     )
     prints = "vLLM prints" if dialect(fit.launch.engine).planned else "vLLM would print"
     return styled("{}  [dim]({} {:,} tokens)[/]", size, prints, cache.tokens)

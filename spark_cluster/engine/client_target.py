@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -170,8 +171,10 @@ def key_variable(secret: SecretReference | None) -> str:
 
 def _key_notes(secret: SecretReference | None) -> list[str]:
     name = key_variable(secret)
+    if os.environ.get(name):
+        return []
     if secret is not None and secret.env is not None:
-        return [f"{name} has to hold the API key"]
+        return [f"{name} has to hold the API key: export {name}=..."]
     if secret is not None and secret.file is not None:
         file = shlex.quote(str(secret.file))
         return [f'{name} has to hold the API key: export {name}="$(head -n 1 {file})"']
@@ -338,6 +341,10 @@ CLIENTS: Mapping[str, tuple[str, str, frozenset[ModelKind]]] = {
     "curl": ("curl", "", EVERY),
     "python": ("Python (openai)", "", EVERY - {"reranking"}),
     "env": ("Environment variables", "", EVERY),
+    "anthropic": ("Python (anthropic)", "", frozenset({"chat"})),
+    "claude-code": ("Claude Code", "", frozenset({"chat"})),
+    "litellm": ("Python (litellm)", "", frozenset({"chat"})),
+    "llm": ("llm", "~/.config/io.datasette.llm/extra-openai-models.yaml", frozenset({"chat"})),
     "open-webui": ("Open WebUI", "compose.yaml", frozenset({"chat"})),
     "opencode": ("opencode", "opencode.json", frozenset({"chat"})),
     "continue": ("Continue", "~/.continue/config.yaml", frozenset({"chat", "embedding"})),
@@ -359,6 +366,8 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
         "client": client,
         "key": target.key or NO_KEY,
         "by_variable": bool(target.key_variable and not target.key),
+        "root": target.url.removesuffix("/v1"),
+        "no_key": NO_KEY,
         "path": path,
         "body": json.dumps({"model": target.model, **asked}),
         "question": QUESTION,

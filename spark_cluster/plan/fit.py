@@ -21,18 +21,25 @@ from spark_cluster.plan.kv import DrafterLayers, drafter_layers
 from spark_cluster.plan.room import (
     NodeMemory,
     batched_tokens,
+    for_batch_gib,
+    has_own_memory,
     largest_stage,
     rank_share,
     ranks_remark,
-    runtime_on,
+    sequences,
     stage_gib,
     whole_gib,
     with_default_batch,
 )
+from spark_cluster.plan.runtime import NOTHING, Range, Runtime, exactly, runtime
 from spark_cluster.plan.serving import ServingSetup, of_launch
 
-SPARE_GIB = 1.0
-"""Added to what is needed before a share is chosen: the runtime is an estimate."""
+MEASURED_SPREAD = 0.1
+"""Of a runtime that own starts logged, either way: other models take more or less."""
+
+WEIGHTS_MORE = 0.008
+"""Of the counted weights: what "Model loading took" was at most above them (source:
+measured-on-h200)."""
 
 BUSY_GIB = 8.0
 """More than this in use before the start means a desktop or another program, GiB."""
@@ -44,10 +51,13 @@ class Fit(Document):
 
     Attributes:
         whole_gib: weights of the whole model and its drafter, on all nodes together.
-        weights_gib: when loaded; `peak_gib` is the most while loading.
+        weights_gib: when loaded; `loading_gib` is the most while they are loaded, `peak_gib` until
+            the server is ready: profiling and its CUDA graphs may take more.
+        runtime: neither weights nor cache, with its range; `runtime_gib` is what is expected.
+        measured_gib: the same at 2,048 tokens a batch as own starts logged it; None: counted.
         share: --gpu-memory-utilization; None when the cache's size is given instead.
         highest: the largest safe share; `needed` the smallest that does what was asked.
-        kv_gib: for the cache.
+        kv_gib: for the cache, as expected; `kv_low_gib` is what is there at least.
         cache: what that holds, None when there is no room for any.
         remarks: what to know when it does.
     """
@@ -58,16 +68,25 @@ class Fit(Document):
     whole_gib: Hidden[float]
     weights_gib: Annotated[float, Rounded(2)]
     peak_gib: Annotated[float, Rounded(2), Field(serialization_alias="load_peak_gib")]
-    runtime_gib: Annotated[float, Rounded(2)]
+    runtime: Hidden[Runtime]
+    measured_gib: Hidden[float | None]
+    loading_gib: Hidden[float]
     share: Annotated[float | None, Field(serialization_alias="gpu_memory_utilization")]
     needed: Annotated[float, Field(serialization_alias="gpu_memory_utilization_needed")]
     highest: Annotated[float, Field(serialization_alias="gpu_memory_utilization_highest")]
     kv_gib: Annotated[float, Rounded(2), Field(serialization_alias="kv_cache_gib")]
+    kv_low_gib: Annotated[float, Rounded(2), Field(serialization_alias="kv_cache_low_gib")]
+    kv_high_gib: Annotated[float, Rounded(2), Field(serialization_alias="kv_cache_high_gib")]
     cache: Hidden[kv.KvCache | None]
     remarks: tuple[str, ...]
     tp = derived(int, "launch.tp")
     pipeline_parallel = derived(int, "launch.pp")
     data_parallel = derived(int, "launch.dp")
+    runtime_gib = derived(Annotated[float, Rounded(2)], "runtime.total.expected")
+    runtime_low_gib = derived(Annotated[float, Rounded(2)], "runtime.total.low")
+    runtime_high_gib = derived(Annotated[float, Rounded(2)], "runtime.total.high")
+    activations_gib = derived(Annotated[float, Rounded(2)], "runtime.activations.expected")
+    cuda_graphs_gib = derived(Annotated[float, Rounded(2)], "runtime.graphs.expected")
     kv_tokens = derived(int, lambda fit: fit.cache.tokens if fit.cache else 0)
     kv_rule = derived(str | None, lambda fit: fit.cache and fit.cache.rule)
 
@@ -89,13 +108,13 @@ class Fit(Document):
     def disk_gib(self) -> Annotated[float, Rounded(1)]:
         """Disk space of the model's files: what is loaded at first, less tables of positions."""
         launch, tables = self.launch, self.serving.geometry.tables_bytes / GIB
-        loaded = (self.peak_gib - tables) * launch.tp * launch.pp
+        loaded = (self.loading_gib - tables) * launch.tp * launch.pp
         return loaded / rank_share(launch, self.serving)
 
     @property
     def reserved_gib(self) -> float:
         """The memory that a server holds on each node."""
-        return self.weights_gib + self.kv_gib + self.runtime_gib
+        return self.weights_gib + self.kv_gib + self.runtime.total.expected
 
     @printed
     def max_model_len(self) -> int:
@@ -127,8 +146,8 @@ def fit(
     launch = with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
     whole = whole_gib(launch, serving) if weights_gib is None else weights_gib
-    fitted = _fitted(launch, serving, rooms, whole, runtime_on(launch, rooms, runtime_gib))
-    cache = fitted.cache
+    fitted = _fitted(launch, serving, rooms, whole, runtime_gib)
+    cache = _cache(launch, serving, fitted.kv_low_gib)
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
         shorter = launch.with_flags({"max-model-len": cache.max_model_len})
         return fit(shorter, geometry, rooms, whole, runtime_gib=runtime_gib)
@@ -140,38 +159,90 @@ def _fitted(
     serving: ServingSetup,
     rooms: Sequence[NodeMemory],
     whole: float,
-    runtime: float,
+    measured: float | None,
 ) -> Fit:
     """Compute the memory of a launch as it is, without remarks.
 
     Args:
         whole: weights of the whole model and its drafter, GiB.
-        runtime: neither weights nor cache, GiB a node.
+        measured: neither weights nor cache, of own starts, GiB a node; None: counted.
     """
-    geometry, held = serving.geometry, rank_share(launch, serving)
-    weights = held * stage_gib(geometry, launch.pp, whole) / launch.tp
-    loading = stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
-    peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
+    weights, loaded = _weights(launch, serving, whole)
+    beside = _runtime(launch, serving, rooms, measured)
+    total, smallest = beside.total, min(room.total_gib for room in rooms)
     highest = min(memory_share.utilization(room.memory) for room in rooms)
-    smallest = min(room.total_gib for room in rooms)
-    asked = _asked_gib(launch, serving)
-    needed = memory_share.least(weights + runtime + asked + SPARE_GIB, smallest)
-    share, kv_gib = _share(launch, smallest, weights + runtime, needed, highest)
+    most = (1 + WEIGHTS_MORE) * weights + total.high + _asked_gib(launch, serving)
+    needed = memory_share.least(most, smallest)
+    share, kv_gib = _share(launch, smallest, weights + total.expected, needed, highest)
+    low, high = _ends(kv_gib, total, weights) if share is not None else (kv_gib, kv_gib)
     return Fit(
         launch,
         serving,
         tuple(rooms),
         whole_gib=whole,
         weights_gib=weights,
-        peak_gib=peak,
-        runtime_gib=runtime,
+        peak_gib=max(loaded, weights + _profiling_gib(launch, serving, beside, rooms)),
+        runtime=beside,
+        measured_gib=measured,
+        loading_gib=loaded,
         share=share,
         needed=needed,
         highest=highest,
         kv_gib=max(kv_gib, 0.0),
+        kv_low_gib=max(low, 0.0),
+        kv_high_gib=max(high, 0.0),
         cache=_cache(launch, serving, kv_gib),
         remarks=(),
     )
+
+
+def _weights(launch: Launch, serving: ServingSetup, whole: float) -> tuple[float, float]:
+    """Return the weights of a node when they are loaded, and the most while they are, GiB."""
+    geometry, held = serving.geometry, rank_share(launch, serving)
+    weights = held * stage_gib(geometry, launch.pp, whole) / launch.tp
+    loading = stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
+    return weights, max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
+
+
+def _ends(kv_gib: float, total: Range, weights: float) -> tuple[float, float]:
+    """Return the least and the most that a share leaves for the cache, GiB."""
+    low = kv_gib + total.expected - total.high - WEIGHTS_MORE * weights
+    return low, kv_gib + total.expected - total.low
+
+
+def _runtime(
+    launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory], measured: float | None
+) -> Runtime:
+    """Return what the server takes beside weights and cache: as measured, else counted."""
+    counted = runtime(launch, serving, rooms)
+    if measured is None:
+        return counted
+    gib = measured + for_batch_gib(batched_tokens(launch), own=has_own_memory(rooms))
+    spread = gib * MEASURED_SPREAD
+    rest = gib - counted.activations.expected
+    return replace(
+        counted,
+        activations=exactly(counted.activations.expected),
+        graphs=NOTHING,
+        outside=Range(rest - spread, rest, rest + spread),
+    )
+
+
+def _profiling_gib(
+    launch: Launch, serving: ServingSetup, beside: Runtime, rooms: Sequence[NodeMemory]
+) -> float:
+    """What profiling takes for seconds in addition to the weights, GiB: activations, then graphs.
+
+    A small KV cache is allocated for them, of a block for each sequence up to the largest graph
+    (`_init_minimal_kv_cache_for_profiling`), while PyTorch still holds the activations' memory. Of
+    a model with recurrent layers a block is large: 24.6 of the 28 GiB that Qwen3.6-27B took.
+    """
+    activations = beside.activations.expected
+    if not beside.graphs.expected:
+        return activations
+    layout = _layout(launch, serving)
+    blocks = max(1, min(sequences(launch, rooms), beside.largest_graph))
+    return activations + blocks * kv.pool(layout).block_bytes / GIB + beside.graphs.low
 
 
 def context_length(launch: Launch, geometry: Geometry) -> int:
@@ -298,13 +369,19 @@ def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
     reserved = fitted.reserved_gib if fitted.share is None else fitted.share * room.total_gib
     margins = memory_share.margins(room.memory)
     gate = memory_share.gate_gib(room.memory)
-    if fitted.peak_gib + margins.reserve_gib > room.available_gib:
-        how = " while loading" if fitted.peak_gib > fitted.weights_gib else ""
+    if fitted.loading_gib + margins.reserve_gib > room.available_gib:
+        how = " while loading" if fitted.loading_gib > fitted.weights_gib else ""
         kept = margins.reserve_gib
         keeps = f", of which the system keeps {kept:g}" if kept else ""
         return [
-            f"{room.name}: the weights take {fitted.peak_gib:.1f} GiB{how}, and "
+            f"{room.name}: the weights take {fitted.loading_gib:.1f} GiB{how}, and "
             f"{room.available_gib:.1f} are available{keeps}{held}"
+        ]
+    if fitted.peak_gib + margins.reserve_gib > room.available_gib:
+        return [
+            f"{room.name}: profiling CUDA graphs takes {fitted.peak_gib:.1f} GiB for some seconds "
+            f"({sequences(fitted.launch, fitted.rooms)} sequences), and {room.available_gib:.1f} "
+            f"are available; lower --max-num-seqs{held}"
         ]
     if reserved > gate:
         return [
@@ -339,6 +416,14 @@ def _for_a_request(fitted: Fit) -> list[str]:
             f"a request of {fitted.max_model_len:,} tokens needs {cache.gib_per_request:.2f} GiB "
             f"of KV cache and there are {fitted.kv_gib:.2f}; the longest that fits has "
             f"{cache.max_model_len:,} tokens"
+        ]
+    if cache.gib_per_request > fitted.kv_low_gib and fitted.kv_low_gib < fitted.kv_gib:
+        least = _cache(fitted.launch, fitted.serving, fitted.kv_low_gib)
+        longest = least.max_model_len if least else 0
+        return [
+            f"a request of {fitted.max_model_len:,} tokens needs {cache.gib_per_request:.2f} GiB "
+            f"of KV cache and there may be as little as {fitted.kv_low_gib:.2f} "
+            f"({fitted.kv_gib:.2f} expected); {longest:,} tokens fit in any case"
         ]
     return []
 

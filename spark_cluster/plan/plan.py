@@ -24,7 +24,7 @@ from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.estimate import Estimate
 from spark_cluster.plan.evidence import ComparedEvidence, Evidence
 from spark_cluster.plan.fit import Fit, fit, kv_knob_bytes
-from spark_cluster.plan.room import NodeMemory, batched_tokens, for_batch_gib, has_own_memory
+from spark_cluster.plan.room import NodeMemory, batched_tokens
 from spark_cluster.plan.serving import BATCHED_TOKENS
 from spark_cluster.plan.speed import (
     Decode,
@@ -75,14 +75,11 @@ def nearest(
         rooms: all nodes that there are.
         largest_tp: what the recipe can be split over; `smallest_tp` the fewest nodes.
     """
-    own = has_own_memory(fitted.rooms)
-    runtime = fitted.runtime_gib - for_batch_gib(batched_tokens(fitted.launch), own=own)
+    whole, measured = fitted.whole_gib, fitted.measured_gib
 
     def tried(launch: Launch) -> Fit | None:
         try:
-            return fit(
-                launch, geometry, rooms[: launch.ranks], fitted.whole_gib, runtime_gib=runtime
-            )
+            return fit(launch, geometry, rooms[: launch.ranks], whole, runtime_gib=measured)
         except UsageError:  # its heads or layers cannot be divided so
             return None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
 from spark_cluster.config.facts import Facts, GpuProcess, Memory
@@ -19,7 +20,6 @@ from spark_cluster.errors import UsageError
 from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import drafter_bytes
-from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.kv import is_mtp
 from spark_cluster.plan.serving import BATCHED_TOKENS, ServingSetup
 
@@ -89,15 +89,18 @@ NEVER_LARGE = "A100"
 """GPUs of this name have the small default whatever their memory is."""
 
 RUNTIME_GIB_PER_TOKEN = 0.6 / (65536 - 2048)
-"""What the runtime grows by with each token of a batch above 2,048."""
-
-OWN_RUNTIME_GIB = 0.6
-"""What `Constants.runtime_gib` is on a GPU with memory of its own: activations 0.35 to 0.42 and
-0.22 outside PyTorch; less with vLLM 0.33 (source: measured-on-h200)."""
+"""What a runtime that own starts logged grows by with each token of a batch above 2,048."""
 
 OWN_RUNTIME_GIB_PER_TOKEN = 1.1 / (8192 - 2048)
-"""The same as RUNTIME_GIB_PER_TOKEN there: 1.6 and 1.8 GiB in all at 8,192, gpt-oss 2.8 and 3.6
-(source: measured-on-h200)."""
+"""The same as RUNTIME_GIB_PER_TOKEN on a GPU with memory of its own: 1.6 and 1.8 GiB in all at
+8,192, gpt-oss 2.8 and 3.6 (source: measured-on-h200)."""
+
+SEQUENCES, LARGE_SEQUENCES = 256, 1024
+"""Defaults of --max-num-seqs on small and large GPUs (source: vllm-source)."""
+
+SPARK_LARGE = Version("0.33")
+"""From here on a Spark has the defaults of a large GPU: 8,192 tokens and 1,024 sequences
+(`platforms/cuda.py`, get_device_total_memory; not yet in 0.32)."""
 
 
 def batched_tokens(launch: Launch) -> int:
@@ -107,13 +110,38 @@ def batched_tokens(launch: Launch) -> int:
 
 def with_default_batch(launch: Launch, rooms: Sequence[NodeMemory]) -> Launch:
     """Return the launch with the batch that vLLM takes on these GPUs where it is told none."""
-    if not has_own_memory(rooms) or launch.number("max-num-batched-tokens"):
+    if launch.number("max-num-batched-tokens"):
         return launch
+    tokens = _large_batch(launch, rooms)
+    return launch.with_flags({"max-num-batched-tokens": tokens}) if tokens else launch
+
+
+def sequences(launch: Launch, rooms: Sequence[NodeMemory]) -> int:
+    """--max-num-seqs, or the default on these GPUs (`get_batch_defaults`)."""
+    given = launch.number("max-num-seqs")
+    if given is not None:
+        return int(given)
+    return LARGE_SEQUENCES if _large_batch(launch, rooms) else SEQUENCES
+
+
+def _large_batch(launch: Launch, rooms: Sequence[NodeMemory]) -> int | None:
+    """The default batch of a large GPU; None where vLLM takes the small one.
+
+    Before 0.33 it asks NVML for the size of a GPU, which a Spark does not answer: small defaults.
+    """
+    if not rooms or any(NEVER_LARGE in room.gpu for room in rooms):
+        return None
+    if not has_own_memory(rooms) and not _answers_its_size(launch.vllm):
+        return None
     least = min(room.total_gib for room in rooms)
-    for gib, tokens in LARGE_GPUS:
-        if least >= gib and not any(NEVER_LARGE in room.gpu for room in rooms):
-            return launch.with_flags({"max-num-batched-tokens": tokens})
-    return launch
+    return next((tokens for gib, tokens in LARGE_GPUS if least >= gib), None)
+
+
+def _answers_its_size(version: str | None) -> bool:
+    try:
+        return version is not None and Version(version) >= SPARK_LARGE
+    except InvalidVersion:
+        return False
 
 
 def has_own_memory(rooms: Sequence[NodeMemory]) -> bool:
@@ -129,18 +157,6 @@ def for_batch_gib(tokens: int, *, own: bool = False) -> float:
     """
     each = OWN_RUNTIME_GIB_PER_TOKEN if own else RUNTIME_GIB_PER_TOKEN
     return each * max(0, tokens - 2048)
-
-
-def runtime_on(launch: Launch, rooms: Sequence[NodeMemory], measured: float | None) -> float:
-    """Return the memory of a server that is neither weights nor cache, GiB.
-
-    Args:
-        measured: at a batch of 2,048 tokens, of own starts; None for what is published.
-    """
-    own = has_own_memory(rooms)
-    usual = OWN_RUNTIME_GIB if own else Constants.runtime_gib
-    least = usual if measured is None else measured
-    return least + for_batch_gib(batched_tokens(launch), own=own)
 
 
 # The weights of a whole model and its drafter, and the share of them that each node holds.

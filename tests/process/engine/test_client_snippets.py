@@ -36,28 +36,29 @@ KEYED = ClientTarget(
     "https://10.0.0.5:8443/v1", "gemma", key_variable="MY_KEY", ca_file="/home/a/spark 1.pem"
 )
 
-OPENAI = """\
-import json, urllib.request
-from types import SimpleNamespace as Space
-
-DefaultHttpxClient = Space
-
-class OpenAI:
-    def __init__(self, base_url, api_key, http_client=None):
-        self.base_url, self.api_key = base_url, api_key
-        self.context = http_client.verify if http_client else None
-        self.chat = Space(completions=Space(create=self.create))
-
-    def create(self, **body):
-        request = urllib.request.Request(
-            f"{self.base_url}/chat/completions", json.dumps(body).encode(),
-            {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, context=self.context) as answer:
-            found = json.loads(answer.read())
-        return json.loads(json.dumps(found), object_hook=lambda fields: Space(**fields))
-"""
-"""What the snippet uses of openai-python, where that is not installed."""
+COMPLETION = {
+    "id": "1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "gemma",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "Hello."},
+        }
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+MESSAGE = {
+    "id": "1",
+    "type": "message",
+    "role": "assistant",
+    "model": "gemma",
+    "content": [{"type": "text", "text": "Hello."}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 1, "output_tokens": 1},
+}
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -66,7 +67,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.seen.append((self.path, self.headers.get("Authorization"), json.loads(body)))
-        answer = {"choices": [{"message": {"role": "assistant", "content": "Hello."}}]}
+        answer = MESSAGE if self.path == "/v1/messages" else COMPLETION
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
@@ -131,25 +132,48 @@ def test_the_curl_command_runs(server, keyed):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_curl_and_python_trust_the_certificate_of_the_node(tls_server, tmp_path):
+def test_curl_and_python_trust_the_certificate_of_the_node(tls_server):
     given = target(tls_server, key_variable="MY_KEY", ca_file=str(tls_server.certificate))
     ran(["sh", "-ec", text("curl", given)], MY_KEY=KEY)
-    (tmp_path / "openai.py").write_text(OPENAI)
-    done = ran([sys.executable, "-c", text("python", given)], MY_KEY=KEY, PYTHONPATH=str(tmp_path))
-    assert done == "Hello.\n"
-    assert [key for _, key, _ in tls_server.seen] == [f"Bearer {KEY}"] * 2
+    for client in PROGRAMS:
+        assert ran([sys.executable, "-c", text(client, given)], MY_KEY=KEY) == "Hello.\n"
+    assert [key for _, key, _ in tls_server.seen] == [f"Bearer {KEY}"] * 4
+
+
+PROGRAMS = {
+    "python": "/v1/chat/completions",
+    "anthropic": "/v1/messages",
+    "litellm": "/v1/chat/completions",
+}
+"""Python programs, which run with the real library, and where each asks."""
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_the_python_program_runs(server, tmp_path, keyed):
-    (tmp_path / "openai.py").write_text(OPENAI)
-    program = text("python", target(server, key_variable="MY_KEY" if keyed else ""))
-    done = ran([sys.executable, "-c", program], MY_KEY=KEY, PYTHONPATH=str(tmp_path))
-    assert done == "Hello.\n"
+@pytest.mark.parametrize("client", PROGRAMS)
+def test_the_python_program_runs(server, client, keyed):
+    program = text(client, target(server, key_variable="MY_KEY" if keyed else ""))
+    assert ran([sys.executable, "-c", program], MY_KEY=KEY) == "Hello.\n"
     path, key, body = server.seen[0]
-    assert path == "/v1/chat/completions"
+    assert path == PROGRAMS[client]
     assert key == (f"Bearer {KEY}" if keyed else "Bearer none")
-    assert body["messages"][0]["role"] == "user"
+    assert (body["model"], body["messages"][0]["role"]) == ("gemma", "user")
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_llm_finds_the_model_in_its_file(server, tmp_path, keyed):
+    given = target(server, key_variable="MY_KEY" if keyed else "")
+    (tmp_path / "extra-openai-models.yaml").write_text(text("llm", given))
+    (tmp_path / "keys.json").write_text(json.dumps({"spark": KEY}))
+    argv = [sys.executable, "-m", "llm", "-m", "gemma", "--no-stream", "Hi"]
+    assert ran(argv, LLM_USER_PATH=str(tmp_path)) == "Hello.\n"
+    assert server.seen[0][1] == f"Bearer {KEY}" if keyed else True
+
+
+def test_claude_code_gets_the_address_below_which_the_messages_are():
+    script = text("claude-code", KEYED) + 'printf "%s\n" "$ANTHROPIC_BASE_URL" "$ANTHROPIC_MODEL" '
+    script += '"$ANTHROPIC_AUTH_TOKEN" "$NODE_EXTRA_CA_CERTS"'
+    done = ran(["sh", "-ec", script], MY_KEY=KEY)
+    assert done.splitlines() == ["https://10.0.0.5:8443", "gemma", KEY, KEYED.ca_file]
 
 
 def test_the_variables_are_set_by_a_shell(tmp_path):
@@ -157,6 +181,10 @@ def test_the_variables_are_set_by_a_shell(tmp_path):
     script += '"$SSL_CERT_FILE"'
     done = ran(["sh", "-ec", script], MY_KEY=KEY)
     assert done.splitlines() == [KEYED.url, KEY, KEYED.ca_file]
+
+
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""litellm fetches prices when it is imported."""
 
 
 def ran(argv, **environment):
@@ -167,7 +195,7 @@ def ran(argv, **environment):
         capture_output=True,
         text=True,
         timeout=HANG_S,
-        env={**os.environ, **environment},
+        env={**os.environ, **OFFLINE, **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -275,6 +303,12 @@ def test_an_endpoint_on_the_network_is_reached_at_its_address():
     )
     assert tunnelled.url == "https://spark1:8443/v1"
     assert any("/etc/hosts" in note for note in tunnelled.notes)
+
+
+def test_a_variable_that_has_the_key_needs_no_note(monkeypatch):
+    assert "export MY_KEY=..." in target_of(current(api_key=True), SERVE, "spark1").notes[-1]
+    monkeypatch.setenv("MY_KEY", KEY)
+    assert not any("MY_KEY" in note for note in target_of(current(api_key=True), SERVE, "h").notes)
 
 
 def test_a_key_of_a_file_is_read_from_it(tmp_path):

@@ -119,6 +119,24 @@ def test_the_key_opens_every_path(guarded: int, engine: Engine) -> None:
     assert engine.lines == [f"GET {target} HTTP/1.1" for target in PATHS]
 
 
+def test_the_key_may_stand_where_anthropics_clients_send_it(guarded: int, engine: Engine) -> None:
+    assert status(converse(guarded, request("GET", "/v1/models", f"X-Api-Key: {KEY}\r\n"))) == 200
+    ((_, head),) = engine.requests
+    assert KEY not in head
+    for more in (
+        "x-api-key: \r\n",
+        f"x-api-key: {KEY}x\r\n",
+        f"x-api-key: Bearer {KEY}\r\n",
+        f"x-api-key: x,{KEY}\r\n",
+        f"x-api-key: {KEY}\r\nx-api-key: x\r\n",
+        f"x-api-key: {KEY}\r\nx-api-key: {KEY}\r\n",
+        f"x-api-key: {KEY}\r\nAuthorization: Bearer x\r\n",
+        f"x-api-key: {KEY}\r\nAuthorization:\r\n",
+    ):
+        assert status(converse(guarded, request("GET", "/v1/models", more))) == 401, more
+    assert len(engine.requests) == 1
+
+
 def test_vllm_does_not_see_the_key_and_is_not_told_who_asks_by_who_asks(
     guarded: int, engine: Engine
 ) -> None:

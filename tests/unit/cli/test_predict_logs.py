@@ -46,7 +46,8 @@ def test_plans_reserve_what_the_server_logged(ask, tmp_path: Path) -> None:
     assert constants.runtime_gib == pytest.approx(0.26 + 0.07)
     assert "the memory that your own servers logged" in constants.basis
     assert "link" not in constants.basis
-    assert before - runtime(ask) == pytest.approx(6.0 - 0.33, abs=0.01)
+    assert before > 5
+    assert runtime(ask) == pytest.approx(0.33, abs=0.01)
 
 
 def test_a_larger_batch_is_taken_into_account(ask, tmp_path: Path) -> None:

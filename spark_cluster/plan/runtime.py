@@ -1,0 +1,442 @@
+"""What a vLLM server takes beside weights and KV cache at a given share, part by part.
+
+vLLM takes off a share, before the rest becomes the KV cache: the weights as loaded, the peak of one
+profiling pass (`profile_run`: a forward of --max-num-batched-tokens, then the sampler for
+--max-num-seqs), memory outside PyTorch, and since 0.21 an estimate of its CUDA graphs. Each part is
+counted here from the launch line, the model's shape and the version; what cannot be known ahead is
+a range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`,
+`gpu/model_runner.py` of 0.19 to 0.33) and measured-kv-share (`tests/data/gpu/kv-share`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from packaging.version import InvalidVersion, Version
+
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.schema import Document, Rounded
+from spark_cluster.models.shape import Geometry
+from spark_cluster.plan.room import NodeMemory, batched_tokens, has_own_memory, sequences
+from spark_cluster.plan.serving import ServingSetup
+
+MIB = 1024**2
+MIB_OF_GIB = 1024.0
+
+GRAPHS_PROFILED = Version("0.21")
+"""From here on the estimate of CUDA graphs is taken off (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
+"""
+NEW_RUNNER_PROFILED = Version("0.29")
+"""Before, the newer model runner estimated its graphs as 0 (`gpu/model_runner.py`)."""
+NEW_RUNNER_DENSE = Version("0.25")
+"""From here on every dense model without recurrent layers takes the newer runner; 0.23 and 0.24
+name a few classes (`config/vllm.py`, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)."""
+NEW_RUNNER_ALL = Version("0.29")
+"""From here on every model takes it but with a drafter that it does not know."""
+NEW_RUNNER_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+NEW_RUNNER_NAMED = Version("0.23")
+NAMED_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
+NEW_RUNNER_MOE = (
+    "DeepseekV2ForCausalLM",
+    "GraniteMoeForCausalLM",
+    "InklingForCausalLM",
+    "LongcatFlashNgramForCausalLM",
+    "Qwen2MoeForCausalLM",
+)
+ALL_COUNTED = Version("0.27.1")
+"""From here on everything that a process allocated counts, also what the newer runner allocates
+before the weights (`utils/mem_utils.py`, total_consumed)."""
+
+SAMPLER_BYTES = 14
+"""Bytes for each request and token of the vocabulary while the sampler is profiled: logits in 16
+bits, then in 32, their probabilities and the noise (`v1/sample/sampler.py`, forward_native;
+measured-kv-share: 14.0 to 14.1 for six models)."""
+NEW_SAMPLER_BYTES, WARMED_SAMPLER_BYTES = 2, 6
+"""The same in the newer runner, whose profiling leaves out top-k and top-p; and where it profiles
+the sampler in 32 bits too (`for_sampler_warmup`: 0.33, not in 0.31)."""
+SAMPLER_WARMED = Version("0.32")
+GATHERED_LOGITS = 2.5
+"""Times the logits' bytes, with TP: each rank's part, all parts and their concatenation."""
+STATE_BYTES = 4
+"""Bytes for each request and token that the newer runner keeps (measured-kv-share)."""
+PROCESSORS = {"H100": 132, "H200": 132, "GH200": 132}
+"""Streaming multiprocessors: the top-k kernel keeps a row of the vocabulary in 32 bits for each."""
+SPARK_PROCESSORS = 48
+LIBRARIES_MIB = 32.0
+"""cuBLAS's workspace (measured-kv-share, Hopper)."""
+OUTSIDE_MIB, OUTSIDE_TP_MIB = 235.0, 110.0
+"""Outside PyTorch while profiling, on a GPU of its own; with TP, NCCL's own memory is allocated
+before vLLM's first reading (measured-kv-share: 225 to 256, 61 to 143)."""
+
+NARROW, WIDE = 3, 4
+"""Hidden states alive at the peak of a feed-forward layer: compiled, eager (measured-kv-share)."""
+STATE_PASSES = {True: 4.18, False: 3.34}
+"""A gated delta net's projections alive at once, by `eager` (measured-kv-share)."""
+
+GRAPH_MIB_PER_LAYER = 0.135
+"""Of a piecewise graph for each layer (measured-kv-share: 4 to 10 MiB for 24 to 64 layers, in steps
+of 2)."""
+FULL_GRAPH_MIB = (1.0, 2.0, 4.0)
+"""Of a graph of a whole decode step (measured-kv-share: least, usual, most)."""
+LARGEST_GRAPH = 16_384
+"""No larger size is counted; vLLM captures none above --max-num-batched-tokens."""
+FIRST_GRAPH_MIB = (60.0, 110.0, 160.0)
+"""Of the first piecewise graph: the activations that all graphs share (measured-kv-share)."""
+ALLREDUCE_MIB = 0.17
+"""Of each all-reduce in a captured graph, NCCL between GPUs of one host (measured-kv-share: 24 MiB
+in place of 6.5 for 96 all-reduces)."""
+NETWORK_ALLREDUCE_MIB = 0.48
+"""The same between two Sparks: 5.1 GiB for MiniMax-M2.7 with 51 and 35 graphs, vLLM 0.29.1 (source:
+eugr-kv-share); one report, so it is the upper end of the range too."""
+SPLITS = 32
+"""Partial results for each head that FlashAttention 3 holds in full graphs (Hopper only;
+`flash_attn_max_num_splits_for_cuda_graph`)."""
+
+HOST_GIB = (3.0, 4.45, 5.6)
+"""On unified memory vLLM counts what the host's processes took since its first reading as its own
+(`MemorySnapshot.measure` reads psutil there): least, usual, most. Three published starts on one
+Spark agree within 0.2 GiB (Gemma 4 26B and 31B with 0.19, MedGemma 27B with 0.24, source:
+published-kv-share); a fourth, with a vision tower, is above. The range is
+assumed: firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
+RANKS_GIB = (0.6, 1.9, 3.0)
+"""More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
+start, MiniMax-M2.7 over two Sparks; the range is assumed)."""
+
+PATCHES = {"qwen": 65_536}
+"""Image patches that a vision tower is profiled with, by the word in the model type: Qwen's
+processors allow 16,384 tokens of four patches each; others fixed sizes of at most 8,192."""
+USUAL_PATCHES = 8192
+PATCH_BYTES = 2 * (2 * 4304 + 4 * 1152)
+"""Of a patch at the peak of a tower of 1,152 and 4,304 (SigLIP so400m, Qwen3-VL), 16 bits."""
+
+
+@dataclass(frozen=True)
+class Range(Document):
+    """GiB on one node: least, expected, most."""
+
+    low: Annotated[float, Rounded(2)]
+    expected: Annotated[float, Rounded(2)]
+    high: Annotated[float, Rounded(2)]
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.low + other.low, self.expected + other.expected, self.high + other.high)
+
+
+NOTHING = Range(0.0, 0.0, 0.0)
+
+
+def exactly(gib: float) -> Range:
+    """A part that is known."""
+    return Range(gib, gib, gib)
+
+
+@dataclass(frozen=True)
+class Runtime(Document):
+    """What a server takes beside weights and KV cache, GiB on each node.
+
+    Attributes:
+        activations: the peak of the profiling pass.
+        graphs: CUDA graphs, where this version takes an estimate of them off the share.
+        outside: outside PyTorch: CUDA, NCCL; on unified memory the host's processes too.
+        graphs_captured: sizes that are captured: piecewise and whole steps.
+        largest_graph: of them, tokens.
+    """
+
+    activations: Range
+    graphs: Range
+    outside: Range
+    graphs_captured: tuple[int, int] = (0, 0)
+    largest_graph: int = 0
+
+    @property
+    def total(self) -> Range:
+        """All of it."""
+        return self.activations + self.graphs + self.outside
+
+
+def runtime(launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) -> Runtime:
+    """Count what a launch takes beside weights and cache on nodes like these."""
+    case = _Case.of(launch, serving, rooms)
+    return Runtime(
+        _activations(case),
+        _graphs(case) if case.graphs_counted else NOTHING,
+        _outside(case),
+        (len(case.piecewise), len(case.full)),
+        max((*case.piecewise, *case.full), default=0),
+    )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Everything in a launch that the parts depend on.
+
+    Attributes:
+        requests: --max-num-seqs, or the default of this version on these GPUs.
+        piecewise, full: batch sizes whose graphs are captured, tokens.
+        newer: the newer model runner.
+        vision: a tower is profiled, and the embedding is outside the compiled graph.
+    """
+
+    geometry: Geometry
+    tp: int
+    tokens: int
+    requests: int
+    drafted: int
+    eager: bool
+    version: Version
+    newer: bool
+    own: bool
+    gpu: str
+    fp8: bool
+    vision: bool
+    triton: bool
+    piecewise: tuple[int, ...]
+    full: tuple[int, ...]
+    estimated: bool
+
+    @classmethod
+    def of(cls, launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) -> _Case:
+        geometry, version = serving.geometry, _version(launch.vllm)
+        requests = sequences(launch, rooms)
+        tokens = batched_tokens(launch)
+        newer = _newer_runner(launch, geometry, version)
+        own = has_own_memory(rooms)
+        piecewise, full = ((), ()) if serving.eager else _captured(launch, geometry, requests)
+        return cls(
+            geometry,
+            launch.tp,
+            tokens,
+            max(1, min(requests, tokens)),
+            launch.drafted_tokens,
+            serving.eager,
+            version,
+            newer,
+            own,
+            rooms[0].gpu if rooms else "",
+            serving.quantization == "fp8",
+            geometry.other_parameters > 0 and not _text_only(launch),
+            "TRITON" in launch.text("attention-backend").upper(),
+            piecewise,
+            full,
+            launch.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS") != "0",
+        )
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the output layer, which vLLM pads to 64."""
+        return math.ceil(self.geometry.vocab / 64) * 64
+
+    @property
+    def graphs_counted(self) -> bool:
+        """True if an estimate of the graphs is taken off the share."""
+        since = NEW_RUNNER_PROFILED if self.newer else GRAPHS_PROFILED
+        return self.version >= since and self.estimated and bool(self.piecewise or self.full)
+
+    @property
+    def hopper(self) -> bool:
+        """True if FlashAttention 3 is what vLLM takes here."""
+        return self.own and any(name in self.gpu for name in PROCESSORS)
+
+
+def _version(text: str | None) -> Version:
+    """The version as given; the newest known where it is not."""
+    try:
+        return Version(text or "0.33")
+    except InvalidVersion:
+        return Version("0.33")
+
+
+def _newer_runner(launch: Launch, geometry: Geometry, version: Version) -> bool:
+    """Return whether vLLM takes `v1/worker/gpu/model_runner.py` (`use_v2_model_runner`)."""
+    asked = launch.env.get("VLLM_USE_V2_MODEL_RUNNER")
+    if asked is not None:
+        return str(asked) not in ("0", "False", "")
+    method = str(launch.speculative.get("method") or "")
+    if method and method not in NEW_RUNNER_DRAFTERS:
+        return False
+    if version >= NEW_RUNNER_ALL or version < NEW_RUNNER_NAMED:
+        return version >= NEW_RUNNER_ALL
+    named = NEW_RUNNER_MOE if geometry.is_moe else NAMED_CLASSES
+    by_name = any(name in named for name in geometry.architectures)
+    dense = not geometry.is_moe and not geometry.recurrent
+    return by_name or (dense and version >= NEW_RUNNER_DENSE)
+
+
+def _text_only(launch: Launch) -> bool:
+    if launch.args.get("language-model-only") is True:
+        return True
+    limits = launch.args.get("limit-mm-per-prompt")
+    if isinstance(limits, str):
+        try:
+            limits = json.loads(limits)
+        except ValueError:
+            return False
+    return isinstance(limits, Mapping) and bool(limits) and not any(limits.values())
+
+
+def _compilation(launch: Launch) -> Mapping[str, Any]:
+    given = launch.args.get("compilation-config")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return {}
+    return given if isinstance(given, Mapping) else {}
+
+
+def _captured(
+    launch: Launch, geometry: Geometry, requests: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes whose graphs are captured (`config/vllm.py`, `_set_cudagraph_sizes`)."""
+    config = _compilation(launch)
+    mode = str(config.get("cudagraph_mode") or "FULL_AND_PIECEWISE").upper()
+    if mode == "NONE":
+        return (), ()
+    step = 1 + launch.drafted_tokens
+    given = config.get("cudagraph_capture_sizes")
+    largest = launch.number("max-cudagraph-capture-size") or config.get(
+        "max_cudagraph_capture_size"
+    )
+    if isinstance(given, list) and given:
+        sizes = sorted(size for size in given if isinstance(size, int))
+    else:
+        usual = 1024 if geometry.model_type == "gpt_oss" else min(requests * step * 2, 512)
+        asked = int(largest) if isinstance(largest, (int, float)) and largest > 0 else usual
+        top = min(asked, LARGEST_GRAPH)
+        sizes = [1, 2, 4, *range(8, min(256, top + 1), 8), *range(256, top + 1, 16)]
+        sizes = [size for size in sizes if size <= top]
+    if step > 1:
+        sizes = sorted({math.ceil(size / step) * step for size in sizes})
+    decode = tuple(size for size in sizes if size <= requests * step)
+    mixed = tuple(sizes)
+    if mode in ("FULL_DECODE_ONLY", "FULL"):
+        return (), decode if mode == "FULL_DECODE_ONLY" else mixed
+    return mixed, () if mode == "PIECEWISE" else decode
+
+
+def _activations(case: _Case) -> Range:
+    """The peak of `profile_run`: what stays, and the larger of forward, sampler and compilation.
+
+    On a first start Inductor benchmarks kernels on copies of their inputs, the embedding among
+    them where it is part of the graph; with a filled cache of compiled graphs it does not. So the
+    lower end is a later start's, and a first start is what is expected.
+    """
+    kept = LIBRARIES_MIB + _experts_mib(case)
+    forward = _forward_mib(case)
+    hidden = case.tokens * case.geometry.hidden * 2 / MIB
+    sampled = hidden + _sampler_mib(case)
+    tower = _tower_mib(case)
+    warm = kept + max(forward, sampled)
+    first = warm
+    if not case.eager and not case.vision:
+        embedding = case.vocab / case.tp * case.geometry.hidden * 2 / MIB
+        first = max(warm, embedding + 2 * hidden)
+    more = case.requests * (case.vocab * STATE_BYTES / MIB + 0.05) if case.newer else 0.0
+    if case.version < ALL_COUNTED:
+        more = 0.0
+    slack = 0.02 * first + 16
+    low = max(warm, LIBRARIES_MIB + tower / 2) + more - slack
+    expected = max(first, LIBRARIES_MIB + tower) + more
+    high = max(first, LIBRARIES_MIB + tower * 1.6) + more + slack
+    return Range(low / MIB_OF_GIB, expected / MIB_OF_GIB, high / MIB_OF_GIB)
+
+
+def _experts_mib(case: _Case) -> float:
+    """The experts' two workspaces, kept between layers (`fused_moe/modular_kernel.py`)."""
+    experts = case.geometry.experts
+    if experts is None:
+        return 0.0
+    width = experts.latent or case.geometry.hidden
+    inner = experts.intermediate / case.tp
+    return case.tokens * experts.top_k * (max(inner, width) + max(2 * inner, width)) * 2 / MIB
+
+
+def _forward_mib(case: _Case) -> float:
+    """What one layer of the widest kind holds at its peak, for a batch of tokens."""
+    geometry, tp = case.geometry, case.tp
+    hidden = geometry.hidden
+    widths = [0.0]
+    if geometry.dense_layers or not geometry.is_moe:
+        inner = geometry.intermediate / tp
+        states = WIDE if case.eager else NARROW
+        quantized = inner / 2 if case.fp8 and case.eager else 0.0
+        widths.append(3 * inner + states * hidden + quantized)
+    for part in geometry.attention:
+        queries = part.q_heads * part.head_dim / tp
+        keys = max(1.0, part.kv_heads / tp) * part.head_dim
+        joined = queries * (2 if part.gated else 1) + keys + keys * part.value_dim / part.head_dim
+        if case.eager:
+            widths.append(joined + 2 * queries + keys + 3 * hidden)
+        else:
+            widths.append(joined + 3 * queries + keys + 2 * hidden)
+    if geometry.latent is not None:
+        latent = geometry.latent
+        heads = latent.q_heads / tp
+        widths.append(
+            heads * (2 * (latent.nope_dim + latent.rope_dim) + 2 * latent.value_dim)
+            + 2 * (latent.rank + latent.rope_dim)
+            + 3 * hidden
+        )
+    for state in geometry.recurrent:
+        # q, k and v pass the convolution; the gate has the size of v, of two thirds here
+        joined = state.conv_elements / max(1, state.conv_width) * 1.5 / tp
+        widths.append(STATE_PASSES[case.eager] * joined)
+    return case.tokens * 2 * max(widths) / MIB
+
+
+def _sampler_mib(case: _Case) -> float:
+    """Logits and the sampler for --max-num-seqs requests, with the top-k kernel's rows."""
+    logits = case.requests * case.vocab / MIB
+    if case.newer:
+        warmed = WARMED_SAMPLER_BYTES if case.version >= SAMPLER_WARMED else NEW_SAMPLER_BYTES
+        return logits * max(warmed, NEW_SAMPLER_BYTES * (GATHERED_LOGITS if case.tp > 1 else 1))
+    own = next((n for name, n in PROCESSORS.items() if name in case.gpu), SPARK_PROCESSORS)
+    rows = min(own, case.requests) * case.vocab * 4 / MIB
+    verified = logits * 6 if case.drafted else 0.0
+    return logits * SAMPLER_BYTES + verified + rows
+
+
+def _tower_mib(case: _Case) -> float:
+    """A vision tower's pass; its true size depends on the processor's limits."""
+    if not case.vision or (case.newer and case.version < ALL_COUNTED):
+        return 0.0
+    words = case.geometry.model_type
+    patches = next((n for word, n in PATCHES.items() if word in words), USUAL_PATCHES)
+    return patches * PATCH_BYTES / MIB
+
+
+def _graphs(case: _Case) -> Range:
+    """As vLLM estimates them: the larger first capture, and the second one's size for the others
+    (`profile_cudagraph_memory`).
+    """
+    layers = case.geometry.layers + (1 if case.drafted else 0)
+    reductions = 2 * layers if case.tp > 1 else 0
+    each = ALLREDUCE_MIB if case.own else NETWORK_ALLREDUCE_MIB
+    attention = max((p.q_heads * p.head_dim for p in case.geometry.attention), default=0) / case.tp
+    split = 0.0
+    if case.hopper and case.full and not case.triton:
+        split = attention * 4 * SPLITS * case.full[-1] / MIB + 4
+    ends = []
+    for n, (whole, first) in enumerate(zip(FULL_GRAPH_MIB, FIRST_GRAPH_MIB, strict=True)):
+        reduced = (ALLREDUCE_MIB, each, each)[n] * reductions
+        piece = (0.75, 1.0, 1.3)[n] * GRAPH_MIB_PER_LAYER * layers + reduced
+        step = whole + 0.85 * reduced
+        total = max(first if case.piecewise else 0.0, split)
+        total += max(1.0, piece) * max(0, len(case.piecewise) - 1)
+        total += max(1.0, step) * max(0, len(case.full) - 1)
+        ends.append(total / MIB_OF_GIB)
+    return Range(*ends)
+
+
+def _outside(case: _Case) -> Range:
+    """CUDA's and NCCL's own memory; on unified memory that of the host's processes too."""
+    mib = OUTSIDE_TP_MIB if case.tp > 1 else OUTSIDE_MIB
+    own = Range((mib - 60) / MIB_OF_GIB, mib / MIB_OF_GIB, (mib + 60) / MIB_OF_GIB)
+    if case.own:
+        return own
+    host = Range(*HOST_GIB)
+    return own + host + (Range(*RANKS_GIB) if case.tp > 1 else NOTHING)

@@ -1,0 +1,179 @@
+"""The KV cache at a share against logs of vLLM 0.26.0 on H100s (`tests/data/gpu/kv-share`).
+
+The figures of `plan/runtime.py` were read from these logs, so this is no test of unseen ones; those
+of H200s (`test_own_memory.py`) were compared with afterwards. The two that `vllm serve` wrote
+(`_serve_`) were in sight, and no figure is theirs alone. The configs are in `models.json`; the
+weights are those that were logged.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.config.facts import Memory
+from spark_cluster.config.launch import Launch
+from spark_cluster.models.config import from_config
+from spark_cluster.models.lookup import find
+from spark_cluster.models.memory_share import GIB_KIB
+from spark_cluster.plan.fit import Fit, fit
+from spark_cluster.plan.room import (
+    NodeMemory,
+    assumed,
+    batched_tokens,
+    sequences,
+    with_default_batch,
+)
+
+DATA = Path(__file__).parents[2] / "data" / "gpu" / "kv-share"
+MODELS = json.loads((DATA / "models.json").read_text())
+LOGS = sorted(path.stem for path in DATA.glob("*.log"))
+LATER_STARTS = {"qwen3-14b_compiled_2048x256_0.55_warm"}
+"""With the compiled graphs of an earlier start at hand, which leave more: the upper end."""
+TOTAL_GIB = 79.18
+"""Of an H100 80GB, as vLLM prints it."""
+
+
+def planned(name: str) -> tuple[Fit, float]:
+    """Return the plan of a start, and the KV cache that it logged, GiB."""
+    text = (DATA / f"{name}.log").read_text()
+    command, env = (line[2:] for line in text.splitlines()[1:3])
+    model, args = _arguments(command)
+    tp = int(args.pop("tensor-parallel-size", 1))
+    config = {**MODELS[model], **args.pop("hf-overrides", {})}
+    quantization = str(args.pop("quantization", "bf16"))
+    launch = Launch(
+        model,
+        quantization=quantization,
+        tp=tp,
+        vllm="0.26.0",
+        args=args,
+        env=dict(part.split("=") for part in env.split()),
+    )
+    memory = Memory(round(TOTAL_GIB * GIB_KIB), round(78.66 * GIB_KIB), of_gpu=True)
+    room = NodeMemory("gpu1", memory, gpu="NVIDIA H100 80GB HBM3")
+    weights = float(re.search(r"Model loading took ([\d.]+) GiB", text)[1])  # type: ignore[index]
+    rooms = [replace(room, name=f"gpu{n}") for n in range(tp)]
+    logged = float(re.search(r"Available KV cache memory: ([\d.]+)", text)[1])  # type: ignore[index]
+    return fit(launch, from_config(config, model), rooms, weights * tp), logged
+
+
+def _arguments(command: str) -> tuple[str, dict[str, Any]]:
+    """The model and the flags of `LLM(...)`, or of `vllm serve`."""
+    if command.startswith("LLM("):
+        call = ast.parse(command, mode="eval").body
+        assert isinstance(call, ast.Call)
+        given = {str(key.arg): ast.literal_eval(key.value) for key in call.keywords}
+        model = str(given.pop("model"))
+        return model, {
+            key.replace("_", "-"): value
+            for key, value in given.items()
+            if key not in ("load_format", "skip_tokenizer_init")
+        }
+    words = command.split()[2:]
+    flags = re.findall(r"--([a-z-]+)(?: ([^-\s]\S*))?", " ".join(words[1:]))
+    return words[0], {
+        key: (float(value) if re.fullmatch(r"[\d.]+", value) else value) if value else True
+        for key, value in flags
+        if key != "load-format"
+    }
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_the_cache_is_within_5_percent_and_in_range(name: str) -> None:
+    found, logged = planned(name)
+    if name not in LATER_STARTS:
+        assert found.kv_gib == pytest.approx(logged, rel=0.05)
+    assert found.kv_low_gib <= logged + 0.01
+    assert logged - 0.01 <= found.kv_high_gib
+
+
+def test_memory_while_graphs_are_profiled_counts_as_the_loads_peak() -> None:
+    """nvidia-smi showed up to 58,587 MiB for 5 s, at a share of 47.5 GiB."""
+    found, _ = planned("qwen3.6-27b_serve_fp8_compiled_8192x1024_0.60")
+    assert found.peak_gib == pytest.approx(58_587 / 1024, rel=0.05)
+    assert found.peak_gib > found.share * TOTAL_GIB + 8  # type: ignore[operator]
+    eager, _ = planned("gemma4-26b_eager_8192x1024")
+    assert eager.peak_gib == pytest.approx(eager.weights_gib + eager.runtime.activations.expected)
+
+
+def spark(version: str, **flags: Any) -> Fit:
+    """The plan of a dense model on a Spark, as published starts ran."""
+    args = {"gpu-memory-utilization": 0.9, "max-model-len": 8192, **flags}
+    launch = Launch("m", quantization="fp8", vllm=version, args=args)
+    return fit(launch, find("google/gemma-3-27b-it"), assumed(1))
+
+
+def test_a_published_start_on_a_spark() -> None:
+    """MedGemma 27B in FP8, vLLM 0.24.0: 76.93 GiB (styles01)."""
+    found = spark("0.24.0", **{"kv-cache-dtype": "fp8", "max-num-seqs": 75})
+    assert found.kv_gib == pytest.approx(76.93, rel=0.01)
+    assert found.kv_low_gib < 76.93 < found.kv_high_gib
+
+
+@pytest.mark.parametrize(("share", "logged", "fits"), [(0.80, 22.5, False), (0.85, 28.74, True)])
+def test_go_only_if_the_low_end_holds_the_request(share: float, logged: float, fits: bool) -> None:
+    """MiniMax-M2.7 AWQ on two Sparks, vLLM 0.29.1: refused at 0.80, served at 0.85 (eugr 396)."""
+    args = {"gpu-memory-utilization": share, "max-model-len": 196_608}
+    launch = Launch("m", quantization="awq-int4", tp=2, vllm="0.29.1", args=args)
+    found = fit(launch, find("MiniMaxAI/MiniMax-M2.5"), assumed(2))
+    assert found.kv_gib == pytest.approx(logged, rel=0.05)
+    assert found.kv_low_gib <= logged <= found.kv_high_gib
+    short = any("of KV cache" in reason for reason in found.reasons)
+    assert short is not fits
+
+
+def test_graphs_are_taken_off_from_0_21_on_and_in_the_newer_runner_from_0_29() -> None:
+    graphs = {
+        version: spark(version).runtime.graphs.expected > 0
+        for version in ("0.20.2", "0.22.1", "0.24.0", "0.25.1", "0.28.0", "0.29.0")
+    }
+    assert graphs == {
+        "0.20.2": False,
+        "0.22.1": True,
+        "0.24.0": True,
+        "0.25.1": False,
+        "0.28.0": False,
+        "0.29.0": True,
+    }
+    assert spark("0.24.0", **{"enforce-eager": True}).runtime.graphs.expected == 0
+    none = {"compilation-config": {"cudagraph_mode": "NONE"}}
+    assert spark("0.24.0", **none).runtime.graphs_captured == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "captured"), [(1024, (51, 51)), (256, (51, 35)), (128, (35, 19)), (64, (19, 11))]
+)
+def test_the_sizes_that_are_captured(count: int, captured: tuple[int, int]) -> None:
+    assert spark("0.24.0", **{"max-num-seqs": count}).runtime.graphs_captured == captured
+
+
+@pytest.mark.parametrize(
+    ("config", "captured"),
+    [
+        ({"cudagraph_mode": "PIECEWISE"}, (51, 0)),
+        ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', (0, 35)),
+        ({"cudagraph_capture_sizes": [1, 2, 4, "x"]}, (3, 3)),
+        ({"max_cudagraph_capture_size": 64}, (11, 11)),
+        ({"max_cudagraph_capture_size": "many"}, (51, 35)),
+        ("{not json", (51, 35)),
+    ],
+)
+def test_a_compilation_config_says_what_is_captured(
+    config: object, captured: tuple[int, int]
+) -> None:
+    assert spark("0.24.0", **{"compilation-config": config}).runtime.graphs_captured == captured
+
+
+def test_a_spark_has_the_defaults_of_a_large_gpu_from_0_33_on() -> None:
+    """Before, NVML did not tell vLLM a Spark's size, so that it took the small ones."""
+    launches = [Launch("m", vllm=version) for version in ("0.32.0", "0.33.0")]
+    before, now = (with_default_batch(launch, assumed(1)) for launch in launches)
+    assert (batched_tokens(before), sequences(before, assumed(1))) == (2048, 256)
+    assert (batched_tokens(now), sequences(now, assumed(1))) == (8192, 1024)
