@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import sys
+import termios
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from waiting import HANG_S
@@ -85,3 +89,76 @@ class Terminal:
         text = _COLOURS.sub("", self._bytes.decode(errors="replace"))
         self.shown = text.replace("\r\n", "\n")
         return bool(data)
+
+
+_PART = re.compile(
+    r"\x1b\[(?P<count>\d*)(?P<move>[AK])|\x1b\[[0-9;?]*[A-Za-z]|(?P<char>.)", re.DOTALL
+)
+
+
+class Screen:
+    """A pseudo-terminal whose other end is read all the time."""
+
+    def __init__(self, columns: int) -> None:
+        self._ours, self.terminal = pty.openpty()
+        size = struct.pack("HHHH", 50, columns, 0, 0)
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, size)
+        self._bytes = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # Linux says the end of a terminal so
+            while data := os.read(self._ours, 65536):
+                self._bytes += data
+
+    @property
+    def written(self) -> str:
+        """All that was written so far, as it came."""
+        return self._bytes.decode(errors="replace")
+
+    def close(self) -> str:
+        """Return what stays on the screen, line by line, without colours."""
+        os.close(self.terminal)
+        self._reader.join(HANG_S)
+        os.close(self._ours)
+        return "\n".join(_left(self.written))
+
+
+def _left(text: str) -> list[str]:
+    """Return the lines that stay: a live display goes back over its own."""
+    lines, row, at = [""], 0, 0
+    for part in _PART.finditer(text):
+        char = part["char"]
+        if part["move"] == "A":
+            row = max(0, row - int(part["count"] or 1))
+        elif part["move"] == "K":
+            lines[row] = "" if part["count"] == "2" else lines[row][:at]
+        elif char == "\r":
+            at = 0
+        elif char == "\n":
+            row, at = row + 1, 0
+            lines += [""] * (row == len(lines))
+        elif char is not None:
+            lines[row] = lines[row][:at].ljust(at) + char + lines[row][at + 1 :]
+            at += 1
+    return lines
+
+
+@contextlib.contextmanager
+def on_screen(columns: int) -> Iterator[Screen]:
+    """Have a terminal of so many columns as this process' outputs; its input stays what it is."""
+    screen = Screen(columns)
+    kept, streams = [os.dup(number) for number in (1, 2)], (sys.stdout, sys.stderr)
+    for number in (1, 2):
+        os.dup2(screen.terminal, number)
+    sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
+    try:
+        yield screen
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.close()
+        sys.stdout, sys.stderr = streams
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)

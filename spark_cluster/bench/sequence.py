@@ -16,7 +16,7 @@ from spark_cluster.bench.steps import BenchRun, is_done_there, load_base, measur
 from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import runtime, verify
+from spark_cluster.engine import readiness, runtime, verify
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.launches import previous_server_of
 from spark_cluster.engine.names import RAY, SERVER
@@ -214,6 +214,8 @@ def go_on(
         settings_of(play, generators.of(run.suite))  # refused before a server is started
         run.add([skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
     steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
+    first = bool(steps) and not run.record.setups and not play.check
+    before = previous_server_of(readiness.container_state(play, SERVER)) if first else None
     try:
         if not (steps or keep or play.check or run.record.status == "complete"):
             _take_down_last(play, run)
@@ -231,6 +233,8 @@ def go_on(
     finally:
         if not play.check:
             on_node.merge(run.folder)
+        if before is not None and not keep:
+            play.note(f"{before} served before and is stopped; it serves again: {before.command}")
     if not play.check:
         _end(run)
 

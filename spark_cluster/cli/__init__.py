@@ -31,7 +31,7 @@ import click
 
 from spark_cluster import __version__
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.console import show_error
+from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredGroup
 from spark_cluster.errors import INSTALL_LAB, UsageError
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from spark_cluster.cli.console import show_failure, styled, visible
-from spark_cluster.cli.display import Display, recap, show_diff, summary
+from spark_cluster.cli.changes import summary
+from spark_cluster.cli.console import styled
+from spark_cluster.cli.display import Display, recap, show_diff, show_error, show_failure
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
@@ -80,7 +81,7 @@ class Stepper:
 
     def _show(self, node: str, change: dict[str, Any]) -> None:
         console = self.display.console
-        what = change.get("reason") or summary(change["changes"])
+        what = change.get("reason") or summary(change["id"], change["changes"])
         console.print(styled("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what))
         if change.get("diff"):
             show_diff(console, change["diff"], 4)
@@ -197,7 +198,7 @@ class App:
         if self.as_json:
             self.print_json(found)
         elif isinstance(show, str):
-            click.echo(visible(show))
+            self.console.print(show)
         else:
             show(self, found)
 
@@ -285,7 +286,9 @@ def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
     except click.ClickException as error:
         if as_json:
             _print_error({"message": error.format_message(), "where": "", "hint": ""})
-        error.show()
+        ctx = getattr(error, "ctx", None)
+        hint = f"`{ctx.command_path} --help` shows what there is" if ctx else ""
+        show_error(error.format_message(), hint)
         return error.exit_code
     except SparkClusterError as error:
         if as_json:

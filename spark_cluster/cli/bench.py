@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
@@ -41,7 +40,7 @@ from spark_cluster.cli.bench_measure import (
     of_record,
     refuse_second_run,
 )
-from spark_cluster.cli.bench_results import figures_table
+from spark_cluster.cli.bench_results import figures_table, show_run
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.options import Allowing, Changing, DeclaredCommand, DeclaredGroup
 from spark_cluster.cli.serving import recipe_for_ray
@@ -184,7 +183,7 @@ def _show_original(app: App, made: BenchRun, original: Original) -> None:
     console, record = app.console, original.record
     when = f"{record.started:%Y-%m-%d}, {cells_text(len(record.cells))}, spark-cluster"
     title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
-    console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster), soft_wrap=True)
+    console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster))
     for setup in made.expansion.setups:
         cells = [cell for cell in made.expansion.cells if cell.setup == setup.id and not cell.skip]
         recipe = original.recipes.get(setup.id)
@@ -192,11 +191,11 @@ def _show_original(app: App, made: BenchRun, original: Original) -> None:
         if recipe is not None:
             about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
         line = styled("  [bold]{}[/]: {}", setup.id, about)
-        console.print(line, soft_wrap=True)
+        console.print(line)
         if setup.skip:
-            console.print(styled("    [yellow]left out:[/] {}", setup.skip), soft_wrap=True)
+            console.print(styled("    [yellow]left out:[/] {}", setup.skip))
     for name in foreign_setups(original, app.project):
-        console.print(styled("[yellow]the record's own recipe of[/] {}:", name), soft_wrap=True)
+        console.print(styled("[yellow]the record's own recipe of[/] {}:", name))
         console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
 
 
@@ -253,7 +252,7 @@ def status(app: App, *, folder: RunFolder) -> None:
     failed = f", {found['failed']} of them failed" if found["failed"] else ""
     done = f"{found['done']} of {len(cells)} cells have a result on this laptop"
     if not app.as_json:  # before the nodes are asked, which may not answer
-        app.console.print(styled("{}: {}{}", record.id, done, failed), soft_wrap=True)
+        app.console.print(styled("{}: {}{}", record.id, done, failed))
     if made.pending:
         with _reached(app, "bench status") as play:
             for step in made.pending:
@@ -262,7 +261,7 @@ def status(app: App, *, folder: RunFolder) -> None:
     if app.as_json:
         app.print_json(found)
     elif found["measuring"]:
-        app.console.print(styled("the nodes measure {}", found["measuring"]), soft_wrap=True)
+        app.console.print(styled("the nodes measure {}", found["measuring"]))
 
 
 @click.command(cls=DeclaredCommand)
@@ -336,24 +335,16 @@ def _leave(app: App, found: BenchResult, options: Options) -> None:
 
 
 def _show(app: App, made: BenchResult) -> None:
-    console, failed = app.console, made.failed
-    together = Counter((cell.setup, cell.reason) for cell in failed)
-    for (setup, reason), count in together.items():
-        ids = [cell.id for cell in failed if (cell.setup, cell.reason) == (setup, reason)]
-        what = ids[0] if count == 1 else f"{count} cells of {setup}"
-        console.print(styled("[red]failed:[/] {}: {}", what, reason))
-    skipped = [cell for cell in made.record.cells if cell.status == "skipped"]
-    for reason in dict.fromkeys(cell.reason for cell in skipped):
-        count = sum(cell.reason == reason for cell in skipped)
-        console.print(styled("[yellow]{} left out:[/] {}", count, reason))
-    measured = len(made.record.cells) - len(failed) - len(skipped)
-    console.print(styled("{} measured, in {}", cells_text(measured), made.folder), soft_wrap=True)
+    console = app.console
+    show_run(app, made.record)
+    console.print(styled("\nin {}", made.folder))
+    measured = any(cell.status == "ok" for cell in made.record.cells)
     if measured:
         command = f"spark-cluster bench report {made.folder}"
-        console.print(styled("[bold]{}[/] makes the report", command), soft_wrap=True)
+        console.print(styled("[bold]{}[/] makes the report", command))
     if made.record.repeats is not None:
         command = f"spark-cluster bench compare {made.folder / SOURCE} {made.folder}"
-        console.print(styled("[bold]{}[/] compares them", command), soft_wrap=True)
+        console.print(styled("[bold]{}[/] compares them", command))
 
 
 # -- the link between the nodes and their memory, measured as a Ray job ----------------------------
@@ -414,9 +405,9 @@ def show_fabric(app: App, found: FabricRecord, path: Path) -> None:
     console = app.console
     versions = f"{found.backend} {found.nccl}".strip()
     about = f"{versions}, torch {found.torch}, Ray {found.ray}"
-    console.print(styled("\n{} [dim]{}[/]", verdict, about), soft_wrap=True)
+    console.print(styled("\n{} [dim]{}[/]", verdict, about))
     for reason in found.reasons:
-        console.print(styled("  {}", reason), soft_wrap=True)
+        console.print(styled("  {}", reason))
     for issue in found.issues:
         title = styled("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
         console.print(title)
@@ -426,7 +417,7 @@ def show_fabric(app: App, found: FabricRecord, path: Path) -> None:
     if found.left_out:
         sizes = ", ".join(size_text(size) for size in found.left_out)
         console.print(styled("[yellow]no time was left for[/] {}", sizes))
-    console.print(styled("written to {}", path), soft_wrap=True)
+    console.print(styled("written to {}", path))
 
 
 def _links_table(found: FabricRecord) -> Table:

@@ -86,10 +86,8 @@ def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
     Args:
         text: columns with text.
     """
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="left" if index in text else "right", overflow="fold")
-    return table
+    right = [title for index, title in enumerate(titles) if index not in text]
+    return plain_table(*titles, right=right, wide=True)
 
 
 Load = tuple[CellKey, str, MetricName]
@@ -140,7 +138,7 @@ def show_run(app: App, record: Record) -> None:
     )
     for setup, cells in groupby(ordered, lambda cell: cell.setup):
         found = list(cells)
-        console.print(styled("\n[bold]{}[/]", setup), soft_wrap=True)
+        console.print(styled("\n[bold]{}[/]", setup))
         if about := _replicas(record, setup):
             console.print(painted(about, "dim"))
         console.print(console_table(_figures_table(found)))
@@ -155,10 +153,14 @@ def show_run(app: App, record: Record) -> None:
 
 def _show_reasons(app: App, record: Record) -> None:
     """Show why cells have no result, and what there is against others."""
+    together: dict[tuple[str, str, str], list[str]] = {}
     for cell in record.cells:
         if cell.status != "ok":
-            colour = "red" if cell.status == "failed" else "yellow"
-            app.console.print(painted(f"{cell.status}: {cell.id}: {cell.reason}", colour))
+            together.setdefault((cell.status, cell.setup, cell.reason), []).append(cell.id)
+    for (status, setup, reason), ids in together.items():
+        what = ids[0] if len(ids) == 1 else f"{len(ids)} cells of {setup}"
+        colour = "red" if status == "failed" else "yellow"
+        app.console.print(painted(f"{status}: {what}: {reason}", colour))
     for cell in record.cells:
         for text in cell.attention:
             app.console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
@@ -213,7 +215,7 @@ def show_comparison(app: App, found: Comparison) -> None:
     console.print(painted(found.summary, f"bold {colour}".strip()))
     console.print(styled("[dim]A {}, B {}; B is judged against A[/]", found.a, found.b))
     for line in found.changed:
-        console.print(styled("[dim]differs:[/] {}", line), soft_wrap=True)
+        console.print(styled("[dim]differs:[/] {}", line))
     if found.rows:
         console.print()
         rows = (((row.key, row.setup.id, row.metric), _figures(row)) for row in found.rows)
@@ -243,7 +245,7 @@ def _left_out(app: App, found: Sequence[NotComparable]) -> None:
         count = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
         app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
         for cell in cells if app.verbose or len(cells) == 1 else ():
-            app.console.print(styled("  [dim]{}[/]", cell), soft_wrap=True)
+            app.console.print(styled("  [dim]{}[/]", cell))
 
 
 def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -> None:
@@ -263,7 +265,7 @@ def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -
     caveats = dict.fromkeys(text for row in found.rows for text in row.caveats)
     marks = {text: f"[{number}]" for number, text in enumerate(caveats, 1)}
     for text, sign in marks.items():
-        console.print(styled("[yellow]not alike {}:[/] {}", sign, text), soft_wrap=True)
+        console.print(styled("[yellow]not alike {}:[/] {}", sign, text))
     rows = []
     for row in found.rows:
         source = " ".join([row.figure.source, *(marks[text] for text in row.caveats)])
@@ -297,7 +299,7 @@ def show_predicted(app: App, rows: list[PredictedFigure], fit: Preview) -> None:
         return
     app.console.print(painted("predict --calibrate has no use for this run", "bold"))
     for why in dict.fromkeys((fit.why, *fit.left_out)):
-        app.console.print(styled("  {}", why), soft_wrap=True)
+        app.console.print(styled("  {}", why))
 
 
 def _show_predictions(app: App, rows: list[PredictedFigure], share: float) -> None:
@@ -490,7 +492,7 @@ def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
 def _list_suites(app: App) -> None:
     rows = []
     titles = ("suite", "what it answers")
-    table = plain_table(*titles, whole=titles[:1], fold=titles[1:], wide=True)
+    table = plain_table(*titles, whole=titles[:1], wide=True)
     for name, path in app.project.list("suites").items():
         own = not path.is_relative_to(app.project.shipped / "suites")
         shown = styled("{}[cyan]{}[/]", name, " (yours)" if own else "")
@@ -521,9 +523,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
     console.print(verdict)
     console.print(painted(suite.description, "dim"))
     titles = ("nodes", "cells", "runs")
-    table = plain_table(
-        "server", *titles, "time", right=titles, fold=("server",), whole=("time",), wide=True
-    )
+    table = plain_table("server", *titles, "time", right=titles, whole=("time",), wide=True)
     for step, seconds in zip(found.steps, expected.steps, strict=True):
         table.add_row(*_suite_row(step, seconds))
     console.print(table)
@@ -532,7 +532,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
         console.print(styled("[yellow]{} left out:[/] {}", _counted(left_out, "cell"), reason))
     if app.verbose:
         for cell in found.cells:
-            console.print(f"  {cell.id}  {_counted(cell.runs, 'run')}", soft_wrap=True)
+            console.print(f"  {cell.id}  {_counted(cell.runs, 'run')}")
     console.print(painted(f"Assumed: {'; '.join(expected.assumptions)}.", "dim"))
 
 

@@ -112,7 +112,7 @@ def copy(app: App, *, source: str, targets: tuple[str, ...], no_encrypt: bool) -
         app.print_json(run.document(copies=done))
         return
     for one in done:
-        app.console.print(f"{one.kind}: {one.copied}", soft_wrap=True)
+        app.console.print(f"{one.kind}: {one.copied}")
 
 
 def _folders(app: App) -> dict[str, str]:
@@ -129,7 +129,6 @@ def table(found: Iterable[CachePart]) -> Table:
         *("node", "kind", "part", "size", "idle", "recipes", "kept"),
         right=("size", "idle"),
         whole=("node", "kind", "size", "idle"),
-        fold=("part", "recipes", "kept"),
     )
     for part in found:
         more = "" if part.whole else "+"
@@ -158,7 +157,7 @@ def _show_sums(app: App, found: Sequence[CachePart]) -> None:
     for part in found:
         sums[part.kind] = sums.get(part.kind, 0) + part.bytes
     listed = ", ".join(f"{kind} {_size(size)}" for kind, size in sorted(sums.items()))
-    app.console.print(f"by kind: {listed}" if listed else "the caches are empty", soft_wrap=True)
+    app.console.print(f"by kind: {listed}" if listed else "the caches are empty")
 
 
 def _show_pruned(app: App, chosen: Sequence[CachePart], total: int, *, act: bool) -> None:
@@ -167,7 +166,7 @@ def _show_pruned(app: App, chosen: Sequence[CachePart], total: int, *, act: bool
         return
     app.console.print(table(chosen))
     verb = "removed" if act else "would be removed; --apply removes it"
-    app.console.print(f"{_size(total)} {verb}", soft_wrap=True)
+    app.console.print(f"{_size(total)} {verb}")
 
 
 # -- `tune`: the engine's own tuner for the kernels of a recipe, on this GPU -----------------------
@@ -237,7 +236,7 @@ def _show_tuned(app: App, done: Tuning) -> None:
     console = app.console
     what = "tuned" if done.changed else "tuned already"
     sizes = ", ".join(map(str, done.sizes))
-    console.print(styled("{} {}: [bold]{}[/]", mark("ok"), what, done.file), soft_wrap=True)
+    console.print(styled("{} {}: [bold]{}[/]", mark("ok"), what, done.file))
     console.print(painted(f"batch sizes {sizes}; on {', '.join(done.nodes)}", "dim"))
     use = f"spark-cluster up --recipe {done.recipe} --tp {done.tp} uses it"
     console.print(painted(f"{use}; spark-cluster bench run tuned-kernels compares", "dim"))

@@ -15,6 +15,7 @@ import click
 
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table, styled, visible
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Port
 from spark_cluster.config.folders import state_folder
 from spark_cluster.engine import client_target, proxy
@@ -73,7 +74,7 @@ def clients(
     elif name is not None:
         click.echo(visible(made[0].text), nl=False)
         for note in (*target.notes, *made[0].notes):
-            click.echo(visible(f"# {note}"), err=True)
+            tell(f"# {note}")
     else:
         _show_clients(app, target, made)
 
@@ -100,14 +101,14 @@ def _show_clients(app: App, target: ClientTarget, made: list[Snippet]) -> None:
     length = "" if target.context is None else f"up to {target.context:,} tokens a request; "
     key = f"with the API key in {target.key_variable}" if target.key_variable else "without a key"
     ca_file = f"; trust {target.ca_file}" if target.ca_file else ""
-    console.print(painted(f"{length}{key}{ca_file}", "dim"), soft_wrap=True)
+    console.print(painted(f"{length}{key}{ca_file}", "dim"))
     for note in target.notes:
-        console.print(painted(note, "yellow"), soft_wrap=True)
+        console.print(painted(note, "yellow"))
     for snippet in made:
         file = f"  {snippet.file}" if snippet.file else ""
         console.print(styled("\n[bold]{}[/][dim]{}[/]", snippet.title, file))
         for note in snippet.notes:
-            console.print(painted(f"# {note}", "dim"), soft_wrap=True)
+            console.print(painted(f"# {note}", "dim"))
         click.echo(visible(snippet.text), nl=False)
 
 
@@ -132,9 +133,9 @@ def add(app: App, *, name: str) -> None:
     head = [app.inventory.head]
     with app.play(f"keys add {name}", head, gather_facts=False) as run:
         proxy.add(run.open(), name, key, day)
-    app.show({"name": name, "key": key, "added": day}, f"{name}: {key}")
+    app.show({"name": name, "key": key, "added": day}, f"{name}'s key, shown only now: {key}")
     if not app.as_json:
-        click.echo("it is in force, and is not shown again", err=True)
+        tell("it is in force; `spark-cluster clients` shows how programs use it")
 
 
 @keys.command("list")
@@ -226,9 +227,11 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
             if app.as_json:
                 click.echo(json.dumps(asdict(event)))
             else:
-                click.echo(visible(str(event)), err=event.event != "open")
+                (app.console.print if event.event == "open" else tell)(str(event))
+                if event.event == "open":
+                    tell("Ctrl-C ends it; `spark-cluster clients --tunnel` shows how to use it")
                 if event.hint:
-                    click.echo(visible(f"  {event.hint}"), err=True)
+                    tell(f"  {event.hint}")
             sys.stdout.flush()
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.output import LINE_LIMIT
 
 if TYPE_CHECKING:
@@ -76,24 +75,6 @@ def lines_of(text: str) -> list[str]:
     """Its lines, as a terminal would begin a new one: also where a progress bar goes back."""
     lines = _LINE_END.split(text)
     return lines if lines[-1] else lines[:-1]
-
-
-def show_error(message: str, hint: str = "", *, node: str = "") -> None:
-    """An error and its hint on standard error.
-
-    Args:
-        node: whose it is; stands before both.
-    """
-    before = f"{visible(node)}: " if node else ""
-    title = click.style("error: ", fg="red", bold=True)
-    click.echo(before + title + visible(message), err=True)
-    if hint:
-        click.echo(before + click.style(f"  {visible(hint)}", fg="cyan"), err=True)
-
-
-def show_failure(error: SparkClusterError) -> None:
-    """Print an error with its place and hint on standard error."""
-    show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -187,7 +168,6 @@ def plain_table(
     *titles: str,
     right: Iterable[str] = (),
     whole: Iterable[str] = (),
-    fold: Iterable[str] = (),
     dim: Iterable[str] = (),
     header: bool = True,
     wide: bool = False,
@@ -198,15 +178,14 @@ def plain_table(
         titles: of the columns.
         right: the columns whose values stand at the right, as numbers do.
         whole: those that are never wrapped.
-        fold: those in which a word that is too long goes on in the next line, uncut.
         dim: those in dim style, such as labels.
         header: show the titles.
         wide: leave two blanks after each column.
     """
-    from rich.table import Table
+    from spark_cluster.cli.tables import FittedTable
 
     padding = (0, 2, 0, 0) if wide else (0, 1)
-    found = Table(
+    found = FittedTable(
         box=None, pad_edge=False, header_style="bold", show_header=header, padding=padding
     )
     for title in titles:
@@ -214,7 +193,7 @@ def plain_table(
             title,
             justify="right" if title in right else "left",
             no_wrap=title in whole,
-            overflow="fold" if title in fold else "ellipsis",
+            overflow="fold",
             style="dim" if title in dim else None,
         )
     return found
@@ -223,9 +202,7 @@ def plain_table(
 def labelled(rows: Iterable[tuple[str, Text | str]]) -> Table:
     """Return a table of dim labels, and of values that are folded next to them."""
     label = ("label",)
-    found = plain_table(
-        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
-    )
+    found = plain_table("label", "value", dim=label, whole=label, header=False, wide=True)
     for row in rows:
         found.add_row(*row)
     return found

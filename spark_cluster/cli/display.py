@@ -1,4 +1,5 @@
-"""The display of a run: a line for each change, a live line for each node with work under way."""
+"""The display of a run: a line for each change, a live line for each node with work under way; and
+how errors and notices are shown."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_cluster.cli.changes import GROUP, group_of, grouped, summary
 from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import (
     Applying,
     Changing,
@@ -75,6 +78,7 @@ class Display:
         self._check = False
         self._stages = 0
         self._noted: set[tuple[str, str]] = set()
+        self._alike: dict[str, list[Result]] = {}
         seen = {RunFinished: False, Connected: verbose, RunStarted: titled}
         self._unseen = tuple(kind for kind, is_seen in seen.items() if not is_seen)
         self._lock = threading.Lock()
@@ -116,6 +120,7 @@ class Display:
         self._begin()
         self.settle()
         with self._lock:
+            self._show_alike("")
             self._held = []
         if self._live is not None:
             self._live.stop()
@@ -164,6 +169,8 @@ class Display:
     def _show(self, event: Event) -> None:
         handler = self._HANDLERS.get(type(event))
         if handler is not None:
+            if not isinstance(event, (Result, Changing, Progress)):
+                self._show_alike(getattr(event, "node", ""))
             handler(self, event)
 
     def close(self) -> None:
@@ -213,14 +220,35 @@ class Display:
             return
         if event.verdict in ("ok", "skipped") and not self.verbose:
             return
+        alike = self._alike.get(event.node, [])
+        if alike and _likeness(alike[0]) != _likeness(event):
+            self._show_alike(event.node)
+        self._alike.setdefault(event.node, []).append(event)
+        if self.verbose or event.diff or not group_of(event.resource):
+            self._show_alike(event.node)
+
+    def _show_alike(self, node: str) -> None:
+        """Show what a node has changed alike, or all nodes have: one line where it is much.
+
+        Args:
+            node: empty for all.
+        """
+        for name in [node] if node else list(self._alike):
+            alike = self._alike.pop(name, [])
+            if len(alike) < GROUP:
+                for event in alike:
+                    self._show_result(event, event.resource, event.seconds)
+            else:
+                took = sum(event.seconds for event in alike)
+                self._show_result(alike[0], grouped([event.resource for event in alike]), took)
+
+    def _show_result(self, event: Result, what: str, seconds: float) -> None:
         word, style = VERDICTS[event.verdict]
         if self._check and event.verdict == "change":
             word = "would change"
-        why = event.reason or summary(event.changes)
-        took = f"  {event.seconds:.1f} s" if event.seconds >= 1 else ""
-        status = painted(word, style)
-        line = styled("{} {}  [dim]{}{}[/]", status, event.resource, why, took)
-        self._line(event.node, line)
+        why = event.reason or summary(event.resource, event.changes)
+        took = f"  {seconds:.1f} s" if seconds >= 1 else ""
+        self._line(event.node, styled("{} {}  [dim]{}{}[/]", painted(word, style), what, why, took))
         if event.diff:
             show_diff(self.console, event.diff, self._width + 4)
 
@@ -230,7 +258,7 @@ class Display:
         self._line(event.node, styled("[bold red]{}[/] {}", word, event.error))
         if event.hint:
             hint = painted(" " * (self._width + 4) + event.hint, "cyan")
-            self.console.print(hint, soft_wrap=True)
+            self.console.print(hint)
 
     def _note(self, event: Note) -> None:
         if (event.node, event.text) in self._noted:  # a role that is applied twice says it twice
@@ -245,7 +273,7 @@ class Display:
 
     def _line(self, node: str, text: Text) -> None:
         whose = visible(node).ljust(self._width)
-        self.console.print(styled("  [bold]{}[/]  {}", whose, text), soft_wrap=True)
+        self.console.print(styled("  [bold]{}[/]  {}", whose, text))
 
     def _draw(self) -> Text:
         from rich.text import Text
@@ -273,37 +301,17 @@ class Display:
     }
 
 
+def _likeness(event: Result) -> tuple[str, ...]:
+    """Return what results that are told in one line have in common."""
+    why = event.reason or summary(event.resource, event.changes)
+    return (event.role, event.verdict, group_of(event.resource), why)
+
+
 def show_diff(console: Console, diff: str, indent: int) -> None:
     """A unified diff in colours."""
     for line in diff.splitlines():
         style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
         console.print(painted(" " * indent + line, style), soft_wrap=True)
-
-
-def summary(changes: Mapping[str, Any]) -> str:
-    """`mode 0600 → 0644, mtu enp1s0f1np1 1500 → 9000`; digests are not worth reading."""
-    if any(changes.get(name, [None])[0] == "absent" for name in ("kind", "state", "image")):
-        return "new"
-    parts = []
-    for name, (was, then) in changes.items():
-        if name in ("sha256", "spec"):
-            parts.append("content" if name == "sha256" else "specification")
-        elif isinstance(was, Mapping) and isinstance(then, Mapping):
-            parts += [
-                f"{name} {key} {_short(was.get(key))} → {_short(value)}"
-                for key, value in then.items()
-                if was.get(key) != value
-            ]
-        else:
-            parts.append(f"{name} {_short(was)} → {_short(then)}")
-    return ", ".join(parts)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        value = " ".join(map(str, value))
-    text = "none" if value in (None, "") else str(value)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> None:
@@ -323,3 +331,30 @@ def _cells(tally: Tally) -> list[Text]:
     styles = {verdict: style for verdict, (_, style) in VERDICTS.items()} | {"failed": "bold red"}
     counts = ((getattr(tally, verdict), style) for verdict, style in styles.items())
     return [painted(str(count), style if count else "dim") for count, style in counts]
+
+
+# -- errors and notices, on standard error ---------------------------------------------------------
+
+
+def show_error(message: str, hint: str = "", *, node: str = "") -> None:
+    """An error and its hint on standard error.
+
+    Args:
+        node: whose it is; stands before both.
+    """
+    before = f"{node}: " if node else ""
+    tell(styled("{}[bold red]error: [/]{}", before, message))
+    if hint:
+        tell(styled("{}  [cyan]{}[/]", before, hint))
+
+
+def tell(text: Text | str) -> None:
+    """Print a line for people on standard error."""
+    from spark_cluster.cli.terminal import Console
+
+    Console(stderr=True).print(text)
+
+
+def show_failure(error: SparkClusterError) -> None:
+    """Print an error with its place and hint on standard error."""
+    show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -34,9 +35,9 @@ from spark_cluster.cli.console import (
     lines_of,
     mark,
     painted,
-    plain_table,
     styled,
 )
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, hub
 from spark_cluster.config.facts import load_pins
 from spark_cluster.config.folders import state_folder
@@ -146,34 +147,34 @@ def _known_pins(app: App) -> Pins | None:
 
 
 def _show_findings(app: App, diagnosis: Diagnosis) -> None:
-    titles = ("", "check", "node", "found")
-    table = plain_table(*titles, whole=("check", "node"), fold=("found",), wide=True)
-    shown = [f for f in diagnosis.results if app.verbose or f.status != "ok"]
-    for result in shown:
-        style = "dim" if result.status == "ok" else None
-        table.add_row(
-            mark(result.status), result.id, result.node, _finding_text(result), style=style
-        )
-    took = time.monotonic() - app.started
-    app.console.print(_findings_summary(diagnosis, took), soft_wrap=True)
-    if shown:
-        app.console.print(table)
+    """Print the verdict, then each finding once, with the nodes that it is of."""
+    console = app.console
+    console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
+    alike: dict[tuple[str, ...], list[CheckResult]] = {}
+    for result in diagnosis.results:
+        if app.verbose or result.status != "ok":
+            told = (result.status, result.id, result.found, result.cause, result.fix)
+            alike.setdefault(told, []).append(result)
+    for results in alike.values():
+        nodes = ", ".join(result.node for result in results)
+        first = results[0]
+        console.print(styled("{} [bold]{}[/]  {}", mark(first.status), first.id, nodes))
+        for line in _finding_lines(first):
+            console.print(styled("    {}", line))
     known = [issue.id for issue in diagnosis.issues]
     if known:
         text = f"known issues: {', '.join(known)} (explain --about ID)"
-        app.console.print(painted(text, "dim"))
+        console.print(painted(text, "dim"))
 
 
-def _finding_text(result: CheckResult) -> Text:
-
-    lines = [painted(result.found)]
+def _finding_lines(result: CheckResult) -> Iterator[Text]:
+    yield from (painted(line) for line in result.found.splitlines())
     if result.cause:
-        lines.append(painted(result.cause, "dim"))
+        yield painted(result.cause, "dim")
     if result.fix:
-        lines.append(painted(result.fix, "cyan"))
+        yield styled("[cyan]fix: {}[/]", result.fix)
     if result.status == "unknown":
-        lines.append(painted(f"not known: whether {result.title}", "dim"))
-    return joined(lines)
+        yield painted(f"not known: whether {result.title}", "dim")
 
 
 def _findings_summary(diagnosis: Diagnosis, seconds: float) -> Text:
@@ -199,7 +200,8 @@ def logs(
     only: Literal["vllm", "ray"] | None,
     bundle: Annotated[str | None, {"flag_value": AUTOMATIC, "is_flag": False}],
 ) -> None:
-    """Show the logs of vLLM and Ray on every node, each line with its node and container.
+    """Show the logs of vLLM and Ray on every node, each line with its node and container, the
+    newest at the end; without the requests for /metrics and /health, which spark-cluster makes.
 
     Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
 
@@ -208,7 +210,8 @@ def logs(
 
     Args:
         follow (-f, --follow): Follow the logs until Ctrl-C.
-        tail (-n, --tail): Number of lines from the end. [default]
+        tail (-n, --tail): Number of lines from the end, of all logs together; of each with
+            --follow. [default]
         only (--container): Only this container; vllm is the server of every model.
         bundle ([FILE]): Write all that an issue report needs into one archive, secrets masked.
     """
@@ -231,21 +234,54 @@ def logs(
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(play, found, tail)
             return
+        lines = tail if app.as_json else max(tail, READ)
         texts = {
-            (node, name): runtime.read_log(play.connections.session(node), name, lines=tail)
+            (node, name): runtime.read_log(play.connections.session(node), name, lines=lines)
             for node, name in found
         }
     rows = [{"node": n, "container": c, "text": text} for (n, c), text in texts.items()]
-    app.show({"logs": rows}, lambda _app, _found: _show_logs(texts))
+    app.show({"logs": rows}, lambda _app, _found: _show_logs(texts, tail))
 
 
-def _show_logs(texts: Mapping[tuple[str, str], str]) -> None:
-    """Print logs, each line with its node and container."""
+READ = 2000
+"""Lines of each log that are read at least: many may be requests of our own."""
+
+_OWN_REQUEST = re.compile(r'"GET /(metrics|health)\b[^"]*" 200')
+"""What `status`, `top`, `dashboard` and the supervision ask of a server, as vLLM logs it."""
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S*Z ")
+_SECOND_STAMP = re.compile(r"\b(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:,\d+)? ")
+
+
+def _show_logs(texts: Mapping[tuple[str, str], str], tail: int) -> None:
+    """Print the last lines of all logs, the newest at the end, with node and container."""
     if not texts:
-        click.echo("no container of spark-cluster is on these nodes", err=True)
+        tell("no container of spark-cluster is on these nodes")
+    for line in last_lines(texts, tail):
+        click.echo(coloured(line))
+
+
+def last_lines(texts: Mapping[tuple[str, str], str], tail: int) -> list[str]:
+    """Return the last lines of all logs by time, each with one time stamp (UTC), node and
+    container; without the requests that spark-cluster itself makes all the time.
+
+    Args:
+        texts: by node and container, with Docker's time stamps.
+        tail: most lines, of all logs together.
+    """
+    found: list[tuple[str, str]] = []
     for (node, name), text in texts.items():
+        stamp = ""
         for line in lines_of(text):
-            click.echo(coloured(f"{node} {name.removeprefix('spark-')}: {line}"))
+            began = _STAMP.match(line)
+            stamp = line[: began.end()] if began else stamp
+            told = line[began.end() :] if began else line
+            if _OWN_REQUEST.search(told) is None:
+                told = _SECOND_STAMP.sub("", told, count=1) if began else told
+                whose = f"{node} {name.removeprefix('spark-')}: {told}"
+                found.append((stamp, f"{stamp[:19]}Z {whose}" if stamp else whose))
+    found.sort(key=lambda one: one[0])
+    return [line for _, line in found[max(0, len(found) - tail) :]]
 
 
 def _present(play: Play, names: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Name]:
@@ -311,9 +347,9 @@ def _write_bundle(app: App, file: str) -> None:
         return
     for entry in archive.entries:
         cut = ", its middle is cut" if entry.cut else ""
-        app.console.print(f"  {entry.name}  {entry.bytes:,} bytes{cut}", soft_wrap=True)
-    app.console.print(f"{path}: {path.stat().st_size:,} bytes", soft_wrap=True)
-    app.console.print("secrets are masked; look through it before you publish it", soft_wrap=True)
+        app.console.print(f"  {entry.name}  {entry.bytes:,} bytes{cut}")
+    app.console.print(f"{path}: {path.stat().st_size:,} bytes")
+    app.console.print("secrets are masked; look through it before you publish it")
 
 
 def _collect(app: App, archive: BundleArchive) -> None:

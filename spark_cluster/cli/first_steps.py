@@ -5,10 +5,9 @@ And `completion` for the shell that all commands are typed in.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import coloured
+from spark_cluster.cli.console import styled, visible
 from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers
 from spark_cluster.config.discovery import write as write_inventory
@@ -110,7 +109,7 @@ def init(
         passwordless_sudo,
     )
     inventory = write_inventory(path, answers, project)
-    _print(path, list(inventory.nodes), as_json=app.as_json)
+    _print(app, path, list(inventory.nodes))
 
 
 def _source(text: str | None) -> str | None:
@@ -143,16 +142,16 @@ def _ask_addresses() -> tuple[str, ...]:
         addresses.append(more)
 
 
-def _print(path: Path, nodes: list[str], *, as_json: bool) -> None:
+def _print(app: App, path: Path, nodes: list[str]) -> None:
     steps = ["spark-cluster trust", "spark-cluster ping"]
     steps.append(f"spark-cluster up --tp {min(len(nodes), 2)}")
-    if as_json:
-        click.echo(json.dumps(asdict(Written(True, str(path), nodes, steps))))
+    if app.as_json:
+        app.print_json(Written(True, str(path), nodes, steps))
         return
-    click.echo(f"Wrote {path} ({', '.join(nodes)}). Next:")
+    app.console.print(f"Wrote {path} ({', '.join(nodes)}). Next:")
     meanings = ["accept the nodes' host keys", "check that they answer", "serve"]
     for step, meaning in zip(steps, meanings, strict=True):
-        click.echo(f"  {step:<24}  {meaning}")
+        app.console.print(f"  {step:<24}  {meaning}")
 
 
 # -- `trust`: look at the host keys of the nodes and their jump hosts, and accept them -------------
@@ -274,9 +273,10 @@ class _Asking:
         self.rows[name] = UnreadKey(name, error.message, error.hint)
         place = f"{error.where}: " if error.where not in ("", name) else ""
         what = "unreachable" if isinstance(error, Unreachable) else "failed"
-        _say(self.app, f"{name}: {click.style(what, fg='red')}: {place}{error.message}")
+        say = self.app.console.print
+        say(styled("{}: [red]{}[/]: {}{}", name, what, place, error.message))
         if error.hint:
-            _say(self.app, f"  {error.hint}")
+            say(f"  {error.hint}")
 
     def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
         if isinstance(outcome, SparkClusterError):
@@ -306,26 +306,26 @@ def _decide(
 ) -> tuple[bool, SparkClusterError | None]:
     """Return whether to write the key, and the error when it is refused."""
     key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
-    known = shown.line
+    known, say = shown.line, app.console.print
     if known is None:
-        _say(app, f"{key}  {click.style('new', fg='yellow')}")
+        say(styled("{}  [yellow]new[/]", key))
     elif shown.verdict == "trusted":
-        _say(app, f"{key}  {click.style('trusted already', fg='green')}")
+        say(styled("{}  [green]trusted already[/]", key))
         return False, None
     elif shown.verdict == "revoked":
-        _say(app, f"{key}  {click.style('REVOKED', fg='red')} by {known.place}")
-        _say(app, f"  {REVOKED_HINT}")
+        say(styled("{}  [red]REVOKED[/] by {}", key, known.place))
+        say(f"  {REVOKED_HINT}")
         return False, _refusal(host, shown, f"was revoked by {known.place}", REVOKED_HINT)
     else:
-        style = click.style("CHANGED", fg="red")
-        _say(app, f"{key}  {style}, known is {known.fingerprint} ({known.place})")
+        was = (known.fingerprint, known.place)
+        say(styled("{}  [red]CHANGED[/], known is {} ({})", key, *was))
         if not replace:
-            _say(app, "  a reinstalled node has a new key; when you know why: --replace")
+            say("  a reinstalled node has a new key; when you know why: --replace")
             return False, _refusal(host, shown, "has changed", "trust --replace accepts it")
     if yes:
         return True, None
     if not sys.stdin.isatty():
-        _say(app, "  there is no terminal to ask on; --yes accepts it")
+        say("  there is no terminal to ask on; --yes accepts it")
     elif click.confirm("  accept it?", err=True):
         return True, None
     return False, _refusal(host, shown, "was not accepted", "trust --yes accepts it")
@@ -345,10 +345,6 @@ def _row(shown: HostKey, *, trusted: bool) -> dict[str, Any]:
         "was": shown.verdict,
         "trusted": trusted,
     }
-
-
-def _say(app: App, text: str) -> None:
-    click.echo(coloured(text), err=app.as_json)
 
 
 # -- `completion` ----------------------------------------------------------------------------------
@@ -376,4 +372,4 @@ def completion(
     bash must be 4.4 or newer.
     """
     script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
-    app.show(CompletionScript(shell, script), script)
+    app.show(CompletionScript(shell, script), lambda *_: click.echo(visible(script)))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import plain_table, show_error, styled
-from spark_cluster.cli.display import summary
+from spark_cluster.cli.changes import summary
+from spark_cluster.cli.console import plain_table, styled
+from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
@@ -224,7 +225,7 @@ def _when(seconds: float | None) -> str:
 
 def _show_runs(app: App, found: Answers) -> None:
     short, long = ("run", "when", *found), ("who", "command")
-    table = plain_table(*short, *long, whole=short, fold=long)
+    table = plain_table(*short, *long, whole=short)
     listed = runs(found)
     for run in listed:
         counts = [_count(run.nodes.get(name)) for name in found]
@@ -261,16 +262,16 @@ def _show_run(app: App, found: Answers) -> None:
     first = next(iter(found.values()))
     about = (_when(first["since"]), first["user"] or "", first["command"] or "")
     line = styled("[bold]{}[/]  {}  {}  [bold]{}[/]", first["run"], *about)
-    app.console.print(line, soft_wrap=True)
+    app.console.print(line)
     if plot := _memory_plot(first["run"]):
-        app.console.print(styled("  [dim]memory over time: {}[/]", plot), soft_wrap=True)
+        app.console.print(styled("  [dim]memory over time: {}[/]", plot))
     for name, answer in found.items():
         for note in answer.get("notes", ()):
-            app.console.print(styled("  [bold]{}[/]  {}", name, note), soft_wrap=True)
+            app.console.print(styled("  [bold]{}[/]  {}", name, note))
         for entry in answer["entries"]:
             at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
             line = styled("  [bold]{}[/]  [dim]{}[/]  {}", name, at, described(entry))
-            app.console.print(line, soft_wrap=True)
+            app.console.print(line)
 
 
 def described(entry: dict[str, Any]) -> str:
@@ -282,7 +283,7 @@ def described(entry: dict[str, Any]) -> str:
             f"  {entry.get('path') or resource}: {_become(entry.get('before'), entry.get('after'))}"
         )
     if action == "converged":
-        return f"{resource}  {summary(entry.get('changes') or {})}".rstrip()
+        return f"{resource}  {summary(resource, entry.get('changes') or {})}".rstrip()
     texts = {
         "repaired": f"{resource}  repaired {entry.get('what')}",
         "reverting": f"began to revert what run {entry.get('of')} had changed",
@@ -390,8 +391,9 @@ def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
     if left:
         console.print(styled("\n[bold]not reverted[/]"))
     for one in left:
-        names = ", ".join(name for name, node in nodes.items() if one in node.left)
-        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, one.why, names), soft_wrap=True)
+        named = [name for name, node in nodes.items() if one in node.left]
+        why, names = one.why.replace("-l NODE", f"-l {','.join(named)}"), ", ".join(named)
+        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, why, names))
     app.show_recap()
 
 

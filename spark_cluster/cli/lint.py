@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled, visible
+from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled, visible
 from spark_cluster.cli.options import Allowing, DeclaredCommand, Offline, hub
 from spark_cluster.cli.serving import changed_launch
 from spark_cluster.cli.terminal import Console
@@ -54,13 +54,8 @@ def show_finding(console: Console, found: KnownIssueMatch, *, place: str = "") -
 
 def show_issue(console: Console, issue: Issue) -> None:
     """An entry of the catalogue."""
-    from rich.table import Table
-
     title = styled("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
     console.print(title)
-    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
     rows = {
         "symptom": issue.symptom,
         "cause": issue.cause,
@@ -71,10 +66,7 @@ def show_issue(console: Console, issue: Issue) -> None:
         "source": issue.source,
         "confidence": issue.confidence,
     }
-    for name, text in rows.items():
-        if text:
-            table.add_row(name, text)
-    console.print(table)
+    console.print(labelled((name, text) for name, text in rows.items() if text))
 
 
 def _found_by(issue: Issue) -> str:
@@ -160,7 +152,7 @@ def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
     if not app.inventory_is_missing and app.inventory.trusted_network:
         rows.append(("warn", firewall.OPEN))
     for severity, text in rows:
-        app.console.print(styled("{} {}", mark(severity), text), soft_wrap=True)
+        app.console.print(styled("{} {}", mark(severity), text))
 
 
 def _target(
@@ -230,7 +222,7 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
         text = done.text.rstrip("\n")  # alone on standard output, so that it can go to a file
         click.echo(visible(text) if sys.stdout.isatty() else text)
     else:
-        console.print(f"written: {place}", soft_wrap=True)
+        console.print(f"written: {place}")
 
 
 def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
@@ -331,7 +323,7 @@ def _list(app: App, known: Mapping[str, Issue]) -> None:
 def _show_explanation(app: App, explanation: Explanation) -> None:
     console = app.console
     cause = explanation.cause
-    console.print(_headline(explanation), soft_wrap=True)
+    console.print(_headline(explanation))
     now = [p for p in explanation.problems if not p.overcome]
     main = [p for p in now if not p.follows or p is cause]
     certain = explanation.verdict == "cause"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, plain_table, show_error, styled
+from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.display import show_error, tell
 from spark_cluster.cli.options import Changing, DeclaredCommand
 from spark_cluster.errors import SparkClusterError, worst
 from spark_cluster.node.output import OUTPUT_LIMIT
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.topology import Node
     from spark_cluster.runner.session import Output
+
+FACT_WIDTH = 30
+"""Columns that the facts of one node want; further nodes are shown below."""
 
 
 @click.command(cls=DeclaredCommand)
@@ -44,10 +48,10 @@ def _show_ping(app: App, found: PingResult) -> None:
             app.console.print(line + styled("{:.1f} ms  [dim]{}[/]", outcome.rtt_ms, took))
         else:
             line = styled("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
-            app.console.print(line, soft_wrap=True)
+            app.console.print(line)
             if outcome.hint:
                 hint = styled("{}  [cyan]{}[/]", " " * width, outcome.hint)
-                app.console.print(hint, soft_wrap=True)
+                app.console.print(hint)
 
 
 @click.command(cls=DeclaredCommand)
@@ -58,13 +62,16 @@ def facts(app: App) -> None:
 
 def _show_facts(app: App, found: FactsResult) -> None:
     nodes = found.nodes
-    names = [node.name for node in nodes]
-    table = plain_table("", *names, fold=names)
-    columns = [_fact_rows(node) for node in nodes]
-    for name in columns[0]:
-        values = [column[name] for column in columns]
-        table.add_row(painted(name, "dim"), *values)
-    app.console.print(table)
+    together = max(1, app.console.width // FACT_WIDTH)
+    for first in range(0, len(nodes), together):
+        some = nodes[first : first + together]
+        table = plain_table("", *(node.name for node in some))
+        columns = [_fact_rows(node) for node in some]
+        for name in columns[0]:
+            table.add_row(painted(name, "dim"), *(column[name] for column in columns))
+        if first:
+            app.console.print()
+        app.console.print(table)
 
 
 def _gpu(gpu: Gpu) -> str:
@@ -75,7 +82,7 @@ def _gpu(gpu: Gpu) -> str:
 def _fact_rows(node: Node) -> dict[str, str]:
     facts, gib = node.facts, 2**20
     gpu = facts.gpu
-    gids = {h.name: h.gid_index for h in facts.hcas}
+    gids = {h.name: h.gid_index for h in facts.hcas if h.gid_index is not None}
     links = [
         f"{k.interface} {k.address}" + (f" {k.hca} GID {gids.get(k.hca, '-')}" if k.hca else "")
         for k in node.links
@@ -158,14 +165,13 @@ def _show_output(name: str, outcome: Output | SparkClusterError) -> None:
     _pass_on(name, outcome.stdout)
     _pass_on(name, outcome.stderr, err=True)
     if outcome.left_out:
-        click.echo(
+        tell(
             f"{name}: {outcome.left_out} bytes were left out of the middle: up to "
             f"{OUTPUT_LIMIT >> 20} MiB of an output are sent; to have all of it, write it to a "
-            "file there: exec -- sh -c 'COMMAND > /tmp/FILE'",
-            err=True,
+            "file there: exec -- sh -c 'COMMAND > /tmp/FILE'"
         )
     if outcome.status != 0:
-        click.echo(f"{name}: status {outcome.status}", err=True)
+        tell(f"{name}: status {outcome.status}")
 
 
 def _pass_on(name: str, text: str, *, err: bool = False) -> None:

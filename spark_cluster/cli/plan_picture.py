@@ -33,14 +33,12 @@ def show(console: Console, plan: Plan) -> None:
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
     console.print(_verdict(feasible=plan.feasible) + title + painted(assumed, "dim"))
     if plan.overrides:
-        console.print(
-            styled("  changed: [cyan]{}[/]", options_text(plan.overrides)), soft_wrap=True
-        )
+        console.print(styled("  changed: [cyan]{}[/]", options_text(plan.overrides)))
     _reasons(console, plan)
     console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
     for room in plan.fit.rooms:
         _bar(console, plan.fit, room)
-    console.print(_legend(plan.fit), soft_wrap=True)
+    console.print(_legend(plan.fit))
     console.print()
     console.print(labelled(_figures(plan)))
     console.print(painted(_basis(plan), "dim"))
@@ -83,7 +81,7 @@ def _bar(console: Console, fit: Fit, room: NodeMemory) -> None:
     over = sum(gib for *_, gib in parts) - room.total_gib
     if over > 0.05:
         line.append(f"  {over:.1f} GiB too much", style="bold red")
-    console.print(name + line, soft_wrap=True)
+    console.print(name + line)
 
 
 def _legend(fit: Fit) -> Text:
@@ -216,7 +214,7 @@ def _issues(console: Console, plan: Plan) -> None:
     if not plan.issues:
         return
     whole = ("sign", "id")
-    table = plain_table(*whole, "text", whole=whole, fold=("text",), header=False, wide=True)
+    table = plain_table(*whole, "text", whole=whole, header=False, wide=True)
     for issue in plan.issues:
         text = joined([painted(issue.found), painted(issue.fix, "cyan")])
         table.add_row(mark(issue.severity), issue.id, text)
@@ -229,14 +227,14 @@ def _reasons(console: Console, plan: Plan) -> None:
     if plan.feasible:
         return
     for reason in (*plan.reasons, *plan.obstacles):
-        console.print(styled("  {}", reason), soft_wrap=True)
+        console.print(styled("  {}", reason))
     errors = [issue.id for issue in plan.issues if issue.severity == "error"]
     if errors:
         line = styled("  known issues that prevent it: {}", ", ".join(errors))
-        console.print(line, soft_wrap=True)
+        console.print(line)
     for near in plan.nearest:
         line = styled("  would work: [cyan]{}[/] ({})", near.change, near.why)
-        console.print(line, soft_wrap=True)
+        console.print(line)
     if plan.fit.reasons and not plan.nearest:
         console.print(
             "  no configuration near it would work: free memory, or serve a smaller model"
@@ -268,20 +266,20 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
     console.print(_topologies(advice))
     for one in advice.topologies:
         for reason in one.why_not:
-            console.print(styled("{} {}: {}", mark("fail"), one.title, reason), soft_wrap=True)
+            console.print(styled("{} {}: {}", mark("fail"), one.title, reason))
     console.print()
     for one in advice.topologies:
         if one.evidence and one.name != "replicas" and not one.fit.reasons:
-            console.print(painted(f"* {one.title}: {one.evidence.text}", "dim"), soft_wrap=True)
+            console.print(painted(f"* {one.title}: {one.evidence.text}", "dim"))
     if advice.undecided:
-        console.print(styled("{} {}", mark("warning"), advice.why), soft_wrap=True)
+        console.print(styled("{} {}", mark("warning"), advice.why))
     elif advice.best is None:
-        console.print(styled("{} {}", mark("fail"), advice.why), soft_wrap=True)
+        console.print(styled("{} {}", mark("fail"), advice.why))
     else:
-        console.print(styled("[bold]{}[/]: {}", advice.best.title, advice.why), soft_wrap=True)
+        console.print(styled("[bold]{}[/]: {}", advice.best.title, advice.why))
         if advice.needs:
             needs = painted(f"with {' and '.join(advice.needs)}", "dim")
-            console.print(needs, soft_wrap=True)
+            console.print(needs)
     for one in filter(None, (advice.best, *advice.undecided)):
         if is_recipe:
             command = f"{one.title}: spark-cluster up --recipe {title} {one.up_option}"
@@ -311,14 +309,14 @@ def show_together(console: Console, plan: PlanTogether) -> None:
     title = styled("  [bold]{} models next to each other[/]: {}", len(plan.plans), names)
     console.print(_verdict(feasible=plan.feasible) + title)
     for reason in (*plan.reasons, *plan.obstacles):
-        console.print(styled("  {}", reason), soft_wrap=True)
+        console.print(styled("  {}", reason))
     for node in plan.nodes:
         console.print()
         _show_node(console, node)
     if plan.on_request:
         each = ", ".join(f"{one.title} {one.reserved_gib:.1f} GiB" for one in plan.on_request)
         largest = "; the largest of them is above" if len(plan.on_request) > 1 else ""
-        console.print(f"loaded on request: {each}{largest}", soft_wrap=True)
+        console.print(f"loaded on request: {each}{largest}")
     for one in plan.plans:
         console.print(painted("\n" + "─" * 78, "dim"))
         show(console, one)
@@ -326,7 +324,7 @@ def show_together(console: Console, plan: PlanTogether) -> None:
 
 def _show_node(console: Console, node: NodeTogether) -> None:
     name, gib = (node.room.name,), ("GiB",)
-    table = plain_table(*name, *gib, fold=name, right=gib, whole=gib, wide=True)
+    table = plain_table(*name, *gib, right=gib, whole=gib, wide=True)
     table.add_row("available", f"{node.room.available_gib:.1f}")
     for one in node.models:
         table.add_row(one.title, f"-{one.reserved_gib:.1f}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import click
-from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
@@ -158,12 +157,12 @@ def speed(
     if app.as_json:
         app.print_json(found)
     elif found.too_large:
-        app.console.print(styled("[red]does not fit[/]: {}", found.too_large), soft_wrap=True)
+        app.console.print(styled("[red]does not fit[/]: {}", found.too_large))
     else:
         _show(app, found)
         if found.evidence:
             best = (drafted or plain).request
-            app.console.print(painted(said(found.evidence, best)), soft_wrap=True)
+            app.console.print(painted(said(found.evidence, best)))
 
 
 def _rates(text: str | None) -> list[float]:
@@ -237,7 +236,7 @@ def _show(app: App, found: PredictedSpeed) -> None:
         f"{found.quantization} weights, {_kv(found)} KV cache, TP {found.tp}, "
         f"{found.context:,} tokens of context"
     )
-    app.console.print(styled("[bold]{}[/]: {}", name, about), soft_wrap=True)
+    app.console.print(styled("[bold]{}[/]: {}", name, about))
     app.console.print(table)
     app.console.print(f"{_size(plain.bytes_per_token)} read for a token")
     if drafted is not None:
@@ -249,7 +248,7 @@ def _show(app: App, found: PredictedSpeed) -> None:
     for what, basis in found.basis.items():
         by_basis.setdefault(basis, []).append(what)
     for basis, whats in by_basis.items():
-        app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"), soft_wrap=True)
+        app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"))
 
 
 def _kv(document: PredictedSpeed) -> str:
@@ -355,14 +354,11 @@ def _show_kv(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, t
     console = app.console
     console.print(styled("[bold]{}[/]  {}", geometry.name, title))
     differ = spark != single
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=differ)
-    table.add_column("on a Spark", justify="right", style="bold")
-    if differ:
-        table.add_column("on a CPU", justify="right")
-    table.add_column()
+    where = ("on a Spark", "on a CPU")[: 2 if differ else 1]
+    table = plain_table(*where, "", right=where, header=differ)
     for field, (meaning, style) in ROWS.items():
         found = [style.format(getattr(each, field)) for each in (spark, single)]
-        table.add_row(*found[: 2 if differ else 1], meaning)
+        table.add_row(painted(found[0], "bold"), *found[1 : len(where)], meaning)
     console.print(table)
     if differ:
         text = (

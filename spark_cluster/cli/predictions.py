@@ -220,7 +220,7 @@ def calibration(
         app.print_json({**document, "file": str(path), "left_out": left_out})
     else:
         show_fit(app, found, left_out)
-        app.console.print(f"written to {shown(path)}", soft_wrap=True)
+        app.console.print(f"written to {shown(path)}")
 
 
 def _write(path: Path, document: Mapping[str, object]) -> None:
@@ -261,7 +261,7 @@ def _points(
 def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
     titles = ("constant", "was", "is", "")
-    table = plain_table(*titles, right=("was", "is"), fold=titles, wide=True)
+    table = plain_table(*titles, right=("was", "is"), wide=True)
     before, after = Constants().figures(), found.constants.figures()
     for how, names in (("", found.fitted), ("measured", found.measured)):
         for name in names:
@@ -275,7 +275,7 @@ def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     if found.points:
         _show_errors(app, found)
     for reason in left_out:
-        app.console.print(styled("[yellow]left out[/] {}", reason), soft_wrap=True)
+        app.console.print(styled("[yellow]left out[/] {}", reason))
 
 
 def _show_errors(app: App, found: Calibration) -> None:
@@ -284,22 +284,20 @@ def _show_errors(app: App, found: Calibration) -> None:
     left = "" if found.left_out is None else f" ({found.left_out:.1%} of a point left out)"
     errors = styled("{:.1%} before, [bold]{:.1%}[/] after{}", found.before, found.after, left)
     line = styled("mean error over {} points: {}", found.points, errors)
-    app.console.print(line, soft_wrap=True)
+    app.console.print(line)
     if found.left_out is not None and found.left_out >= found.before:
         app.console.print(
             styled(
                 "[yellow]the shipped constants predict these runs as well[/]; more runs, "
                 "and more varied ones, may change that"
             ),
-            soft_wrap=True,
         )
     for point in found.far_off:
-        app.console.print(styled("[yellow]far off[/] {}", point), soft_wrap=True)
+        app.console.print(styled("[yellow]far off[/] {}", point))
     if found.far_off:
         app.console.print(
             "a point far off was run with other settings, or is a measurement error: look "
             "at it before you rely on the fit",
-            soft_wrap=True,
         )
 
 

@@ -26,6 +26,7 @@ from spark_cluster.cli.console import (
     styled,
     visible,
 )
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import Allowing, Changing, DeclaredGroup, EndingJobs, Port
 from spark_cluster.cli.served import show_stopped, vram_table
 from spark_cluster.config.ports import LOOPBACK
@@ -111,7 +112,7 @@ def submit(
     with app.cluster.ray_jobs(command="ray submit") as jobs:
         try:
             jobs.submit(words, name=name, working_dir=working_dir, env=variables)
-            click.echo(visible(f"job {name} is submitted"), err=True)
+            tell(f"job {name} is submitted")
             job = jobs.job(name) if no_wait else _follow(app, jobs, name)
         except KeyboardInterrupt:
             raise _left(name) from None
@@ -199,7 +200,7 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
 
     def report(event: TunnelEvent) -> None:
         if event.event != "open":
-            click.echo(visible(str(event)), err=True)
+            tell(str(event))
         elif not opened.is_set():
             opened.set()
             _tell(app, event.url, token if with_token else None)
@@ -263,7 +264,7 @@ def _leave_as(job: Job) -> None:
     """End with the exit status of a job that has ended, and say why where it is not 0."""
     if not job.has_ended or job.exit_status == 0:
         return
-    click.echo(visible(f"job {job.id} {job.status.lower()}: {job.why}"), err=True)
+    tell(f"job {job.id} {job.status.lower()}: {job.why}")
     sys.exit(job.exit_status)
 
 
@@ -281,7 +282,7 @@ def _show(app: App, found: RayStatus) -> None:
     parts += [f"recipe {found.recipe}"] if found.recipe else []
     parts += ["under a model"] if found.model else []
     state = painted(found.state, f"bold {colours[found.state]}")
-    console.print(styled("{}  [dim]{}[/]", state, ", ".join(parts)), soft_wrap=True)
+    console.print(styled("{}  [dim]{}[/]", state, ", ".join(parts)))
     if found.state != "stopped":
         nodes = plain_table("node", "address", "Ray", "GPUs", right=("GPUs",))
         for node in found.nodes:
@@ -302,8 +303,7 @@ def _show(app: App, found: RayStatus) -> None:
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
     colours = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
     short = ("state", "started", "took", "exit")
-    long = ("job", "command")
-    result = plain_table("job", *short, "command", whole=short, right=short[2:], fold=long)
+    result = plain_table("job", *short, "command", whole=short, right=short[2:])
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
         state = painted(job.status.lower(), colours.get(job.status, "yellow"))

@@ -75,10 +75,10 @@ def list_(app: App) -> None:
     sources: dict[str, int] = {}
     app.console.print(_table(rows, sources, wide=app.console.width >= WIDE))
     for source, number in sources.items():
-        app.console.print(painted(f"[{number}] {source}", "dim"), soft_wrap=True)
+        app.console.print(painted(f"[{number}] {source}", "dim"))
     for entry in found:
         if entry.error is not None:
-            app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
+            app.console.print(styled("{} {}", mark("fail"), entry.error))
 
 
 @click.command(cls=DeclaredCommand)
@@ -226,9 +226,9 @@ def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]]) -> 
         own = " (yours)" if one.origin == "yours" else ""
         weights = one.fields.get("quantization", "")
         model = styled("[dim]{} {}[/]", one.fields.get("model", ""), weights)
-        app.console.print(styled("[cyan]{}[/]{}  {}", one.reference, own, model), soft_wrap=True)
+        app.console.print(styled("[cyan]{}[/]{}  {}", one.reference, own, model))
         lines = [_answer(verdict) for verdict in answers] or [painted("3 Sparks or more", "dim")]
-        app.console.print(styled("  {}", joined(lines, "\n  ")), soft_wrap=True)
+        app.console.print(styled("  {}", joined(lines, "\n  ")))
 
 
 def _answer(verdict: SizeVerdict) -> Text:
@@ -248,7 +248,7 @@ def _table(
 ) -> Table:
     """Return the list; a wide one has each recipe's model below its name, and its sizes."""
     titles = ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s")
-    table = plain_table("recipe", *titles, whole=("recipe",), fold=titles, wide=True)
+    table = plain_table("recipe", *titles, whole=("recipe",), wide=True)
     for entry, speeds in rows:
         name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
         if entry.recipe is None:
@@ -327,7 +327,7 @@ def _show_recipe(
     others: dict[int, Evidence],
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
-    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
+    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description))
     console.print(labelled((*_facts(recipe, speeds), *_evidence(speeds, others))))
     console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
     for line in _command(recipe, args):
@@ -340,7 +340,7 @@ def _show_recipe(
     if sources:
         console.print(styled("\n[bold]Sources[/]"))
     for number, source in enumerate(sources, start=1):
-        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source), soft_wrap=True)
+        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source))
 
 
 def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str | Text]]:
@@ -479,12 +479,8 @@ def _added(recipe: Recipe, tp: int, args: list[str]) -> str:
 
 
 def _measured_rows(console: Console, rows: list[Measured], sources: list[str]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     titles = ("TP", "requests", "prompt", "depth", "decode", "together", "prefill", "ms to first")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("", overflow="fold")
+    table = plain_table(*titles, "source", "", right=titles, whole=("source",), wide=True)
     for row in rows:
         figures = (row.decode_tok_s, row.total_tok_s, row.prefill_tok_s, row.ttfr_ms)
         held = f"; {', '.join(map(str, row.vram_mib))} MiB held" if row.vram_mib else ""
@@ -493,7 +489,10 @@ def _measured_rows(console: Console, rows: list[Measured], sources: list[str]) -
             str(row.concurrency),
             str(row.prompt_tokens or ""),
             str(row.depth or ""),
-            *("" if figure is None else f"{figure:,.7g}" for figure in figures),
+            *(
+                "" if figure is None else f"{figure:,.{digits}f}"
+                for figure, digits in zip(figures, (2, 2, 0, 0), strict=True)
+            ),
             f"[{sources.index(row.source) + 1}]",
             row.note + held,
         )

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, styled, visible
+from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.options import DeclaredCommand, Offline, Overriding, hub
 from spark_cluster.cli.serving import changed
 from spark_cluster.config import registries
@@ -174,7 +173,7 @@ def _about_model(path: Path, project: Project, hub: Hub) -> str:
 
 def _show(app: App, path: Path, imported: Imported) -> None:
     console = app.console
-    console.print(styled("{} {} → {}", mark("ok"), imported.kind, shown(path)), soft_wrap=True)
+    console.print(styled("{} {} → {}", mark("ok"), imported.kind, shown(path)))
     if imported.kept:
         console.print(styled("\n[bold]kept as it is[/]  {}", ", ".join(imported.kept)))
     _table(app, ("became", "in the recipe"), [(one.what, one.where) for one in imported.carried])
@@ -191,17 +190,13 @@ def _show(app: App, path: Path, imported: Imported) -> None:
     for task in imported.to_do:
         console.print(styled("[yellow]to do[/] {}", task))
     own = path.resolve().parent == (app.project.folder / "recipes").resolve()
-    console.print(
-        f"Next: spark-cluster lint {imported.name if own else shown(path)}", soft_wrap=True
-    )
+    console.print(f"Next: spark-cluster lint {imported.name if own else shown(path)}")
 
 
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(titles[0], overflow="fold", ratio=1)
-    table.add_column(titles[1], overflow="fold", ratio=1)
+    table = plain_table(*titles, wide=True)
     for what, where in rows:
         table.add_row(what, painted(where, "dim"))
     app.console.print()
@@ -249,10 +244,10 @@ def update(
         except SparkClusterError as error:
             rows.append(NotUpdated(registry.name, error))
             status = error.exit_code
-            _say(app, styled("{} {}: {}", mark("fail"), registry.name, error))
+            app.console.print(styled("{} {}: {}", mark("fail"), registry.name, error))
         else:
             rows.append(found)
-            _say(app, _outcome(found, check=check))
+            app.console.print(_outcome(found, check=check))
     if app.as_json:
         app.print_json({"ok": status == 0, "registries": rows})
     return status
@@ -286,33 +281,30 @@ def _outcome(found: Update, *, check: bool) -> Text:
     return styled("- {}: not taken; to take it: recipes update {} --yes", name, name)
 
 
-def _say(app: App, text: Text) -> None:
-    app.console.print(text, soft_wrap=True)
-
-
 def _show_changes(app: App, found: Update) -> None:
     """Show the names that differ."""
+    say = app.console.print
     name, new = found.registry.name, found.found.revision[:12]
     if found.changes or found.rewritten:
-        _say(app, styled("[bold]{}[/]  {} → {}", name, (found.taken or "nothing")[:12], new))
+        say(styled("[bold]{}[/]  {} → {}", name, (found.taken or "nothing")[:12], new))
     if found.rewritten:
-        _say(app, styled("  [red]its history was rewritten[/]: the commit in use is not in it"))
+        say(styled("  [red]its history was rewritten[/]: the commit in use is not in it"))
     limit = None if app.verbose else _SHOWN
     for sign, kind in (("+", "added"), ("~", "changed"), ("-", "removed")):
         names: tuple[str, ...] = getattr(found.changes, kind)
         for one in names[:limit]:
-            _say(app, styled("  {} {} [dim]{}[/]", sign, one, kind))
+            say(styled("  {} {} [dim]{}[/]", sign, one, kind))
         if limit and len(names) > limit:
-            _say(app, styled("  [dim]and {} more {} (-v shows them)[/]", len(names) - limit, kind))
+            say(styled("  [dim]and {} more {} (-v shows them)[/]", len(names) - limit, kind))
     broken, skipped = found.broken, found.found.skipped
     if app.verbose:
         for listed in broken:
-            _say(app, styled("  [dim]not usable:[/] {}: {}", listed.name, listed.error))
+            say(styled("  [dim]not usable:[/] {}: {}", listed.name, listed.error))
         for text in skipped:
-            _say(app, styled("  [dim]not taken:[/] {}", text))
+            say(styled("  [dim]not taken:[/] {}", text))
     elif broken or skipped:
         counts = (len(broken), len(skipped))
-        _say(app, styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts))
+        say(styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts))
 
 
 # -- save ------------------------------------------------------------------------------------------
@@ -343,5 +335,5 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
         )
         return
     with_changes = f" with {options_text(recipe.overrides)}" if recipe.overrides else ""
-    click.echo(visible(f"{path}: {recipe.name}{with_changes}"))
-    click.echo(visible(f"Next: spark-cluster plan {name}"))
+    app.console.print(f"{path}: {recipe.name}{with_changes}")
+    app.console.print(f"Next: spark-cluster plan {name}")

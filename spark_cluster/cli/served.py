@@ -65,9 +65,9 @@ def _show_status(app: App, found: Status) -> None:
             verdict += styled("  [dim]{}[/]", found.overrides)
     if found.models:
         verdict += styled("  {} models at {}", len(found.models), found.endpoint)
-    console.print(verdict, soft_wrap=True)
+    console.print(verdict)
     if found.access is not None:
-        console.print(painted(str(found.access), "dim"), soft_wrap=True)
+        console.print(painted(str(found.access), "dim"))
     table = plain_table("node", "container", "state", "restarts")
     for node in found.nodes:
         if not node.reachable:
@@ -90,7 +90,7 @@ def _show_behind(console: Console, found: Status) -> None:
     for model in found.models:
         names = ", ".join((model.model, *model.aliases))
         shown = (names, model.kind, model.node, model.state)
-        console.print(styled("[bold]{}[/]  [dim]{} on {}, {}[/]", *shown), soft_wrap=True)
+        console.print(styled("[bold]{}[/]  [dim]{} on {}, {}[/]", *shown))
     if found.replicas:
         states = ", ".join(f"{one.node} {one.state}" for one in found.replicas)
         console.print(styled("[dim]replicas: {}[/]", states))
@@ -100,12 +100,12 @@ def _show_rest(console: Console, found: Status) -> None:
 
     if found.tuned:
         text = f"started with tuned kernels: {', '.join(found.tuned)}"
-        console.print(painted(text, "dim"), soft_wrap=True)
+        console.print(painted(text, "dim"))
     if found.caches is not None:
-        console.print(painted(str(found.caches), "dim"), soft_wrap=True)
+        console.print(painted(str(found.caches), "dim"))
     for problem in found.problems:
-        console.print(styled("{} {}", mark("fail"), problem), soft_wrap=True)
-    if found.problems:
+        console.print(styled("{} {}", mark("fail"), problem))
+    if found.problems or found.state == "stopped":
         console.print(painted(_advice(found), "cyan"))
 
 
@@ -123,8 +123,10 @@ def _advice(found: Status) -> str:
     if found.replicas:
         count = len(found.replicas)
         return f"spark-cluster up --replicas {count} repairs it; spark-cluster logs shows more"
-    status = f"spark-cluster up {found.overrides}".rstrip()
-    return f"{status} repairs it; spark-cluster logs shows more"
+    command = f"spark-cluster up {found.overrides}".rstrip()
+    if found.state == "stopped" and not found.problems:
+        return f"to serve: {command}"
+    return f"{command} repairs it; spark-cluster logs shows more"
 
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}
@@ -166,9 +168,7 @@ def verify(app: App, **given: Unpack[Verifying]) -> int:
 
 def _show_verification(app: App, found: Verification) -> None:
     short = ("test", "streamed", "s")
-    table = plain_table(
-        "", *short, "result", whole=short, right=("s",), fold=("result",), wide=True
-    )
+    table = plain_table("", *short, "result", whole=short, right=("s",), wide=True)
     for verdict in found.verdicts:
         ran = verdict.status != "not run"
         table.add_row(
@@ -179,22 +179,22 @@ def _show_verification(app: App, found: Verification) -> None:
             _result(verdict),
         )
     console = app.console
-    console.print(_summary(found), soft_wrap=True)
+    console.print(_summary(found))
     console.print(table)
     for size in found.other_sizes:
         console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
         for one in size.different:
             where = (one.id, found.tp, one.now, size.tp, one.before)
-            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where), soft_wrap=True)
+            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where))
     if found.under_load:
         held = ", ".join(f"{one.name} {one.used_mib:,} MiB" for one in found.under_load)
-        console.print(painted(f"GPU memory under load, at most: {held}", "dim"), soft_wrap=True)
+        console.print(painted(f"GPU memory under load, at most: {held}", "dim"))
     for verdict in found.failed:
         console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
         for name, text in rows:
-            console.print(styled("  [dim]{}[/] {}", f"{name:8}", text), soft_wrap=True)
-        console.print(painted(f"  {verdict.fix}", "cyan"), soft_wrap=True)
+            console.print(styled("  [dim]{}[/] {}", f"{name:8}", text))
+        console.print(painted(f"  {verdict.fix}", "cyan"))
 
 
 def _compared(size: ComparedSize) -> str:
@@ -348,10 +348,8 @@ def vram_table(
     """
     others = {"peak": peak, "before": before, "under load": under_load}
     shown = {title: {one.name: one for one in found} for title, found in others.items() if found}
-    figures = ("used", *shown, "available", "total MiB")
-    result = plain_table(
-        "node", "pid", "process", *figures, right=("pid", *figures), whole=("process",)
-    )
+    figures = ("used MiB", *shown, "available", "total")
+    result = plain_table("node", "pid", "process", *figures, right=("pid", *figures))
     for reading in readings:
         for process in reading.processes:
             used = "?" if process.used_mib is None else f"{process.used_mib}"
@@ -396,11 +394,11 @@ def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
         return
 
     console = app.console
-    console.print(styled("[bold]{}[/]  {}", record.run, record.command), soft_wrap=True)
+    console.print(styled("[bold]{}[/]  {}", record.run, record.command))
     for node in phases.nodes.values():
-        console.print(painted(f"  {node}"), soft_wrap=True)
+        console.print(painted(f"  {node}"))
     if file is not None:
-        console.print(styled("plot  {}", file), soft_wrap=True)
+        console.print(styled("plot  {}", file))
 
 
 def _must_stand_alone(watch: bool) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
-from rich.padding import Padding
 
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.console import mark, painted, show_failure, styled, visible
+from spark_cluster.cli.console import mark, painted, styled, visible
+from spark_cluster.cli.display import show_failure, tell
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config import discovery
 from spark_cluster.config.discovery import (
@@ -123,12 +123,11 @@ class Flow:
     def say(self, text: Any = "") -> None:
         """Print for people: with --json on standard error."""
 
-        Console(stderr=self.app.as_json).print(text, soft_wrap=True)
+        Console(stderr=self.app.as_json).print(text)
 
     def text(self, text: str, *, indent: int = 0) -> None:
-        """Print further words, folded between words."""
-
-        Console(stderr=self.app.as_json).print(Padding(painted(text, "dim"), (0, 0, 0, indent)))
+        """Print further words."""
+        self.say(painted(" " * indent + text, "dim"))
 
     def note(self, verdict: str, text: str) -> None:
         """Print a line with a sign."""
@@ -287,7 +286,7 @@ class Asker:
             try:
                 return read(self.text(question, default))
             except UsageError as error:
-                click.echo(visible(f"  {error.message}"), err=True)
+                tell(f"  {error.message}")
 
     def choice(self, question: str, count: int, default: int = 1) -> int:
         """Ask for one of a numbered list; 0 is the first."""

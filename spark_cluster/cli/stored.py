@@ -11,7 +11,8 @@ from typing import Annotated, TypeVar
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, plain_table, styled, visible
+from spark_cluster.cli.console import mark, plain_table, styled
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.topology import Node
@@ -163,7 +164,7 @@ def copy(
             app.print_json(run.document(model=model, copies=done))
             return
         for one in done:
-            app.console.print(str(one), soft_wrap=True)
+            app.console.print(str(one))
 
 
 @models.command()
@@ -179,7 +180,7 @@ def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
         app.print_json({"models": found})
         ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
     for one in found:
-        app.console.print(str(one), soft_wrap=True)
+        app.console.print(str(one))
     bad = [one for one in found if not one.sound]
     if bad:
         names = sorted({f"{one.repository}@{one.commit}" for one in bad})
@@ -202,7 +203,7 @@ def repair(app: App, *, models: _Some) -> None:
         app.print_json(run.document(models=found))
         return
     for one in found:
-        app.console.print(str(one), soft_wrap=True)
+        app.console.print(str(one))
     if not found:
         app.console.print("all models are sound")
 
@@ -292,7 +293,7 @@ def _show(
 
 def _progress(node: str, text: str) -> None:
     """Show a line of progress where people look and programs do not."""
-    click.echo(visible(f"{node}: {text}"), err=True)
+    tell(f"{node}: {text}")
 
 
 def _age(when: float) -> str:
@@ -328,12 +329,11 @@ def _show_stored(app: App, found: StoredModels) -> None:
     taken, count, free = gigabytes(found.size), len(found.models), gigabytes(found.free)
     line = styled("[bold]{}[/]  {} in {} models, {} free", found.node, taken, count, free)
     app.console.print(line)
-    short_ones, long_ones = ("size", "used"), ("name", "remarks")
+    short_ones = ("size", "used")
     table = plain_table(
         *("name", "size", "used", "remarks"),
         right=short_ones,
         whole=short_ones,
-        fold=long_ones,
         header=False,
         wide=True,
     )
@@ -365,10 +365,10 @@ def _show_pruned_models(app: App, found: Pruned, *, apply: bool) -> None:
     verb = "removed" if apply else "would go"
     for model in found.removed:
         name, taken = short(model.repository, model.commit), gigabytes(model.size)
-        app.console.print(styled("  {}  {}  {}", verb, name, taken), soft_wrap=True)
+        app.console.print(styled("  {}  {}  {}", verb, name, taken))
     for kept in found.kept:
         name = short(kept.repository, kept.commit)
-        app.console.print(styled("  stays  {}  [dim]{}[/]", name, kept.reason), soft_wrap=True)
+        app.console.print(styled("  stays  {}  [dim]{}[/]", name, kept.reason))
 
 
 # -- pulling ---------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ def _show_images(app: App, found: StoredImages) -> None:
     app.console.print(styled("[bold]{}[/]  {} images", found.node, len(found.images)))
     table = plain_table(
         "image", "digest", "size", "remarks",
-        right=("digest", "size"), whole=("digest", "size"), fold=("image", "remarks"),
+        right=("digest", "size"), whole=("digest", "size"),
         header=False, wide=True,
     )  # fmt: skip
     for image in found.images:
@@ -507,9 +507,9 @@ def _show_pruned_images(app: App, found: PrunedImages, *, apply: bool) -> None:
     verb = "removed" if apply else "would go"
     for image in found.removed:
         line = styled("  {}  {}  {}", verb, image.shown, gigabytes(image.size))
-        app.console.print(line, soft_wrap=True)
+        app.console.print(line)
     for refused in found.refused:
-        app.console.print(styled("  {}  {}", mark("fail"), refused.reason), soft_wrap=True)
+        app.console.print(styled("  {}  {}", mark("fail"), refused.reason))
     for kept in found.kept:
         line = styled("  stays  {}  [dim]{}[/]", kept.name, kept.reason)
-        app.console.print(line, soft_wrap=True)
+        app.console.print(line)

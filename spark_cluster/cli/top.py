@@ -21,7 +21,8 @@ from spark_cluster.bench.sampling import (
 )
 from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, size, writer
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, show_error, visible
+from spark_cluster.cli.console import painted, plain_table, visible
+from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand, Positive
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
 
@@ -205,7 +206,7 @@ def _tell_missing(live: LiveState) -> None:
 
 def picture(live: LiveState) -> RenderableType:
     """Return the whole picture; it fits 80 columns."""
-    from spark_cluster.cli.terminal import Group
+    from spark_cluster.cli.terminal import Group, Line
 
     parts: list[RenderableType] = [_nodes(live)]
     if (engine := _engine(live)).row_count:
@@ -215,9 +216,11 @@ def picture(live: LiveState) -> RenderableType:
     for node in live.nodes.values():
         trouble = live.trouble(node)
         if trouble:
-            parts.append(painted(f"{node.name}: {trouble}", "red" if node.lost else "dim"))
+            parts.append(Line(painted(f"{node.name}: {trouble}", "red" if node.lost else "dim")))
         elif node.row is not None:
-            parts += [painted(f"{node.name}: {text}", "yellow") for text in warnings(node.row)]
+            parts += [
+                Line(painted(f"{node.name}: {text}", "yellow")) for text in warnings(node.row)
+            ]
     return Group(*parts)
 
 
@@ -242,12 +245,14 @@ def _engine(live: LiveState) -> Table:
 
 
 def _memory(live: LiveState) -> Table:
-    table = _table("memory on", "pid", "MiB")
-    table.add_column("process", no_wrap=True, overflow="ellipsis", max_width=PROCESS_WIDTH)
+    figures = ("pid", "MiB")
+    table = plain_table("memory on", *figures, "process", right=figures, whole=figures)
     for node in live.nodes.values():
         largest = sorted(node.processes, key=lambda p: -(p.used_mib or 0))
         for process in largest[:MOST_PROCESSES]:
-            table.add_row(node.name, str(process.pid), _number(process.used_mib), process.name)
+            table.add_row(
+                node.name, str(process.pid), _number(process.used_mib), process.name[:PROCESS_WIDTH]
+            )
         more = len(largest) - MOST_PROCESSES
         if more > 0:
             table.add_row(node.name, "", "", f"and {more} more")
@@ -255,13 +260,7 @@ def _memory(live: LiveState) -> Table:
 
 
 def _table(first: str, *others: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True, overflow="ellipsis", max_width=16)
-    for title in others:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
+    return plain_table(first, *others, right=others, whole=others)
 
 
 def line(update: Update) -> str:
@@ -290,7 +289,8 @@ def dashboard(
 
     The page is served on this machine's loopback only, and its address has a token that is new
     each time. It is read-only. The commands that it offers (status, vram, doctor, history, logs)
-    run when you press their button.
+    run when you press their button; status also when the page opens, and when the engine comes or
+    goes.
 
     Args:
         port (PORT): Port of this machine (default: one that is free).

@@ -110,7 +110,7 @@ def show_served(
     console = app.console
     _show_memory(app, vram_table(served.now, served.peak, under_load=served.under_load), memory)
     if plot is not None:
-        console.print(painted(f"memory over time: {plot}", "dim"), soft_wrap=True)
+        console.print(painted(f"memory over time: {plot}", "dim"))
     endpoint = served.endpoint
     recipe = served.server.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
@@ -120,13 +120,13 @@ def show_served(
     if recipe.data_parallel > 1:
         size += f", {recipe.data_parallel} data-parallel ranks"
     console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
-    console.print(painted(str(served.access), "dim"), soft_wrap=True)
+    console.print(painted(str(served.access), "dim"))
     if served.answer and recipe.kind != "chat":
         found = styled("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)
-        console.print(found, soft_wrap=True)
+        console.print(found)
     elif served.answer:
         answer = styled("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
-        console.print(answer, soft_wrap=True)
+        console.print(answer)
     others = [
         rung.replace("_", " ")
         for rung in recipe.readiness.rungs
@@ -134,7 +134,7 @@ def show_served(
     ]
     if others:
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
-    console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
+    console.print(painted(_versions(served.versions), "dim"))
     _show_way(app, endpoint)
 
 
@@ -143,14 +143,14 @@ def _show_memory(app: App, readings: Table, memory: Iterable[MemoryOfNode]) -> N
     app.console.print(readings)
     for node in memory:
         if node.planned_ready is not None:
-            app.console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
+            app.console.print(painted(f"GPU memory of {node}", "dim"))
 
 
 def _show_way(app: App, endpoint: Endpoint) -> None:
     """Say how an endpoint is reached that only the head itself reaches."""
     if endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
         text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
-        app.console.print(painted(text, "dim"), soft_wrap=True)
+        app.console.print(painted(text, "dim"))
 
 
 def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
@@ -160,7 +160,7 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
     _show_memory(app, vram_table(served.now, served.peak), memory)
     count = len(served.servers)
     console.print(styled("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url))
-    console.print(painted(str(served.access), "dim"), soft_wrap=True)
+    console.print(painted(str(served.access), "dim"))
     for part in served.servers:
         recipe = part.server.recipe
         also = f", also as {', '.join(part.server.names[1:])}" if part.server.names[1:] else ""
@@ -173,9 +173,9 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
             also,
         )
         line = styled("{} [bold]{}[/]  [dim]{} on {}, recipe {}{}[/]", *shown)
-        console.print(line, soft_wrap=True)
+        console.print(line)
         if part.answer:
-            console.print(styled("  it answers: [bold]{}[/]", part.answer), soft_wrap=True)
+            console.print(styled("  it answers: [bold]{}[/]", part.answer))
         if part.server.on_request:
             console.print("  it is loaded when it is asked for")
     _show_way(app, served.endpoint)
@@ -260,7 +260,8 @@ def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | Non
     show_served(app, swapped.served, memory.nodes.values(), plot)
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
-        app.console.print(painted(text, "dim"), soft_wrap=True)
+        app.console.print(painted(text, "dim"))
+        app.console.print(painted(f"to go back: {swapped.former.command}", "dim"))
 
 
 # -- `supervise`: a unit on the head that restarts a dead engine -----------------------------------
@@ -325,9 +326,9 @@ def _show_supervision(app: App, found: Supervision) -> None:
     boot = "started at boot" if found.at_boot else "not started at boot (install --at-boot)"
     console.print(styled("supervision: [bold]{}[/], {}", found.active, boot))
     why = f": {found.state.reason}" if found.state.reason else ""
-    console.print(styled("server: [bold]{}[/]{}", found.state.phase, why), soft_wrap=True)
+    console.print(styled("server: [bold]{}[/]{}", found.state.phase, why))
     for problem in found.problems:
-        console.print(styled("[yellow]![/] {}", problem), soft_wrap=True)
+        console.print(styled("[yellow]![/] {}", problem))
     for event in found.events[-SHOWN:]:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-        console.print(painted(f"{moment}  {event.text}", "dim"), soft_wrap=True)
+        console.print(painted(f"{moment}  {event.text}", "dim"))

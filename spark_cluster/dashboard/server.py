@@ -82,7 +82,10 @@ ASSETS = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+        for name in ("dashboard", "answers", "elements")
+    },
 }
 """Path to file and type."""
 
@@ -402,7 +405,8 @@ class SitePages:
         if self.feed.has_ended:
             text = "no samples come any more: start `spark-cluster dashboard` again"
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        return JSONResponse(self.feed.since(request.path_params["after"]))
+        options = " ".join(self.questions.options)
+        return JSONResponse(self.feed.since(request.path_params["after"]) | {"options": options})
 
     async def ask(self, request: Request) -> Response:
         """Return what a command says."""

@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ from spark_cluster.bench.report.rendering import (
     escape,
     fenced,
     file_name,
-    is_installed,
     moment,
     number,
     short,
@@ -50,12 +48,11 @@ from spark_cluster.bench.report.rendering import (
 )
 from spark_cluster.bench.report.results import Results, RunVerdict, answers, headline, verdict
 from spark_cluster.bench.report.tables import benchy_rows
-from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file
 
 POST = "report.md"
 
-OPEN_ROWS = 40
+OPEN_ROWS = 16
 """A list of cells longer than this is folded; on paper it is open."""
 
 TELEMETRY_NOTE = (
@@ -90,8 +87,6 @@ def write_report(run: Path, folder: Path) -> Report:
         InvalidFile: a file is not what it should be.
     """
     results, telemetry = Results(load_record(run)), read_telemetry(run / TELEMETRY)
-    if not is_installed():
-        raise UsageError("a report needs matplotlib", hint=install_extra("bench"))
     written = []
     for name, content in build(results, telemetry).items():
         path = folder / name
@@ -150,21 +145,21 @@ class Section:
 
 def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Section, ...]:
     """Make all sections of a report, the plots drawn."""
-    others = chain(
-        (tables.sweep_table(results), tables.acceptance_table(results)),
-        (tables.served_table(results), tables.answers_table(results)),
-        tables.check_tables(results),
-    )
+    others = (
+        tables.acceptance_table(results), tables.served_table(results),
+        tables.answers_table(results), *tables.check_tables(results),
+    )  # fmt: skip
     comparison = _filled(tables.comparison_tables(results))
     flagged = _filled([tables.flagged_table(results)])
     cells, method = _filled(tables.benchy_tables(results)), how_measured(results.record)
     memory = _filled((tables.vram_table(results), tables.process_table(results)))
-    environment = _filled(chain(tables.setup_tables(results), tables.node_tables(results)))
+    environment = _filled((*tables.setup_tables(results), *tables.node_tables(results)))
     with style():
         measured, predicted = tuple(measured_plots(results)), tuple(predicted_plot(results))
         vram, over_time = tuple(vram_plot(results)), tuple(telemetry_plots(results, telemetry))
-    return (
-        Section("summary", "", tables=_filled([tables.headline_table(results)]), pasted=True),
+    summary = _filled([tables.headline_table(results)])
+    parts = (
+        Section("summary", "Each setup", tables=summary, pasted=True),
         Section("flagged", "Cells to look at", "To look at", flagged),
         Section("comparison", "TP=1 and TP=2", "TP=1 and TP=2", comparison, pasted=True),
         Section("measured", "Plots", "Plots", plots=measured, absent="Too few cells for a plot."),
@@ -184,6 +179,8 @@ def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Sect
         ),
         Section("environment", "Environment", "Environment", environment),
     )  # fmt: skip
+    terms = _filled([tables.terms_table([table for part in parts for table in part.tables])])
+    return (*parts, Section("terms", "Abbreviations", "Abbreviations", terms))
 
 
 def _filled(tables: Iterable[Table]) -> tuple[Table, ...]:

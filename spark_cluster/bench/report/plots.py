@@ -63,7 +63,7 @@ def _against_depth(results: Results, name: str, title: str, metric: MetricName) 
     canvas = PlotCanvas(name, title)
     for index, (setup, points) in enumerate(lines):
         _line(canvas.axes, points, index, results.labels[setup.id])
-    canvas.axes.set(ylabel="tok/s", xlabel="tokens in the context before the prompt")
+    canvas.axes.set(title="tok/s", xlabel="tokens in the context before the prompt")
     _from_zero(canvas.axes)
     ticks = _ticks(lines)
     canvas.axes.set_xticks(ticks, [tokens(depth) for depth in ticks])
@@ -88,7 +88,7 @@ def _per_user(results: Results) -> Iterator[Plot]:
                 f"c={point.x:g}", at, xytext=(0, 5 if index else -12), fontsize=SMALL,
                 textcoords="offset points", ha="center", color=colour(index),
             )  # fmt: skip
-    canvas.axes.set(xlabel="tok/s of all requests together", ylabel="tok/s of one request")
+    canvas.axes.set(xlabel="tok/s of all requests together", title="tok/s of one request")
     canvas.axes.set_xlim(left=0)
     _from_zero(canvas.axes, 1.12)
     note = "Up and to the right is better. c: requests at once."
@@ -105,24 +105,33 @@ def _first_response(results: Results) -> Iterator[Plot]:
     if len({point.x for _, points in lines for point in points}) < 2:
         return
     canvas = PlotCanvas("ttfr-concurrency", "Time to first response against load")
-    spread = "Bars: standard deviation."
+    every = [point.metric for _, points in lines for point in points]
+    spread = "Bars: standard deviation." if any(metric.std for metric in every) else ""
+    if all({"p50", "p95"} <= metric.percentiles.keys() for metric in every):
+        is_wide = any(metric.percentiles["p50"] < metric.percentiles["p95"] for metric in every)
+        spread = "Line: p50, band: up to p95." if is_wide else "Line: p50."
+        lines = [_band(canvas.axes, index, *line) for index, line in enumerate(lines)]
     for index, (setup, points) in enumerate(lines):
-        known = [point.metric.percentiles for point in points]
-        shown: Sequence[PlotPoint] = points
-        if all({"p50", "p95"} <= percentiles.keys() for percentiles in known):
-            spread = "Line: p50, band: up to p95."
-            low, high = ([each[name] / 1000 for each in known] for name in ("p50", "p95"))
-            x = [point.x for point in points]
-            canvas.axes.fill_between(x, low, high, color=colour(index), alpha=0.16, linewidth=0)
-            medians = (Metric(mean=each["p50"]) for each in known)
-            shown = [replace(p, metric=m) for p, m in zip(points, medians, strict=True)]
-        _line(canvas.axes, shown, index, results.labels[setup.id], 1 / 1000)
-    canvas.axes.set(xlabel="requests at once", ylabel="s")
+        _line(canvas.axes, points, index, results.labels[setup.id], 1 / 1000)
+    canvas.axes.set(xlabel="requests at once", title="seconds")
     _from_zero(canvas.axes)
     ticks = _ticks(lines)
     canvas.axes.set_xticks(ticks, [str(load) for load in ticks])
-    note = f"{spread} Lower is better."
+    note = f"{spread} Lower is better.".strip()
     yield _finished(canvas, results, lines, "Time to first response, ms", note)
+
+
+def _band(
+    axes: Axes, index: int, setup: Setup, points: Sequence[PlotPoint]
+) -> tuple[Setup, Sequence[PlotPoint]]:
+    """Draw p50 to p95 in seconds, and return the points of p50."""
+    known = [point.metric.percentiles for point in points]
+    low, high = ([each[name] / 1000 for each in known] for name in ("p50", "p95"))
+    axes.fill_between(
+        [point.x for point in points], low, high, color=colour(index), alpha=0.16, linewidth=0
+    )
+    medians = (Metric(mean=each["p50"]) for each in known)
+    return setup, [replace(p, metric=m) for p, m in zip(points, medians, strict=True)]
 
 
 def _variants(results: Results) -> Iterator[Plot]:
@@ -138,13 +147,13 @@ def _variants(results: Results) -> Iterator[Plot]:
     accepted = [point.cell.metrics.get("acceptance") for _, point in found]
     sweep = any(metric is not None for metric in accepted)
     title = "Variants: decoding and acceptance (c=1)" if sweep else "Variants: decoding (c=1)"
-    canvas = PlotCanvas("variants", title, (1.7, 1.0) if sweep else (2.3,), top=0.42)
+    canvas = PlotCanvas("variants", title, (1.7, 1.0) if sweep else (2.3,), top=0.52)
     speeds = [point.metric for _, point in found]
     _bars(canvas.axes, speeds, 0)
-    canvas.axes.set_ylabel("tok/s")
+    canvas.axes.set_title("tok/s")
     if sweep:
         _bars(canvas.panels[1], [Metric(mean=m.mean * 100 if m else 0) for m in accepted], 1)
-        canvas.panels[1].set_ylabel("accepted, %")
+        canvas.panels[1].set_title("accepted, %")
         canvas.panels[1].set_ylim(0, 119)
         canvas.axes.tick_params(labelbottom=False)
     argument, names = _variant_names(results, [setup for setup, _ in found])
@@ -167,7 +176,7 @@ def _bars(axes: Axes, metrics: Sequence[Metric], index: int) -> None:
         range(len(metrics)), heights, 0.62, color=colour(index),
         yerr=errors if any(errors) else None, error_kw={"ecolor": INK, "elinewidth": 0.9},
     )  # fmt: skip
-    axes.bar_label(bars, fmt=f"%.{0 if index else 1}f", padding=2, fontsize=SMALL)
+    axes.bar_label(bars, fmt="%.0f" if index else number, padding=2, fontsize=SMALL)
     axes.set_ylim(0, max(1e-9, *map(sum, zip(heights, errors, strict=True))) * 1.16)
 
 
@@ -346,9 +355,9 @@ def vram_plot(results: Results) -> Iterator[Plot]:
             places = [place + left for place in range(len(PHASES))]
             used = [phases[p].used_mib / 1024 if p in phases else math.nan for p in PHASES]
             bars = axes.bar(places, used, width * 0.94, color=colour(index), label=node)
-            axes.bar_label(bars, fmt=_whole, padding=2, fontsize=SMALL)
+            axes.bar_label(bars, fmt=_gib_label, padding=2, fontsize=SMALL)
         axes.set_ylim(0, max(1.0, highest * 1.18))
-        axes.set_title(clipped(results.labels[setup.id]), fontsize=8.5, loc="left", pad=3)
+        axes.set_title(clipped(results.labels[setup.id]))
         axes.tick_params(labelbottom=axes is canvas.panels[-1])
     canvas.panels[-1].set_xticks(range(len(PHASES)), [phase.replace("_", " ") for phase in PHASES])
     canvas.legend()
@@ -357,8 +366,8 @@ def vram_plot(results: Results) -> Iterator[Plot]:
     yield canvas.finish()
 
 
-def _whole(gib: float) -> str:
-    return "" if math.isnan(gib) else f"{gib:.0f}"
+def _gib_label(gib: float) -> str:
+    return "" if math.isnan(gib) else f"{gib:.0f}" if gib >= 10 or not gib else f"{gib:.1f}"
 
 
 def telemetry_plots(results: Results, nodes: Sequence[NodeTelemetry]) -> Iterator[Plot]:
@@ -412,7 +421,7 @@ def _panel_finished(
                 transform=axes.get_xaxis_transform(), fontsize=SMALL, color=SOFT,
             )  # fmt: skip
     axes.set_xlabel(f"{axis.unit} since the start of telemetry")
-    axes.set_ylabel(panel.unit)
+    axes.set_title(panel.unit)
     canvas.legend()
     names = [name for _, name in panel.columns]
     parts = f"Solid: {names[0]}, dashed: {names[1]}." if len(names) > 1 else ""

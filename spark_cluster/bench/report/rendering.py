@@ -35,15 +35,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.2f}"
 
 
-def spread(metric: Metric | None) -> str:
-    """Mean and standard deviation, as llama-benchy prints them; empty for none."""
+def figure(metric: Metric | None) -> str:
+    """Mean and standard deviation with as many decimals as the mean deserves; empty for none."""
     if metric is None:
         return ""
-    return f"{metric.mean:.2f}" + ("" if metric.std is None else f" ± {metric.std:.2f}")
-
-
-def figure(metric: Metric) -> str:
-    """Mean and standard deviation with as many decimals as the mean deserves."""
     mean = number(metric.mean)
     if metric.std is None or abs(metric.mean) >= 1e9:
         return mean
@@ -159,8 +154,8 @@ MARK = "(mark)"
 """Key of a row of `tabulate` with its mark."""
 
 TEXT_COLUMNS = frozenset({
-    "", "cell", "figure", "found", "kind", "load", "model", "node", "process", "question", "setup",
-    "streamed", "test", "value", "verdict", "why", "why not",
+    "cell", "figure", "found", "kind", "load", "model", "node", "process", "question", "setup",
+    "status", "streamed", "test", "value", "verdict", "why", "why not",
 })  # fmt: skip
 """Columns of text, aligned to the left; the others are figures, aligned to the right."""
 
@@ -290,8 +285,9 @@ STYLE: Any = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9,
     "text.parse_math": False, "text.usetex": False, "text.color": INK,
     "svg.fonttype": "none", "svg.hashsalt": "spark-cluster", "svg.image_inline": True,
-    "axes.edgecolor": GRID, "axes.labelcolor": SOFT, "axes.titlecolor": INK,
-    "axes.labelsize": 8.5, "axes.facecolor": PAPER, "axes.axisbelow": True,
+    "axes.edgecolor": GRID, "axes.labelcolor": SOFT, "axes.titlecolor": SOFT,
+    "axes.labelsize": 8.5, "axes.titlesize": 8.5, "axes.titlelocation": "left", "axes.titlepad": 5,
+    "axes.facecolor": PAPER, "axes.axisbelow": True,
     "axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False, "axes.spines.right": False,
     "axes.spines.left": False, "axes.unicode_minus": True, "axes.formatter.useoffset": False,
     "grid.color": GRID, "grid.linewidth": 0.7,
@@ -329,11 +325,13 @@ class PlotCanvas:
 
     Args:
         panels: their heights, inches.
-        top: inches above the first panel: the title and a line of the legend, unless it says less.
+        top: inches above the first panel: the title, a line of the legend and the unit, unless it
+            says less. A unit stands above its axis: beside it, long tick labels push it off the
+            picture.
     """
 
     def __init__(
-        self, name: str, title: str, panels: tuple[float, ...] = (2.3,), *, top: float = 0.62
+        self, name: str, title: str, panels: tuple[float, ...] = (2.3,), *, top: float = 0.74
     ) -> None:
         from matplotlib.figure import Figure
 
@@ -349,6 +347,8 @@ class PlotCanvas:
             box = (0.56 / WIDTH, at / height, (WIDTH - 0.56 - 0.14) / WIDTH, panel / height)
             share = self.panels[0] if self.panels else None
             self.panels.append(self.figure.add_axes(box, sharex=share))
+            self.panels[-1].xaxis.set_major_formatter("{x:,g}")
+            self.panels[-1].yaxis.set_major_formatter("{x:,g}")
             at -= between
 
     @property
@@ -416,9 +416,15 @@ def _inline(svg: str, name: str, description: str) -> str:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the look of reports; nothing of it stays."""
-    import matplotlib
+    """Draw in the look of reports; nothing of it stays.
 
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("plots need matplotlib", hint=install_extra("bench")) from None
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -463,8 +469,6 @@ def write_plot(record: MemoryRecord, path: Path) -> None:
             f"{path.name}: a plot is written as {' or '.join(FORMATS)}",
             hint="give the file one of these endings",
         )
-    if not is_installed():
-        raise UsageError("a plot needs matplotlib", hint=install_extra("bench"))
     plot = memory_plot(record)
     data = plot.png if path.suffix.lower() == ".png" else plot.svg.encode()
     try:
@@ -503,10 +507,10 @@ def memory_plot(record: MemoryRecord) -> Plot:
             )  # fmt: skip
         _phases(canvas, [(name, (at - first) / length) for name, at in record.spans()], end)
         held.set_ylim(bottom=0)
-        held.set_title("held by GPU processes, GiB", fontsize=8.5, loc="left", pad=22)
+        held.set_title("held by GPU processes, GiB", pad=22)
         held.tick_params(labelbottom=False)
         available.set_ylim(bottom=0)
-        available.set_title("MemAvailable, GiB", fontsize=8.5, loc="left", pad=3)
+        available.set_title("MemAvailable, GiB")
         available.set_xlabel(unit)
         available.set_xlim(0, end)
         canvas.legend()

@@ -220,11 +220,18 @@ class BestSetup:
     Attributes:
         winner: label of the setup; empty when it was not measured or nothing differs.
         text: the figures that say so.
+        is_measured: there are figures.
     """
 
     purpose: str
     winner: str
     text: str
+    is_measured: bool = True
+
+    @property
+    def title(self) -> str:
+        """The winner, or why there is none."""
+        return self.winner or ("No clear winner" if self.is_measured else "Not measured")
 
 
 @dataclass(frozen=True)
@@ -308,7 +315,7 @@ def _title(results: Results) -> str:
 
 # -- purposes --------------------------------------------------------------------------------------
 
-_NOT_ALONE = "Not measured: no cell with one request at a time has a result."
+_NOT_ALONE = "No cell with one request at a time has a result."
 
 
 def answers(results: Results) -> Iterator[BestSetup]:
@@ -327,7 +334,7 @@ def _first_token(results: Results, setups: Sequence[Setup]) -> BestSetup:
     lines = {s.id: {p.x: p for p in results.at(s, "ttfr_ms", concurrency=1)} for s in setups}
     depths = [set(points) for points in lines.values() if points]
     if not depths:
-        return BestSetup(purpose, "", _NOT_ALONE)
+        return BestSetup(purpose, "", _NOT_ALONE, is_measured=False)
     common = set.intersection(*depths) or set.union(*depths)
     deep, shallow = max(common), min(common)
     deepest = {id: points.get(deep) for id, points in lines.items()}
@@ -344,15 +351,16 @@ def _throughput(results: Results) -> BestSetup:
     pair = next(iter(results.pairs), None)
     replicas = results.replicas_of(pair) if pair else None
     if pair is None or replicas is None:
-        why = "Not measured: it takes one model at TP=2 and as two replicas at TP=1."
-        return BestSetup(purpose, "", why)
+        why = "It takes one model at TP=2 and as two replicas at TP=1."
+        return BestSetup(purpose, "", why, is_measured=False)
     split, joint = (
         {int(p.x): p for p in results.at(setup, "tg_tps", depth=results.lowest_depth)}
         for setup in (replicas, pair.two)
     )
     loads = sorted(split.keys() & joint.keys(), reverse=True)
     if not loads:
-        return BestSetup(purpose, "", "No load was measured on both two replicas and TP=2.")
+        why = "No load was measured on both two replicas and TP=2."
+        return BestSetup(purpose, "", why, is_measured=False)
     points = [{replicas.id: split[load], pair.two.id: joint[load]} for load in loads]
     found = _best(results, purpose, "tg_tps", points[0], loads[0])
     more = [_at_load(results, *each) for each in zip(loads[1:], points[1:], strict=True)]
@@ -384,7 +392,7 @@ def _best(
     more = metric in HIGHER_IS_BETTER
     points = [(id, point) for id, point in measured.items() if point is not None]
     if not points:
-        return BestSetup(purpose, "", _NOT_ALONE)
+        return BestSetup(purpose, "", _NOT_ALONE, is_measured=False)
     points.sort(key=lambda item: item[1].metric.mean, reverse=more)
     (winner, first), *others = points
     name = (decode_name if more else prefill_name)(first.cell.key, concurrency=load > 1)

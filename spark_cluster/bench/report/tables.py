@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
@@ -32,7 +33,6 @@ from spark_cluster.bench.report.rendering import (
     prefill_name,
     shape,
     short,
-    spread,
     tabulate,
 )
 from spark_cluster.bench.report.results import Results, SizePair, is_noise, is_served, speed_up
@@ -138,18 +138,21 @@ def benchy_tables(results: Results) -> Iterator[Table]:
 
 def _benchy(results: Results, setup: Setup, cells: tuple[CellResult, ...]) -> Table:
     several = any(cell.key.concurrency > 1 for cell in cells)
-    rows: list[tuple[str, ...]] = []
-    marked = {}
-    for cell in cells:
-        for test, metrics in benchy_rows(cell, concurrency=several):
-            if cell.attention:
-                marked[len(rows)] = "attention"
-            rows.append((short(setup.model), test, *map(spread, metrics)))
     columns = (
-        "model", "test", "t/s (total)" if several else "t/s", "t/s (req)", "peak t/s",
-        "peak t/s (req)", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)",
+        "t/s (total)" if several else "t/s", "t/s (req)", "peak t/s", "peak t/s (req)",
+        "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)",
     )  # fmt: skip
-    table = Table(results.labels[setup.id], columns, tuple(rows), (0, 1), marked)
+    rows = [
+        {
+            "model": short(setup.model),
+            "test": test,
+            **dict(zip(columns, map(figure, metrics), strict=True)),
+            MARK: "attention" if cell.attention else "",
+        }
+        for cell in cells
+        for test, metrics in benchy_rows(cell, concurrency=several)
+    ]
+    table = tabulate(results.labels[setup.id], rows)
     # As llama-benchy does: with one request at a time, a request's speed is the speed.
     return table if several else table.without("t/s (req)", "peak t/s (req)")
 
@@ -215,23 +218,8 @@ def _percentiles(cell: CellResult, name: MetricName) -> str:
     return " / ".join(found) or mean(cell, name)
 
 
-def sweep_table(results: Results) -> Table:
-    """Decoding with each variant of a sweep or a pair, c=1, and the acceptance of drafts."""
-    rows = []
-    for setup in results.setups if any(setup.variant for setup in results.setups) else ():
-        for point in results.at(setup, "tg_tps", concurrency=1)[:1]:
-            rows.append({
-                "setup": results.labels[setup.id],
-                "test": decode_name(point.cell.key, concurrency=False),
-                "tok/s": spread(point.metric),
-                "acceptance": mean(point.cell, "acceptance", ".0%"),
-                "accepted a step": mean(point.cell, "acceptance_length"),
-            })  # fmt: skip
-    return tabulate("Variants", rows)
-
-
 def acceptance_table(results: Results) -> Table:
-    """The acceptance of drafts in each cell of a recipe with a drafter."""
+    """Decoding and the acceptance of drafts in each cell of a recipe with a drafter."""
     rows = []
     for setup in results.setups:
         cells = results.cells(setup)
@@ -240,6 +228,7 @@ def acceptance_table(results: Results) -> Table:
             {
                 "setup": results.labels[setup.id],
                 "test": decode_name(cell.key, concurrency=several),
+                "tok/s": figure(cell.metrics.get("tg_tps")),
                 "accepted": mean(cell, "acceptance", ".1%"),
                 "tokens a step": mean(cell, "acceptance_length"),
             }
@@ -308,7 +297,7 @@ def flagged_table(results: Results) -> Table:
         {
             "setup": results.labels.get(cell.setup, cell.setup),
             "cell": shape(cell.key),
-            "": "attention" if cell.status == "ok" else cell.status,
+            "status": "attention" if cell.status == "ok" else cell.status,
             "why": short("; ".join(filter(None, [cell.reason, *cell.attention]))),
             MARK: "bad" if cell.status == "failed" else "attention",
         }
@@ -347,7 +336,11 @@ def vram_table(results: Results) -> Table:
             **{phase.replace("_", " "): text for phase, text in used.items()},
             "total": f"{total:,}" if total else "",
         })  # fmt: skip
-    note = "MiB held by GPU processes, as nvidia-smi --query-compute-apps lists them."
+    note = (
+        "MiB held by GPU processes, as nvidia-smi --query-compute-apps lists them. before: by what "
+        "ran until the setup was started. load peak is the highest reading; ready and under load "
+        "are each of a moment, so that one may be below the other."
+    )
     return tabulate("GPU memory by node and phase (MiB)", rows, note)
 
 
@@ -453,8 +446,39 @@ def _side_by_side(title: str, things: Sequence[tuple[str, Mapping[str, str]]]) -
         elif values[0]:
             alike.append((field, values[0]))
     heading = "alike in all" if len(things) > 1 else "".join(names)
-    yield Table(f"{title}: {heading}", ("", "value"), tuple(alike), (0, 1))
+    yield Table(f"{title}: {heading}", ("field", "value"), tuple(alike), (0, 1))
     yield Table(
-        f"{title}: different", ("", *names), tuple(differ), tuple(range(len(names) + 1)),
+        f"{title}: different", ("field", *names), tuple(differ), tuple(range(len(names) + 1)),
         {i: "attention" for i, (name, *_) in enumerate(differ) if name in MUST_BE_ALIKE},
     )  # fmt: skip
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+TERMS = (
+    ("TP=N", r"TP=", "tensor parallel: one server over N Sparks; 2 × TP=1: a server on each"),
+    ("ppN", r"\bpp\d", "prompt processing (prefill): a prompt of N tokens is read"),
+    ("tgN", r"\btg\d", "token generation (decoding): N tokens are generated"),
+    ("@ dN, d=N", r"@ d\d|d=\d", "depth: N tokens stand in the context before the prompt"),
+    ("ctx_pp, ctx_tg", r"\bctx", "the same while the context of that depth is first read"),
+    ("(cN), c=N", r"\(c\d|c=\d", "concurrency: N requests at once"),
+    ("t/s, tok/s", r"t/s|tok/s", "tokens a second; total: of all requests, req: of one"),
+    ("peak", r"\bpeak t/s", "in the best second"),
+    ("ttfr", r"\bttfr", "time to first response: to the first chunk of the answer"),
+    ("est_ppt", "est_ppt", "estimated prompt processing time: ttfr without the network's latency"),
+    ("e2e_ttft", "e2e_ttft", "end-to-end time to first token: to the first text or reasoning"),
+    ("TTFT", r"\bTTFT", "time to first token"),
+    ("TPOT", r"\bTPOT", "time per output token, after the first"),
+    ("ITL", r"\bITL", "inter-token latency: between two chunks of an answer"),
+    ("p50, p95, p99", r"\bp\d\d\b", "percentiles: half, 95 % and 99 % are below"),
+)  # fmt: skip
+"""Each abbreviation with the pattern of its use and its meaning.
+source: llama-benchy's and vLLM's definitions of their figures."""
+
+
+def terms_table(shown: Sequence[Table]) -> Table:
+    """The abbreviations that occur in tables, explained."""
+    texts = (text for table in shown for row in (table.columns, *table.rows) for text in row)
+    used = "\n".join([*texts, *(table.title + table.note for table in shown)])
+    rows = [(term, meaning) for term, pattern, meaning in TERMS if re.search(pattern, used)]
+    return Table("Abbreviations", ("term", "meaning"), tuple(rows), (0, 1))

@@ -1,16 +1,18 @@
-"use strict";
-// Everything that nodes and commands say is put into the page as text, never as markup.
+// The nodes live, and the commands that can be asked.
+import { facts, SHOWN, shown } from "/answers.js";
+import { badge, block, clock, element, figures, gib, number, prose, rate, shape, table } from "/elements.js";
 
-const QUESTIONS = ["status", "vram", "doctor", "history", "logs"];
 const POINTS = 240;
 const AGAIN_MS = 3000;
-const SVG = "http://www.w3.org/2000/svg";
+const LOOK_MS = 30000;
 const rows = new Map();
 let names = [];
 let troubles = {};
 let every = 1;
 let after = 0;
 let drawn = 0;
+let looked = -Infinity;
+let answered;
 
 // -- the token ------------------------------------------------------------------------------------
 
@@ -28,45 +30,13 @@ function get(path) {
   return fetch(path, { headers: { Authorization: `Bearer ${token}` } });
 }
 
-// -- elements and units ---------------------------------------------------------------------------
-
-function element(tag, text = "", kind = "") {
-  const made = document.createElement(tag);
-  if (text !== "") made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
-}
-
-function shape(tag, attributes) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
-}
-
-function number(value, digits = 0) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits);
-}
-
-function gib(mib) {
-  return mib === null || mib === undefined ? "–" : (mib / 1024).toFixed(1);
-}
-
-function rate(bytes) {
-  if (bytes === null || bytes === undefined) return "–";
-  for (const [unit, size] of [["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]])
-    if (bytes >= size) return `${(bytes / size).toFixed(1)} ${unit}`;
-  return `${bytes.toFixed(0)} B/s`;
-}
-
-function figures(list, into) {
-  into.replaceChildren(...list.map(([title, value, unit = ""]) => {
-    const box = element("div");
-    box.append(element("dt", title));
-    const shown = element("dd", value);
-    if (unit) shown.append(" ", element("small", unit));
-    box.append(shown);
-    return box;
-  }));
+// Ask a command; what `status` says also goes into the first card.
+async function answer(name) {
+  const reply = await get(`/ask/${name}`);
+  if (!reply.ok) throw new Error(await reply.text());
+  const found = await reply.json();
+  if (name === "status") serving(found);
+  return found;
 }
 
 // -- charts ---------------------------------------------------------------------------------------
@@ -92,7 +62,7 @@ function frame(most) {
   for (const y of [0, 50, 100])
     svg.append(shape("line", { x1: 0, x2: 100, y1: y, y2: y, class: "grid" }));
   const title = shape("title", {});
-  title.textContent = `up to ${most}`;
+  title.textContent = `0 to ${most}`;
   svg.append(title);
   return svg;
 }
@@ -101,25 +71,28 @@ function axis(most, count) {
   const line = element("div", "", "axis");
   const seconds = Math.round(count * every);
   const ago = seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
-  line.append(element("span", ago), element("span", `most: ${most}`), element("span", "now"));
+  line.append(element("span", ago), element("span", `0 to ${most}`), element("span", "now"));
   return line;
 }
 
+// entries: [title, value, number of its colour][]
 function legend(entries) {
   const list = element("ul", "", "legend");
-  entries.forEach(([title, value], index) => {
+  for (const [title, value, index] of entries) {
     const item = element("li");
-    item.append(element("i", "", `b${Math.min(index, 4)}`), `${title} ${value}`);
+    const text = element("span", `${title} `);
+    text.append(element("span", value, "value"));
+    item.append(element("i", "", `b${index}`), text);
     list.append(item);
-  });
+  }
   return list;
 }
 
-// Draw lines over time. series: [title, values, shown now][]
-function lines(into, series, unit) {
+// Draw lines over time. series: [title, values, shown now][]; top: of a fixed scale
+function lines(into, series, unit, top = 0) {
   const count = Math.max(...series.map(([, values]) => values.length));
   const short = series.map(([, values]) => fewer(values));
-  const most = Math.max(1e-9, ...short.flat().filter((v) => v !== null));
+  const most = top || Math.max(1e-9, ...short.flat().filter((v) => v !== null));
   const shown = unit(most);
   const svg = frame(shown);
   short.forEach((values, index) => {
@@ -133,7 +106,7 @@ function lines(into, series, unit) {
     });
     svg.append(shape("path", { d: path, class: `edge l${index}` }));
   });
-  into.replaceChildren(svg, axis(shown, count), legend(series.map(([t, , now]) => [t, now])));
+  into.replaceChildren(svg, axis(shown, count), legend(series.map(([t, , now], i) => [t, now, i])));
 }
 
 // Draw the memory of a node by process, over time, one above the other.
@@ -166,16 +139,10 @@ function memory(into, list) {
     const low = base.map((b, i) => `${place(i, base.length).toFixed(2)} ${(100 - 100 * b / most).toFixed(2)}`);
     values.forEach((value, i) => { base[i] += value ?? 0; });
     const high = base.map((b, i) => `${place(i, base.length).toFixed(2)} ${(100 - 100 * b / most).toFixed(2)}`);
-    svg.append(shape("path", { d: `M${high.join("L")}L${low.reverse().join("L")}Z`, class: `area f${index}` }));
-    entries.push([index, title, `${gib(values.at(-1))} GiB`]);
+    svg.append(shape("path", { d: `M${high.join("L")}L${low.reverse().join("L")}Z`, class: `area f${index} l${index}` }));
+    entries.push([title, `${gib(values.at(-1))} GiB`, index]);
   });
-  const list_ = element("ul", "", "legend");
-  for (const [index, title, value] of entries) {
-    const item = element("li");
-    item.append(element("i", "", `b${index}`), `${title} ${value}`);
-    list_.append(item);
-  }
-  into.replaceChildren(svg, axis(`${Math.round(most / 1024)} GiB`, list.length), list_);
+  into.replaceChildren(svg, axis(`${Math.round(most / 1024)} GiB`, list.length), legend(entries));
 }
 
 // -- nodes and engine -----------------------------------------------------------------------------
@@ -187,7 +154,7 @@ function card(name) {
   found.dataset.node = name;
   found.append(element("h2", name), element("div", "", "notices"), element("dl", "", "figures"));
   const charts = element("div", "", "charts");
-  for (const [kind, title] of [["memory", "memory by process"], ["link", "traffic"], ["power", "GPU %"]]) {
+  for (const [kind, title] of [["memory", "memory by process"], ["link", "traffic"], ["power", "GPU"]]) {
     const figure = element("figure");
     figure.append(element("figcaption", title), element("div", "", `chart ${kind}`));
     charts.append(figure);
@@ -212,7 +179,7 @@ function node(name) {
     ["SM clock", number(last.sm_clock_mhz), "MHz"],
     ["power", number(last.power_w), "W"],
     ["temperature", number(last.temperature_c), "°C"],
-    ["memory free", gib(last.mem_available_mib), `of ${gib(last.mem_total_mib)} GiB`],
+    ["memory free", gib(last.mem_available_mib), `of ${number(last.mem_total_mib / 1024)} GiB`],
   ], box.querySelector(".figures"));
   memory(box.querySelector(".memory"), list);
   const sum = (row, kind) => {
@@ -225,16 +192,37 @@ function node(name) {
   ], rate);
   lines(box.querySelector(".power"), [
     ["GPU", list.map((r) => r.utilisation), `${number(last.utilisation)} %`],
-  ], (most) => `${most.toFixed(0)} %`);
+  ], (most) => `${most} %`, 100);
+}
+
+// The first card: what `status` says, last asked by this page.
+function serving({ document: status, error, command, seconds }) {
+  const shown = document.querySelector("#serving");
+  const found = status ?? { state: "not known", problems: [error] };
+  badge(found.state, shown);
+  figures(facts(found), document.querySelector("#served"));
+  document.querySelector("#problems").replaceChildren(
+    ...(found.problems ?? []).map((problem) => element("p", problem, "notice bad")));
+  const next = found.state === "stopped" ? "Nothing is served: `spark-cluster up` starts it. " : "";
+  const took = command ? `\`${command}\` took ${seconds} s.` : "";
+  document.querySelector("#asked-status").replaceChildren(
+    ...prose(`${next}Read at ${clock(new Date())}: ${took}`));
+}
+
+// Ask for the status when the page opens, and when the engine has come or gone; not too often.
+function look(answers) {
+  if (answers === answered || Date.now() - looked < LOOK_MS) return;
+  [answered, looked] = [answers, Date.now()];
+  answer("status").catch((error) => serving({ error: error.message }));
 }
 
 function engine() {
   const name = names.find((n) => (rows.get(n) ?? []).some((r) => r.running !== null));
-  const box = document.querySelector("#engine");
-  box.hidden = name === undefined;
-  if (name === undefined) return;
-  const list = rows.get(name);
+  const list = rows.get(name) ?? [];
   const last = list.at(-1);
+  look((last?.running ?? null) !== null);
+  document.querySelector("#load").hidden = name === undefined;
+  if (name === undefined) return;
   const percent = (share) => share === null ? "–" : (100 * share).toFixed(0);
   figures([
     ["on", name],
@@ -265,7 +253,11 @@ function soon() {
 }
 
 function take(message) {
+  if (message.last > after) document.querySelector("#sampled").textContent = `last sample ${clock(new Date())}`;
   ({ nodes: names, every, last: after, troubles } = message);
+  const named = names.join(", ") + (message.options ? ` (${message.options})` : "");
+  document.querySelector("#cluster").textContent = named;
+  document.title = `${named} · spark-cluster`;
   for (const name of names) {
     const list = [...(rows.get(name) ?? []), ...message.rows[name]];
     rows.set(name, list.slice(-Math.max(1, Math.round(1800 / every))));
@@ -298,68 +290,20 @@ async function follow() {
 
 // -- answers of commands --------------------------------------------------------------------------
 
-function table(heads, lists) {
-  const made = element("table");
-  const top = element("tr");
-  top.append(...heads.map((head) => element("th", head)));
-  made.append(top);
-  for (const cells of lists) {
-    const line = element("tr");
-    line.append(...cells.map((cell) => cell instanceof Node ? cell : element("td", cell)));
-    made.append(line);
-  }
-  const box = element("div", "", "scroll");
-  box.append(made);
-  return box;
-}
-
-function doctor(found) {
-  const bad = found.checks.filter((check) => check.status !== "ok");
-  const fine = found.checks.length - bad.length;
-  const made = [element("p", `${fine} checks are ok`, "dim")];
-  if (bad.length) made.push(table(["", "check", "node", "found"], bad.map((c) => [
-    element("td", c.status, c.status), c.id, c.node ?? "",
-    [c.found, c.cause, c.fix].filter(Boolean).join(" — ")])));
-  return made;
-}
-
-function changes(found) {
-  return [table(["run", "command", "by", "changes"], found.runs.slice(0, 50).map((run) => [
-    run.run, run.command ?? "", run.user ?? "",
-    Object.entries(run.nodes).map(([n, what]) => `${n}: ${what.changes}`).join(", ")]))];
-}
-
-function logs(found) {
-  if (!found.logs.length) return [element("p", "no container of spark-cluster is on these nodes", "dim")];
-  return found.logs.flatMap((log) => [
-    element("h3", `${log.node} ${log.container}`), element("pre", log.text)]);
-}
-
-const SHOWN = { doctor, history: changes, logs };
-
-function shown(name, found) {
-  try {
-    return (SHOWN[name] ?? ((all) => [element("pre", JSON.stringify(all, null, 2))]))(found);
-  } catch (error) {
-    return [element("pre", JSON.stringify(found, null, 2))];
-  }
-}
-
 async function ask(name, button) {
   const asked = document.querySelector("#asked");
-  const answer = document.querySelector("#answer");
+  const box = document.querySelector("#answer");
   button.setAttribute("aria-busy", "true");
   button.disabled = true;
   asked.textContent = `asking: ${name}`;
   try {
-    const reply = await get(`/ask/${name}`);
-    if (!reply.ok) throw new Error(await reply.text());
-    const found = await reply.json();
+    const found = await answer(name);
     asked.textContent = `${found.command} took ${found.seconds} s`;
-    answer.replaceChildren(...(found.error ? [element("pre", found.error)] : shown(name, found.document)));
+    box.replaceChildren(...(found.error ? [block(found.error, name)] : shown(name, found.document)));
+    for (const log of box.querySelectorAll("pre")) log.scrollTop = log.scrollHeight;
   } catch (error) {
     asked.textContent = `no answer: ${error.message}`;
-    answer.replaceChildren();
+    box.replaceChildren();
   } finally {
     button.removeAttribute("aria-busy");
     button.disabled = false;
@@ -370,25 +314,25 @@ async function runs() {
   const reply = await get("/runs");
   const found = reply.ok ? await reply.json() : [];
   if (!found.length) return;
-  document.querySelector("#runs").replaceChildren(table(
-    ["run", "suite", "state", "cells", "servers", ""],
+  document.querySelector("#runs").replaceChildren(table("Benchmark runs",
+    ["run", "suite", "state", "cells", "servers", "report"],
     found.map((run) => {
       const link = element("td", run.report ? "" : "bench report makes it", run.report ? "" : "dim");
       if (run.report) {
-        const to = element("a", "report");
+        const to = element("a", "open");
         to.href = run.report;
         to.target = "_blank";
         to.rel = "noopener";
         link.append(to);
       }
-      const state = element("td", run.error ?? run.status, run.status);
+      const state = element("td", run.error ?? run.status, run.error ? "wide" : run.status);
       return [run.name, run.suite ?? "", state,
         run.cells === undefined ? "" : `${run.cells}${run.failed ? `, ${run.failed} failed` : ""}`,
         (run.servers ?? []).join(", "), link];
     })));
 }
 
-for (const name of QUESTIONS) {
+for (const name of Object.keys(SHOWN)) {
   const button = element("button", name);
   button.type = "button";
   button.addEventListener("click", () => ask(name, button));

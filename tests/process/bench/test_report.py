@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,8 +27,8 @@ from ruamel.yaml import YAML
 from spark_cluster import Cluster
 from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool, load_record
 from spark_cluster.bench.report import COLUMNS, build, sections, write_report
-from spark_cluster.bench.report.plots import NodeTelemetry, thin_out
-from spark_cluster.bench.report.rendering import MARK, Table, escape, fenced, tabulate
+from spark_cluster.bench.report.plots import NodeTelemetry, measured_plots, thin_out
+from spark_cluster.bench.report.rendering import MARK, Table, escape, fenced, style, tabulate
 from spark_cluster.bench.report.results import (
     Results,
     answers,
@@ -39,9 +40,10 @@ from spark_cluster.bench.report.results import (
 from spark_cluster.bench.report.tables import (
     acceptance_table,
     answers_table,
+    benchy_tables,
     comparison_tables,
+    headline_table,
     served_table,
-    sweep_table,
 )
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
@@ -68,6 +70,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert all((run / "report" / name).is_file() for name in document["files"])
 
     return made_once(tmp_path_factory, "bench-report", make) / "run" / "report"
+
+
+def fast_record() -> Record:
+    """A run of a small model: little memory, and prefill of five digits."""
+    record = dual_record()
+    setups = []
+    for setup in record.setups:
+        vram = []
+        for reading in setup.vram:
+            small = tuple(p.model_copy(update={"used_mib": 612}) for p in reading.processes)
+            vram.append(reading.model_copy(update={"processes": small}))
+        setups.append(setup.model_copy(update={"vram": tuple(vram)}))
+    cells = []
+    for cell in record.cells:
+        metrics = dict(cell.metrics)
+        if speed := metrics.get("pp_tps"):
+            metrics["pp_tps"] = Metric(mean=speed.mean * 14, std=(speed.std or 0) * 14)
+        cells.append(cell.model_copy(update={"metrics": metrics}))
+    return record.model_copy(update={"setups": tuple(setups), "cells": tuple(cells)})
 
 
 class Page(HTMLParser):
@@ -112,9 +133,10 @@ def test_each_purpose_is_answered():
 
 def test_what_was_not_measured_is_said():
     found = list(answers(Results(sweep_record())))
-    assert found[0].winner == "TP=1 num_speculative_tokens=4"
+    assert found[0].winner == found[0].title == "TP=1 num_speculative_tokens=4"
     assert not found[2].winner
-    assert "Not measured" in found[2].text
+    assert found[2].title == "Not measured"
+    assert "two replicas" in found[2].text
 
 
 def test_the_speed_up_stands_at_every_depth():
@@ -137,9 +159,10 @@ def test_a_time_is_better_when_it_is_less():
     assert not is_noise(1.2, 1)
 
 
-def test_a_sweep_shows_its_acceptance():
-    table = sweep_table(Results(sweep_record()))
+def test_a_sweep_shows_its_speeds_and_acceptance():
+    table = acceptance_table(Results(sweep_record()))
     assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
+    assert all(re.fullmatch(r"[678]\d\.\d\d ± \d\.\d\d", row[2]) for row in table.rows)
     assert all(row[3].endswith("%") for row in table.rows)
 
 
@@ -149,6 +172,40 @@ def test_setups_that_would_be_called_alike_are_told_apart():
                                                                    strict=True))  # fmt: skip
     labels = Results(record.model_copy(update={"setups": twins})).labels
     assert labels == {"a": "TP=1 · a", "b": "TP=1 · b"}
+
+
+def test_a_figure_looks_the_same_everywhere():
+    results = Results(fast_record())
+    shown = comparison_tables(results), benchy_tables(results), [headline_table(results)]
+    found = [text for tables in shown for table in tables for row in table.rows for text in row]
+    large = [text for text in found if re.match(r"[\d,]+\.?\d* ± ", text)]
+    assert any(re.fullmatch(r"2\d,\d{3} ± \d+", text) for text in large)
+    assert not [text for text in large if re.match(r"\d{4}", text)], "thousands are grouped"
+
+
+def test_abbreviations_that_occur_are_explained_once(folder):
+    parts = sections(Results(dual_record()), [])
+    (found,) = [part for part in parts if part.name == "terms"]
+    terms = " ".join(row[0] for row in found.tables[0].rows)
+    for term in ("TP=N", "ppN", "tgN", "@ dN", "c=N", "ttfr", "est_ppt", "e2e_ttft"):
+        assert term in terms
+    assert "ITL" not in terms, "of another load generator"
+    assert (folder / "report.html").read_text().count("to the first chunk of the answer") == 1
+
+
+def test_a_band_is_named_only_where_it_is_drawn():
+    record = dual_record(depths=(0,))
+    flat = [
+        cell.model_copy(update={"metrics": {
+            **cell.metrics, "ttfr_ms": Metric(mean=9, percentiles={"p50": 9, "p95": 9}),
+        }})
+        for cell in record.cells
+    ]  # fmt: skip
+    for cells, said in ((record.cells, "Line: p50, band: up to p95."), (flat, "Line: p50.")):
+        with no_png(), style():
+            plots = list(measured_plots(Results(record.model_copy(update={"cells": tuple(cells)}))))
+        (note,) = [plot.note for plot in plots if plot.name == "ttfr-concurrency"]
+        assert said in note
 
 
 # -- telemetry -------------------------------------------------------------------------------------
@@ -331,6 +388,8 @@ def test_the_page_loads_nothing(folder, evil):
                 assert (attrs.get(name) or "#").startswith(("#", "data:,")), (tag, attrs)
         assert "@import" not in text
         assert "default-src 'none'" in text
+        assert all("tabindex" in attrs for tag, attrs in page.tags if tag == "pre"), "it scrolls"
+        assert "></th>" not in text
         ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
         assert len(ids) == len(set(ids))
 
@@ -357,6 +416,15 @@ def test_broken_telemetry_is_said(tmp_path):
     (tmp_path / "telemetry.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InvalidFile, match="not telemetry in Parquet"):
         write_report(tmp_path, tmp_path / "report")
+
+
+def test_without_matplotlib_its_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = write_run(tmp_path / "run", dual_record(depths=(0,), loads=(1,)), seconds=2)
+    with pytest.raises(UsageError, match="plots need matplotlib") as caught:
+        write_report(run, tmp_path / "report")
+    assert "bench" in caught.value.hint
+    assert not (tmp_path / "report").exists()
 
 
 def test_a_folder_without_a_record_is_said(tmp_path):
@@ -422,6 +490,28 @@ BRIGHTNESS = """Object.fromEntries([['page', getComputedStyle(document.body).bac
   ([k, c]) => [k, c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765]))"""
 
 
+CLIPPED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
+  const box = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter(text => {
+    const r = text.getBoundingClientRect();
+    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1;
+  }).map(text => text.textContent);
+})"""
+
+
+@pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
+def test_no_label_of_a_plot_is_cut(tmp_path):
+    with no_png():
+        files = build(Results(fast_record()), [])
+    (tmp_path / "page.html").write_text(str(files["report.html"]))
+    with browser(str(installed()), tmp_path / "profile") as shown:
+        for width in (PHONE, 1280):
+            shown.open(tmp_path / "page.html", width=width)
+            assert shown.evaluate(CLIPPED) == []
+    assert ">25,000</text>" in str(files["plots/prefill-depth.svg"])
+    assert ">0.6</text>" in str(files["plots/vram.svg"])
+
+
 @pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
 def test_the_page_in_a_browser(folder, tmp_path):
     page = folder / "report.html"
@@ -438,6 +528,7 @@ def test_the_page_in_a_browser(folder, tmp_path):
         assert shown.evaluate("document.querySelectorAll('button[hidden]').length") == 0, (
             "the page's own script ran"
         )
+        assert not shown.evaluate("document.querySelector('#markdown').closest('details').open")
         shown.evaluate("document.querySelector('[data-copy=markdown]').click()")
         assert "tg128" in shown.evaluate("getSelection().toString()")
         pdf = shown.call("Page.printToPDF", preferCSSPageSize=True)["data"]

@@ -270,6 +270,16 @@ def test_the_summary_says_each_reason_once(run, cluster, capsys):
     assert f"failed: 2 cells of {server}: the server did not start" in said
 
 
+def test_what_served_before_is_named_with_the_way_back(run, cluster):
+    labels = {"spark-cluster.recipe": "other", "spark-cluster.tp": "1"}
+    cluster.fake.head.run_container(SERVER, labels)
+    sequence.go_on(cluster.play, run)
+    assert cluster.fake.notes[-1] == (
+        "other (tp 1) served before and is stopped; it serves again: "
+        "spark-cluster up --recipe other --tp 1"
+    )
+
+
 def test_the_settings_of_a_load_generator_count_only_where_it_measures(fake_cluster, tmp_path):
     more = "settings: {llama_benchy: {version: 0.1.0}}\n"
     cluster = BenchCluster(fake_cluster, "spark1", more=more)

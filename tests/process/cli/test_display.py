@@ -9,13 +9,21 @@ import sys
 import threading
 
 import pytest
-from terminal import Terminal
-from waiting import HANG_S
+from terminal import Terminal, on_screen
+from waiting import HANG_S, until
 
 from spark_cluster.cli import display as module
 from spark_cluster.cli.display import Display
 from spark_cluster.cli.terminal import Console
-from spark_cluster.runner.events import Connected, Note, RunFinished, RunStarted, StageStarted
+from spark_cluster.runner.events import (
+    Changing,
+    Connected,
+    Note,
+    Progress,
+    RunFinished,
+    RunStarted,
+    StageStarted,
+)
 
 STARTED = RunStarted("r1", "up", ("spark1",))
 DONE = RunFinished(True, 1.0)
@@ -138,3 +146,23 @@ def test_without_a_terminal_nobody_is_asked(tmp_path, as_json):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout == "answer None\n"
+
+
+def test_what_is_alive_leaves_nothing_behind():
+    with on_screen(40) as screen:
+        display = Display(Console)
+        for event in (STARTED, StageStarted("load"), Changing("spark1", "Container:vllm")):
+            display.take(event)
+        until(lambda: "Container:vllm" in screen.written)
+        for number in range(3):
+            display.take(Progress("spark1", "Container:vllm", f"step {number}"))
+            display._live.refresh()
+        display.take(Note("the fabric address is none of this node's own", node="spark1"))
+        display.take(DONE)
+        display.close()
+    assert screen.close().rstrip("\n").split("\n") == [
+        "up  run r1",
+        "▸ load",
+        "  spark1  the fabric address is none of",
+        "          this node's own",
+    ]

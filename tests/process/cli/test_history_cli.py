@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import put
 from json_schema import document as fits
 
 from spark_cluster.agent import revert as revert_module
-from spark_cluster.cli.history import described
+from spark_cluster.cli.history import LeftAsIs, RevertedNode, _show_reverted, described
+from spark_cluster.cli.terminal import Console
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.host import Host
+from spark_cluster.resources.netplan import Netplan
 from spark_cluster.runner.dialer import Dialer
 
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
@@ -95,7 +98,7 @@ def test_there_and_back(run, changed, tmp_path):
     assert "Command:flash it  what it did stays  (spark1, spark2)" in out
     _, out, _ = run("history")
     assert "reverted by" in out
-    assert out.count("1 file ") == 2, "a revert changes files, by no resource"
+    assert out.count("1 file") == 2, "a revert changes files, by no resource"
 
 
 def test_refused(run, changed, tmp_path):
@@ -178,3 +181,11 @@ def test_an_entry_without_its_path_is_shown_by_its_resource():
     """What a node sends of its journal may be a lie; it is no traceback."""
     entry = {"action": "file", "resource": "File:/etc/x", "time": 1.0}
     assert described(entry).startswith("  File:/etc/x: ")
+
+
+def test_what_a_revert_leaves_is_told_with_the_command_for_its_nodes(capsys):
+    left = [LeftAsIs("Netplan:/etc/netplan/x.yaml", Netplan.reverts)]
+    app: Any = SimpleNamespace(console=Console(width=400), show_recap=lambda: None)
+    _show_reverted(app, {name: RevertedNode(left=left) for name in ("spark1", "spark2")})
+    shown = capsys.readouterr().out
+    assert "`spark-cluster exec -b -l spark1,spark2 -- netplan apply`" in shown

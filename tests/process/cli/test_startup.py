@@ -99,9 +99,8 @@ def test_connecting_begins_before_the_remainder_is_imported(args, closed_port):
     modules = json.loads(done.stdout.splitlines()[-1])
     assert [name for name in LATER if name in modules["first"]] == []
     assert not {"aiohttp", "ray"} & set(modules["all"])
-    after = [name for name in ("jinja2", "rich") if name in modules["all"]]
-    order = modules["all"].index
-    assert all(order("fabric") < order(name) for name in after)
+    order = [name for name in modules["all"] if name in ("fabric", "jinja2", "rich")]
+    assert order[0] == "fabric" or order == ["rich"], "rich alone: it shows why no one was reached"
 
 
 def test_up_reads_no_formulas_before_something_is_to_be_started(tmp_path):

@@ -323,7 +323,7 @@ def name_of(call):
 def test_there_is_one_console_and_one_place_that_parses_markup():
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
-        if path.name != "terminal.py":
+        if path.name not in ("terminal.py", "tables.py"):
             assert "rich.console" not in text, f"{path}: use spark_cluster.cli.terminal"
         if path.name != "console.py":
             assert "rich.markup" not in text, f"{path}: use styled(template, values)"
@@ -342,8 +342,7 @@ def test_templates_are_literals():
 
 
 RAW = {
-    "cli/nodes.py": 3,  # passes on, as ssh does; a status; a count of bytes
-    "cli/first_steps.py": 2,  # what its user typed
+    "cli/nodes.py": 1,  # passes on, as ssh does
     "cli/predict.py": 1,  # the help
     "cli/lint.py": 1,  # a file's text, escaped where standard output is a terminal
 }
@@ -359,6 +358,6 @@ def test_what_is_echoed_is_escaped():
         safe = isinstance(inner, ast.Constant) or (
             isinstance(inner, ast.Call) and name_of(inner) in ("visible", "coloured", "dumps")
         )
-        if not safe and path != "cli/console.py":
+        if not safe:
             found[path] = found.get(path, 0) + 1
     assert found == RAW

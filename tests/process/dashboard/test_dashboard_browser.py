@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from browser import Browser, browser, installed
 
 from spark_cluster.cli.top import leading_to
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.dashboard.server import QUESTIONS
+from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status
 
 PROGRAM = installed()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
@@ -72,12 +76,117 @@ def test_what_nodes_say_is_text_and_never_markup(page: Browser) -> None:
     assert "no route to <i>host</i>; connecting again" in page.evaluate("document.body.innerText")
 
 
-def test_a_question_shows_its_command(page: Browser) -> None:
+def test_the_title_names_the_cluster(page: Browser) -> None:
+    assert page.evaluate("document.title") == "spark1, spark2 (-i lab) · spark-cluster"
+
+
+def test_the_first_card_says_what_serves_and_when_that_was_read(page: Browser) -> None:
+    waiting.until(lambda: shows(page, "gemma4-31b-fp8"))
+    card = page.evaluate("document.querySelector('main > :first-child').innerText")
+    for text in (
+        "degraded", "gemma-4-31b", "TP=2", "http://192.168.1.11:8000/v1", "with an API key",
+        "since", "2026", "spark-cluster -i lab status took", "no route to <i>host</i>",
+    ):  # fmt: skip
+        assert text in card, card
+    for line in (card, page.evaluate("document.querySelector('#sampled').innerText")):
+        assert re.search(r"(Read at|last sample) \d\d:\d\d:\d\d", line)
+
+
+def test_percent_has_a_fixed_scale(page: Browser) -> None:
+    assert page.evaluate(
+        "[...document.querySelectorAll('.power .axis')].map(e => e.children[1].textContent)"
+    ) == ["0 to 100 %", "0 to 100 %"]  # of 90 % at most
+
+
+def ask(page: Browser, name: str) -> str:
+    """Press the button of a command, and return what the page shows of its answer."""
+    page.evaluate("document.querySelector('#asked').textContent = ''")
     page.evaluate(
-        "[...document.querySelectorAll('button')].find((b) => b.textContent === 'doctor').click()"
+        f"[...document.querySelectorAll('button')].find(b => b.textContent === '{name}').click()"
     )
-    waiting.until(lambda: "0 checks are ok" in page.evaluate("document.body.innerText"))
-    assert "spark-cluster -i lab doctor took" in page.evaluate("document.body.innerText")
+    took = f"spark-cluster -i lab {' '.join(QUESTIONS[name])} took"
+    asked = "document.querySelector('#asked').textContent"
+    waiting.until(lambda: page.evaluate(asked).startswith(took))
+    found: str = page.evaluate("document.querySelector('#answer').innerText")
+    return found
+
+
+def test_each_command_has_a_view_of_its_own(page: Browser) -> None:
+    buttons = "[...document.querySelectorAll('#questions button')].map(b => b.textContent)"
+    assert page.evaluate(buttons) == list(QUESTIONS)
+    said = {name: ask(page, name) for name in QUESTIONS}
+    assert not [text for text in said.values() if '{"' in text or '": ' in text], "no JSON"
+    for name, texts in {
+        "status": ("spark-vllm", "spark-ray", "running", "Ray: 2 nodes, 2 GPUs"),
+        "vram": ("VLLM::Worker_TP", "58,000", "48,200", "124,500"),
+        "doctor": ("1 of 3 checks are ok", "docker.runtime", "memory.swap"),
+        "history": ("20261101-120230-77aa", "up --tp 2", "spark1: 3"),
+        "logs": ("line 199 of the <u>log</u>",),
+    }.items():
+        assert not [text for text in texts if text not in said[name]], said[name]
+    assert "\x1b" not in said["logs"]
+    end = page.evaluate("(e => e.scrollHeight - e.clientHeight - e.scrollTop)"
+                        "(document.querySelector('#answer pre'))")  # fmt: skip
+    assert end < 2, "the newest line is seen"
+
+
+DOWN = NodeState("spark2", reachable=False, error="no route")
+URL = "http://10.0.0.1:8000/v1"
+STATES = {
+    "stopped": (Status("stopped", [NodeState("spark1", True)], []), "stopped"),
+    "replicas": (
+        Status("serving", [NodeState("spark1", True), DOWN], [], model="paris", tp=1,
+               replicas=(ServerState("spark1", URL, "serving"),
+                         ServerState("spark2", URL, "failed")),
+               tuned=("E=8.json",)),
+        "serving model paris size 2 replicas started with tuned kernels: E=8.json unreachable "
+        "replica spark2 failed",
+    ),
+    "models": (
+        Status("serving", [], [], endpoint=URL, models=(
+            ModelState("spark1", URL, "serving", model="paris", recipe="lab-paris"),
+            ModelState("spark1", URL, "on request", model="rome", recipe="lab-rome"),
+        )),
+        f"serving model paris, rome recipe lab-paris, lab-rome address {URL} on request",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_each_state_of_serving_can_be_shown(page: Browser, name: str) -> None:
+    found, said = STATES[name]
+    words = f"""import("/answers.js").then(({{ shown }}) => shown("status",
+        {json.dumps(found.to_dict())}).map((part) => {{
+          document.querySelector("#answer").append(part); return part.innerText;
+        }}).join(" ").replace(/\\s+/g, " "))"""
+    page.evaluate("document.querySelector('#answer').replaceChildren()")
+    answer = page.call("Runtime.evaluate", expression=words, awaitPromise=True, returnByValue=True)
+    text = answer["result"]["value"]
+    assert '"state"' not in text, "JSON, which stands for what cannot be shown"
+    assert all(word in text for word in said.split()), text
+
+
+def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
+    page.open(address.partition("#")[0], width=390)
+    waiting.until(lambda: shows(page, "all else"))
+    ask(page, "doctor")
+    widths = "[...document.querySelectorAll('#answer td')].map(e => e.clientWidth)"
+    assert min(page.evaluate(widths)) > 250
+    code = "[...document.querySelectorAll('#answer code')].map(e => e.textContent)"
+    commands = ["docker info", "spark-cluster provision --tags memory --limit spark1"]
+    assert page.evaluate(code) == commands
+    words = (
+        "[...document.querySelectorAll('#answer code span')].map(e => e.getClientRects().length)"
+    )
+    assert set(page.evaluate(words)) == {1}, "no word of a command is broken"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    runs = "document.querySelector('#runs .scroll')"
+    assert page.evaluate(f"getComputedStyle({runs}).overflowX") == "auto"
+    assert page.evaluate(f"{runs}.tabIndex") == 0, "it can be scrolled by keys"
+    titles = "[...document.querySelectorAll('th')].map(e => e.textContent)"
+    assert "" not in page.evaluate(titles)
+    page.open(address.partition("#")[0], width=1280)
+    waiting.until(lambda: shows(page, "all else"))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.dashboard import server
 from spark_cluster.dashboard.server import (
+    ASSETS,
     QUESTIONS,
     BenchRuns,
     CommandQuestions,
@@ -94,7 +95,7 @@ def _latin(headers: dict[str, str]) -> dict[str, bytes]:
 
 def test_the_page_itself_says_nothing_and_sets_no_cookie(client: TestClient) -> None:
     """Browsers send the cookies of this address to every port of it."""
-    for path in ("/", "/dashboard.js", "/dashboard.css", "/icon.svg"):
+    for path in ASSETS:
         page = client.get(path)
         assert page.status_code == 200
         assert "set-cookie" not in page.headers
@@ -154,9 +155,10 @@ def test_pages_may_load_from_here_only(user: TestClient) -> None:
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert not re.search(r"<script>|<style>|style=|onclick=|https?://", page.text)
-    script = user.get("/dashboard.js").text
-    assert "innerHTML" not in script
-    assert "eval(" not in script
+    for path in (path for path in ASSETS if path.endswith(".js")):
+        script = user.get(path).text
+        assert "innerHTML" not in script
+        assert "eval(" not in script
 
 
 def test_a_command_is_asked_as_a_user_asks_it(user: TestClient) -> None:
@@ -223,6 +225,7 @@ def test_a_page_gets_what_was_and_what_comes(feed: Feed, user: TestClient) -> No
     feed.take(row(0))
     first = user.get("/samples/0").json()
     assert [len(first["rows"][name]) for name in first["nodes"]] == [1, 0]
+    assert first["options"] == "-i lab", "tells this cluster's page from another's"
     assert user.get(f"/samples/{first['last']}").json()["rows"] == {"spark1": [], "spark2": []}
     feed.take(row(1))
     feed.take(Lost("spark2", Unreachable("no route to host", where="spark2")))

@@ -123,7 +123,12 @@ def inspected(status="running", tp=1, **more):
         **more.get("labels", {}),
     }
     one = {
-        "State": {"Status": status, "ExitCode": more.get("exit_code", 0), "Error": ""},
+        "State": {
+            "Status": status,
+            "ExitCode": more.get("exit_code", 0),
+            "Error": "",
+            "StartedAt": more.get("started", "2026-11-25T07:40:06.909532253Z"),
+        },
         "RestartCount": more.get("restarts", 0),
         "Config": {"Labels": labels, "Cmd": ["vllm", "serve"]},
     }
@@ -268,8 +273,17 @@ def test_serving(status):
     assert (document["endpoint"], document["model"], document["tp"]) == (
         "http://10.0.0.1:8000/v1", "paris", 2,
     )  # fmt: skip
+    assert (document["recipe"], document["since"]) == (None, "2026-11-25T07:40:06Z")
     assert document["ray"] == {"nodes": 2, "gpus": 2.0}
     assert document["nodes"][1]["containers"][SERVER]["status"] == "absent"
+
+
+def test_the_recipe_and_the_start_of_a_server(status):
+    labels = {"spark-cluster.recipe": "lab-paris"}
+    found = status(play_of(spark1=serving(tp=1, labels=labels)))
+    assert (found.recipe, found.since) == ("lab-paris", "2026-11-25T07:40:06Z")
+    never = serving(server="created", tp=1, started="0001-01-01T00:00:00Z")
+    assert status(play_of(spark1=never)).since is None
 
 
 def test_a_ray_that_was_started_again_is_no_trouble_of_a_server_that_answers(status):

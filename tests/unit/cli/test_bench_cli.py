@@ -45,7 +45,6 @@ def test_the_list_of_suites(ask, tmp_path):
     said = ask("bench", "suites").stdout
     assert "mine (yours)" in said
     assert "did you mean 'prompt'?" in " ".join(said.split())
-    assert max(map(len, said.splitlines())) <= 80
     found = {s["name"]: s for s in json.loads(ask("bench", "suites", "--json").stdout)["suites"]}
     assert found["dual"]["valid"]
     assert not found["bad"]["valid"]
@@ -63,7 +62,6 @@ def test_a_record_without_a_suite_is_named(ask, put, tmp_path, command):
 def test_a_suite_and_its_estimate(ask):
     said = ask("bench", "suites", "dual").stdout
     assert said.startswith("dual: 17 cells on 3 servers, about ")
-    assert max(map(len, said.splitlines())) <= 80
     found = json.loads(ask("bench", "suites", "dual", "--json").stdout)
     assert found["nodes"] == 2
     assert [s["id"] for s in found["setups"]] == [
@@ -90,7 +88,6 @@ def test_compare_two_runs(ask, put):
     assert "decode tok/s" in said
     assert "0.800" in said
     assert "not comparable, 1 cell: B has no cell pp2048-tg128-d9-c1" in " ".join(said.split())
-    assert max(map(len, said.splitlines())) <= 80
     found = json.loads(ask("bench", "compare", a, b, "--json").stdout)
     assert found["comparison"]["rows"][0]["verdict"] == "worse"
     assert found["published"] is None
@@ -125,7 +122,6 @@ def test_published_and_predicted(ask, put):
     assert "6.79 ± 0.00" in said
     assert "+1.8%" in said
     assert "1 of 1 predictions hold" in said
-    assert max(map(len, said.splitlines())) <= 80
     every = ask("bench", "compare", folder, "--published", "--all", columns="200").stdout
     assert "merritt-gemma4-mtp.sweep.N4.acc" in every
     found = json.loads(ask("bench", "compare", folder, "--published", "--json").stdout)
@@ -159,13 +155,11 @@ def test_show_a_run(ask, put):
     assert said.splitlines()[0] == "complete: 2 of 3 cells measured a"
     assert "2048 in, 128 out, 4 at once" in said
     assert "failed: s.pp2048-tg128-d4096-c1: 2 of 5 requests failed" in " ".join(said.split())
-    assert max(map(len, said.splitlines())) <= 80
     assert json.loads(ask("bench", "show", run, "--json").stdout)["id"] == "a"
 
 
 def test_show_percentiles_and_goodput(ask, put):
     said = ask("bench", "show", put("a", record(served()))).stdout
-    assert max(map(len, said.splitlines())) <= 80
     lines = [line.split() for line in said.splitlines()]
     assert ["mean", "p50", "p95", "p99"] in lines
     assert ["TTFT", "ms", "45.00", "41.00", "77.00", "98.00"] in lines
@@ -178,7 +172,6 @@ def test_show_percentiles_and_goodput(ask, put):
 def test_show_answers(ask, put):
     vision = answered(kind="vision", status="failed", metrics={}, questions=(), reason="HTTP 400")
     said = ask("bench", "show", put("a", record(answered(), vision))).stdout
-    assert max(map(len, said.splitlines())) <= 80
     lines = [line.split() for line in said.splitlines()]
     assert ["one", "2", "of", "2", "810.0"] in lines
     assert ["two-at-once", "1", "of", "2", "210.0", "1,620"] in [line[:6] for line in lines]
@@ -219,7 +212,6 @@ def test_acceptance_is_shown_and_compared(ask, put):
     assert "0.61" in said
     assert "a step" in said
     assert "2.83" in said
-    assert max(map(len, said.splitlines())) <= 80
     other = put("b", record(cell(tg_tps=STEADY, acceptance=[0.5], acceptance_length=[2.5]), id="b"))
     found = json.loads(ask("bench", "compare", run, other, "--json").stdout)["comparison"]["rows"]
     ratios = {row["metric"]: row["ratio"] for row in found}
