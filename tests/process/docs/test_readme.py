@@ -195,7 +195,7 @@ def test_as_it_stands_on_its_page(line: str, folder: Path):
 def test_the_plan_is_the_one_that_the_readme_shows(tmp_path: Path):
     line = "spark-cluster plan gpt-oss-120b --tp 2 --offline"
     (shown,) = [block for block in readme.blocks("") if block.startswith(f"$ {line}\n")]
-    printed = invoke(*readme.words(line), project=tmp_path, columns="130").stdout
+    printed = invoke(*readme.words(line), project=tmp_path, columns="80").stdout
     told = {text.rstrip() for text in printed.splitlines()}
     assert set(shown.splitlines()[1:]) - {"..."} <= told
 
