@@ -115,7 +115,14 @@ def moved(target: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "target", ["http://169.254.169.254/", "https://hf.co.example.org/", "file:///etc/passwd", ""]
+    "target",
+    [
+        "http://169.254.169.254/",
+        "https://hf.co.example.org/",
+        "https://example-huggingface.co/",
+        "file:///etc/passwd",
+        "",
+    ],
 )
 def test_it_is_not_sent_on_to_others(target: str, hub: LabHub, node: Node, tmp_path: Path) -> None:
     node.replies[f"{hub.url}/api"] = moved(target or "http://nowhere.invalid/")

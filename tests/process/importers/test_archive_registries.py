@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -210,16 +211,24 @@ def test_a_server_that_is_silent_is_given_up(
     gone.set()
 
 
-def test_it_is_not_redirected_to_files_of_this_machine(
-    serve: Callable[[Answer], str], project: Path, tmp_path: Path
+@pytest.mark.parametrize("scheme", ["file", "ftp"])
+def test_it_is_redirected_to_http_only(
+    serve: Callable[[Answer], str], project: Path, tmp_path: Path, scheme: str
 ) -> None:
-    def elsewhere(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(302)
-        request.send_header("Location", f"file://{tmp_path}/x")
-        request.end_headers()
+    """urllib itself refuses files of this machine; FTP it would follow."""
+    with socket.create_server(("127.0.0.1", 0)) as ftp:
+        host = f"127.0.0.1:{ftp.getsockname()[1]}" if scheme == "ftp" else ""
 
-    with pytest.raises(Failed, match="answers 302"):
-        taken(project, serve(elsewhere), b"x")
+        def elsewhere(request: BaseHTTPRequestHandler) -> None:
+            request.send_response(302)
+            request.send_header("Location", f"{scheme}://{host}{tmp_path}/x")
+            request.end_headers()
+
+        with pytest.raises(Failed, match="answers 302"):
+            taken(project, serve(elsewhere), b"x")
+        ftp.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ftp.accept()
 
 
 def test_an_error_of_the_server_is_said(serve: Callable[[Answer], str], project: Path) -> None:

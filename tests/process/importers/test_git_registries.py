@@ -275,6 +275,23 @@ def test_a_server_that_hangs_is_given_up(
     assert time.monotonic() - began < 120
 
 
+def test_no_configuration_leads_git_to_another_protocol(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over plain HTTP anyone on the way could give another repository."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    lines = (
+        '[url "http://127.0.0.1:1/"]',
+        "insteadOf = https://recipes.invalid/",
+        "[protocol]",
+        "allow = always",
+    )
+    put(tmp_path / "home/.gitconfig", "\n".join(lines))
+    name_registry(project, "https://recipes.invalid/one.git")
+    with pytest.raises(Failed, match="transport 'http' not allowed"):
+        taken(project)
+
+
 def test_without_git_it_says_so(
     theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import select
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -104,6 +105,15 @@ def test_the_digest_that_the_node_holds_is_no_key(guarded: int, tmp_path: Path) 
     for value in (digest, digest.lower()):
         more = f"Authorization: Bearer {value}\r\n"
         assert status(converse(guarded, request("GET", "/v1/models", more))) == 401
+
+
+def test_only_its_own_user_reaches_its_admin_socket(tmp_path: Path, engine: Engine) -> None:
+    """Who reaches it adds keys. The unit's folder is closed as well; either is enough."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        place = Path(runtime)
+        with proxied(tmp_path, a_spark(), engine.port, runtime=place, api_key=KEY):
+            mode = (place / Path(proxy.ADMIN_SOCKET).name).stat().st_mode
+    assert mode & 0o777 == 0o600
 
 
 def test_what_is_said_without_a_key(guarded: int) -> None:

@@ -55,6 +55,7 @@ def site(tmp_path_factory):
         check=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     (folder / "revoked_text").write_text(f"# stolen\n{public(keys['host_key'])} me\n")
+    (folder / "revocations_cut").write_bytes(revocations.read_bytes()[:40])
     (folder / "revoked_other").write_text(f"{public(keys['other'])} me\n")
     name = f"[127.0.0.1]:{server.port}"
     words = {
@@ -152,6 +153,9 @@ ROWS = {
     "RevokedHostKeys": Row("{H} {K}", REVOKED, "RevokedHostKeys {FOLDER}/revoked_text"),
     "RevokedHostKeys, a list": Row("{H} {K}", REVOKED, "RevokedHostKeys {FOLDER}/revocations"),
     "RevokedHostKeys, others": Row("{H} {K}", ACCEPTED, "RevokedHostKeys {FOLDER}/revoked_other"),
+    "RevokedHostKeys, a list that was cut": Row(
+        "{H} {K}", REFUSED, "RevokedHostKeys {FOLDER}/revocations_cut"
+    ),
     "RevokedHostKeys that is missing": Row("{H} {K}", REFUSED, "RevokedHostKeys {FOLDER}/none"),
     "an unknown marker": Row("@trusted {H} {K}", REFUSED),
     "two markers": Row("@revoked @revoked {H} {K}\n{H} {K}", ACCEPTED),

@@ -16,6 +16,8 @@ from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer, SshConnection, Target
+from spark_cluster.runner.ssh import Connection
+from spark_cluster.runner.ssh_route import route
 
 PASSWORD = "correct horse"
 
@@ -141,6 +143,16 @@ def test_no_password_for_a_jump_host(server, wanted):
     through = replace(wanted, host="10.0.0.1", jump=jump, login_password=lambda: PASSWORD)
     with pytest.raises(Unreachable, match="accepts none"):
         SshConnection(through).open()
+    assert server.keys > 0, "it was asked to let us through"
+    assert server.passwords == []
+
+
+def test_no_password_for_a_jump_host_on_the_way_to_the_nodes_key(server, wanted):
+    """`trust` logs in to the hosts on the way, and reads the key of the node behind them."""
+    jump = f"me@127.0.0.1:{server.port}"
+    through = replace(wanted, host="10.0.0.1", jump=jump, login_password=lambda: PASSWORD)
+    with pytest.raises(Unreachable, match="accepts none"):
+        Connection(route(through), shared=False).shown_key()
     assert server.keys > 0, "it was asked to let us through"
     assert server.passwords == []
 
