@@ -150,9 +150,10 @@ def own_words() -> tuple[str, ...]:
     return tuple(word for search in _searches() for word in search.words)
 
 
-def own_sources() -> dict[str, NodeSource]:
-    """Return what else is looked at on a node, by name."""
-    return {name: source for check in checks() for name, source in check.sources.items()}
+def sources_of_checks() -> dict[str, NodeSource]:
+    """Return what checks want to be looked at on a node beyond the rest, by name."""
+    every = (*ALL, *checks())
+    return {name: source for check in every for name, source in check.sources.items()}
 
 
 def checks() -> tuple[NodeCheck, ...]:
@@ -372,7 +373,7 @@ class Examination:
 
     def _context(self, user: str, node: InventoryNode) -> Context:
         words = (*serving.WORDS, *own_words())
-        context = Context(user, words, cache_root=root_on(node), own=own_sources())
+        context = Context(user, words, cache_root=root_on(node), own=sources_of_checks())
         if self.recipe is None:
             return context
         model = self.recipe.model

@@ -21,28 +21,28 @@ from test_layers import MODULES, PACKAGE, imports, layer
 
 BUDGETS = {
     "errors": 40,
-    "node": 8_500,
-    "resources": 4_000,
-    "agent": 2_200,
-    "config": 5_650,
-    "runner": 2_750,
-    "models": 1_900,
-    "plan": 3_600,  # runtime.py: what a server takes beside weights and cache, by its parts
-    "issues": 2_500,
-    "importers": 2_950,
-    "engine": 9_250,
-    "doctor": 2_500,
-    "bench": 6_300,
+    "node": 8_800,
+    "resources": 4_200,
+    "agent": 2_300,
+    "config": 5_850,
+    "runner": 2_850,
+    "models": 2_000,
+    "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
+    "issues": 2_600,
+    "importers": 3_100,
+    "engine": 9_600,
+    "doctor": 2_600,
+    "bench": 6_500,
     "dashboard": 400,
-    "cli": 8_800,  # tables.py, changes.py: screens of 80 columns, changes in words
-    "roles, playbooks": 2_000,
+    "cli": 8_950,  # tables.py, changes.py: screens of 80 columns, changes in words
+    "roles, playbooks": 2_100,
     "spark_cluster_lab": 5_500,
     "__main__": 3,
     PACKAGE: 20,
 }
-"""Code lines a room at most: what there is today, rounded up."""
+"""Code lines a room at most: what there is today and room for a feature or two."""
 
-FILES, ONE_IMPORTER, LATE_IMPORTS, LONG_FUNCTIONS, MEDIAN = 320, 60, 200, 40, 9
+FILES, ONE_IMPORTER, LATE_IMPORTS, LONG_FUNCTIONS, MEDIAN = 320, 40, 200, 40, 9
 LONG = 40
 """Lines of a function, with its docstring."""
 
@@ -107,7 +107,11 @@ def test_files_are_concepts() -> None:
     for module, path in OURS.items():
         for other, _ in imports(path):
             importers[other].add(module)
-    single = [module for module in OURS if len(importers[module]) == 1]
+    single = [
+        module
+        for module in OURS
+        if len(importers[module]) == 1 and layer(module) != "resources"  # a kind a file, by rule
+    ]
     assert len(OURS) <= FILES
     assert len(single) <= ONE_IMPORTER, single
 

@@ -12,6 +12,8 @@ from doctor_samples import seen
 
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.doctor import examine
+from spark_cluster.doctor.check import Check
+from spark_cluster.doctor.observations import NodeSource, ok
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.runner import dialer
 from spark_cluster.runner.session import Session
@@ -111,3 +113,10 @@ def test_names_that_can_be_chosen() -> None:
     examine.must_be_known(["link", "pair.mtu", "system.reachable"])
     with pytest.raises(UsageError, match="no such area or check"):
         examine.must_be_known(["lnk"])
+
+
+def test_what_a_shipped_check_brings_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    swap = NodeSource("/proc/swaps", path="/proc/swaps")
+    check = Check("memory.x", "x", lambda _: ok("none"), ("swaps",), "risks", sources={"x": swap})
+    monkeypatch.setattr(examine, "ALL", (check,))
+    assert examine.sources_of_checks() == {"x": swap}

@@ -36,7 +36,7 @@ def put(project_folder: Path, text: str, name: str = "own.py") -> Path:
 
 def observed(agent: Callable[..., Session], root: Path, **options: Any) -> Observations:
     """The project's sources, asked of a real agent."""
-    context = Context(own=examine.own_sources())
+    context = Context(own=examine.sources_of_checks())
     mine = {name: context.own[name] for name in context.own}
     asked = question(context)
     wanted = {

@@ -152,7 +152,7 @@ def test_the_known_issue_of_the_page(tmp_path):
 def test_the_check_of_the_page():
     space: dict[str, object] = {"__name__": "system"}
     exec(compile(blocks(DOCS / "how-to/check.md", "python")[0], "system.py", "exec"), space)
-    check = space["inodes"]
+    check = space["disk_left"]
     assert isinstance(check, Check)
     assert check.area == "system"
 
@@ -221,7 +221,7 @@ def test_commands_and_screens_fit_next_to_the_sidebars(page: Path) -> None:
 
 def test_the_site_has_the_colours_of_the_dashboard() -> None:
     dashboard = (CHECKOUT / "spark_cluster/dashboard/assets/dashboard.css").read_text()
-    site = (DOCS / "site/site.css").read_text()
+    site = (DOCS / "look/site.css").read_text()
     for name in ("page", "card", "text", "dim", "line", "accent"):
         colours = [re.findall(rf"--{name}: (#\w+)", text) for text in (dashboard, site)]
         assert colours[0] == colours[1], name
