@@ -81,7 +81,7 @@ def test_it_serves_over_both_nodes_without_a_container(user, spark1, spark2):
     held = {node["name"]: node["processes"] for node in user.json("vram")["nodes"]}
     assert all(held[name] for name in ("spark1", "spark2"))
     assert user.json("status")["state"] == "serving"
-    assert "Application startup complete" in user("logs").out
+    assert "Application startup complete" in user("logs", "--tail", "4000").out
 
     assert user.json(*UP)["changed"] == 0
 

@@ -721,7 +721,7 @@ def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading, h
     again = readiness.Again(begin)
     assert readiness.healthy(loading.play, loads(loading, health), again)
     assert not again, "there is no second time"
-    note = next(one for one in loading.notes if "ran already" in one)
+    note = next(one for one in loading.notes if "starting it again" in one)
     assert "has ended: the server is restarting while loading: ValueError: no room" in note
     health.status = 503
     head.run_container(SERVER, status="restarting")
