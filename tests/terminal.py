@@ -150,6 +150,7 @@ def on_screen(columns: int) -> Iterator[Screen]:
     """Have a terminal of so many columns as this process' outputs; its input stays what it is."""
     screen = Screen(columns)
     kept, streams = [os.dup(number) for number in (1, 2)], (sys.stdout, sys.stderr)
+    told = {name: os.environ.pop(name) for name in ("COLUMNS", "LINES") if name in os.environ}
     for number in (1, 2):
         os.dup2(screen.terminal, number)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
@@ -162,3 +163,4 @@ def on_screen(columns: int) -> Iterator[Screen]:
         for number, before in zip((1, 2), kept, strict=True):
             os.dup2(before, number)
             os.close(before)
+        os.environ.update(told)

@@ -392,8 +392,8 @@ class Status(Document):
             wrong) or `failed` (should serve and does not).
         problems: what is wrong, as text; empty when nothing is.
         kind: of the model: chat, embedding, reranking or transcription; None without a server.
-        recipe: that the server was started with; empty where that is not known.
-        since: when the server was last started (UTC, ISO 8601); empty where none runs.
+        recipe: that the server was started with; None where that is not known.
+        since: when the server was last started (UTC, ISO 8601); None where none runs.
         overrides: engine arguments that `up` was given in place of the recipe's, as options.
         caches: whether the next launch of the inventory's recipe is warm; None without a recipe.
         replicas: the servers behind the endpoint, where there are several of one model.
@@ -417,5 +417,5 @@ class Status(Document):
     models: WhenSet[tuple[ModelState, ...]] = ()
     tuned: tuple[str, ...] = ()
     data_parallel: int = 1
-    recipe: WhenSet[str] = ""
-    since: WhenSet[str] = ""
+    recipe: WhenSet[str | None] = None
+    since: WhenSet[str | None] = None

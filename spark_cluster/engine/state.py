@@ -157,8 +157,8 @@ def _with_server(
         replicas=replicas,
         tuned=tuple(server.label(tuning.TUNED_LABEL).split()),
         data_parallel=server.number(DATA_PARALLEL, 1),
-        recipe=server.label(RECIPE),
-        since=f"{server.started[:19]}Z" if server.running and server.started else "",
+        recipe=server.label(RECIPE) or None,
+        since=f"{server.started[:19]}Z" if server.running and server.started else None,
     )
 
 

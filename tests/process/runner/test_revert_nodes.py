@@ -98,5 +98,5 @@ def test_history_of_all_nodes(changed, nodes, capsys):
     entries = play.connections.session("spark1").request("history", of="r1")["entries"]
     told = [history_command.described(entry) for entry in entries]
     assert told[0] == "  /config: content"
-    assert told[1].startswith("File:/config  content")
+    assert told[1].startswith("File:/config  new content")
     json.dumps(answers)
