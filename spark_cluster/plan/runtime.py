@@ -10,15 +10,15 @@ a range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`,
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.recipe_schema import json_object
 from spark_cluster.config.schema import Document, Rounded
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.room import NodeMemory, batched_tokens, has_own_memory, sequences
@@ -269,30 +269,15 @@ def _newer_runner(launch: Launch, geometry: Geometry, version: Version) -> bool:
 def _text_only(launch: Launch) -> bool:
     if launch.args.get("language-model-only") is True:
         return True
-    limits = launch.args.get("limit-mm-per-prompt")
-    if isinstance(limits, str):
-        try:
-            limits = json.loads(limits)
-        except ValueError:
-            return False
-    return isinstance(limits, Mapping) and bool(limits) and not any(limits.values())
-
-
-def _compilation(launch: Launch) -> Mapping[str, Any]:
-    given = launch.args.get("compilation-config")
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return {}
-    return given if isinstance(given, Mapping) else {}
+    limits = json_object(launch.args.get("limit-mm-per-prompt"))
+    return bool(limits) and not any(limits.values())
 
 
 def _captured(
     launch: Launch, geometry: Geometry, requests: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes whose graphs are captured (`config/vllm.py`, `_set_cudagraph_sizes`)."""
-    config = _compilation(launch)
+    config = json_object(launch.args.get("compilation-config"))
     mode = str(config.get("cudagraph_mode") or "FULL_AND_PIECEWISE").upper()
     if mode == "NONE":
         return (), ()
@@ -302,11 +287,11 @@ def _captured(
         "max_cudagraph_capture_size"
     )
     if isinstance(given, list) and given:
-        sizes = sorted(size for size in given if isinstance(size, int))
+        sizes = sorted(size for size in given if type(size) is int and 0 < size <= LARGEST_GRAPH)
     else:
         usual = 1024 if geometry.model_type == "gpt_oss" else min(requests * step * 2, 512)
-        asked = int(largest) if isinstance(largest, (int, float)) and largest > 0 else usual
-        top = min(asked, LARGEST_GRAPH)
+        asked = largest if isinstance(largest, (int, float)) and largest > 0 else usual
+        top = int(min(asked, LARGEST_GRAPH))
         sizes = [1, 2, 4, *range(8, min(256, top + 1), 8), *range(256, top + 1, 16)]
         sizes = [size for size in sizes if size <= top]
     if step > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,22 @@ def test_any_figures_of_a_launch(args: dict[str, float]) -> None:
         return of_a_command(launch.with_flags(args), None)
 
     plan(subject)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--compilation-config=" + "[" * 100_000,
+        '--compilation-config={"max_cudagraph_capture_size": Infinity}',
+        '--compilation-config={"max_cudagraph_capture_size": NaN}',
+        f'--compilation-config={{"cudagraph_capture_sizes": [{DIGITS}, -1, 0, true, null]}}',
+        '--compilation-config={"cudagraph_capture_sizes": [1e400], "cudagraph_mode": {"a": 1}}',
+        "--limit-mm-per-prompt=" + "[" * 100_000,
+        "--speculative-config=" + "[" * 100_000,
+        f"--max-cudagraph-capture-size={DIGITS}",
+    ],
+    ids=lambda flag: flag[:50],
+)
+def test_objects_of_any_form(flag: str) -> None:
+    words = shlex.join(["vllm", "serve", "google/gemma-4-31B-it", flag])
+    plan(lambda: of_a_command(commandline.parse(words), None))
