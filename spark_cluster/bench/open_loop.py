@@ -360,11 +360,15 @@ SAMPLES = 20
 
 FIELDS = {
     "ttft": ("time_to_first_token_ms", 1.0),
-    "tpot": ("time_per_output_token_ms", 1.0),
+    "tpot": ("inter_token_latency_ms", 1.0),
     "itl": ("inter_token_latency_ms", 1.0),
     "e2el": ("request_latency", 1e3),
 }
-"""Times, by vLLM's names: its field, and milliseconds of its unit."""
+"""Times, by vLLM's names: its field, and milliseconds of its unit.
+
+Its `time_per_output_token_ms` includes the time to the first token, which vLLM's TPOT does not. Its
+`inter_token_latency_ms` is one average for each request, weighted by tokens: TPOT, and the mean of
+ITL, whose percentiles are those of requests (source: guidellm, `schemas/base/request_stats.py`)."""
 
 
 class GuideLlm(Generator):

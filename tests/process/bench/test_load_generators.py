@@ -300,6 +300,8 @@ def test_what_guidellm_writes():
     assert set(found.metrics) == {*open_loop.TIMES, *open_loop.RATES}
     assert found.metrics["itl_ms"].mean == pytest.approx(18.83, abs=0.01)
     assert found.metrics["e2el_ms"].percentiles["p50"] == pytest.approx(245.9, abs=0.1)
+    after_first = found.metrics["e2el_ms"].mean - found.metrics["ttft_ms"].mean
+    assert found.metrics["tpot_ms"].mean == pytest.approx(after_first / 7, rel=0.05), "of 8 tokens"
     assert set(found.metrics["ttft_ms"].percentiles) == {"p5", "p50", "p90", "p95", "p99"}
     assert "6 of 7 requests were completed" in guided("ok", requests=7).reason
     missing = guided("ok", runs=2)
