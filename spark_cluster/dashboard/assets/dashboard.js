@@ -92,7 +92,7 @@ function legend(entries) {
 function lines(into, series, unit, top = 0) {
   const count = Math.max(...series.map(([, values]) => values.length));
   const short = series.map(([, values]) => fewer(values));
-  const most = top || Math.max(1e-9, ...short.flat().filter((v) => v !== null));
+  const most = top || Math.max(1, ...short.flat().filter((v) => v !== null));
   const shown = unit(most);
   const svg = frame(shown);
   short.forEach((values, index) => {
