@@ -247,6 +247,15 @@ def module_name(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
+def class_name(module: str) -> str:
+    """Return the name of the class that a module is named after.
+
+    >>> class_name("authorized_key")
+    'AuthorizedKey'
+    """
+    return "".join(map(str.capitalize, module.split("_")))
+
+
 def _imported(module: str) -> ModuleType | None:
     """Return a module if it exists, whole: an import waits for a thread that is at it. What it
     lacks itself is an error.
