@@ -19,7 +19,7 @@ from spark_cluster.engine.node_copies import copy_image, route
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Pending, Session
+from spark_cluster.runner.session import Pending, Session, ask_all, ask_each
 
 ROLE = "images"
 REGISTRY_S = 60.0
@@ -370,10 +370,9 @@ def stored_images(
         Failed: a node has no Docker, or its answer is no answer.
         Unreachable: a node is lost.
     """
-    waiting = {name: session.submit("image", what="list") for name, session in sessions.items()}
     found = []
-    for node, pending in waiting.items():
-        images = [_image(one, needs) for one in pending.wait()["images"]]
+    for node, answer in ask_all(sessions, "image", what="list").items():
+        images = [_image(one, needs) for one in answer["images"]]
         newest = sorted(images, key=lambda image: image.created, reverse=True)
         found.append(StoredImages(node, newest))
     return found
@@ -429,16 +428,16 @@ def remove(sessions: Mapping[str, Session], found: Sequence[PrunedImages]) -> li
         Failed: a node's Docker does not answer.
         Unreachable: a node is lost.
     """
-    waiting = {
-        one.node: sessions[one.node].submit(
-            "image",
-            what="remove",
-            images=[{"id": image.id, "names": image.names} for image in one.removed],
-            timeout=3600.0,
-        )
+    asked = {
+        one.node: {
+            "what": "remove",
+            "images": [{"id": image.id, "names": image.names} for image in one.removed],
+            "timeout": 3600.0,
+        }
         for one in found
     }
-    return [_removed(one, waiting[one.node].wait()["kept"]) for one in found]
+    answers = ask_each(sessions, "image", asked)
+    return [_removed(one, answers[one.node]["kept"]) for one in found]
 
 
 def _removed(planned: PrunedImages, kept: Mapping[str, str]) -> PrunedImages:

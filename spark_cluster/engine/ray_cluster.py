@@ -97,8 +97,7 @@ def token_of(play: Play) -> str:
     Raises:
         Failed: there is none, or the file holds something else.
     """
-    found = play.session(play.head).request("gather", files={"token": TOKEN_FILE})
-    token = str(found["files"]["token"] or "").strip()
+    token = (play.session(play.head).read_file(TOKEN_FILE) or "").strip()
     if not TOKEN.fullmatch(token):
         what = "is not a token" if token else "does not exist"
         raise Failed(

@@ -36,7 +36,7 @@ from spark_cluster.node.health import Life, judge
 from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import printed
+from spark_cluster.runner.session import ask_all, printed
 
 FRAGMENTED = (
     "{}, after caches were dropped and memory was compacted: weights may load slowly, or the "
@@ -95,8 +95,8 @@ class LoadGuard:
         """Return the node on which it has ended the load, and why; None where it has not."""
         files = {"reason": load_watch.reason_file(self._server)}
         sessions = {n.name: self._play.session(n) for n in self._nodes if self._begun}
-        waiting = {name: one.submit("gather", files=files) for name, one in sessions.items()}
-        found = {n: load_watch.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
+        answers = ask_all(sessions, "gather", files=files)
+        found = {n: load_watch.parse(one["files"]["reason"]) for n, one in answers.items()}
         return next(((name, reason) for name, reason in found.items() if reason), None)
 
     def end(self) -> None:
@@ -552,9 +552,7 @@ def chains(found: Sequence[Member]) -> list[list[Member]]:
 
 def behind(play: Play) -> str | None:
     """Return what the proxy's own file says of the endpoint; None without a proxy."""
-    answer = play.session(play.head).request("gather", files={"endpoint": DESCRIPTION})
-    found: str | None = answer["files"]["endpoint"]
-    return found
+    return play.session(play.head).read_file(DESCRIPTION)
 
 
 def must_serve_one(play: Play, what: str) -> None:

@@ -24,7 +24,7 @@ from spark_cluster.engine.vram import peak as largest
 from spark_cluster.node import containers, replies
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Answer, printed
+from spark_cluster.runner.session import Answer, ask_all, printed
 
 
 class EndpointKeys(TypedDict):
@@ -298,24 +298,21 @@ def ask_nodes(play: Play) -> list[NodeState]:
     found = []
     here = {node.name for node in play.nodes}
     names = list(play.connections.nodes)
-    reachable = [(name, play.connections.session(name)) for name in names if name in here]
-    asked = {
-        name: session.submit(
-            "gather",
-            commands={
-                **{n: runtime.question(n) for n in (SERVER, RAY)},
-                "firewall": list(firewall.LIST),
-                **{unit: ["systemctl", "is-active", unit] for unit in (UNIT, LOADER_UNIT)},
-            },
-            files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
-        )
-        for name, session in reachable
-    }
+    answers = ask_all(
+        {name: play.connections.session(name) for name in names if name in here},
+        "gather",
+        commands={
+            **{n: runtime.question(n) for n in (SERVER, RAY)},
+            "firewall": list(firewall.LIST),
+            **{unit: ["systemctl", "is-active", unit] for unit in (UNIT, LOADER_UNIT)},
+        },
+        files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
+    )
     for name in names:
-        if name not in asked:
+        if name not in answers:
             found.append(NodeState(name, reachable=False, error=str(play.out[name].message)))
             continue
-        answer = asked[name].wait()
+        answer = answers[name]
         commands, files = answer["commands"], answer["files"]
         outputs = printed(answer)
         found.append(

@@ -37,7 +37,7 @@ from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Answer, Session, printed
+from spark_cluster.runner.session import Answer, Session, ask_all, ask_each, printed
 
 Name = Literal["docker", "venv"]
 
@@ -267,12 +267,9 @@ def _mounts(process: EngineProcess, server: Server) -> tuple[str, ...]:
 
 def present_servers(play: Play) -> dict[str, tuple[str, ...]]:
     """Return by node the servers of several models that are there, running or not."""
-    waiting = {
-        node.name: play.session(node).submit("gather", commands={"servers": servers_question()})
-        for node in play.nodes
-    }
+    answers = ask_all(play.sessions, "gather", commands={"servers": servers_question()})
     # Nothing is printed without Docker.
-    return {n: server_names(printed(pending.wait())["servers"]) for n, pending in waiting.items()}
+    return {n: server_names(printed(answer)["servers"]) for n, answer in answers.items()}
 
 
 def present_programs(play: Play) -> dict[str, tuple[str, ...]]:
@@ -286,10 +283,8 @@ def models_by_process(sessions: Mapping[str, Session]) -> dict[str, dict[int, st
     """Return by node the ids of processes of several models' servers, and whose they are; empty
     where the endpoint has one model. The one file that tells is on the head.
     """
-    asked = {n: s.submit("gather", files={"endpoint": DESCRIPTION}) for n, s in sessions.items()}
-    models = [
-        model for one in asked.values() for model in models_of(one.wait()["files"]["endpoint"])
-    ]
+    answers = ask_all(sessions, "gather", files={"endpoint": DESCRIPTION}).values()
+    models = [model for one in answers for model in models_of(one["files"]["endpoint"])]
     programs = {n: {one.model: one.program for one in models if one.node == n} for n in sessions}
     return {
         node: {pid: model for model, pids in found.items() for pid in pids}
@@ -306,19 +301,17 @@ def process_ids(
         programs: by node and by a name of the caller's; the answer has the same keys, without nodes
             that have none.
     """
-    waiting = {
-        node: sessions[node].submit(
-            "gather", commands={name: processes(program) for name, program in wanted.items()}
-        )
+    asked = {
+        node: {"commands": {name: processes(program) for name, program in wanted.items()}}
         for node, wanted in programs.items()
         if wanted
     }
     return {
         node: {
             name: {int(word) for word in text.split() if word.isdecimal()}
-            for name, text in printed(pending.wait()).items()
+            for name, text in printed(answer).items()
         }
-        for node, pending in waiting.items()
+        for node, answer in ask_each(sessions, "gather", asked).items()
     }
 
 

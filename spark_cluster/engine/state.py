@@ -44,7 +44,7 @@ from spark_cluster.node.containers import (
 from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
 from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Answer, Session
+from spark_cluster.runner.session import Answer, Session, ask_each
 
 COMPLETION_S = 10.0
 """Seconds for the completion of `status`: a server with many requests answers later than one
@@ -391,21 +391,19 @@ def with_servers(
         for node in nodes
         if node.reachable
     }
-    waiting = {
-        name: play.connections.session(name).submit(
-            "gather", commands={program: runtime.question(program) for program in programs}
-        )
+    asked = {
+        name: {"commands": {program: runtime.question(program) for program in programs}}
         for name, programs in names.items()
         if programs
     }
-    found = []
-    for node in nodes:
-        states = {}
-        if node.name in waiting:
-            asked = waiting[node.name].wait()["commands"]
-            states = {n: containers.answered(d) for n, d in asked.items()}
-        found.append(replace(node, containers={**states, **node.containers}))
-    return found
+    sessions = {name: play.connections.session(name) for name in asked}
+    states = {
+        name: {program: containers.answered(done) for program, done in answer["commands"].items()}
+        for name, answer in ask_each(sessions, "gather", asked).items()
+    }
+    return [
+        replace(node, containers={**states.get(node.name, {}), **node.containers}) for node in nodes
+    ]
 
 
 def look_at(

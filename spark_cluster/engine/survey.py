@@ -24,6 +24,7 @@ from spark_cluster.plan.plan import Feasibility
 from spark_cluster.plan.planner import Placed, Planner, PlanTogether, Subject, plan_together
 from spark_cluster.plan.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import ask_all
 
 DONE = ".complete"
 """What the role `models` leaves in a model's folder when a download is whole."""
@@ -43,10 +44,10 @@ def survey(
         "files": {"meminfo": "/proc/meminfo", "done": f"{folder}/{DONE}"},
     }
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)
-    waiting = [(node, play.session(node).submit("gather", **question)) for node in nodes]
+    answers = ask_all(play.sessions, "gather", **question)
     rooms, facts = [], []
-    for node, pending in waiting:
-        answer = pending.wait()
+    for node in nodes:
+        answer = answers[node.name]
         processes, _ = fact_gathering.memory(answer)
         begun = (downloaded or {}).get(node.name, 0.0)
         has_model = answer["files"]["done"] is not None or math.isinf(begun)
