@@ -87,38 +87,22 @@ def _read(node: str, found: Any) -> ImageOnNode | None:
     return ImageOnNode(str(found["id"]), known, int(found["size"]))
 
 
-def bring(
-    play: Play,
-    nodes: Sequence[Node],
-    given: Mapping[str, Any],
-    before: Images,
-    *,
-    offline: bool = False,
-) -> None:
-    """Have the image of a recipe on all nodes that serve, the same on all of them.
+@dataclass(frozen=True)
+class WantedImage:
+    """The image of a recipe, which is to be on all nodes that serve, the same on all of them.
 
     Args:
         nodes: the head first.
         given: settings of the role `images`.
         before: what the nodes had when the run began.
         offline: no registry is asked.
-
-    Raises:
-        Failed: they have different images, and none can be copied.
-        SparkClusterError: it cannot be pulled, built or copied, with the reason.
     """
-    _Image(play, nodes, given, before, offline).bring()
-
-
-@dataclass(frozen=True)
-class _Image:
-    """An image that is to be on all nodes that serve; see `bring`."""
 
     play: Play
     nodes: Sequence[Node]
     given: Mapping[str, Any]
     before: Images
-    offline: bool
+    offline: bool = False
 
     @property
     def ref(self) -> str:
@@ -126,7 +110,12 @@ class _Image:
         return str(self.given["ref"])
 
     def bring(self) -> None:
-        """Have it on all nodes."""
+        """Have it on all nodes.
+
+        Raises:
+            Failed: they have different images, and none can be copied.
+            SparkClusterError: it cannot be pulled, built or copied, with the reason.
+        """
         play, role = self.play, self.play.role(ROLE, **self.given)
         complete = not (play.check or play.options.selection.partial)
         if len(self.nodes) == 1 or not complete or not self._is_copied():

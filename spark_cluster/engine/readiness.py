@@ -36,7 +36,7 @@ from spark_cluster.node.health import Life, judge
 from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import ask_all, printed
+from spark_cluster.runner.session import Session, ask_all, printed
 
 FRAGMENTED = (
     "{}, after caches were dropped and memory was compacted: weights may load slowly, or the "
@@ -440,9 +440,17 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> s
 
 def container_state(play: Play, name: str, node: str | None = None) -> ContainerState:
     """State of a program on a node, by default the head, whatever runs it."""
-    session = play.connections.session(node or play.head.name)
-    asked = {"inspect": runtime.question(name)}
-    return containers.answered(session.request("gather", commands=asked)["commands"]["inspect"])
+    return runtime.state_of(play.connections.session(node or play.head.name), name)
+
+
+def look_at_endpoint(session: Session) -> tuple[ContainerState, str | None]:
+    """Ask a head for its one server, and for what the proxy's own file says of the endpoint."""
+    answer = session.request(
+        "gather",
+        commands={SERVER: runtime.question(SERVER)},
+        files={"endpoint": DESCRIPTION},
+    )
+    return containers.answered(answer["commands"][SERVER]), answer["files"]["endpoint"]
 
 
 def _ended(

@@ -33,7 +33,7 @@ from spark_cluster.engine.answer_checks import (
     filler,
     without_reasoning,
 )
-from spark_cluster.engine.deployment import Endpoint, Server
+from spark_cluster.engine.deployment import Endpoint, Server, listed_models
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.tool_checks import TOOL_CHECKS
 from spark_cluster.errors import VerificationFailed
@@ -229,10 +229,7 @@ def _stated(client: Client) -> int:
     answer = client.endpoint.request(client.session, "/v1/models")
     if answer.status == 0:
         raise client.failed("context: the list of models", answer)
-    rows = replies.at(replies.decoded(answer.body), "data")
-    own = [row for row in (rows if isinstance(rows, list) else ())
-           if replies.at(row, "id") == client.endpoint.model]  # fmt: skip
-    stated = replies.at(own, 0, "max_model_len")
+    stated = replies.at(listed_models(answer).get(client.endpoint.model), "max_model_len")
     if not isinstance(stated, int) or isinstance(stated, bool):
         given = [value for flag in FLAGS if (value := (client.flags or {}).get(flag, ""))]
         stated = int(given[0]) if given and given[0].isascii() and given[0].isdigit() else 0

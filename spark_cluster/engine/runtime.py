@@ -202,6 +202,12 @@ def question(name: str) -> list[list[str]]:
     return [containers.question(name), ["docker", "container", "inspect", name]]
 
 
+def state_of(session: Session, name: str) -> ContainerState:
+    """Ask a node for the state of a program, whatever runs it."""
+    asked = {"inspect": question(name)}
+    return containers.answered(session.request("gather", commands=asked)["commands"]["inspect"])
+
+
 def servers_question() -> list[str]:
     """Return the command that prints the names of the servers of several models, a line each.
 
