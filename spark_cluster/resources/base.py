@@ -158,6 +158,15 @@ def differences(actual: State, desired: State) -> dict[str, tuple[Any, Any]]:
     return {k: (actual.get(k), v) for k, v in desired.items() if actual.get(k) != v}
 
 
+def given(**values: Any) -> State:
+    """Return the attributes that are declared: those that are not None.
+
+    >>> given(owner="root", group=None)
+    {'owner': 'root'}
+    """
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def ids(resources: Iterable[Resource | str]) -> tuple[str, ...]:
     """Ids of resources given as objects or as ids."""
     return tuple(r.id if isinstance(r, Resource) else r for r in resources)
