@@ -37,6 +37,7 @@ from spark_cluster.engine.readiness import look_at_endpoint
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node import durable, replies
 from spark_cluster.node.containers import ENDPOINT, MODEL
+from spark_cluster.resources.unit import quoted_argument
 from spark_cluster.runner.dialer import SshConnection, carried
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
@@ -311,7 +312,8 @@ def snippets(target: ClientTarget) -> list[Snippet]:
 
 
 def _snippet(client: str, target: ClientTarget) -> Snippet:
-    about, request = CLIENTS[client], _FILE["requests"][target.kind]
+    about, question = CLIENTS[client], _FILE["question"]
+    path, asked = _request(target.kind, question)
     values = {
         **vars(target),
         "client": client,
@@ -319,9 +321,9 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
         "by_variable": bool(target.key_variable and not target.key),
         "root": target.url.removesuffix("/v1"),
         "no_key": NO_KEY,
-        "path": request["path"],
-        "body": json.dumps({"model": target.model, **request["asked"]}),
-        "question": _FILE["question"],
+        "path": path,
+        "body": json.dumps({"model": target.model, **asked}),
+        "question": question,
         "webui_port": WEBUI_PORT,
         "output_tokens": OUTPUT_TOKENS,
         "sh": shlex.quote,
@@ -332,6 +334,13 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
     text = render(CLIENT_TEMPLATES, f"{client}.j2", **values)
     notes = render(CLIENT_TEMPLATES, "notes.j2", **values).splitlines()
     return Snippet(client, about["title"], about.get("file", ""), text, tuple(notes))
+
+
+def _request(kind: ModelKind, question: str) -> tuple[str, dict[str, Any]]:
+    """Return the path below the base URL, and what is sent besides the model, for a question."""
+    request = _FILE["requests"][kind]
+    asked = json.dumps(request["asked"]).replace('"{question}"', json.dumps(question))
+    return request["path"], json.loads(asked)
 
 
 # A tunnel: a port of this machine to the endpoint, connected again when the SSH link is cut.
@@ -485,21 +494,15 @@ def unit_text(node: str, argv: Sequence[str]) -> str:
 
     Args:
         argv: the command, its program as an absolute path.
-    """
-    command = " ".join(_quoted(word) for word in argv)
-    return render(TEMPLATES, "tunnel.service.j2", node=node, command=command)
-
-
-def _quoted(word: str) -> str:
-    """Return a word as ExecStart= reads it literally (systemd.service(5), "Command lines").
 
     Raises:
-        UsageError: it has a control character.
+        UsageError: a word of it has a control character.
     """
-    if not word.isprintable():
-        raise UsageError(f"{word!r} cannot stand in a systemd unit: it has a control character")
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{escaped}"'
+    for word in argv:
+        if not word.isprintable():
+            raise UsageError(f"{word!r} cannot stand in a systemd unit: it has a control character")
+    command = " ".join(map(quoted_argument, argv))
+    return render(TEMPLATES, "tunnel.service.j2", node=node, command=command)
 
 
 def install(folder: Path, node: str, argv: Sequence[str]) -> Path:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -177,35 +177,20 @@ CONTEXT_HINT = (
 )
 
 
-@dataclass(frozen=True)
-class Size:
-    """The size of the prompts, in tokens.
-
-    Attributes:
-        stated: context that the server states.
-        prompt: length that the prompts are to have.
-        answer: tokens that are left for the answer.
-    """
-
-    stated: int
-    prompt: int
-    answer: int
-
-
 def context(client: Client) -> str:
     """A fact is found at several depths of a prompt as long as the server states."""
     stated = _stated(client)
     length = min(stated, client.context or stated)
     answer = min(ANSWER_TOKENS, length // 4)
-    size = Size(stated, length - answer, answer)
-    count = _sentences(client, size.prompt)
+    wanted = length - answer
+    count = _sentences(client, wanted)
     seen = 0
     for depth, code in NEEDLES:
-        found = _asked_for_fact(client, size, filler_with(count, code, depth))
+        found = _asked_for_fact(client, stated, answer, filler_with(count, code, depth))
         tokens = found.prompt_tokens or 0
-        if tokens < CUT * size.prompt:
+        if tokens < CUT * wanted:
             raise client.wrong(
-                f"context: the server counted {tokens} tokens of a prompt of about {size.prompt}: "
+                f"context: the server counted {tokens} tokens of a prompt of about {wanted}: "
                 "it was cut",
                 "a proxy or the engine shortens prompts without saying so",
             )
@@ -267,15 +252,22 @@ def filler_with(count: int, code: str, depth: float) -> Callable[[float], str]:
     return lambda share: f"{filler(round(count * share), fact(code), depth)}\n{QUESTION}"
 
 
-def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) -> ChatCompletion:
-    """The answer about one fact; with a shorter prompt where the server finds it too long."""
+def _asked_for_fact(
+    client: Client, stated: int, answer: int, prompt: Callable[[float], str]
+) -> ChatCompletion:
+    """The answer about one fact; with a shorter prompt where the server finds it too long.
+
+    Args:
+        stated: context that the server states, tokens.
+        answer: tokens that are left for the answer.
+    """
     tried = 1
     while True:
         try:
             return client.ask(
                 "context",
                 prompt(SMALLER ** (tried - 1)),
-                max_tokens=size.answer,
+                max_tokens=answer,
                 **without_reasoning(client),
             )
         except RequestFailed as error:
@@ -283,7 +275,7 @@ def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) 
                 raise
             if error.status != 400 or tried == TRIES:
                 raise client.wrong(
-                    f"context: a prompt of the stated length ({size.stated} tokens) is refused: "
+                    f"context: a prompt of the stated length ({stated} tokens) is refused: "
                     f"{error.reason} (status {error.status})",
                     "--max-model-len states more than the server takes, or the KV cache is too "
                     "small for it: spark-cluster logs shows its size",

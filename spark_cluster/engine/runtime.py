@@ -438,20 +438,6 @@ BEGINNING_BYTES = 4_000_000
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@dataclass(frozen=True)
-class Unmet:
-    """A line that a log should contain and does not, or contains and should not.
-
-    Attributes:
-        pattern: the regular expression.
-        line: the forbidden line; for an expected one, a line that is about the same thing.
-    """
-
-    pattern: str
-    forbidden: bool
-    line: str = ""
-
-
 def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness, server: str = SERVER) -> None:
     """Look for the recipe's assertions in the logs of all ranks; a line of any of them counts.
 
@@ -469,14 +455,8 @@ def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness, server: str =
     if not missed:
         return
     first, *others = missed
-    more = f" (and {len(others)} more)" if others else ""
-    message = f"the engine's log does not contain {first.pattern!r}{more}"
-    if first.forbidden:
-        message = f"the engine's log contains a forbidden line{more}: {first.line}"
-    elif first.line:
-        message += f"; it says: {first.line}"
     raise VerificationFailed(
-        message,
+        f"{first} (and {len(others)} more)" if others else first,
         where=play.head.name,
         hint="another kernel or transport is in use than the recipe was tested with, or this image "
         "words it otherwise: readiness.log_expect and log_forbid define what is expected",
@@ -492,16 +472,19 @@ def read_beginning(session: Session, container: str, size: int = BEGINNING_BYTES
     return _ANSI.sub("", done.stdout)
 
 
-def unmet(log: str, expect: Sequence[str], forbid: Sequence[str]) -> list[Unmet]:
-    """The assertions that a log does not meet."""
+def unmet(log: str, expect: Sequence[str], forbid: Sequence[str]) -> list[str]:
+    """Return in words the assertions that a log does not meet; of an expected line that is missing
+    with what the log says about the same thing."""
     found = []
     for pattern in expect:
         if not re.search(pattern, log):
-            found.append(Unmet(pattern, forbidden=False, line=_about(pattern, log)))
+            about = _about(pattern, log)
+            said = f"; it says: {about}" if about else ""
+            found.append(f"the engine's log does not contain {pattern!r}{said}")
     for pattern in forbid:
-        match = re.search(pattern, log)
-        if match:
-            found.append(Unmet(pattern, forbidden=True, line=_line_at(log, match.start())))
+        if match := re.search(pattern, log):
+            line = _line_at(log, match.start())
+            found.append(f"the engine's log contains a forbidden line: {line}")
     return found
 
 

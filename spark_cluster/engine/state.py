@@ -247,14 +247,13 @@ def _server(play: Play, known: dict[str, NodeState]) -> ContainerState | None:
 def _without_server(play: Play, nodes: list[NodeState]) -> Status:
     rays = {n.name: n.containers[RAY] for n in nodes if n.reachable}
     left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
-    problems = _unreachable(nodes)
+    problems, found = _unreachable(nodes), list[RayNode]()
     if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
-        head = next((ray for name, ray in left.items() if name == _head(play)), None)
+        head = left.get(_head(play))
         found = _ray(play, _head(play), head) if head is not None else []
-        return Status("failed" if problems else "stopped", nodes, found, problems=tuple(problems))
-    if left:
+    elif left:
         problems.append(f"Ray runs without a server, on {', '.join(left)}")
-    return Status("failed" if problems else "stopped", nodes, [], problems=tuple(problems))
+    return Status("failed" if problems else "stopped", nodes, found, problems=tuple(problems))
 
 
 def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
@@ -270,7 +269,7 @@ def _problems(
     *,
     behind: Sequence[Replica],
 ) -> list[str]:
-    """In words.
+    """Return what is wrong, in words.
 
     Args:
         ray: its nodes; None when it was not asked.

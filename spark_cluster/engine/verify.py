@@ -300,7 +300,9 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
             where=f"{play.head.name} {program}",
             hint="spark-cluster up starts it with its labels",
         )
-    return replace(_of_labels(state, endpoint), program=program)
+    flags = {flag.lstrip("-"): value for flag, value in state.arguments().items()}
+    recipe, tp, overrides = state.label(RECIPE), state.number(TP, 1), state.label(OVERRIDES)
+    return RunningServer(endpoint, recipe, tp, state.kind, flags, overrides, program)
 
 
 def _must_serve(state: ContainerState, head: str, model: str | None) -> None:
@@ -329,18 +331,6 @@ def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:
     if model is None:
         raise UsageError(f"the endpoint has {len(models)} models", hint=f"--model NAME: {names}")
     raise UsageError(f"the endpoint has no model '{model}'", hint=f"there are: {names}")
-
-
-def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
-    flags = {flag.lstrip("-"): value for flag, value in state.arguments().items()}
-    return RunningServer(
-        endpoint,
-        state.label(RECIPE),
-        state.number(TP, 1),
-        state.kind,
-        flags,
-        state.label(OVERRIDES),
-    )
 
 
 def verify(
