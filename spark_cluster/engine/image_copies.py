@@ -19,7 +19,7 @@ from spark_cluster.engine.node_copies import copy_image, route
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Pending, Session, ask_all, ask_each
+from spark_cluster.runner.session import Session, ask_all, ask_each
 
 ROLE = "images"
 REGISTRY_S = 60.0
@@ -58,23 +58,15 @@ Images = Mapping[str, ImageOnNode | None]
 
 
 def images_on(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, ImageOnNode | None]:
-    """Ask nodes for the image of this name, all at once; raises as `read_images`."""
-    return read_images(ask_images(play, nodes, ref))
-
-
-def ask_images(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, Pending]:
-    """Ask nodes for the image of this name without waiting; `read_images` waits."""
-    return {node.name: play.session(node).submit("image", what="state", ref=ref) for node in nodes}
-
-
-def read_images(asked: Mapping[str, Pending]) -> dict[str, ImageOnNode | None]:
-    """Wait for what `ask_images` asked.
+    """Ask nodes for the image of this name, all at once.
 
     Raises:
         Failed: an answer cannot be used.
         Unreachable: a node is lost.
     """
-    return {name: _read(name, pending.wait()["image"]) for name, pending in asked.items()}
+    sessions = {node.name: play.session(node) for node in nodes}
+    answers = ask_all(sessions, "image", what="state", ref=ref)
+    return {name: _read(name, answer["image"]) for name, answer in answers.items()}
 
 
 def _read(node: str, found: Any) -> ImageOnNode | None:

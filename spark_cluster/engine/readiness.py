@@ -111,12 +111,10 @@ def _ask_guard(
     play: Play, nodes: Sequence[Node], what: str, **given: Any
 ) -> list[tuple[Node, Any]]:
     """Ask the nodes whose memory is the GPU's, all at once."""
-    waiting = [
-        (node, play.session(node).submit("load_guard", load_watch.RECLAIM_S, what=what, **given))
-        for node in nodes
-        if not node.facts.gpu_memory.of_gpu
-    ]
-    return [(node, pending.wait()) for node, pending in waiting]
+    guarded = [node for node in nodes if not node.facts.gpu_memory.of_gpu]
+    sessions = {node.name: play.session(node) for node in guarded}
+    answers = ask_all(sessions, "load_guard", what=what, **given)
+    return [(node, answers[node.name]) for node in guarded]
 
 
 LONGEST = 3

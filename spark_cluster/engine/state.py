@@ -143,17 +143,24 @@ def _with_server(
         nodes,
         ray or [],
         **_access(head, endpoint, health.certificate),
-        model=server.label(MODEL) or None,
-        tp=server.number(TP, 1),
+        **_by_labels(server),
         problems=tuple(problems),
-        kind=server.kind,
-        overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.label(tuning.TUNED_LABEL).split()),
-        data_parallel=server.number(DATA_PARALLEL, 1),
-        recipe=server.label(RECIPE) or None,
-        since=f"{server.started[:19]}Z" if server.running and server.started else None,
     )
+
+
+def _by_labels(server: ContainerState) -> dict[str, Any]:
+    """Return the parts of a status that a server's labels tell."""
+    return {
+        "model": server.label(MODEL) or None,
+        "tp": server.number(TP, 1),
+        "kind": server.kind,
+        "overrides": server.label(OVERRIDES),
+        "tuned": tuple(server.label(tuning.TUNED_LABEL).split()),
+        "data_parallel": server.number(DATA_PARALLEL, 1),
+        "recipe": server.label(RECIPE) or None,
+        "since": f"{server.started[:19]}Z" if server.running and server.started else None,
+    }
 
 
 def _with_models(
