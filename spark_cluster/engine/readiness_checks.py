@@ -20,11 +20,12 @@ from typing import Any
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ModelKind, ReadinessCheck
-from spark_cluster.engine import readiness
+from spark_cluster.engine import answer_checks, readiness
 from spark_cluster.engine.answer_checks import (
     FOREIGN,
-    STRUCTURED_CHECKS,
-    TEXT_CHECKS,
+    HINTS,
+    TEXTS,
+    TOLD,
     AnswerCheck,
     Client,
     NoSuchPath,
@@ -75,12 +76,7 @@ tokens, in nats. Each token may move by DRIFT, so two that are up to 2 * DRIFT a
 places. For a greedy choice the two chosen values then differ by at most DRIFT; the remainder is a
 margin for logits above 32, whose steps are 0.25."""
 
-LOGPROBS_PROMPT = "Name the seven days of the week in their order, separated by commas."
-
-LOGPROBS_HINT = (
-    "kernels whose results change from call to call, or memory that is overwritten: try "
-    "--enforce-eager, another --attention-backend, or without the drafter"
-)
+LOGPROBS_PROMPT, LOGPROBS_HINT = TEXTS["logprobs"], HINTS["logprobs"]
 
 Tokens = Sequence[tuple[str, float]]
 
@@ -138,19 +134,13 @@ def _asked_for_logprobs(client: Client) -> Tokens:
     return found.tokens
 
 
-LOGPROBS_CHECKS = (
-    AnswerCheck("logprobs", "logprobs", "log-probabilities, two calls", LOGPROBS_PROMPT,
-          f"the same tokens, at most {DRIFT} apart", logprobs),
-)  # fmt: skip
-
-
 # The context at the length that the server states: a fact in a long prompt is found again.
 
 NEEDLES = ((0.9, "48213"), (0.5, "70956"), (0.1, "35827"))
 """Depth of a fact as a share of the prompt, and its number. The deepest comes first: with a prefix
 cache the others need not be computed from the beginning."""
 
-QUESTION = "What is the code of the archive? Reply with the number only"
+QUESTION = TEXTS["fact"]
 
 SAMPLE = 100
 """Sentences by which the tokens of a sentence are counted."""
@@ -170,11 +160,6 @@ CUT = 0.8
 """Least share of the expected tokens that the server must have counted."""
 
 FLAGS = ("max-model-len", "context-length")
-
-CONTEXT_HINT = (
-    "a rope scaling or sliding window that the model was not made for, an FP8 KV cache, or a "
-    "--max-model-len beyond the model's own: a smaller one is honest"
-)
 
 
 def context(client: Client) -> str:
@@ -199,7 +184,7 @@ def context(client: Client) -> str:
             raise client.wrong(
                 f"context: the number at {depth:.0%} of {tokens} tokens is {code}, the model says "
                 f"{replies.short(found.content.strip())!r}",
-                CONTEXT_HINT,
+                HINTS["context"],
             )
     depths = ", ".join(f"{depth:.0%}" for depth, _ in NEEDLES)
     return f"found at {depths} of {seen} tokens (the server states {stated})"
@@ -283,35 +268,20 @@ def _asked_for_fact(
         tried += 1
 
 
-CONTEXT_CHECKS = (
-    AnswerCheck("context", "context", "context at its stated length", f"{QUESTION} (among filler)",
-          "the number, at 10%, 50% and 90% of the prompt", context),
-)  # fmt: skip
-
-
 # The rungs of models that are no chat models: embedding, reranking, transcription.
 #
 # Paths and replies are those of vLLM (docs.vllm.ai, "Pooling Models" and "Speech to Text APIs");
 # SGLang has the same paths for embedding and reranking.
 
-SENTENCE = "A dog is running across the park."
-RELATED = "A puppy runs through a garden."
-UNRELATED = "The central bank raised its interest rates on Thursday."
+SENTENCE, RELATED, UNRELATED = TEXTS["sentence"], TEXTS["related"], TEXTS["unrelated"]
 
-QUERY = "What is the capital of France?"
+QUERY = TEXTS["query"]
 DOCUMENTS = ("Horses and cows are both animals.", "Paris is the capital of France.")
 RELEVANT = 1
 """Index of the document that answers the query; the other one comes first, so that a server which
 leaves the order as it was is found out."""
 
-KERNELS = (
-    "wrong kernels, a damaged copy or another quantization than the checkpoint's give such numbers"
-)
-POOLING = (
-    "the server has another kind of model loaded than the recipe says: vLLM takes --runner pooling "
-    "and --convert embed or classify (before 0.10 --task embed or score); or change `kind`"
-)
-AUDIO = "its model does not transcribe, or the image lacks the audio packages (vllm[audio])"
+KERNELS, POOLING, AUDIO = HINTS["kernels"], HINTS["pooling"], HINTS["audio"]
 
 
 def embedding(client: Client) -> str:
@@ -394,16 +364,6 @@ def transcription(client: Client) -> str:
             f"{AUDIO}; {FOREIGN}",
         )
     return "a WAV file is taken and a text comes (a tone: whether words are right is not verified)"
-
-
-KIND_CHECKS = (
-    AnswerCheck("embedding", "embedding", "embeddings", " / ".join((SENTENCE, RELATED, UNRELATED)),
-          "finite vectors, repeatable, nearer for the like", embedding),
-    AnswerCheck("reranking", "reranking", "reranking", f"{QUERY} {' / '.join(DOCUMENTS)}",
-          "a higher score for the document that answers", reranking),
-    AnswerCheck("transcription", "transcription", "transcription", "a tone of one second",
-          "a text", transcription),
-)  # fmt: skip
 
 
 def _embedded(client: Client, texts: Sequence[str]) -> list[Vector]:
@@ -572,10 +532,25 @@ def normalized(flags: Mapping[str, Any]) -> bool:
 # -- all checks ----------------------------------------------------------------------------------
 
 
-_EVERY = (
-    *(*TEXT_CHECKS, *LOGPROBS_CHECKS, *TOOL_CHECKS, *STRUCTURED_CHECKS, *CONTEXT_CHECKS),
-    *KIND_CHECKS,
-)
+_RUN: Mapping[str, Callable[[Client], str]] = {
+    run.__name__.replace("_", "-"): run
+    for run in (
+        *(answer_checks.answer, answer_checks.short_answers, answer_checks.coherence),
+        *(answer_checks.reasoning, answer_checks.concurrency, answer_checks.structured_output),
+        *(logprobs, context, embedding, reranking, transcription),
+    )
+}
+"""What runs a check, by its id."""
+
+
+def _check(told: Mapping[str, Any]) -> AnswerCheck:
+    """Return a check as `answer_checks.toml` has it."""
+    request = told.get("request") or " / ".join(TEXTS[name] for name in told["asked"])
+    about = (told["readiness"], told["title"], request, told["expected"])
+    return AnswerCheck(told["id"], *about, _RUN[told["id"]])
+
+
+_EVERY = (*map(_check, TOLD["check"]), *TOOL_CHECKS)
 
 
 def checks_of(name: ReadinessCheck) -> tuple[AnswerCheck, ...]:
