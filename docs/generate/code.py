@@ -88,7 +88,7 @@ from spark_cluster.plan.kv import KvCache
 from spark_cluster.plan.plan import Plan
 from spark_cluster.plan.planner import PlanTogether
 from spark_cluster.plan.proposal import Advice, SizeVerdict
-from spark_cluster.resources.base import Resource, resource_class
+from spark_cluster.resources.base import Resource, class_name, resource_class
 from spark_cluster.resources.unit import Program
 from spark_cluster.runner import events
 from spark_cluster.runner.events import Options, Selection
@@ -374,7 +374,7 @@ in check mode)."""
 def resource_classes() -> list[type[Resource]]:
     """Every resource that roles and playbooks can use, by name."""
     modules = sorted(Path(*resources.__path__).glob("*.py"))
-    names = ("".join(map(str.capitalize, path.stem.split("_"))) for path in modules)
+    names = (class_name(path.stem) for path in modules)
     found = filter(None, map(resource_class, names))
     return [kind for kind in found if kind is not Program]
 

@@ -220,10 +220,8 @@ def _prepare_memory(host: Host, _request: Request) -> Reply:
 
 def _begin_guard(host: Host, request: Request) -> Reply:
     """Start the guard of a server, in place of one that an earlier run has left."""
-    server, programs = (
-        _program_name(request["server"]),
-        tuple(map(_program_name, request["programs"])),
-    )
+    server = _program_name(request["server"])
+    programs = tuple(map(_program_name, request["programs"]))
     _end_guard(host, request)
     if not host.path(BOOTED).is_dir() or host.which("systemd-run") is None:
         return {}

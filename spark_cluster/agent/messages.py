@@ -2,8 +2,8 @@
 
 The reader of a session checks every message by this before anyone sees it, so that an event or a
 reply has each key in its type. What is checked is the form: that a status is a number, not that it
-is true. A new operation of agent/operations.py has its reply and its limit here. Only the laptop
-reads this, so it is not sent (runner/wire.py).
+is true. A new operation of agent/operations.py has its reply in messages.toml, and its limit here.
+Only the laptop reads this, so it is not sent (runner/wire.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.engine_caches import check_name
@@ -167,214 +169,69 @@ def _is_shallow(value: object, levels: int = DEEPEST) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-COUNT = number(int, 0)
-"""A count, or bytes."""
-
-TIME = number(float, 0, 253_402_300_799)
-"""Seconds since 1970 (UTC), to the year 9999."""
-
-WAIT = number(float, 0, 24 * 3600)
-"""Seconds to wait for something."""
-
-CHANGES: Shape = {str: PAIR}
-"""Attribute to [was, is now]."""
-
-VERDICTS = choice("ok", "change", "unknown", "failed", "skipped")
-
-_OF_RESULT: dict[str, Shape] = {
-    "id": str,
-    "verdict": VERDICTS,
-    "seconds": Maybe(number(float, 0)),
-    "changes": Maybe(CHANGES),
-    **dict.fromkeys(("diff", "reason", "error", "hint", "output"), Maybe(str)),
-}
-
-OF_AGENT: Mapping[str, Shape] = {
-    "ready": {},
-    "need_code": {"part": Maybe(str)},
-    "alive": {},
-    "too_old": {"python": str},
-    "no_room": {"error": str},
-}
-"""Events of the agent itself."""
-
-_OF_REQUEST: Mapping[str, Shape] = {
-    "ask": {
-        "id": str,
-        "verdict": VERDICTS,
-        "changes": Maybe(CHANGES),
-        "diff": Maybe(str),
-        "reason": Maybe(str),
-    },
-    "changing": {"id": str},
-    "need": {"sha256": str, "from": number(int, 0, 1 << 43), "size": number(int, 0, 1 << 43)},
-    "note": {"text": str},
-    "output": {"text": str},
-    "progress": {"id": str, "text": str},
-    "prove": {"path": str},
-    "result": _OF_RESULT,
-}
-"""Events on the way to a reply, which is the event `done`."""
-
-EVENTS: Mapping[str, Shape] = {
-    **OF_AGENT,
-    **{name: {"req": COUNT, **shape} for name, shape in _OF_REQUEST.items()},
-    "done": {"req": COUNT, "error": Maybe(str), "hint": Maybe(str)},
-}
-
-_ANSWER = {
-    "status": int,
-    "body": str,
-    "reason": Maybe(str),
-    "certificate": Maybe(str),
-    "headers": Maybe({str: str}),
-}
-_DONE = {"status": int, "stdout": str, "stderr": str}
-_MACHINE = {
-    **dict.fromkeys(("python", "arch", "kernel", "hostname"), str),
-    **dict.fromkeys(("cpus", "disk_total", "disk_free"), COUNT),
-}
-_MISSING = {"missing": str, "hint": str}
-
-_TEXT_OR_NULL = (None, str)
-
-
 def _run_id(value: object) -> None:
     """Raises ValueError for what cannot be the id of a run: it names files of the laptop, too."""
     if not isinstance(value, str) or re.fullmatch(r"[A-Za-z0-9-]{1,100}", value) is None:
         raise ValueError("it is not the id of a run")
 
 
-_RUN = {
-    "run": _run_id,
-    "since": (None, TIME),
-    **dict.fromkeys(("user", "command", "reverts", "reverting"), _TEXT_OR_NULL),
-    "changes": COUNT,
-    "paths": COUNT,
-    "notes": [str],
-    "reverted_by": Maybe(_TEXT_OR_NULL),
-    "half_reverted_by": Maybe(_TEXT_OR_NULL),
+_NAMED: dict[str, Shape] = {
+    "text": str,
+    "flag": bool,
+    "integer": int,
+    "number": float,
+    "object": dict,
+    "null": None,
+    "pair": PAIR,
+    "run id": _run_id,
+    "commit": check_commit,
+    "manifest": Manifest.from_document,
+    "tuned file": check_name,
 }
-_SIDE = {"kind": str, **dict.fromkeys(("mode", "uid", "gid"), Maybe(COUNT))}
-_ENTRY = {
-    "time": TIME,
-    "resource": str,
-    "action": str,
-    "changes": Maybe((None, CHANGES)),
-    "before": Maybe((None, _SIDE)),
-    "after": Maybe((None, _SIDE)),
-    **dict.fromkeys(("path", "what", "of"), Maybe(_TEXT_OR_NULL)),
-}
-_REBOOT = {"at": COUNT, "id": str, "boot_id": str, "changes": CHANGES, "timeout_s": WAIT}
+"""Types and shapes by the names that `messages.toml` has for them."""
 
-_MODEL = {
-    "commit": (None, check_commit),
-    "manifest": (None, Manifest.from_document),
-    "adoptable": Maybe((None, Manifest.from_document)),
-    "missing_bytes": COUNT,
-    **{key: [str] for key in ("missing", "links")},
-    **dict.fromkeys(("problem", "elsewhere"), str),
-}
-_REVISION = {
-    **dict.fromkeys(("repository", "commit", "in_use", "problem"), str),
-    **dict.fromkeys(("files", "size", "freed"), int),
-    "refs": [str],
-    "last_used": TIME,
-    "served": bool,
-    "pinned": bool,
-}
-_IMAGE = {
-    **dict.fromkeys(("id", "created"), str),
-    **{key: [str] for key in ("names", "digests", "used_by")},
-    "size": int,
-}
-_CACHE_ENTRY = {
-    "kind": str,
-    "path": str,
-    "bytes": COUNT,
-    "files": COUNT,
-    "modified": TIME,
-    "whole": bool,
-}
-_TUNED = {"model": str, "tp": int, "file": check_name, "image": str}
 
-REPLIES: Mapping[str, Shape] = {
-    "apply": {"ok": bool, "reboot": Maybe(_REBOOT), "stopped": Maybe(str)},
-    "http": _ANSWER,
-    "lock": {
-        "locked_by": Maybe(
-            {**dict.fromkeys(("run", "user", "command"), Maybe(str)), "since": Maybe(TIME)}
-        )
-    },
-    "reboot": {"boot_id": str},
-    "revert": (
-        _MISSING,
-        {
-            "ok": bool,
-            "of": _run_id,
-            "left": [{"what": str, "why": str}],
-            "notes": Maybe([str]),
-            "continued": Maybe(_run_id),
-        },
-    ),
-    "run": {**_DONE, "left_out": Maybe(COUNT)},
-    "stream": {"status": (None, int)},
-    "telemetry": ({"started": bool}, {"status": (None, int)}),
+def _shape(described: Any) -> Shape:
+    """Return the shape that a value of `messages.toml` describes.
+
+    Raises:
+        KeyError: it names a shape that is not known by then.
+    """
+    if isinstance(described, str):
+        found = tuple(_NAMED[name] for name in described.split(" | "))
+        return found if found[1:] else found[0]
+    if isinstance(described, list):
+        return [_shape(described[0])]
+    shapes: dict[Any, Shape] = {}
+    for key, one in described.items():
+        shape = _shape(one)
+        if key == "*":
+            shapes[str] = shape
+        else:
+            shapes[key.removesuffix("?")] = Maybe(shape) if key.endswith("?") else shape
+    return shapes
+
+
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_NAMED |= {name: number(int, *limits) for name, limits in _FILE["integers"].items()}
+_NAMED |= {name: number(float, *limits) for name, limits in _FILE["numbers"].items()}
+_NAMED |= {name: choice(*words) for name, words in _FILE["words"].items()}
+for _name, _described in _FILE["shapes"].items():
+    _NAMED[_name] = _shape(_described)
+
+OF_AGENT: Mapping[str, Shape] = _shape(_FILE["of_agent"])
+"""Events of the agent itself."""
+
+EVENTS: Mapping[str, Shape] = {
+    **OF_AGENT,
+    **{name: {"req": _NAMED["count"], **one} for name, one in _shape(_FILE["of_request"]).items()},
 }
+
+REPLIES: Mapping[str, Shape] = _shape(_FILE["replies"])
 """Operation to its reply, where it is always the same."""
 
-ACTIONS: Mapping[str, Mapping[str, Shape]] = {
-    "store": {
-        "state": {"models": [_MODEL], "free": COUNT},
-        "usage": {
-            "revisions": [_REVISION],
-            **dict.fromkeys(("size", "unfinished", "unused", "free"), int),
-        },
-        "pin": {"changed": bool},
-        "prune": {
-            "removed": [_REVISION],
-            "kept": [{"repository": str, "commit": str, "reason": str}],
-            "freed": int,
-        },
-        "preview": {"commit": str, **dict.fromkeys(("size", "missing", "free"), COUNT)},
-        "verify": {**{key: [str] for key in ("damaged", "missing", "unchecked")}, "read": COUNT},
-        "remove_damaged": {"removed": COUNT, "links": COUNT},
-    },
-    "copy": {
-        "folder": {"manifest": Manifest.from_document},
-        "missing": {"bytes": COUNT, "nothing": bool},
-        "begin": {
-            "secrets": (
-                None,
-                {"token": str, "certificate": str, "port": number(int, 1, 65535)},
-            )
-        },
-        "work": {"moved": COUNT, "kept": COUNT, "seconds": number(float, 0)},
-    },
-    "image": {
-        "state": {"image": (None, {"id": str, "digests": [str], "size": int})},
-        "store": {"containerd": bool},
-        "list": {"images": [_IMAGE]},
-        "remove": {"kept": {str: str}},
-    },
-    "load_guard": {
-        "prepare": {
-            "pressure": (None, number(float, 0, 100)),
-            "problem": str,
-            "buddyinfo": str,
-            "page_size": number(int, 1, 1 << 30),
-        }
-    },
-    "caches": {
-        "state": {"launches": [dict], "compiled": {str: [str]}, "tuned": [_TUNED]},
-        "known": {"known": bool, "found": [str]},
-        "usage": {"entries": [_CACHE_ENTRY], "launches": [dict], "now": TIME},
-        "written": {"files": COUNT, "bytes": COUNT},
-        "remove": {"removed": [str]},
-    },
-}
-"""Operation and its `what` to the reply; what is not here has a reply that no one reads, or one
-that its reader checks as a whole (records of launches)."""
+ACTIONS: Mapping[str, Mapping[str, Shape]] = _shape(_FILE["actions"])
+"""Operation and its `what` to the reply."""
 
 
 OVERDUE_S = 60.0
@@ -398,8 +255,9 @@ def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
     if op == "gather":
         return _gathered(request)
     if op == "history":
-        runs = {"runs": [_RUN]}
-        return runs if request.get("of") is None else (_MISSING, {**_RUN, "entries": [_ENTRY]})
+        run = _NAMED["run"]
+        of_one = (_NAMED["missing"], {**run, "entries": [_NAMED["entry"]]})
+        return {"runs": [run]} if request.get("of") is None else of_one
     if op in ACTIONS:
         return ACTIONS[op].get(str(request.get("what")), {})
     return REPLIES.get(op, {})
@@ -408,13 +266,13 @@ def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
 def _gathered(request: Mapping[str, Any]) -> Shape:
     """All that was asked for has an answer, if only null."""
     kinds = {
-        "commands": (None, _DONE),
-        "files": _TEXT_OR_NULL,
-        "trees": {str: str if request.get("links", True) else _TEXT_OR_NULL},
-        "requests": Maybe(_ANSWER),  # one that hangs is named in `late` only
+        "commands": _shape("null | done"),
+        "files": _shape("null | text"),
+        "trees": {str: _shape("text" if request.get("links", True) else "null | text")},
+        "requests": Maybe(_NAMED["answer"]),  # one that hangs is named in `late` only
     }
     asked = {kind: dict.fromkeys(request.get(kind, ()), shape) for kind, shape in kinds.items()}
-    return {**asked, "late": {str: str}, "machine": _MACHINE}
+    return {**asked, "late": {str: str}, "machine": _NAMED["machine"]}
 
 
 def check_event(event: Mapping[str, Any]) -> None:

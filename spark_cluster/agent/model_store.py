@@ -199,13 +199,11 @@ def _on_store(method: Callable[[Store], Reply]) -> Action:
     return lambda host, request: method(Store(host, request))
 
 
-_STORE: dict[str, Action] = {
-    method.__name__: _on_store(method)
-    for method in (
-        *(Store.state, Store.usage, Store.pin, Store.prune, Store.preview),
-        *(Store.verify, Store.adopt, Store.remove_damaged),
-    )
-}
+_METHODS = (
+    *(Store.state, Store.usage, Store.pin, Store.prune, Store.preview),
+    *(Store.verify, Store.adopt, Store.remove_damaged),
+)
+_STORE: dict[str, Action] = {method.__name__: _on_store(method) for method in _METHODS}
 
 
 # The operation `copy`: this node's part in a copy of a model or an image from node to node.

@@ -13,7 +13,6 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,9 +93,10 @@ class Gathering:
         threads = {name: threading.Thread(target=job, daemon=True) for name, job in jobs.items()}
         for thread in threads.values():
             thread.start()
-        self._read(
-            [*(("files", *f) for f in files.items()), *(("trees", *t) for t in trees.items())]
-        )
+        for name, path in files.items():
+            self._read("files", name, path)
+        for name, path in trees.items():
+            self._read("trees", name, path)
         graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
         until = time.monotonic() + self._timeout + graces + FILE_S
         for name, thread in threads.items():
@@ -132,48 +132,22 @@ class Gathering:
         limit_s = min(self._timeout, request.get("timeout", HTTP_S))
         self._found["requests"][name] = ask({**request, "timeout": limit_s}, self._host.root)
 
-    def _read(self, wanted: Sequence[tuple[str, str, str]]) -> None:
-        """Read files in a thread of their own; one that hangs is left behind with its thread."""
-        waiting = deque(wanted)
-        while waiting:
-            reader = _FileReader(self, waiting)
-            while reader.is_alive():
-                reader.join(0.1)
-                if reader.is_alive() and time.monotonic() - reader.since > FILE_S:
-                    _, name, path = reader.at
-                    self._found["late"][name] = f"{path}: reading it hangs"
-                    reader.is_left = True
-                    break
+    def _read(self, kind: str, name: str, path: str) -> None:
+        """Read a file, or the files of a glob; one that hangs is left behind with its thread."""
+        until = time.monotonic() + FILE_S
 
-    def take(self, kind: str, name: str, path: str, goes_on: Callable[[], bool]) -> None:
-        """Read one file, or the files of one glob while it `goes_on`."""
-        if kind == "trees":
-            found: Any = _tree(self._host, path, goes_on, links=self._links)
-        else:
-            found = _text(self._host, path)
-        self._found[kind][name] = found
-
-
-class _FileReader(threading.Thread):
-    """Reads what is waiting, one after the other."""
-
-    def __init__(self, gathering: Gathering, waiting: deque[tuple[str, str, str]]) -> None:
-        super().__init__(daemon=True)
-        self._gathering = gathering
-        self._waiting = waiting
-        self.since = time.monotonic()
-        self.at = ("", "", "")
-        self.is_left = False
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            try:
-                item = self._waiting.popleft()
-            except IndexError:
+        def take() -> None:
+            if kind == "files":
+                self._found[kind][name] = _text(self._host, path)
                 return
-            self.at, self.since = item, time.monotonic()
-            self._gathering.take(*item, lambda: not self.is_left)
+            found = _tree(self._host, path, lambda: time.monotonic() < until, links=self._links)
+            self._found[kind][name] = found
+
+        reader = threading.Thread(target=take, daemon=True)
+        reader.start()
+        reader.join(FILE_S)
+        if reader.is_alive():
+            self._found["late"][name] = f"{path}: reading it hangs"
 
 
 def _text(host: Host, path: str) -> str | None:

@@ -63,7 +63,7 @@ def clients(
     if name is not None:
         chosen = [snippet for snippet in made if snippet.client == name]
         if not chosen:
-            kinds = ", ".join(sorted(CLIENTS[name][2]))
+            kinds = ", ".join(sorted(CLIENTS[name]["kinds"]))
             raise UsageError(
                 f"{target.model} is a model for {target.kind}; {name} is for {kinds}",
                 hint=f"there are {', '.join(snippet.client for snippet in made)}",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, not_
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -440,16 +440,28 @@ def file_name(user: str) -> str:
 T = TypeVar("T")
 
 
-def derived(kind: Any, read: str | Callable[[Any], Any], key: str | None = None) -> Any:
+def derived(
+    kind: Any,
+    read: str | Callable[[Any], Any],
+    key: str | None = None,
+    *,
+    when_set: bool = False,
+) -> Any:
     """Return a property that is printed: `tp = derived(int, "fit.launch.tp")`.
 
     Args:
         kind: its type, as in an annotation.
         read: the path of attributes to it, or a function of the result.
         key: that it is printed under; by default its name.
+        when_set: it is left out while its value is empty.
     """
     get = attrgetter(read) if isinstance(read, str) else read
-    return computed_field(return_type=kind, alias=key)(property(get, doc=""))
+
+    def value(result: Any) -> Any:  # the docstring of `get` itself would be the key's description
+        return get(result)
+
+    left_out = not_ if when_set else None
+    return computed_field(return_type=kind, alias=key, exclude_if=left_out)(property(value))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,13 +35,9 @@ def serves(running: ContainerState, server: Server) -> bool:
 
 def was_made_for(running: ContainerState, server: Server) -> bool:
     """Return whether a server, running or not, was made for this recipe at this size."""
-    labels = server.labels
-    wanted = {name: labels[name] for name in (RECIPE, TP)}
-    if running.runtime != server.runtime:
-        return False
-    if running.labels.get(OVERRIDES, "") != labels.get(OVERRIDES, ""):
-        return False
-    return wanted.items() <= running.labels.items()
+    named = (RECIPE, TP, OVERRIDES)
+    same = all(running.label(name) == server.labels.get(name, "") for name in named)
+    return same and running.runtime == server.runtime
 
 
 def overrides_changed(running: ContainerState, server: Server) -> str:

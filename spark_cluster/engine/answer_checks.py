@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.recipe_schema import ReadinessCheck
@@ -30,12 +32,11 @@ PATIENCE_S = 900.0
 MAX_TOKENS = 1024
 """Of an answer, where a check says nothing else: enough for a model that thinks first."""
 
-FOREIGN = "another program than the engine uses the port, or a proxy answers for it"
+TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""What the checks ask and expect, in `answer_checks.toml`."""
 
-FAILOVER = (
-    "another server or a router has the port; a router that is refused by one model (HTTP 400 "
-    "without --tool-call-parser) asks another one and does not say so"
-)
+TEXTS, HINTS = TOLD["texts"], TOLD["hints"]
+FOREIGN, FAILOVER = HINTS["foreign"], HINTS["failover"]
 
 Message = Mapping[str, Any]
 
@@ -255,27 +256,15 @@ def filler(count: int, extra: str = "", at: float = 0.0) -> str:
 LEAST = 200
 """Characters of a story that was to have three hundred words; a shorter one proves nothing."""
 
-STORY = "Tell a story about a lighthouse keeper and a storm, in about three hundred words."
-
-RIDDLE = (
-    "A bat and a ball cost 1.10 together; the bat costs 1 more than the ball. "
-    "What does the ball cost?"
-)
+STORY, RIDDLE = TEXTS["story"], TEXTS["riddle"]
 
 THOUGHTS = ("<think>", "</think>", "<|channel", "<channel|>", "<|start|>", "[THINK]", "[/THINK]")
 """Delimiters of reasoning that belong into no text: Qwen's and DeepSeek's, Gemma 4's and gpt-oss',
 Mistral's."""
 
-NONSENSE = (
-    "wrong kernels or a damaged copy of the model give fluent nonsense: spark-cluster models verify"
-)
+NONSENSE = HINTS["nonsense"]
 
-SHORT: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("What is the capital of France? Please reply with one word only", ("paris",)),
-    ("How much is 17 plus 25? Please reply with the number only", ("42",)),
-    ("Which planet do we live on? Please reply with one word only", ("earth",)),
-    ("What is the opposite of hot? Please reply with one word only", ("cold",)),
-)
+SHORT = tuple((one["question"], tuple(one["right"])) for one in TOLD["short"])
 """Questions, and the answers that are right, in lower case."""
 
 SHORT_TOKENS = 1024
@@ -420,11 +409,6 @@ def _distinct(text: str) -> float:
 LONG = 60
 """Sentences before the question of a long prompt."""
 
-CONCURRENCY_HINT = (
-    "if the same answers are right one at a time: a kernel that fails at larger batches, or a KV "
-    "cache that is overwritten; try --enforce-eager, a smaller --max-num-seqs, or no drafter"
-)
-
 
 def concurrency(client: Client) -> str:
     """Short, long, streamed and long-running requests at once are all answered rightly."""
@@ -441,7 +425,7 @@ def concurrency(client: Client) -> str:
     if not isinstance(first, VerificationFailed):
         raise first  # the connection to the node was lost
     message = f"concurrency: {len(wrong)} of {len(found)} requests at once failed; {first.message}"
-    hint = f"{first.hint}\n  {CONCURRENCY_HINT}"
+    hint = f"{first.hint}\n  {HINTS['concurrency']}"
     if isinstance(first, RequestFailed):
         raise RequestFailed(message, first.status, first.reason, where=client.where, hint=hint)
     raise client.wrong(message, hint)
@@ -454,42 +438,11 @@ def _short(client: Client, prompt: str, right: tuple[str, ...], *, stream: bool)
     return found.content
 
 
-TEXT_CHECKS = (
-    AnswerCheck("answer", "answer", "the recipe's question", "the recipe's `probe`",
-          "what the recipe's `probe` expects", answer),
-    AnswerCheck("short-answers", "short_answers", "exact short answers",
-          " / ".join(question for question, _ in SHORT),
-          " / ".join(right[0] for _, right in SHORT), short_answers),
-    AnswerCheck("coherence", "coherence", "coherent text, no garbage", STORY,
-          "prose without loops, signs in a row, or special tokens", coherence),
-    AnswerCheck("reasoning", "reasoning", "reasoning in its field", RIDDLE,
-          "reasoning in its field, no delimiters in any text", reasoning),
-    AnswerCheck("concurrency", "concurrency", "mixed prompts at once",
-          "nine requests at once: short, long, streamed, and a story",
-          "each its own right answer", concurrency),
-)  # fmt: skip
-
-
 # Structured output: an answer that follows a JSON schema, and is right.
 
-STRUCTURED_PROMPT = "Which city is the capital of France, and is it in Europe? Answer as JSON."
+STRUCTURED_PROMPT, STRUCTURED_ANSWER = TEXTS["structured"], TOLD["structured"]["answer"]
 
-BACKEND = ("response_format", "structured", "guided", "json_schema", "grammar")
-"""Words with which a server refuses that it has no backend for it."""
-
-CITIES = ("Rome", "Paris", "Madrid", "Berlin")
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "enum": list(CITIES)},
-        "in_europe": {"type": "boolean"},
-    },
-    "required": ["city", "in_europe"],
-    "additionalProperties": False,
-}
-
-STRUCTURED_ANSWER = {"city": "Paris", "in_europe": True}
+SCHEMA = TOLD["structured"]["schema"]
 
 
 def structured_output(client: Client) -> str:
@@ -505,7 +458,9 @@ def structured_output(client: Client) -> str:
             },
         )
     except RequestFailed as error:
-        raise error.judged(BACKEND, "this server has no backend for structured output") from None
+        raise error.judged(
+            TOLD["structured"]["refusals"], "this server has no backend for structured output"
+        ) from None
     document = replies.decoded(found.content)
     shown = replies.short(found.content)
     if not _follows(document):
@@ -526,12 +481,6 @@ def _follows(document: object) -> bool:
     return (
         isinstance(document, dict)
         and document.keys() == STRUCTURED_ANSWER.keys()
-        and document["city"] in CITIES
+        and document["city"] in SCHEMA["properties"]["city"]["enum"]
         and isinstance(document["in_europe"], bool)
     )
-
-
-STRUCTURED_CHECKS = (
-    AnswerCheck("structured-output", "structured_output", "structured output", STRUCTURED_PROMPT,
-          '{"city": "Paris", "in_europe": true}, by a JSON schema', structured_output),
-)  # fmt: skip

@@ -31,7 +31,7 @@ from spark_cluster.node.engine_caches import (
     short,
 )
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session, ask_each
 
 USUAL = ("compile", "flashinfer")
 """Kinds of which single parts can be told from others: pruned unless others are named."""
@@ -212,13 +212,12 @@ def remove(
     by_node: dict[str, list[str]] = {}
     for part in chosen:
         by_node.setdefault(part.node, []).append(part.path)
-    waiting = {
-        name: sessions[name].submit(
-            "caches", what="remove", folder=folders[name], paths=paths, timeout=REMOVE_S
-        )
+    asked = {
+        name: {"what": "remove", "folder": folders[name], "paths": paths, "timeout": REMOVE_S}
         for name, paths in by_node.items()
     }
-    return {name: list(pending.wait()["removed"]) for name, pending in waiting.items()}
+    answers = ask_each(sessions, "caches", asked)
+    return {name: list(answer["removed"]) for name, answer in answers.items()}
 
 
 # Engine caches from one node to others: their keys say for which GPU and code they are.

@@ -16,11 +16,12 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from spark_cluster.config.inventory import InventoryNode
@@ -30,13 +31,13 @@ from spark_cluster.config.recipe_schema import ModelKind
 from spark_cluster.config.schema import Document, Hidden
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.config.topology import render
-from spark_cluster.engine import runtime
-from spark_cluster.engine.deployment import running
-from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, described, models_of
+from spark_cluster.engine.deployment import address_in, listed_models, running
+from spark_cluster.engine.proxy import DESCRIPTION, Access, described, models_of
+from spark_cluster.engine.readiness import look_at_endpoint
 from spark_cluster.errors import Failed, Unreachable, UsageError
-from spark_cluster.node import containers, durable, replies
-from spark_cluster.node.containers import ENDPOINT
+from spark_cluster.node import durable, replies
+from spark_cluster.node.containers import ENDPOINT, MODEL
+from spark_cluster.resources.unit import quoted_argument
 from spark_cluster.runner.dialer import SshConnection, carried
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
@@ -154,12 +155,8 @@ def _parts(url: str) -> tuple[str, str, int]:
     Raises:
         Failed: the URL, which a node gave, is none that could be used.
     """
-    try:
-        parts = urlsplit(url)
-        scheme, host, port = parts.scheme, parts.hostname or "", parts.port
-    except ValueError:
-        scheme, host, port = "", "", None
-    if scheme not in ("http", "https") or not _HOST.fullmatch(host) or port is None:
+    scheme, host, port = address_in(url) or ("", "", 0)
+    if scheme not in ("http", "https") or not _HOST.fullmatch(host):
         raise Failed(f"the endpoint's address {url!r} is not a base URL")
     return scheme, host, port
 
@@ -235,34 +232,18 @@ def current(session: Session, node: str) -> Current:
     Raises:
         Failed: nothing serves there.
     """
-    answer = session.request(
-        "gather",
-        commands={SERVER: runtime.question(SERVER)},
-        files={"endpoint": DESCRIPTION},
-    )
-    state = containers.answered(answer["commands"][SERVER])
-    description = answer["files"]["endpoint"]
-    if models := models_of(description):
-        return _first(session, models, description)
-    endpoint = running(state.labels, description, None)
-    if state.status == "absent" or endpoint is None:
+    state, description = look_at_endpoint(session)
+    models, endpoint = models_of(description), running(state.labels, description, None)
+    if not models and (state.status == "absent" or endpoint is None):
         raise Failed("nothing serves there", where=node, hint="spark-cluster up starts a server")
-    access = described(description) or Access(endpoint.url)
-    return Current(
-        access,
-        endpoint.model,
-        state.kind,
-        _context(session, state.label(ENDPOINT), endpoint.model),
-        _certificate(session, access),
-    )
-
-
-def _first(session: Session, models: Sequence[ModelServer], description: str) -> Current:
-    """Return the first of several models; clients ask for the others at the same address."""
-    access, server = described(description) or Access(""), models[0]
-    context = _context(session, server.url, server.model)
-    certificate = _certificate(session, access)
-    return Current(access, server.model, server.kind, context, certificate)
+    access = described(description) or Access(endpoint.url if endpoint is not None else "")
+    # Of several models the first; clients ask for the others at the same address.
+    kind: ModelKind = state.kind
+    model, base = state.label(MODEL), state.label(ENDPOINT)
+    if models:
+        model, kind, base = models[0].model, models[0].kind, models[0].url
+    context, certificate = _context(session, base, model), _certificate(session, access)
+    return Current(access, model, kind, context, certificate)
 
 
 def _context(session: Session, base: str, model: str) -> int | None:
@@ -274,14 +255,8 @@ def _context(session: Session, base: str, model: str) -> int | None:
     if not base:
         return None
     answer = session.http(f"{base}/models", timeout=ASKS_S)
-    if answer.status != 200:
-        return None
-    listed = replies.at(replies.decoded(answer.body), "data")
-    for one in listed if isinstance(listed, list) else []:
-        length = replies.at(one, "max_model_len")
-        if replies.at(one, "id") == model and type(length) is int and 0 < length < MOST_TOKENS:
-            return length
-    return None
+    length = replies.at(listed_models(answer).get(model), "max_model_len")
+    return length if type(length) is int and 0 < length < MOST_TOKENS else None
 
 
 def _certificate(session: Session, access: Access) -> str:
@@ -323,44 +298,22 @@ class Snippet(Document):
     notes: tuple[str, ...] = ()
 
 
-QUESTION = "Say hello in one sentence."
+_FILE = tomllib.loads((CLIENT_TEMPLATES / "clients.toml").read_text(encoding="utf-8"))
 
-REQUESTS: Mapping[ModelKind, tuple[str, Mapping[str, object]]] = {
-    "chat": ("/chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}),
-    "embedding": ("/embeddings", {"input": QUESTION}),
-    "reranking": (
-        "/rerank",
-        {"query": "a greeting", "documents": ["Hello, world.", "The sky is blue."]},
-    ),
-    "transcription": ("/audio/transcriptions", {}),
-}
-"""Path below the base URL, and what is asked besides the model."""
-
-EVERY = frozenset(REQUESTS)
-CLIENTS: Mapping[str, tuple[str, str, frozenset[ModelKind]]] = {
-    "curl": ("curl", "", EVERY),
-    "python": ("Python (openai)", "", EVERY - {"reranking"}),
-    "env": ("Environment variables", "", EVERY),
-    "anthropic": ("Python (anthropic)", "", frozenset({"chat"})),
-    "claude-code": ("Claude Code", "", frozenset({"chat"})),
-    "litellm": ("Python (litellm)", "", frozenset({"chat"})),
-    "llm": ("llm", "~/.config/io.datasette.llm/extra-openai-models.yaml", frozenset({"chat"})),
-    "open-webui": ("Open WebUI", "compose.yaml", frozenset({"chat"})),
-    "opencode": ("opencode", "opencode.json", frozenset({"chat"})),
-    "continue": ("Continue", "~/.continue/config.yaml", frozenset({"chat", "embedding"})),
-}
-"""Client, which is the name of its template, to its title, its file and the kinds it asks for."""
+CLIENTS: Mapping[str, Mapping[str, Any]] = _FILE["clients"]
+"""Client, which is the name of its template, to its `title`, its `file` and the `kinds` it asks
+for."""
 
 
 def snippets(target: ClientTarget) -> list[Snippet]:
     """Return a snippet for every client that has a use for the model."""
-    fitting = (client for client, (*_, kinds) in CLIENTS.items() if target.kind in kinds)
+    fitting = (client for client, about in CLIENTS.items() if target.kind in about["kinds"])
     return [_snippet(client, target) for client in fitting]
 
 
 def _snippet(client: str, target: ClientTarget) -> Snippet:
-    title, file, _ = CLIENTS[client]
-    path, asked = REQUESTS[target.kind]
+    about, question = CLIENTS[client], _FILE["question"]
+    path, asked = _request(target.kind, question)
     values = {
         **vars(target),
         "client": client,
@@ -370,7 +323,7 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
         "no_key": NO_KEY,
         "path": path,
         "body": json.dumps({"model": target.model, **asked}),
-        "question": QUESTION,
+        "question": question,
         "webui_port": WEBUI_PORT,
         "output_tokens": OUTPUT_TOKENS,
         "sh": shlex.quote,
@@ -378,10 +331,16 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
         "json": partial(json.dumps, ensure_ascii=False),
         "compose": lambda text: json.dumps(text).replace("$", "$$"),
     }
+    text = render(CLIENT_TEMPLATES, f"{client}.j2", **values)
     notes = render(CLIENT_TEMPLATES, "notes.j2", **values).splitlines()
-    return Snippet(
-        client, title, file, render(CLIENT_TEMPLATES, f"{client}.j2", **values), tuple(notes)
-    )
+    return Snippet(client, about["title"], about.get("file", ""), text, tuple(notes))
+
+
+def _request(kind: ModelKind, question: str) -> tuple[str, dict[str, Any]]:
+    """Return the path below the base URL, and what is sent besides the model, for a question."""
+    request = _FILE["requests"][kind]
+    asked = json.dumps(request["asked"]).replace('"{question}"', json.dumps(question))
+    return request["path"], json.loads(asked)
 
 
 # A tunnel: a port of this machine to the endpoint, connected again when the SSH link is cut.
@@ -503,21 +462,13 @@ def url_on_head(access: Access | None, serve: ServeEntry, head: InventoryNode) -
     Args:
         access: what the proxy says is in force; None where the inventory says it.
     """
-    if access is not None and _has_port(access.url):
+    if access is not None and address_in(access.url) is not None:
         return access.url
     host = LOOPBACK
     if not serve.on_loopback:
         host = head.address if serve.bind == "management" else serve.bind
     scheme = "http" if serve.tls is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{serve.port}/v1"
-
-
-def _has_port(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(parts.hostname and parts.port)
-    except ValueError:
-        return False
 
 
 SYSTEMCTL_S = 30.0
@@ -543,21 +494,15 @@ def unit_text(node: str, argv: Sequence[str]) -> str:
 
     Args:
         argv: the command, its program as an absolute path.
-    """
-    command = " ".join(_quoted(word) for word in argv)
-    return render(TEMPLATES, "tunnel.service.j2", node=node, command=command)
-
-
-def _quoted(word: str) -> str:
-    """Return a word as ExecStart= reads it literally (systemd.service(5), "Command lines").
 
     Raises:
-        UsageError: it has a control character.
+        UsageError: a word of it has a control character.
     """
-    if not word.isprintable():
-        raise UsageError(f"{word!r} cannot stand in a systemd unit: it has a control character")
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{escaped}"'
+    for word in argv:
+        if not word.isprintable():
+            raise UsageError(f"{word!r} cannot stand in a systemd unit: it has a control character")
+    command = " ".join(map(quoted_argument, argv))
+    return render(TEMPLATES, "tunnel.service.j2", node=node, command=command)
 
 
 def install(folder: Path, node: str, argv: Sequence[str]) -> Path:

@@ -27,6 +27,7 @@ from spark_cluster.engine import proxy
 from spark_cluster.engine.names import server_name
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, Refused, UsageError
+from spark_cluster.node import replies
 from spark_cluster.node.containers import ENDPOINT, FIREWALL, MODEL, Kind
 from spark_cluster.node.health import Completion, completion_of, request_of
 from spark_cluster.runner.session import Answer, Session
@@ -168,14 +169,28 @@ def running(labels: Mapping[str, str], description: str | None, key: str | None)
         key: the API key of the inventory.
     """
     access = proxy.described(description) or Access(labels.get(ENDPOINT, ""))
-    parts = urlsplit(access.url)
+    found = address_in(access.url)
+    if found is None:
+        return None
+    _, host, port = found
+    return Endpoint(host, port, labels.get(MODEL, ""), key, tls=access.tls)
+
+
+def address_in(url: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port of a URL that a node gave; None without host or port."""
     try:
-        host, port = parts.hostname, parts.port
+        parts = urlsplit(url)
+        return (parts.scheme, parts.hostname, parts.port) if parts.hostname and parts.port else None
     except ValueError:
         return None
-    if not host or port is None:
-        return None
-    return Endpoint(host, port, labels.get(MODEL, ""), key, tls=access.tls)
+
+
+def listed_models(answer: Answer) -> dict[str, Any]:
+    """Return what an answer to `GET /v1/models` says of each model, by its name; empty for another
+    answer."""
+    rows = replies.at(replies.decoded(answer.body), "data") if answer.status == 200 else None
+    found = rows if isinstance(rows, list) else []
+    return {replies.text_of(replies.at(row, "id")): row for row in found}
 
 
 def address_of(serve: ServeEntry, head: Node) -> str:

@@ -36,6 +36,13 @@ WITH_SECRET_ENV = (
 )
 
 
+OF_INTERFACE = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"),
+    *("OMPI_MCA_btl_tcp_if_include", "MN_IF_NAME"),
+)
+"""Variables by which NCCL, Gloo, vLLM, UCX and Open MPI take the link's interface."""
+
+
 @dataclass(frozen=True)
 class EngineProcess:
     """A program of an engine; paths are the same on the node and for the program.
@@ -76,16 +83,8 @@ def base_environment(node: Node, server: Server) -> dict[str, str]:
     if not node.links:
         raise Failed("there is no fabric to serve over", where=node.name)
     interface = node.links[0].interface
-    env |= {
-        "NCCL_SOCKET_IFNAME": interface,
-        "GLOO_SOCKET_IFNAME": interface,
-        "TP_SOCKET_IFNAME": interface,
-        "UCX_NET_DEVICES": interface,
-        "OMPI_MCA_btl_tcp_if_include": interface,
-        "MN_IF_NAME": interface,
-        "NCCL_IB_DISABLE": "0",
-        "NCCL_IGNORE_CPU_AFFINITY": "1",
-    }
+    env |= dict.fromkeys(OF_INTERFACE, interface)
+    env |= {"NCCL_IB_DISABLE": "0", "NCCL_IGNORE_CPU_AFFINITY": "1"}
     hcas = [link.hca for link in node.links if link.hca]
     if hcas:
         env["NCCL_IB_HCA"] = ",".join(hcas)

@@ -33,7 +33,8 @@ from spark_cluster.engine.hub_models import (
     stored,
     warning,
 )
-from spark_cluster.engine.node_copies import ROLE, LaptopFolder, copy, is_sent_once
+from spark_cluster.engine.image_copies import WantedImage
+from spark_cluster.engine.node_copies import ROLE, bring_folder, copy, is_sent_once
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
@@ -179,7 +180,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
 
     def image() -> None:
         if server.recipe.venv is None:
-            image_copies.bring(play, nodes, server.image_settings, stored.images, offline=offline)
+            WantedImage(play, nodes, server.image_settings, stored.images, offline).bring()
         else:
             play.apply(server.nodes, play.role("venv", **server.recipe.venv.model_dump()))
         if by_image:
@@ -190,7 +191,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
         if more or uploads:
             play.apply(server.nodes, *more, uploads)
         for given in large:
-            LaptopFolder(play, nodes, given).bring()
+            bring_folder(play, nodes, given)
         return _hub_models(play, nodes, stored, offline=offline)
 
     _, places = play.together(image, models)

@@ -36,7 +36,7 @@ from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import printed
+from spark_cluster.runner.session import ask_all, printed
 
 TABLE = "spark_cluster"
 COPIES_TABLE = f"{TABLE}_copies"
@@ -177,9 +177,10 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
         "proxy": ["systemctl", "is-active", PROXY_UNIT],
         **{name: runtime.question(name) for name in programs},
     }
-    asked = [(n, play.session(n).submit("gather", commands=questions)) for n in deployment.nodes]
-    for node, pending in asked:
-        answer = pending.wait()
+    sessions = {node.name: play.session(node) for node in deployment.nodes}
+    answers = ask_all(sessions, "gather", commands=questions)
+    for node in deployment.nodes:
+        answer = answers[node.name]
         texts = printed(answer)
         states = {n: containers.answered(answer["commands"][n]) for n in programs}
         served = [running(state.labels, None, None) for state in states.values() if _runs(state)]

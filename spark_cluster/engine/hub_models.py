@@ -16,7 +16,7 @@ from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.deployment import root_of_all
-from spark_cluster.engine.image_copies import Images, ask_images, read_images
+from spark_cluster.engine.image_copies import Images, images_on
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.models.hub import (
     GIVEN,
@@ -279,9 +279,12 @@ def stored(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
         SparkClusterError: a node cannot say what it has.
     """
     copied = recipe.venv is None and not recipe.image.archive
-    asked = ask_images(play, nodes, recipe.image.ref) if copied else {}
-    models = stored_models(play, recipe, nodes)  # in the same turn of the network
-    return replace(models, images=read_images(asked))
+    models: Stored
+    models, images = play.together(  # in one turn of the network
+        lambda: stored_models(play, recipe, nodes),
+        lambda: images_on(play, nodes, recipe.image.ref) if copied else {},
+    )
+    return replace(models, images=images)
 
 
 def stored_models(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:

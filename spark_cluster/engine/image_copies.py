@@ -19,7 +19,7 @@ from spark_cluster.engine.node_copies import copy_image, route
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Pending, Session
+from spark_cluster.runner.session import Session, ask_all, ask_each
 
 ROLE = "images"
 REGISTRY_S = 60.0
@@ -58,23 +58,15 @@ Images = Mapping[str, ImageOnNode | None]
 
 
 def images_on(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, ImageOnNode | None]:
-    """Ask nodes for the image of this name, all at once; raises as `read_images`."""
-    return read_images(ask_images(play, nodes, ref))
-
-
-def ask_images(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, Pending]:
-    """Ask nodes for the image of this name without waiting; `read_images` waits."""
-    return {node.name: play.session(node).submit("image", what="state", ref=ref) for node in nodes}
-
-
-def read_images(asked: Mapping[str, Pending]) -> dict[str, ImageOnNode | None]:
-    """Wait for what `ask_images` asked.
+    """Ask nodes for the image of this name, all at once.
 
     Raises:
         Failed: an answer cannot be used.
         Unreachable: a node is lost.
     """
-    return {name: _read(name, pending.wait()["image"]) for name, pending in asked.items()}
+    sessions = {node.name: play.session(node) for node in nodes}
+    answers = ask_all(sessions, "image", what="state", ref=ref)
+    return {name: _read(name, answer["image"]) for name, answer in answers.items()}
 
 
 def _read(node: str, found: Any) -> ImageOnNode | None:
@@ -87,38 +79,22 @@ def _read(node: str, found: Any) -> ImageOnNode | None:
     return ImageOnNode(str(found["id"]), known, int(found["size"]))
 
 
-def bring(
-    play: Play,
-    nodes: Sequence[Node],
-    given: Mapping[str, Any],
-    before: Images,
-    *,
-    offline: bool = False,
-) -> None:
-    """Have the image of a recipe on all nodes that serve, the same on all of them.
+@dataclass(frozen=True)
+class WantedImage:
+    """The image of a recipe, which is to be on all nodes that serve, the same on all of them.
 
     Args:
         nodes: the head first.
         given: settings of the role `images`.
         before: what the nodes had when the run began.
         offline: no registry is asked.
-
-    Raises:
-        Failed: they have different images, and none can be copied.
-        SparkClusterError: it cannot be pulled, built or copied, with the reason.
     """
-    _Image(play, nodes, given, before, offline).bring()
-
-
-@dataclass(frozen=True)
-class _Image:
-    """An image that is to be on all nodes that serve; see `bring`."""
 
     play: Play
     nodes: Sequence[Node]
     given: Mapping[str, Any]
     before: Images
-    offline: bool
+    offline: bool = False
 
     @property
     def ref(self) -> str:
@@ -126,7 +102,12 @@ class _Image:
         return str(self.given["ref"])
 
     def bring(self) -> None:
-        """Have it on all nodes."""
+        """Have it on all nodes.
+
+        Raises:
+            Failed: they have different images, and none can be copied.
+            SparkClusterError: it cannot be pulled, built or copied, with the reason.
+        """
         play, role = self.play, self.play.role(ROLE, **self.given)
         complete = not (play.check or play.options.selection.partial)
         if len(self.nodes) == 1 or not complete or not self._is_copied():
@@ -370,10 +351,9 @@ def stored_images(
         Failed: a node has no Docker, or its answer is no answer.
         Unreachable: a node is lost.
     """
-    waiting = {name: session.submit("image", what="list") for name, session in sessions.items()}
     found = []
-    for node, pending in waiting.items():
-        images = [_image(one, needs) for one in pending.wait()["images"]]
+    for node, answer in ask_all(sessions, "image", what="list").items():
+        images = [_image(one, needs) for one in answer["images"]]
         newest = sorted(images, key=lambda image: image.created, reverse=True)
         found.append(StoredImages(node, newest))
     return found
@@ -429,16 +409,16 @@ def remove(sessions: Mapping[str, Session], found: Sequence[PrunedImages]) -> li
         Failed: a node's Docker does not answer.
         Unreachable: a node is lost.
     """
-    waiting = {
-        one.node: sessions[one.node].submit(
-            "image",
-            what="remove",
-            images=[{"id": image.id, "names": image.names} for image in one.removed],
-            timeout=3600.0,
-        )
+    asked = {
+        one.node: {
+            "what": "remove",
+            "images": [{"id": image.id, "names": image.names} for image in one.removed],
+            "timeout": 3600.0,
+        }
         for one in found
     }
-    return [_removed(one, waiting[one.node].wait()["kept"]) for one in found]
+    answers = ask_each(sessions, "image", asked)
+    return [_removed(one, answers[one.node]["kept"]) for one in found]
 
 
 def _removed(planned: PrunedImages, kept: Mapping[str, str]) -> PrunedImages:

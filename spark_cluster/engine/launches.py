@@ -32,7 +32,7 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.runtime import BEGINNING_BYTES
 from spark_cluster.engine.tuning import fitting
 from spark_cluster.errors import Refused, SparkClusterError
-from spark_cluster.node import containers, dockerd, durable, engine_caches
+from spark_cluster.node import dockerd, durable, engine_caches
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.engine_caches import LaunchRecord, of_environment, short
 from spark_cluster.node.store.manifest import revision_of
@@ -231,14 +231,6 @@ def logged(found: Iterable[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a node was asked about a launch; both requests are on their way in one turn."""
-
-    state: Pending
-    image: Pending | None
-
-
-@dataclass(frozen=True)
 class Upcoming:
     """The recipe that is started next, and where the nodes have their caches.
 
@@ -251,28 +243,25 @@ class Upcoming:
     folders: Mapping[str, str]
     image: str = ""
 
-    def ask(self, node: str, session: Session) -> Asked:
+    def on(self, play: Play, nodes: Sequence[Node], tp: int) -> Warmth:
+        """Ask the nodes that will serve, all at once, and judge the next launch."""
+        asked = {node.name: self._ask(node.name, play.session(node)) for node in nodes}
+        found = {name: self._on_node(*pending, tp=tp) for name, pending in asked.items()}
+        return warmth_of(self.recipe.name, found)
+
+    def _ask(self, node: str, session: Session) -> tuple[Pending, Pending | None]:
         """Ask a node for its records, the compiled code that is there, and the id of the image."""
         state = session.submit("caches", what="state", folder=self.folders[node])
         if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
-            return Asked(state, None)  # Docker takes longer to answer than all else
+            return state, None  # Docker takes longer to answer than all else
         asked = {"image": dockerd.image_question(self.image or self.recipe.image.ref)}
-        return Asked(state, session.submit("gather", commands=asked))
+        return state, session.submit("gather", commands=asked)
 
-    def judge(self, asked: Mapping[str, Asked], tp: int) -> Warmth:
-        """Judge the next launch.
-
-        Args:
-            asked: the nodes that will serve.
-        """
-        found = {name: self._on_node(one, tp) for name, one in asked.items()}
-        return warmth_of(self.recipe.name, found)
-
-    def _on_node(self, asked: Asked, tp: int) -> NodeWarmth:
+    def _on_node(self, asked: Pending, of_image: Pending | None, *, tp: int) -> NodeWarmth:
         """Wait, and judge the launch; unknown where the node does not answer."""
         try:
-            state = asked.state.wait()
-            answer = asked.image.wait()["commands"]["image"] if asked.image is not None else None
+            state = asked.wait()
+            answer = of_image.wait()["commands"]["image"] if of_image is not None else None
         except SparkClusterError as error:
             return NodeWarmth("unknown", (error.message,))
         recipe, image = self.recipe, dockerd.image_answer(answer)
@@ -287,11 +276,6 @@ class Upcoming:
             launch = replace(wanted(recipe, tp), image=own)
             found = judge(launch, records, state["compiled"], environment)
         return replace(found, tuned=tuple(files))
-
-    def on(self, play: Play, nodes: Sequence[Node], tp: int) -> Warmth:
-        """Ask nodes, all at once, and judge the next launch."""
-        asked = {node.name: self.ask(node.name, play.session(node)) for node in nodes}
-        return self.judge(asked, tp)
 
 
 def before_start(play: Play, server: Server, running: ContainerState) -> None:
@@ -362,8 +346,7 @@ def _made(one: Member) -> LaunchRecord | None:
 
 
 def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
-    asked = session.request("gather", commands={"inspect": runtime.question(server.program)})
-    state = containers.answered(asked["commands"]["inspect"])
+    state = runtime.state_of(session, server.program)
     run = f"{state.id[:12]} {state.started}".strip()
     answer = session.request(
         "caches",

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from spark_cluster.config.topology import Link, Node, port_of
 from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
 from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session, ask_each
 
 T = TypeVar("T")
 
@@ -189,18 +189,14 @@ def _send(
 ) -> list[dict[str, dict[str, Any] | None]]:
     """Return what ping printed for each size along each hop, in one request for each node."""
     sizes = [{"small": SMALL, "full": hop.source.mtu} for hop in hops]
-    asked = {}
-    for source in dict.fromkeys(hop.source.name for hop in hops):
-        commands = {
-            f"{kind} {number}": ping_argv(hop, size)
-            for number, hop in enumerate(hops)
-            if hop.source.name == source
-            for kind, size in sizes[number].items()
-        }
-        asked[source] = sessions[source].submit("gather", commands=commands, timeout=PING_S)
-    answers = {source: pending.wait()["commands"] for source, pending in asked.items()}
+    commands: dict[str, dict[str, list[str]]] = {}
+    for number, hop in enumerate(hops):
+        for kind, size in sizes[number].items():
+            commands.setdefault(hop.source.name, {})[f"{kind} {number}"] = ping_argv(hop, size)
+    asked = {name: {"commands": own, "timeout": PING_S} for name, own in commands.items()}
+    answers = ask_each(sessions, "gather", asked)
     return [
-        {kind: answers[hop.source.name][f"{kind} {number}"] for kind in sizes[number]}
+        {kind: answers[hop.source.name]["commands"][f"{kind} {number}"] for kind in sizes[number]}
         for number, hop in enumerate(hops)
     ]
 
@@ -336,10 +332,9 @@ def look(nodes: Sequence[Node], sessions: Mapping[str, Session]) -> list[Cabling
     for node in nodes:
         names = [name for one in _ports(node).values() for name in one]
         words = [token, node.name, f"{LISTEN_S:g}", *names]
-        asked[node.name] = sessions[node.name].submit(
-            "run", program=LISTENER, argv=words, timeout=LIMIT_S
-        )
-    return [_read(name, pending.wait(), nodes) for name, pending in asked.items()]
+        asked[node.name] = {"program": LISTENER, "argv": words, "timeout": LIMIT_S}
+    answers = ask_each(sessions, "run", asked)
+    return [_read(name, reply, nodes) for name, reply in answers.items()]
 
 
 def _read(node: str, reply: Mapping[str, object], nodes: Sequence[Node]) -> Cabling:

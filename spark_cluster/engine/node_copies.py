@@ -351,34 +351,24 @@ def is_sent_once(given: Mapping[str, Any]) -> bool:
     return given["source"] == "directory" and folder is not None and is_large(folder)
 
 
-@dataclass(frozen=True)
-class LaptopFolder:
-    """A folder of the laptop that is sent to one node, and copied to the others from there.
+def bring_folder(play: Play, nodes: Sequence[Node], given: Mapping[str, Any]) -> None:
+    """Have a folder of the laptop on all nodes: it is sent to the first, and copied from there.
 
-    Attributes:
-        nodes: the one that it is sent to first.
+    A file that has arrived is not sent again; one that was cut is begun again.
+
+    Args:
         given: settings of the role `models`.
     """
-
-    play: Play
-    nodes: Sequence[Node]
-    given: Mapping[str, Any]
-
-    def bring(self) -> None:
-        """Have it on all nodes.
-
-        A file that has arrived is not sent again; one that was cut is begun again.
-        """
-        play, path = self.play, self.given["path"]
-        if not play.options.selection.wants_part([node.name for node in self.nodes], ROLE):
-            return
-        first, *others = self.nodes
-        play.apply([first], uploads(self.given["directory"], path))
-        if play.check or not others:
-            return
-        for one in copy_folder(play, path, first, others):
-            if one.sender:
-                play.note(f"{self.given['name']} on {one}")
+    path = given["path"]
+    if not play.options.selection.wants_part([node.name for node in nodes], ROLE):
+        return
+    first, *others = nodes
+    play.apply([first], uploads(given["directory"], path))
+    if play.check or not others:
+        return
+    for one in copy_folder(play, path, first, others):
+        if one.sender:
+            play.note(f"{given['name']} on {one}")
 
 
 def copy_folder(

@@ -424,8 +424,7 @@ def revoke(play: Play, name: str) -> None:
 
 
 def _must_ask_for_keys(session: Session, node: str) -> None:
-    files = session.request("gather", files={"endpoint": DESCRIPTION})["files"]
-    access = described(files["endpoint"])
+    access = described(session.read_file(DESCRIPTION))
     if access is None or not access.api_key:
         raise UsageError(
             "the endpoint there asks for no key" if access else "no proxy guards the endpoint",
@@ -436,8 +435,8 @@ def _must_ask_for_keys(session: Session, node: str) -> None:
 
 def _kept(session: Session) -> dict[_Entry, str]:
     """Return the entries of the head's file, each with its line."""
-    text = session.request("gather", files={"keys": NAMED_KEYS})["files"]["keys"] or ""
-    found = ((_LINE.fullmatch(line.strip()), line) for line in text.splitlines())
+    lines = (session.read_file(NAMED_KEYS) or "").splitlines()
+    found = ((_LINE.fullmatch(line.strip()), line) for line in lines)
     return {_Entry(entry[1], entry[2]): line for entry, line in found if entry is not None}
 
 

@@ -268,23 +268,24 @@ class RayState:
 
     def nodes(self) -> list[RayNode]:
         """The nodes that are alive; empty when Ray does not answer (yet)."""
-        answer = self.ask(NODES)
         with contextlib.suppress(ValueError):
-            return parse_nodes(answer.body) if answer.status == 200 else []
+            return parse_nodes(self._body(NODES))
         return []
 
     def jobs(self) -> list[Job]:
         """The jobs that were submitted, the newest first; empty when Ray does not answer."""
-        answer = self.ask(JOBS)
-        rows = decoded(answer.body) if answer.status == 200 else None
+        rows = decoded(self._body(JOBS))
         found = [job_of(row) for row in rows] if isinstance(rows, list) else []
         return newest_first(job for job in found if job is not None)
 
     def version(self) -> str:
         """Ray's version; empty when it does not answer."""
-        answer = self.ask(VERSION)
-        known = at(decoded(answer.body), "ray_version") if answer.status == 200 else None
-        return text_of(known)
+        return text_of(at(decoded(self._body(VERSION)), "ray_version"))
+
+    def _body(self, path: str) -> str:
+        """Return the body of the dashboard's answer; empty for a refusal or none."""
+        answer = self.ask(path)
+        return answer.body if answer.status == 200 else ""
 
     def ask(self, path: str, *, with_token: bool = True) -> Answer:
         """The dashboard's answer, as a client that has Ray's token, or as one that has none."""

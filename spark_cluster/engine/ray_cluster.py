@@ -97,8 +97,7 @@ def token_of(play: Play) -> str:
     Raises:
         Failed: there is none, or the file holds something else.
     """
-    found = play.session(play.head).request("gather", files={"token": TOKEN_FILE})
-    token = str(found["files"]["token"] or "").strip()
+    token = (play.session(play.head).read_file(TOKEN_FILE) or "").strip()
     if not TOKEN.fullmatch(token):
         what = "is not a token" if token else "does not exist"
         raise Failed(
@@ -595,23 +594,20 @@ def look(play: Play) -> RayStatus:
     held = {reading.name: reading for reading in vram.sample(play.sessions)}
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)
     state = readiness.container_state(play, RAY)
-    if state.status == "absent":
-        members = tuple(
-            RayMember(n.name, n.fabric_ip or "", False, 0.0, held[n.name]) for n in nodes
-        )
-        return RayStatus("stopped", members)
     ray = RayState(play.session(play.head), dashboard_port(state))
-    known = {node.address: node for node in ray.nodes()} if state.running else {}
+    known = {node.address: node.gpus for node in ray.nodes()} if state.running else {}
     members = tuple(
         RayMember(
             node.name,
             node.fabric_ip or "",
             node.fabric_ip in known,
-            known[node.fabric_ip].gpus if node.fabric_ip in known else 0.0,
+            known.get(node.fabric_ip or "", 0.0),
             held[node.name],
         )
         for node in nodes
     )
+    if state.status == "absent":
+        return RayStatus("stopped", members)
     alive = sum(member.alive for member in members)
     server = readiness.container_state(play, SERVER)
     return RayStatus(

@@ -36,7 +36,7 @@ from spark_cluster.node.health import Life, judge
 from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import printed
+from spark_cluster.runner.session import Session, ask_all, printed
 
 FRAGMENTED = (
     "{}, after caches were dropped and memory was compacted: weights may load slowly, or the "
@@ -95,8 +95,8 @@ class LoadGuard:
         """Return the node on which it has ended the load, and why; None where it has not."""
         files = {"reason": load_watch.reason_file(self._server)}
         sessions = {n.name: self._play.session(n) for n in self._nodes if self._begun}
-        waiting = {name: one.submit("gather", files=files) for name, one in sessions.items()}
-        found = {n: load_watch.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
+        answers = ask_all(sessions, "gather", files=files)
+        found = {n: load_watch.parse(one["files"]["reason"]) for n, one in answers.items()}
         return next(((name, reason) for name, reason in found.items() if reason), None)
 
     def end(self) -> None:
@@ -111,12 +111,10 @@ def _ask_guard(
     play: Play, nodes: Sequence[Node], what: str, **given: Any
 ) -> list[tuple[Node, Any]]:
     """Ask the nodes whose memory is the GPU's, all at once."""
-    waiting = [
-        (node, play.session(node).submit("load_guard", load_watch.RECLAIM_S, what=what, **given))
-        for node in nodes
-        if not node.facts.gpu_memory.of_gpu
-    ]
-    return [(node, pending.wait()) for node, pending in waiting]
+    guarded = [node for node in nodes if not node.facts.gpu_memory.of_gpu]
+    sessions = {node.name: play.session(node) for node in guarded}
+    answers = ask_all(sessions, "load_guard", what=what, **given)
+    return [(node, answers[node.name]) for node in guarded]
 
 
 LONGEST = 3
@@ -440,9 +438,17 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> s
 
 def container_state(play: Play, name: str, node: str | None = None) -> ContainerState:
     """State of a program on a node, by default the head, whatever runs it."""
-    session = play.connections.session(node or play.head.name)
-    asked = {"inspect": runtime.question(name)}
-    return containers.answered(session.request("gather", commands=asked)["commands"]["inspect"])
+    return runtime.state_of(play.connections.session(node or play.head.name), name)
+
+
+def look_at_endpoint(session: Session) -> tuple[ContainerState, str | None]:
+    """Ask a head for its one server, and for what the proxy's own file says of the endpoint."""
+    answer = session.request(
+        "gather",
+        commands={SERVER: runtime.question(SERVER)},
+        files={"endpoint": DESCRIPTION},
+    )
+    return containers.answered(answer["commands"][SERVER]), answer["files"]["endpoint"]
 
 
 def _ended(
@@ -552,9 +558,7 @@ def chains(found: Sequence[Member]) -> list[list[Member]]:
 
 def behind(play: Play) -> str | None:
     """Return what the proxy's own file says of the endpoint; None without a proxy."""
-    answer = play.session(play.head).request("gather", files={"endpoint": DESCRIPTION})
-    found: str | None = answer["files"]["endpoint"]
-    return found
+    return play.session(play.head).read_file(DESCRIPTION)
 
 
 def must_serve_one(play: Play, what: str) -> None:

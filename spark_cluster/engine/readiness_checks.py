@@ -13,18 +13,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ModelKind, ReadinessCheck
-from spark_cluster.engine import readiness
+from spark_cluster.engine import answer_checks, readiness
 from spark_cluster.engine.answer_checks import (
     FOREIGN,
-    STRUCTURED_CHECKS,
-    TEXT_CHECKS,
+    HINTS,
+    TEXTS,
+    TOLD,
     AnswerCheck,
     Client,
     NoSuchPath,
@@ -33,7 +34,7 @@ from spark_cluster.engine.answer_checks import (
     filler,
     without_reasoning,
 )
-from spark_cluster.engine.deployment import Endpoint, Server
+from spark_cluster.engine.deployment import Endpoint, Server, listed_models
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.tool_checks import TOOL_CHECKS
 from spark_cluster.errors import VerificationFailed
@@ -75,12 +76,7 @@ tokens, in nats. Each token may move by DRIFT, so two that are up to 2 * DRIFT a
 places. For a greedy choice the two chosen values then differ by at most DRIFT; the remainder is a
 margin for logits above 32, whose steps are 0.25."""
 
-LOGPROBS_PROMPT = "Name the seven days of the week in their order, separated by commas."
-
-LOGPROBS_HINT = (
-    "kernels whose results change from call to call, or memory that is overwritten: try "
-    "--enforce-eager, another --attention-backend, or without the drafter"
-)
+LOGPROBS_PROMPT, LOGPROBS_HINT = TEXTS["logprobs"], HINTS["logprobs"]
 
 Tokens = Sequence[tuple[str, float]]
 
@@ -138,19 +134,13 @@ def _asked_for_logprobs(client: Client) -> Tokens:
     return found.tokens
 
 
-LOGPROBS_CHECKS = (
-    AnswerCheck("logprobs", "logprobs", "log-probabilities, two calls", LOGPROBS_PROMPT,
-          f"the same tokens, at most {DRIFT} apart", logprobs),
-)  # fmt: skip
-
-
 # The context at the length that the server states: a fact in a long prompt is found again.
 
 NEEDLES = ((0.9, "48213"), (0.5, "70956"), (0.1, "35827"))
 """Depth of a fact as a share of the prompt, and its number. The deepest comes first: with a prefix
 cache the others need not be computed from the beginning."""
 
-QUESTION = "What is the code of the archive? Reply with the number only"
+QUESTION = TEXTS["fact"]
 
 SAMPLE = 100
 """Sentences by which the tokens of a sentence are counted."""
@@ -171,41 +161,21 @@ CUT = 0.8
 
 FLAGS = ("max-model-len", "context-length")
 
-CONTEXT_HINT = (
-    "a rope scaling or sliding window that the model was not made for, an FP8 KV cache, or a "
-    "--max-model-len beyond the model's own: a smaller one is honest"
-)
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of the prompts, in tokens.
-
-    Attributes:
-        stated: context that the server states.
-        prompt: length that the prompts are to have.
-        answer: tokens that are left for the answer.
-    """
-
-    stated: int
-    prompt: int
-    answer: int
-
 
 def context(client: Client) -> str:
     """A fact is found at several depths of a prompt as long as the server states."""
     stated = _stated(client)
     length = min(stated, client.context or stated)
     answer = min(ANSWER_TOKENS, length // 4)
-    size = Size(stated, length - answer, answer)
-    count = _sentences(client, size.prompt)
+    wanted = length - answer
+    count = _sentences(client, wanted)
     seen = 0
     for depth, code in NEEDLES:
-        found = _asked_for_fact(client, size, filler_with(count, code, depth))
+        found = _asked_for_fact(client, stated, answer, filler_with(count, code, depth))
         tokens = found.prompt_tokens or 0
-        if tokens < CUT * size.prompt:
+        if tokens < CUT * wanted:
             raise client.wrong(
-                f"context: the server counted {tokens} tokens of a prompt of about {size.prompt}: "
+                f"context: the server counted {tokens} tokens of a prompt of about {wanted}: "
                 "it was cut",
                 "a proxy or the engine shortens prompts without saying so",
             )
@@ -214,7 +184,7 @@ def context(client: Client) -> str:
             raise client.wrong(
                 f"context: the number at {depth:.0%} of {tokens} tokens is {code}, the model says "
                 f"{replies.short(found.content.strip())!r}",
-                CONTEXT_HINT,
+                HINTS["context"],
             )
     depths = ", ".join(f"{depth:.0%}" for depth, _ in NEEDLES)
     return f"found at {depths} of {seen} tokens (the server states {stated})"
@@ -229,10 +199,7 @@ def _stated(client: Client) -> int:
     answer = client.endpoint.request(client.session, "/v1/models")
     if answer.status == 0:
         raise client.failed("context: the list of models", answer)
-    rows = replies.at(replies.decoded(answer.body), "data")
-    own = [row for row in (rows if isinstance(rows, list) else ())
-           if replies.at(row, "id") == client.endpoint.model]  # fmt: skip
-    stated = replies.at(own, 0, "max_model_len")
+    stated = replies.at(listed_models(answer).get(client.endpoint.model), "max_model_len")
     if not isinstance(stated, int) or isinstance(stated, bool):
         given = [value for flag in FLAGS if (value := (client.flags or {}).get(flag, ""))]
         stated = int(given[0]) if given and given[0].isascii() and given[0].isdigit() else 0
@@ -270,15 +237,22 @@ def filler_with(count: int, code: str, depth: float) -> Callable[[float], str]:
     return lambda share: f"{filler(round(count * share), fact(code), depth)}\n{QUESTION}"
 
 
-def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) -> ChatCompletion:
-    """The answer about one fact; with a shorter prompt where the server finds it too long."""
+def _asked_for_fact(
+    client: Client, stated: int, answer: int, prompt: Callable[[float], str]
+) -> ChatCompletion:
+    """The answer about one fact; with a shorter prompt where the server finds it too long.
+
+    Args:
+        stated: context that the server states, tokens.
+        answer: tokens that are left for the answer.
+    """
     tried = 1
     while True:
         try:
             return client.ask(
                 "context",
                 prompt(SMALLER ** (tried - 1)),
-                max_tokens=size.answer,
+                max_tokens=answer,
                 **without_reasoning(client),
             )
         except RequestFailed as error:
@@ -286,7 +260,7 @@ def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) 
                 raise
             if error.status != 400 or tried == TRIES:
                 raise client.wrong(
-                    f"context: a prompt of the stated length ({size.stated} tokens) is refused: "
+                    f"context: a prompt of the stated length ({stated} tokens) is refused: "
                     f"{error.reason} (status {error.status})",
                     "--max-model-len states more than the server takes, or the KV cache is too "
                     "small for it: spark-cluster logs shows its size",
@@ -294,35 +268,20 @@ def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) 
         tried += 1
 
 
-CONTEXT_CHECKS = (
-    AnswerCheck("context", "context", "context at its stated length", f"{QUESTION} (among filler)",
-          "the number, at 10%, 50% and 90% of the prompt", context),
-)  # fmt: skip
-
-
 # The rungs of models that are no chat models: embedding, reranking, transcription.
 #
 # Paths and replies are those of vLLM (docs.vllm.ai, "Pooling Models" and "Speech to Text APIs");
 # SGLang has the same paths for embedding and reranking.
 
-SENTENCE = "A dog is running across the park."
-RELATED = "A puppy runs through a garden."
-UNRELATED = "The central bank raised its interest rates on Thursday."
+SENTENCE, RELATED, UNRELATED = TEXTS["sentence"], TEXTS["related"], TEXTS["unrelated"]
 
-QUERY = "What is the capital of France?"
+QUERY = TEXTS["query"]
 DOCUMENTS = ("Horses and cows are both animals.", "Paris is the capital of France.")
 RELEVANT = 1
 """Index of the document that answers the query; the other one comes first, so that a server which
 leaves the order as it was is found out."""
 
-KERNELS = (
-    "wrong kernels, a damaged copy or another quantization than the checkpoint's give such numbers"
-)
-POOLING = (
-    "the server has another kind of model loaded than the recipe says: vLLM takes --runner pooling "
-    "and --convert embed or classify (before 0.10 --task embed or score); or change `kind`"
-)
-AUDIO = "its model does not transcribe, or the image lacks the audio packages (vllm[audio])"
+KERNELS, POOLING, AUDIO = HINTS["kernels"], HINTS["pooling"], HINTS["audio"]
 
 
 def embedding(client: Client) -> str:
@@ -405,16 +364,6 @@ def transcription(client: Client) -> str:
             f"{AUDIO}; {FOREIGN}",
         )
     return "a WAV file is taken and a text comes (a tone: whether words are right is not verified)"
-
-
-KIND_CHECKS = (
-    AnswerCheck("embedding", "embedding", "embeddings", " / ".join((SENTENCE, RELATED, UNRELATED)),
-          "finite vectors, repeatable, nearer for the like", embedding),
-    AnswerCheck("reranking", "reranking", "reranking", f"{QUERY} {' / '.join(DOCUMENTS)}",
-          "a higher score for the document that answers", reranking),
-    AnswerCheck("transcription", "transcription", "transcription", "a tone of one second",
-          "a text", transcription),
-)  # fmt: skip
 
 
 def _embedded(client: Client, texts: Sequence[str]) -> list[Vector]:
@@ -583,10 +532,25 @@ def normalized(flags: Mapping[str, Any]) -> bool:
 # -- all checks ----------------------------------------------------------------------------------
 
 
-_EVERY = (
-    *(*TEXT_CHECKS, *LOGPROBS_CHECKS, *TOOL_CHECKS, *STRUCTURED_CHECKS, *CONTEXT_CHECKS),
-    *KIND_CHECKS,
-)
+_RUN: Mapping[str, Callable[[Client], str]] = {
+    run.__name__.replace("_", "-"): run
+    for run in (
+        *(answer_checks.answer, answer_checks.short_answers, answer_checks.coherence),
+        *(answer_checks.reasoning, answer_checks.concurrency, answer_checks.structured_output),
+        *(logprobs, context, embedding, reranking, transcription),
+    )
+}
+"""What runs a check, by its id."""
+
+
+def _check(told: Mapping[str, Any]) -> AnswerCheck:
+    """Return a check as `answer_checks.toml` has it."""
+    request = told.get("request") or " / ".join(TEXTS[name] for name in told["asked"])
+    about = (told["readiness"], told["title"], request, told["expected"])
+    return AnswerCheck(told["id"], *about, _RUN[told["id"]])
+
+
+_EVERY = (*map(_check, TOLD["check"]), *TOOL_CHECKS)
 
 
 def checks_of(name: ReadinessCheck) -> tuple[AnswerCheck, ...]:

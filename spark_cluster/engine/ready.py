@@ -24,6 +24,7 @@ from spark_cluster.engine.deployment import (
     Endpoint,
     Key,
     Server,
+    listed_models,
     probe_once,
     short,
 )
@@ -34,7 +35,6 @@ from spark_cluster.engine.result import Served
 from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node import replies
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion, Life, judge
 from spark_cluster.runner.play import Play
 
@@ -165,11 +165,10 @@ def _check(one: Member, again: Again) -> str:
 def _must_list(play: Play, endpoint: Endpoint, wanted: Collection[str]) -> None:
     """Raise VerificationFailed unless the endpoint lists every name."""
     answer = endpoint.request(play.session(play.head), "/v1/models")
-    listed = replies.at(replies.decoded(answer.body), "data")
-    found = {replies.at(one, "id") for one in listed} if isinstance(listed, list) else set()
-    if answer.status != 200 or set(wanted) - found:
+    found = listed_models(answer)
+    if set(wanted) - found.keys():
         raise VerificationFailed(
-            f"GET {endpoint.url}/models lists {json.dumps(sorted(map(str, found)))} (status "
+            f"GET {endpoint.url}/models lists {json.dumps(sorted(found))} (status "
             f"{answer.status}), expected {json.dumps(sorted(wanted))}",
             where=play.head.name,
             hint="another program has the endpoint's port, or the proxy has another configuration: "

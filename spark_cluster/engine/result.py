@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Literal
 
 from typing_extensions import TypedDict
 
 from spark_cluster.config.recipe_schema import EngineValue, ModelKind, ReadinessCheck
-from spark_cluster.config.schema import Document, Hidden, PrintedAs, WhenSet
+from spark_cluster.config.schema import Document, Hidden, PrintedAs, WhenSet, derived, printed
 from spark_cluster.engine import firewall, runtime, vram
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server
 from spark_cluster.engine.engine import engine
@@ -24,47 +24,16 @@ from spark_cluster.engine.vram import peak as largest
 from spark_cluster.node import containers, replies
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Answer, printed
+from spark_cluster.runner.session import Answer, ask_all
+from spark_cluster.runner.session import printed as texts_of
 
 
-class EndpointKeys(TypedDict):
-    """What `up --json` prints of every endpoint."""
+class ServedModelsKeys(TypedDict):
+    """What `up --json` prints of an endpoint with several models."""
 
     endpoint: str
     access: Access
     vram: MemoryReadings
-
-
-class ModelKeys(TypedDict):
-    """What `up --json` prints of a model that is served."""
-
-    model: str
-    recipe: str
-    kind: ModelKind
-    tp: int
-    answer: str
-    verified: list[ReadinessCheck]
-    versions: dict[str, str]
-
-
-class VerifiedServerKeys(ModelKeys):
-    """One of several models."""
-
-    aliases: list[str]
-    node: str
-    on_request: NotRequired[bool]
-
-
-class ServedKeys(EndpointKeys, ModelKeys):
-    """An endpoint with one model."""
-
-    replicas: list[str]
-    overrides: dict[str, EngineValue | None]
-
-
-class ServedModelsKeys(EndpointKeys):
-    """An endpoint with several models."""
-
     models: list[VerifiedServer]
 
 
@@ -78,35 +47,28 @@ class VerifiedServer(Document):
         versions: name to version, for the record.
     """
 
-    server: Server
+    server: Hidden[Server]
     answer: str
     versions: dict[str, str] = field(default_factory=dict)
+    model = derived(str, lambda one: one.server.names[0])
+    aliases = derived(list[str], lambda one: list(one.server.names[1:]))
+    recipe = derived(str, "server.recipe.name")
+    kind = derived(ModelKind, "server.recipe.kind")
+    node = derived(str, lambda one: one.server.nodes[0].name)
+    tp = derived(int, "server.tp")
+    on_request = derived(bool, "server.on_request", when_set=True)
 
-    @property
-    def verified(self) -> bool:
-        """False for a model that is loaded on request and was verified when it was added."""
-        return bool(self.answer) or not self.server.on_request
+    @printed
+    def verified(self) -> list[ReadinessCheck]:
+        """The readiness checks that were made; none of a model that is loaded on request and was
+        verified when it was added."""
+        made = self.answer or not self.server.on_request
+        return list(self.server.recipe.readiness.rungs) if made else []
 
     @property
     def version(self) -> str:
         """The engine's version; empty when it is not known."""
         return self.versions.get(self.server.engine, "")
-
-    def printed_as(self) -> VerifiedServerKeys:
-        """Return one of several models of `up`."""
-        server = self.server
-        found: VerifiedServerKeys = {
-            "model": server.names[0],
-            "aliases": list(server.names[1:]),
-            "recipe": server.recipe.name,
-            "kind": server.recipe.kind,
-            "node": server.nodes[0].name,
-            "tp": server.tp,
-            "answer": self.answer,
-            "verified": list(server.recipe.readiness.rungs) if self.verified else [],
-            "versions": self.versions,
-        }
-        return {**found, "on_request": True} if server.on_request else found
 
 
 @dataclass(frozen=True)
@@ -121,13 +83,21 @@ class Served(Document):
         fingerprint: SHA-256 of the certificate that the endpoint presents; empty without TLS.
     """
 
-    deployment: Deployment
-    servers: tuple[VerifiedServer, ...]
-    before: list[NodeVram]
-    peak: list[NodeVram]
-    now: list[NodeVram]
-    fingerprint: str = ""
-    under_load: list[NodeVram] = field(default_factory=list)
+    deployment: Hidden[Deployment]
+    servers: Hidden[tuple[VerifiedServer, ...]]
+    before: Hidden[list[NodeVram]]
+    peak: Hidden[list[NodeVram]]
+    now: Hidden[list[NodeVram]]
+    fingerprint: Hidden[str] = ""
+    under_load: Hidden[list[NodeVram]] = field(default_factory=list)
+    url = derived(str, "endpoint.url", "endpoint")
+    model = derived(str, "endpoint.model")
+    recipe = derived(str, "server.recipe.name")
+    kind = derived(ModelKind, "server.recipe.kind")
+    tp = derived(int, "server.tp")
+    replicas = derived(list[str], lambda one: [at.node for at in one.endpoint.replicas])
+    overrides = derived(dict[str, EngineValue | None], "server.recipe.overrides")
+    verified = derived(list[ReadinessCheck], lambda one: list(one.server.recipe.readiness.rungs))
 
     @property
     def server(self) -> Server:
@@ -139,17 +109,17 @@ class Served(Document):
         """Where users reach it."""
         return self.deployment.endpoint
 
-    @property
+    @printed
     def answer(self) -> str:
         """The answer of the first server to its recipe's own question."""
         return self.servers[0].answer
 
-    @property
+    @printed
     def versions(self) -> dict[str, str]:
         """Name to version, of the first server and what it runs on."""
         return self.servers[0].versions
 
-    @property
+    @printed
     def access(self) -> Access:
         """The access to the endpoint: who can reach it, and how it is protected."""
         return self.endpoint.access(self.fingerprint)
@@ -159,33 +129,20 @@ class Served(Document):
         """The memory before the run, while loading and now."""
         return {"nodes": self.now, "before": self.before, "peak": self.peak}
 
-    def printed_as(self) -> ServedKeys:
-        """Return the endpoint of one model."""
-        recipe = self.server.recipe
-        return {
-            "endpoint": self.endpoint.url,
-            "access": self.access,
-            "model": self.endpoint.model,
-            "recipe": recipe.name,
-            "kind": recipe.kind,
-            "tp": self.server.tp,
-            "replicas": [replica.node for replica in self.endpoint.replicas],
-            "overrides": dict(recipe.overrides),
-            "answer": self.answer,
-            "verified": list(recipe.readiness.rungs),
-            "vram": {**self.readings, "under_load": self.under_load},
-            "versions": self.versions,
-        }
+    @printed
+    def vram(self) -> MemoryReadings:
+        """The memory of all nodes, that under a short load with it."""
+        return {**self.readings, "under_load": self.under_load}
 
 
 @dataclass(frozen=True)
 class ServedModels(Served):
     """A verified endpoint with several models; see `Served`."""
 
-    def printed_as(self) -> ServedModelsKeys:  # type: ignore[override]
+    def printed_as(self) -> ServedModelsKeys:
         """Return the endpoint of several models."""
         return {
-            "endpoint": self.endpoint.url,
+            "endpoint": self.url,
             "access": self.access,
             "models": list(self.servers),
             "vram": self.readings,
@@ -298,26 +255,23 @@ def ask_nodes(play: Play) -> list[NodeState]:
     found = []
     here = {node.name for node in play.nodes}
     names = list(play.connections.nodes)
-    reachable = [(name, play.connections.session(name)) for name in names if name in here]
-    asked = {
-        name: session.submit(
-            "gather",
-            commands={
-                **{n: runtime.question(n) for n in (SERVER, RAY)},
-                "firewall": list(firewall.LIST),
-                **{unit: ["systemctl", "is-active", unit] for unit in (UNIT, LOADER_UNIT)},
-            },
-            files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
-        )
-        for name, session in reachable
-    }
+    answers = ask_all(
+        {name: play.connections.session(name) for name in names if name in here},
+        "gather",
+        commands={
+            **{n: runtime.question(n) for n in (SERVER, RAY)},
+            "firewall": list(firewall.LIST),
+            **{unit: ["systemctl", "is-active", unit] for unit in (UNIT, LOADER_UNIT)},
+        },
+        files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
+    )
     for name in names:
-        if name not in asked:
+        if name not in answers:
             found.append(NodeState(name, reachable=False, error=str(play.out[name].message)))
             continue
-        answer = asked[name].wait()
+        answer = answers[name]
         commands, files = answer["commands"], answer["files"]
-        outputs = printed(answer)
+        outputs = texts_of(answer)
         found.append(
             NodeState(
                 name,

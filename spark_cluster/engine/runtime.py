@@ -37,7 +37,7 @@ from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Answer, Session, printed
+from spark_cluster.runner.session import Answer, Session, ask_all, ask_each, printed
 
 Name = Literal["docker", "venv"]
 
@@ -202,6 +202,12 @@ def question(name: str) -> list[list[str]]:
     return [containers.question(name), ["docker", "container", "inspect", name]]
 
 
+def state_of(session: Session, name: str) -> ContainerState:
+    """Ask a node for the state of a program, whatever runs it."""
+    asked = {"inspect": question(name)}
+    return containers.answered(session.request("gather", commands=asked)["commands"]["inspect"])
+
+
 def servers_question() -> list[str]:
     """Return the command that prints the names of the servers of several models, a line each.
 
@@ -267,12 +273,9 @@ def _mounts(process: EngineProcess, server: Server) -> tuple[str, ...]:
 
 def present_servers(play: Play) -> dict[str, tuple[str, ...]]:
     """Return by node the servers of several models that are there, running or not."""
-    waiting = {
-        node.name: play.session(node).submit("gather", commands={"servers": servers_question()})
-        for node in play.nodes
-    }
+    answers = ask_all(play.sessions, "gather", commands={"servers": servers_question()})
     # Nothing is printed without Docker.
-    return {n: server_names(printed(pending.wait())["servers"]) for n, pending in waiting.items()}
+    return {n: server_names(printed(answer)["servers"]) for n, answer in answers.items()}
 
 
 def present_programs(play: Play) -> dict[str, tuple[str, ...]]:
@@ -286,10 +289,8 @@ def models_by_process(sessions: Mapping[str, Session]) -> dict[str, dict[int, st
     """Return by node the ids of processes of several models' servers, and whose they are; empty
     where the endpoint has one model. The one file that tells is on the head.
     """
-    asked = {n: s.submit("gather", files={"endpoint": DESCRIPTION}) for n, s in sessions.items()}
-    models = [
-        model for one in asked.values() for model in models_of(one.wait()["files"]["endpoint"])
-    ]
+    answers = ask_all(sessions, "gather", files={"endpoint": DESCRIPTION}).values()
+    models = [model for one in answers for model in models_of(one["files"]["endpoint"])]
     programs = {n: {one.model: one.program for one in models if one.node == n} for n in sessions}
     return {
         node: {pid: model for model, pids in found.items() for pid in pids}
@@ -306,19 +307,17 @@ def process_ids(
         programs: by node and by a name of the caller's; the answer has the same keys, without nodes
             that have none.
     """
-    waiting = {
-        node: sessions[node].submit(
-            "gather", commands={name: processes(program) for name, program in wanted.items()}
-        )
+    asked = {
+        node: {"commands": {name: processes(program) for name, program in wanted.items()}}
         for node, wanted in programs.items()
         if wanted
     }
     return {
         node: {
             name: {int(word) for word in text.split() if word.isdecimal()}
-            for name, text in printed(pending.wait()).items()
+            for name, text in printed(answer).items()
         }
-        for node, pending in waiting.items()
+        for node, answer in ask_each(sessions, "gather", asked).items()
     }
 
 
@@ -439,20 +438,6 @@ BEGINNING_BYTES = 4_000_000
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@dataclass(frozen=True)
-class Unmet:
-    """A line that a log should contain and does not, or contains and should not.
-
-    Attributes:
-        pattern: the regular expression.
-        line: the forbidden line; for an expected one, a line that is about the same thing.
-    """
-
-    pattern: str
-    forbidden: bool
-    line: str = ""
-
-
 def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness, server: str = SERVER) -> None:
     """Look for the recipe's assertions in the logs of all ranks; a line of any of them counts.
 
@@ -470,14 +455,8 @@ def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness, server: str =
     if not missed:
         return
     first, *others = missed
-    more = f" (and {len(others)} more)" if others else ""
-    message = f"the engine's log does not contain {first.pattern!r}{more}"
-    if first.forbidden:
-        message = f"the engine's log contains a forbidden line{more}: {first.line}"
-    elif first.line:
-        message += f"; it says: {first.line}"
     raise VerificationFailed(
-        message,
+        f"{first} (and {len(others)} more)" if others else first,
         where=play.head.name,
         hint="another kernel or transport is in use than the recipe was tested with, or this image "
         "words it otherwise: readiness.log_expect and log_forbid define what is expected",
@@ -493,16 +472,19 @@ def read_beginning(session: Session, container: str, size: int = BEGINNING_BYTES
     return _ANSI.sub("", done.stdout)
 
 
-def unmet(log: str, expect: Sequence[str], forbid: Sequence[str]) -> list[Unmet]:
-    """The assertions that a log does not meet."""
+def unmet(log: str, expect: Sequence[str], forbid: Sequence[str]) -> list[str]:
+    """Return in words the assertions that a log does not meet; of an expected line that is missing
+    with what the log says about the same thing."""
     found = []
     for pattern in expect:
         if not re.search(pattern, log):
-            found.append(Unmet(pattern, forbidden=False, line=_about(pattern, log)))
+            about = _about(pattern, log)
+            said = f"; it says: {about}" if about else ""
+            found.append(f"the engine's log does not contain {pattern!r}{said}")
     for pattern in forbid:
-        match = re.search(pattern, log)
-        if match:
-            found.append(Unmet(pattern, forbidden=True, line=_line_at(log, match.start())))
+        if match := re.search(pattern, log):
+            line = _line_at(log, match.start())
+            found.append(f"the engine's log contains a forbidden line: {line}")
     return found
 
 

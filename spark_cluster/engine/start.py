@@ -460,5 +460,4 @@ def token(session: Session) -> str:
 
     It is made of 32 random bytes and lives as long as the cluster: `down` removes it.
     """
-    found = session.request("gather", files={"token": TOKEN_FILE})["files"]["token"]
-    return str(found).strip() if found else secrets.token_hex(32)
+    return (session.read_file(TOKEN_FILE) or "").strip() or secrets.token_hex(32)

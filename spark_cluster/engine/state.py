@@ -5,7 +5,7 @@ So is the state of each server behind an endpoint that has several: replicas, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,9 +42,9 @@ from spark_cluster.node.containers import (
     ContainerState,
 )
 from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
-from spark_cluster.runner.parallel import all_of, in_parallel
+from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Answer, Session
+from spark_cluster.runner.session import Answer, Session, ask_each
 
 COMPLETION_S = 10.0
 """Seconds for the completion of `status`: a server with many requests answers later than one
@@ -67,13 +67,12 @@ def status(
     nodes = ask_nodes(play)
     if upcoming is None:
         return _serving_state(play, nodes, endpoint_key, probe)
-    jobs: dict[str, Callable[[], Any]] = {
-        "now": lambda: _serving_state(play, nodes, endpoint_key, probe),
-        "next": lambda: _warmth(play, nodes, upcoming),
-    }
-    found: list[Any] = list(all_of(jobs).values())
-    now: Status = found[0]
-    return replace(now, caches=found[1])
+    now: Status
+    now, caches = play.together(
+        partial(_serving_state, play, nodes, endpoint_key, probe),
+        partial(_warmth, play, nodes, upcoming),
+    )
+    return replace(now, caches=caches)
 
 
 def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
@@ -116,15 +115,12 @@ def _with_server(
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
     session = play.connections.session(head.name)
     known = {node.name: node for node in nodes}
-    jobs: dict[str, Callable[[], Any]] = {
+    ray, replicas, (health, completion) = play.together(
         # Without the link Ray knows no node, which says nothing new and takes its time.
-        "servers": lambda: (
-            _ray(play, head.name, server) if server.on_ray and not dark else None,
-            look_at(play, behind, known, probe),
-        ),
-        "endpoint": lambda: _asked(server, session, endpoint, probe, limit),
-    }
-    (ray, replicas), (health, completion) = all_of(jobs).values()
+        lambda: _ray(play, head.name, server) if server.on_ray and not dark else None,
+        lambda: look_at(play, behind, known, probe),
+        lambda: _asked(server, session, endpoint, probe, limit),
+    )
     problems = [
         *(f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark),
         *_problems(play, nodes, server, size, ray, behind=behind),
@@ -142,24 +138,29 @@ def _with_server(
         problems += _ray_restarted(play, nodes, size)
     life = judge_health(engine_of(server), health.status, server).life
     loads = endpoint is not None and life is Life.LOADING and not of_nodes
-    access = described(head.description) or (Access(endpoint.url) if endpoint is not None else None)
     return Status(
         _state(answer=found.serves, problems=problems, loading=loads),
         nodes,
         ray or [],
-        endpoint=access.url if access is not None else None,
-        access=replace(access, fingerprint=health.certificate) if access is not None else None,
-        model=server.label(MODEL) or None,
-        tp=server.number(TP, 1),
+        **_access(head, endpoint, health.certificate),
+        **_by_labels(server),
         problems=tuple(problems),
-        kind=server.kind,
-        overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.label(tuning.TUNED_LABEL).split()),
-        data_parallel=server.number(DATA_PARALLEL, 1),
-        recipe=server.label(RECIPE) or None,
-        since=f"{server.started[:19]}Z" if server.running and server.started else None,
     )
+
+
+def _by_labels(server: ContainerState) -> dict[str, Any]:
+    """Return the parts of a status that a server's labels tell."""
+    return {
+        "model": server.label(MODEL) or None,
+        "tp": server.number(TP, 1),
+        "kind": server.kind,
+        "overrides": server.label(OVERRIDES),
+        "tuned": tuple(server.label(tuning.TUNED_LABEL).split()),
+        "data_parallel": server.number(DATA_PARALLEL, 1),
+        "recipe": server.label(RECIPE) or None,
+        "since": f"{server.started[:19]}Z" if server.running and server.started else None,
+    }
 
 
 def _with_models(
@@ -178,7 +179,6 @@ def _with_models(
     if endpoint is None:
         problems.append(f"the proxy's description on {head.name} names no endpoint")
         return Status("failed", nodes, [], problems=tuple(problems))
-    session = play.connections.session(head.name)
     guarded = [one.node for one in models if container_of(one, known).label(FIREWALL) == "present"]
     problems += [*_open(nodes, guarded), *_of_proxy(head)]
     if any(one.on_request for one in models) and head.loader != "active":
@@ -188,19 +188,23 @@ def _with_models(
     answer = any(one.state in ("serving", "on request") for one in found)
     loading = not problems and all(one.state == "loading" for one in found)
     problems += [one.problem for one in found if one.problem]
-    access = described(head.description) or Access(endpoint.url)
-    access = replace(
-        access, fingerprint=endpoint.request(session, "/health", timeout=HEALTH_S).certificate
-    )
+    asked = endpoint.request(play.connections.session(head.name), "/health", timeout=HEALTH_S)
     return Status(
         _state(answer=answer, problems=problems, loading=loading),
         nodes,
         [],
-        endpoint=access.url,
-        access=access,
+        **_access(head, endpoint, asked.certificate),
         problems=tuple(problems),
         models=found,
     )
+
+
+def _access(head: NodeState, endpoint: Endpoint | None, fingerprint: str) -> dict[str, Any]:
+    """Return the parts of a status on the address, as the proxy's own file says it."""
+    access = described(head.description) or (Access(endpoint.url) if endpoint is not None else None)
+    if access is None:
+        return {}
+    return {"endpoint": access.url, "access": replace(access, fingerprint=fingerprint)}
 
 
 def _unreachable(nodes: Sequence[NodeState]) -> list[str]:
@@ -247,14 +251,13 @@ def _server(play: Play, known: dict[str, NodeState]) -> ContainerState | None:
 def _without_server(play: Play, nodes: list[NodeState]) -> Status:
     rays = {n.name: n.containers[RAY] for n in nodes if n.reachable}
     left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
-    problems = _unreachable(nodes)
+    problems, found = _unreachable(nodes), list[RayNode]()
     if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
-        head = next((ray for name, ray in left.items() if name == _head(play)), None)
+        head = left.get(_head(play))
         found = _ray(play, _head(play), head) if head is not None else []
-        return Status("failed" if problems else "stopped", nodes, found, problems=tuple(problems))
-    if left:
+    elif left:
         problems.append(f"Ray runs without a server, on {', '.join(left)}")
-    return Status("failed" if problems else "stopped", nodes, [], problems=tuple(problems))
+    return Status("failed" if problems else "stopped", nodes, found, problems=tuple(problems))
 
 
 def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
@@ -270,7 +273,7 @@ def _problems(
     *,
     behind: Sequence[Replica],
 ) -> list[str]:
-    """In words.
+    """Return what is wrong, in words.
 
     Args:
         ray: its nodes; None when it was not asked.
@@ -391,21 +394,19 @@ def with_servers(
         for node in nodes
         if node.reachable
     }
-    waiting = {
-        name: play.connections.session(name).submit(
-            "gather", commands={program: runtime.question(program) for program in programs}
-        )
+    asked = {
+        name: {"commands": {program: runtime.question(program) for program in programs}}
         for name, programs in names.items()
         if programs
     }
-    found = []
-    for node in nodes:
-        states = {}
-        if node.name in waiting:
-            asked = waiting[node.name].wait()["commands"]
-            states = {n: containers.answered(d) for n, d in asked.items()}
-        found.append(replace(node, containers={**states, **node.containers}))
-    return found
+    sessions = {name: play.connections.session(name) for name in asked}
+    states = {
+        name: {program: containers.answered(done) for program, done in answer["commands"].items()}
+        for name, answer in ask_each(sessions, "gather", asked).items()
+    }
+    return [
+        replace(node, containers={**states.get(node.name, {}), **node.containers}) for node in nodes
+    ]
 
 
 def look_at(

@@ -24,6 +24,7 @@ from spark_cluster.plan.plan import Feasibility
 from spark_cluster.plan.planner import Placed, Planner, PlanTogether, Subject, plan_together
 from spark_cluster.plan.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import ask_all
 
 DONE = ".complete"
 """What the role `models` leaves in a model's folder when a download is whole."""
@@ -43,10 +44,10 @@ def survey(
         "files": {"meminfo": "/proc/meminfo", "done": f"{folder}/{DONE}"},
     }
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)
-    waiting = [(node, play.session(node).submit("gather", **question)) for node in nodes]
+    answers = ask_all(play.sessions, "gather", **question)
     rooms, facts = [], []
-    for node, pending in waiting:
-        answer = pending.wait()
+    for node in nodes:
+        answer = answers[node.name]
         processes, _ = fact_gathering.memory(answer)
         begun = (downloaded or {}).get(node.name, 0.0)
         has_model = answer["files"]["done"] is not None or math.isinf(begun)
@@ -98,17 +99,16 @@ def placed(
     """Ask the nodes for their memory, and return each model on its own.
 
     Args:
-        there: for each of them, GiB that nodes have in the hub cache; infinite: all of it.
+        downloaded: for each of them, GiB that nodes have in the hub cache; infinite: all of it.
 
     Raises:
         Refused: a node is not among the chosen ones.
     """
-    found = []
+    found, nodes = [], {node.name: node for node in play.nodes}
     for model, begun in zip(models, downloaded, strict=True):
         rooms, facts = survey(play, model.subject.node_path, begun)
-        model.node_of({node.name: node for node in play.nodes})
-        known = {room.name: (room, fact) for room, fact in zip(rooms, facts, strict=True)}
-        found.append(Placed(model.subject, *known[model.node], model.on_request))
+        at = [room.name for room in rooms].index(model.node_of(nodes).name)
+        found.append(Placed(model.subject, rooms[at], facts[at], model.on_request))
     return found
 
 
@@ -131,7 +131,8 @@ def feasibility(
     """
     rooms, facts = survey(play, server.model_path, downloaded)
     if running.status == "running" or ended:
-        rooms = _without_ended(play, rooms, ended)
+        ours = _ended_processes(play, ended)
+        rooms = [without_ours(room, ours[room.name]) for room in rooms]
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
         hub = hub_for(play, server.subject, offline=offline)
@@ -154,23 +155,18 @@ def plan_models(
     Raises:
         UsageError, InvalidFile: the shape of a model is not known.
     """
-    found = placed(play, models, downloaded)
-    rooms = _without_ended(play, [one.room for one in found], ended)
-    found = [
-        replace(one, room=room, facts=one.facts.with_gpu_memory(room.memory) if one.facts else None)
-        for one, room in zip(found, rooms, strict=True)
-    ]
-    for one in found:  # what the hub says of them is kept on this machine
-        hub_for(play, one.subject, offline=offline)
+    ours, found = _ended_processes(play, ended), []
+    for one in placed(play, models, downloaded):
+        room = without_ours(one.room, ours[one.room.name])
+        facts = one.facts and one.facts.with_gpu_memory(room.memory)
+        found.append(replace(one, room=room, facts=facts))
+        hub_for(play, one.subject, offline=offline)  # what it says is kept on this machine
     return plan_together(Planner(play.project), found)
 
 
-def _without_ended(
-    play: Play, rooms: Sequence[NodeMemory], ended: Sequence[str]
-) -> list[NodeMemory]:
-    """Return the nodes as they will be when our own programs have ended."""
-    ours = runtime.our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
-    return [without_ours(room, ours[room.name]) for room in rooms]
+def _ended_processes(play: Play, ended: Sequence[str]) -> dict[str, set[int]]:
+    """Return by node the processes of our own that have ended before the start."""
+    return runtime.our_processes(play, [node.name for node in play.nodes], (*PROGRAMS, *ended))
 
 
 def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:

@@ -32,6 +32,7 @@ from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.resources import Directory, File, TunedKernels
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import ask_all
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 2048, 4096)
 """Batch sizes in tokens: of decoding, and of prefill in chunks. vLLM takes the nearest that there
@@ -110,9 +111,9 @@ def arguments(play: Play, server: Server) -> tuple[str, ...]:
         Failed: the config cannot be read.
     """
     path = f"{server.model_path}/config.json"
-    answer = play.session(server.nodes[0]).request("gather", files={"config": path})
+    text = play.session(server.nodes[0]).read_file(path)
     try:
-        config = json_object(answer["files"]["config"] or "", path)
+        config = json_object(text or "", path)
         geometry = from_config(config, server.recipe.model.name)
     except InvalidFile as error:
         raise Failed(
@@ -243,14 +244,11 @@ def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
     recipe, folder = server.recipe, server.cache_root
     if recipe.engine != "vllm" or recipe.venv is not None or TUNED_VARIABLE in recipe.env:
         return {}
-    waiting = {
-        node.name: play.session(node).submit("caches", what="state", folder=folder)
-        for node in nodes
-    }
-    answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}
+    sessions = {node.name: play.session(node) for node in nodes}
+    answers = ask_all(sessions, "caches", what="state", folder=folder)
     return {
-        name: [entry for entry in entries if entry["model"] == recipe.model.name]
-        for name, entries in answers.items()
+        name: [entry for entry in answer["tuned"] if entry["model"] == recipe.model.name]
+        for name, answer in answers.items()
     }
 
 

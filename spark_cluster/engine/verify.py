@@ -22,7 +22,7 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import ModelKind
 from spark_cluster.config.schema import Document, printed
-from spark_cluster.engine import readiness_checks, runtime, vram
+from spark_cluster.engine import readiness_checks, vram
 from spark_cluster.engine.answer_checks import (
     PATIENCE_S,
     AnswerCheck,
@@ -33,12 +33,12 @@ from spark_cluster.engine.answer_checks import (
 from spark_cluster.engine.deployment import Endpoint, running
 from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
-from spark_cluster.engine.readiness import container_state
+from spark_cluster.engine.proxy import ModelServer, models_of
+from spark_cluster.engine.readiness import container_state, look_at_endpoint
 from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
-from spark_cluster.node import containers, durable
+from spark_cluster.node import durable
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
 from spark_cluster.node.replies import at, decoded
@@ -284,29 +284,25 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
         Failed: none runs, or none that `up` started.
         UsageError: there are several models, and none of them is named.
     """
-    answer = play.session(play.head).request(
-        "gather",
-        commands={"inspect": runtime.question(SERVER)},
-        files={"endpoint": DESCRIPTION},
-    )
+    state, description = look_at_endpoint(play.session(play.head))
     program = SERVER
-    if models := models_of(answer["files"]["endpoint"]):
+    if models := models_of(description):
         chosen = _chosen(models, model)
         program = chosen.program
         state = container_state(play, program, chosen.node)
     elif model is not None:
         raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
-    else:
-        state = containers.answered(answer["commands"]["inspect"])
     _must_serve(state, play.head.name, model)
-    endpoint = running(state.labels, answer["files"]["endpoint"], key)
+    endpoint = running(state.labels, description, key)
     if endpoint is None:
         raise Failed(
             "the container's label names no endpoint",
             where=f"{play.head.name} {program}",
             hint="spark-cluster up starts it with its labels",
         )
-    return replace(_of_labels(state, endpoint), program=program)
+    flags = {flag.lstrip("-"): value for flag, value in state.arguments().items()}
+    recipe, tp, overrides = state.label(RECIPE), state.number(TP, 1), state.label(OVERRIDES)
+    return RunningServer(endpoint, recipe, tp, state.kind, flags, overrides, program)
 
 
 def _must_serve(state: ContainerState, head: str, model: str | None) -> None:
@@ -335,18 +331,6 @@ def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:
     if model is None:
         raise UsageError(f"the endpoint has {len(models)} models", hint=f"--model NAME: {names}")
     raise UsageError(f"the endpoint has no model '{model}'", hint=f"there are: {names}")
-
-
-def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
-    flags = {flag.lstrip("-"): value for flag, value in state.arguments().items()}
-    return RunningServer(
-        endpoint,
-        state.label(RECIPE),
-        state.number(TP, 1),
-        state.kind,
-        flags,
-        state.label(OVERRIDES),
-    )
 
 
 def verify(

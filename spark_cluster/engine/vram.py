@@ -28,7 +28,7 @@ from spark_cluster.errors import Failed, SparkClusterError, UsageError
 from spark_cluster.node import replies
 from spark_cluster.runner.events import Bus, Event, MemoryHeld, MemoryPlanned, RunStarted
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session, ask_all
 
 T = TypeVar("T")
 
@@ -79,10 +79,8 @@ def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
     Raises:
         Failed: nvidia-smi does not answer on a node; never taken for "nothing is held".
     """
-    waiting = {name: s.submit("gather", **fact_gathering.MEMORY) for name, s in sessions.items()}
     found = []
-    for name, pending in waiting.items():
-        answer = pending.wait()
+    for name, answer in ask_all(sessions, "gather", **fact_gathering.MEMORY).items():
         processes, memory = fact_gathering.memory(answer)
         if processes is None:
             done = answer["commands"]["apps"]

@@ -17,7 +17,7 @@ from spark_cluster.node import safe_paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import PRESENCE, Resource, State, checks, like
-from spark_cluster.resources.file import unified
+from spark_cluster.resources.file import unified, user_name
 from spark_cluster.resources.group import account_name
 
 _OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
@@ -258,11 +258,7 @@ def _look(folder: int | None) -> os.stat_result | None:
 def _access(found: os.stat_result | None) -> str:
     if found is None:
         return "absent"
-    try:
-        owner = pwd.getpwuid(found.st_uid).pw_name
-    except KeyError:
-        owner = str(found.st_uid)
-    return f"{stat.S_IMODE(found.st_mode):04o} {owner}"
+    return f"{stat.S_IMODE(found.st_mode):04o} {user_name(found.st_uid)}"
 
 
 # Public keys of SSH: a line of a `.pub` file or of authorized_keys, taken apart.

@@ -158,6 +158,15 @@ def differences(actual: State, desired: State) -> dict[str, tuple[Any, Any]]:
     return {k: (actual.get(k), v) for k, v in desired.items() if actual.get(k) != v}
 
 
+def given(**values: Any) -> State:
+    """Return the attributes that are declared: those that are not None.
+
+    >>> given(owner="root", group=None)
+    {'owner': 'root'}
+    """
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def ids(resources: Iterable[Resource | str]) -> tuple[str, ...]:
     """Ids of resources given as objects or as ids."""
     return tuple(r.id if isinstance(r, Resource) else r for r in resources)
@@ -245,6 +254,15 @@ def module_name(name: str) -> str:
     'authorized_key'
     """
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def class_name(module: str) -> str:
+    """Return the name of the class that a module is named after.
+
+    >>> class_name("authorized_key")
+    'AuthorizedKey'
+    """
+    return "".join(map(str.capitalize, module.split("_")))
 
 
 def _imported(module: str) -> ModuleType | None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from spark_cluster.node import confinement, paths
 from spark_cluster.node.containers import ContainerState, rights
-from spark_cluster.node.dockerd import container, docker, image
+from spark_cluster.node.dockerd import container, docker
 from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import Missing, ResourceError, Unknown
+from spark_cluster.node.values import ResourceError, Unknown
 from spark_cluster.resources.base import State, absolute, checks, differences, like, one_of
 from spark_cluster.resources.file import unified
+from spark_cluster.resources.image import need_image
 from spark_cluster.resources.unit import Program, end_of, must_stay, secret_path, split_mount
 
 ID = "IMAGE-ID"
@@ -28,6 +29,9 @@ MADE = ("created", "running", "restarting", "paused", "exited")
 """States in which a container of the state `created` is left."""
 
 RESTARTS = ("no", "always", "unless-stopped", "on-failure")
+
+_SINGLE = ("network", "ipc", "pid", "gpus", "shm_size", "user", "workdir", "entrypoint")
+"""Fields that are an option of `docker run` each."""
 
 
 @dataclass(frozen=True)
@@ -175,33 +179,24 @@ class Container(Program):
         words += ["--stop-timeout", str(self.stop_timeout_s)]
         if self.init:
             words.append("--init")
-        for option in (
-            "network",
-            "ipc",
-            "pid",
-            "gpus",
-            "shm_size",
-            "user",
-            "workdir",
-            "entrypoint",
-        ):
+        for option in _SINGLE:
             value = getattr(self, option)
             if value is not None:
                 words += [f"--{option.replace('_', '-')}", value]
-        words += [w for d in self.devices for w in ("--device", d)]
-        words += [w for c in self.cap_drop for w in ("--cap-drop", c)]
-        words += [w for c in self.cap_add for w in ("--cap-add", c)]
-        words += [w for o in self.security_opt for w in ("--security-opt", o)]
-        words += [w for k, v in sorted(self.ulimits.items()) for w in ("--ulimit", f"{k}={v}")]
-        if self.caches:
-            own = folder_of(self.caches, ID)
-            words += ["--mount", _mount(f"{own}:{self.caches}")]
-        words += [w for m in self.mounts for w in ("--mount", _mount(m))]
-        for path in sorted(self.secret_files):
-            source = secret_path(self.container, path)
-            words += ["--mount", _mount(f"{source}:{path}:ro")]
-        words += [w for k, v in sorted(self.labels.items()) for w in ("--label", f"{k}={v}")]
-        words += [w for k, v in sorted(self.env.items()) for w in ("--env", f"{k}={v}")]
+        own = (f"{folder_of(self.caches, ID)}:{self.caches}",) if self.caches else ()
+        files = sorted(self.secret_files)
+        secrets = (f"{secret_path(self.container, path)}:{path}:ro" for path in files)
+        repeated: tuple[tuple[str, Iterable[str]], ...] = (
+            ("--device", self.devices),
+            ("--cap-drop", self.cap_drop),
+            ("--cap-add", self.cap_add),
+            ("--security-opt", self.security_opt),
+            ("--ulimit", _pairs(self.ulimits)),
+            ("--mount", map(_mount, (*own, *self.mounts, *secrets))),
+            ("--label", _pairs(self.labels)),
+            ("--env", _pairs(self.env)),
+        )
+        words += [word for option, values in repeated for one in values for word in (option, one)]
         return (*words, self.image, *self.command)
 
     @property
@@ -211,11 +206,8 @@ class Container(Program):
     # -- node ----------------------------------------------------------------------------------
 
     def secrets(self, host: Host) -> str:
-        return (
-            "none"
-            if self.state == "absent" and self.shares_secrets(host)
-            else super().secrets(host)
-        )
+        others = self.state == "absent" and self.shares_secrets(host)
+        return "none" if others else super().secrets(host)
 
     def shares_secrets(self, host: Host) -> bool:
         """Return whether there is a unit of this name, which may still run."""
@@ -242,14 +234,7 @@ class Container(Program):
         return "as declared" if found == rights(declared) else found
 
     def _image_id(self, host: Host) -> str:
-        found = image(host, self.image)
-        if found is None:
-            raise Missing(
-                f"image:{self.image}",
-                f"container {self.container}: the image {self.image} is not on this node",
-                "declare an Image before it",
-            )
-        return found.id
+        return need_image(host, self.image, f"container {self.container}").id
 
     def end(self, host: Host) -> None:
         seconds = str(self.stop_timeout_s)
@@ -310,6 +295,10 @@ class Container(Program):
             f"container {self.container} ended right after its start{status}; its log ends:{tail}",
             f"`docker logs {self.container}` on the node has all of it",
         )
+
+
+def _pairs(values: Mapping[str, object]) -> list[str]:
+    return [f"{name}={value}" for name, value in sorted(values.items())]
 
 
 def _mount(mount: str) -> str:

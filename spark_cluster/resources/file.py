@@ -32,6 +32,7 @@ from spark_cluster.resources.base import (
     State,
     absolute,
     checks,
+    given,
     lines_of,
     permissions,
 )
@@ -267,7 +268,7 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
     state: State = {
         "kind": _kind(status.st_mode),
         "mode": f"{stat.S_IMODE(status.st_mode):04o}",
-        "owner": _user_name(status.st_uid),
+        "owner": user_name(status.st_uid),
         "group": _group_name(status.st_gid),
     }
     if state["kind"] == "file":
@@ -295,8 +296,7 @@ def expect_kind(wanted: str, path: str, state: State, *, replaces: Collection[st
 
 def access_of(mode: int | None, owner: str | None, group: str | None) -> State:
     """Return what is declared of mode, owner and group, as `observe_path` shows them."""
-    declared = {"mode": None if mode is None else f"{mode:04o}", "owner": owner, "group": group}
-    return {name: value for name, value in declared.items() if value is not None}
+    return given(mode=None if mode is None else f"{mode:04o}", owner=owner, group=group)
 
 
 def owner_ids(owner: str | None, group: str | None) -> tuple[int, int]:
@@ -349,7 +349,8 @@ def _kind(mode: int) -> str:
     return "link" if stat.S_ISLNK(mode) else "special"
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.resources.base import PRESENCE, Resource, State, checks
+from spark_cluster.resources.base import PRESENCE, Resource, State, checks, given
 
 
 def account_name(name: str) -> str:
@@ -58,7 +58,7 @@ class Group(Resource):
     def desired(self) -> State:
         if self.state == "absent":
             return {"exists": False}
-        return {"exists": True, **({} if self.gid is None else {"gid": self.gid})}
+        return given(exists=True, gid=self.gid)
 
     def observe(self, host: Host) -> State:
         try:

@@ -12,7 +12,7 @@ from spark_cluster.node.dockerd import DockerImage, docker, image
 from spark_cluster.node.host import Host
 from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import Missing, ResourceError
-from spark_cluster.resources.base import Resource, State, absolute, checks, like
+from spark_cluster.resources.base import Resource, State, absolute, checks, given, like
 
 PULL_S = 4 * 3600.0
 LOAD_S = 3600.0
@@ -79,10 +79,7 @@ class Image(Resource):
         return (f"image:{self.ref}",)
 
     def desired(self) -> State:
-        wanted: State = {"image": "present", "architecture": "fits"}
-        if self._pin:
-            wanted["digest"] = self._pin
-        return wanted
+        return given(image="present", architecture="fits", digest=self._pin)
 
     def observe(self, host: Host) -> State:
         found = image(host, self.ref)
@@ -168,6 +165,25 @@ class Image(Resource):
         _explained(done, f"pulling {wanted}")
         if wanted != self.ref:
             docker(host, "tag", wanted, self.ref).check(f"naming {wanted} {self.ref}")
+
+
+def need_image(host: Host, ref: str, who: str) -> DockerImage:
+    """Return an image of this node.
+
+    Args:
+        who: needs it, for the message.
+
+    Raises:
+        Missing: it is not there.
+    """
+    found = image(host, ref)
+    if found is None:
+        raise Missing(
+            f"image:{ref}",
+            f"{who}: the image {ref} is not on this node",
+            "declare an Image before it",
+        )
+    return found
 
 
 def without_tag(ref: str) -> str:

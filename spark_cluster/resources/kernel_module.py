@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from spark_cluster.node import paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
-from spark_cluster.resources.base import Resource, State, checks, like
+from spark_cluster.resources.base import Resource, State, checks, given, like
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,7 @@ class KernelModule(Resource):
         return (*own, *self.makes) if self.loaded else ()
 
     def desired(self) -> State:
-        wanted: State = {}
-        if self.loaded is not None:
-            wanted["loaded"] = self.loaded
-        if self.persistent is not None:
-            wanted["at_boot"] = self.persistent
-        return wanted
+        return given(loaded=self.loaded, at_boot=self.persistent)
 
     def observe(self, host: Host) -> State:
         content = host.read(self.file) or b""

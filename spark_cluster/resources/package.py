@@ -12,7 +12,7 @@ from spark_cluster.node import units
 from spark_cluster.node.host import Host
 from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import ResourceError
-from spark_cluster.resources.base import PRESENCE, Resource, State, checks, like
+from spark_cluster.resources.base import PRESENCE, Resource, State, checks, given, like
 
 # apt on a node: run with patience for its locks, and its failures in plain words.
 
@@ -224,10 +224,7 @@ class Package(Resource):
         return (*(f"package:{name}" for name in self._names), *self.makes)
 
     def desired(self) -> State:
-        wanted: State = dict.fromkeys(self._names, self.state)
-        if self.version is not None:
-            wanted["version"] = self.version
-        return wanted
+        return {**dict.fromkeys(self._names, self.state), **given(version=self.version)}
 
     def observe(self, host: Host) -> State:
         if host.which("dpkg-query") is None:

@@ -66,10 +66,8 @@ class Reboot(Resource):
 
     def must_act(self, host: Host) -> bool:
         """A trigger changed before the node booted has had its reboot, whoever did it."""
-        return host.restarts.pending(self.id) and host.restarts.since(self.id) in (
-            "",
-            host.boot_id(),
-        )
+        pending = host.restarts.pending(self.id)
+        return pending and host.restarts.since(self.id) in ("", host.boot_id())
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
         asking = [str(path) for path in changes.get("asked_for_by", ((), ()))[0]]

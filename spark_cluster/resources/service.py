@@ -12,7 +12,7 @@ from spark_cluster.node import paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError, Skip
 from spark_cluster.resources import unit
-from spark_cluster.resources.base import Resource, State, checks, like
+from spark_cluster.resources.base import Resource, State, checks, given, like
 from spark_cluster.resources.unit import end_of
 
 _UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
@@ -70,14 +70,8 @@ class Service(Resource):
         return (f"running:{self._full}",) if self.running else ()
 
     def desired(self) -> State:
-        wanted: State = {}
-        if self.running is not None:
-            wanted["running"] = self.running
-        if self.enabled is not None:
-            wanted["enabled"] = self.enabled
-        if self.running or self.enabled:
-            wanted["unit_file"] = "as loaded"
-        return wanted
+        unit_file = "as loaded" if self.running or self.enabled else None
+        return given(running=self.running, enabled=self.enabled, unit_file=unit_file)
 
     def observe(self, host: Host) -> State:
         known = self._show(host)
@@ -144,11 +138,8 @@ class Service(Resource):
 
     @property
     def _full(self) -> str:
-        return (
-            self.unit
-            if self.unit.endswith(_UNIT_TYPES) and "." in self.unit
-            else f"{self.unit}.service"
-        )
+        has_kind = self.unit.endswith(_UNIT_TYPES) and "." in self.unit
+        return self.unit if has_kind else f"{self.unit}.service"
 
     def _action(self, actual: State) -> str | None:
         if actual.get("restart") == "pending":

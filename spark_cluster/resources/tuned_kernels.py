@@ -8,10 +8,10 @@ from pathlib import Path
 
 from spark_cluster.node import durable, engine_caches, kernel_tuner, own_program, units
 from spark_cluster.node.beneath import Folder
-from spark_cluster.node.dockerd import image
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.base import Resource, State, absolute, checks
+from spark_cluster.resources.image import need_image
 
 SPARE_S = 900.0
 """Seconds after the limit of the tuner in which it keeps what it has and ends."""
@@ -103,12 +103,7 @@ class TunedKernels(Resource):
         return host.path(folder)
 
     def _image(self, host: Host) -> str:
-        found = image(host, self.image)
-        if found is None:
-            raise Missing(
-                f"image:{self.image}", f"{self.image} is not here", "fetch the image first"
-            )
-        return found.id
+        return need_image(host, self.image, f"tuning for {self.model}").id
 
 
 def _listed(sizes: list[int]) -> str:

@@ -432,7 +432,7 @@ class Unit(Program):
             *("Wants=network-online.target", "After=network-online.target"),
             *("StartLimitIntervalSec=0", "", "[Service]", "Type=exec", f"User={self.user}"),
             # `env` looks the program up in the PATH of the unit, systemd in its own.
-            "ExecStart=/usr/bin/env -- " + " ".join(map(_quoted_argument, self.command)),
+            "ExecStart=/usr/bin/env -- " + " ".join(map(quoted_argument, self.command)),
             *(f"Environment={_quoted(f'{k}={v}')}" for k, v in sorted(env.items())),
             *(f"Limit{name}={value}" for name, value in sorted(self.limits.items())),
             *(f"Restart={self.restart}", "RestartSec=2", f"TimeoutStopSec={self.stop_timeout_s}"),
@@ -540,6 +540,7 @@ def _bound(source: str, target: str) -> str:
     return f"{_quoted(source)}:{_quoted(target)}"
 
 
-def _quoted_argument(text: str) -> str:
-    """The same for a word of a command line, where `$` begins a variable."""
+def quoted_argument(text: str) -> str:
+    """Return a word of a command line as systemd reads it literally; `$` begins a variable there
+    (systemd.service(5), "Command lines")."""
     return _quoted(text).replace("$", "$$")

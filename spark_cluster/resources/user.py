@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError
-from spark_cluster.resources.base import PRESENCE, Resource, State, absolute, checks
+from spark_cluster.resources.base import PRESENCE, Resource, State, absolute, checks, given
 from spark_cluster.resources.group import account_name, account_number
 
 
@@ -63,13 +63,8 @@ class User(Resource):
     def desired(self) -> State:
         if self.state == "absent":
             return {"exists": False}
-        wanted: State = {"exists": True}
-        for what in ("uid", "shell", "home"):
-            if getattr(self, what) is not None:
-                wanted[what] = getattr(self, what)
-        if self.groups or self.exact_groups:
-            wanted["groups"] = sorted(set(self.groups))
-        return wanted
+        groups = sorted(set(self.groups)) if self.groups or self.exact_groups else None
+        return given(exists=True, uid=self.uid, shell=self.shell, home=self.home, groups=groups)
 
     def observe(self, host: Host) -> State:
         if self.state == "present":

@@ -268,6 +268,11 @@ class Session(Wire):
         fingerprint = reply.get("certificate", "")
         return Answer(reply["status"], reply["body"], reply.get("reason", ""), fingerprint)
 
+    def read_file(self, path: str) -> str | None:
+        """Return the text of a file of the node; None where it is not there."""
+        found: str | None = self.request("gather", files={"text": path})["files"]["text"]
+        return found
+
     def forget(self, number: int) -> None:
         """Forget request `number`, whose reply is no longer awaited."""
         self._pending.pop(number, None)
@@ -290,3 +295,25 @@ class Session(Wire):
         """Have every request fail."""
         for pending in list(self._pending.values()):
             pending.mailbox.put(error)
+
+
+def ask_all(sessions: Mapping[str, Session], op: str, **what: Any) -> dict[str, dict[str, Any]]:
+    """Ask nodes the same, all at once; node to its reply.
+
+    Raises:
+        Failed: a node could not do it.
+        Unreachable: a node is lost.
+    """
+    return ask_each(sessions, op, dict.fromkeys(sessions, what))
+
+
+def ask_each(
+    sessions: Mapping[str, Session], op: str, asked: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Ask each node something of its own, all at once; node to its reply. As `ask_all`.
+
+    Args:
+        asked: node to what the operation takes.
+    """
+    waiting = {name: sessions[name].submit(op, **what) for name, what in asked.items()}
+    return {name: pending.wait() for name, pending in waiting.items()}

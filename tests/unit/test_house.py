@@ -22,15 +22,15 @@ from test_layers import MODULES, PACKAGE, imports, layer
 BUDGETS = {
     "errors": 40,
     "node": 8_800,
-    "resources": 4_200,
-    "agent": 2_300,
+    "resources": 4_050,
+    "agent": 2_150,
     "config": 5_850,
     "runner": 2_850,
     "models": 2_000,
     "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
     "issues": 2_600,
     "importers": 3_100,
-    "engine": 9_600,
+    "engine": 9_250,
     "doctor": 2_600,
     "bench": 6_500,
     "dashboard": 400,

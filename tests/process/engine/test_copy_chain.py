@@ -15,7 +15,7 @@ from fake_programs import missing
 from stored_models import COMMIT, model
 
 from spark_cluster.engine import node_copies
-from spark_cluster.engine.node_copies import LaptopFolder, copy_folder, uploads
+from spark_cluster.engine.node_copies import bring_folder, copy_folder, uploads
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.node.store import copy_work
 from spark_cluster.node.store.hub_cache import HubCache
@@ -135,7 +135,7 @@ def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
     for node in linked.nodes.values():
         (node.root / "srv").mkdir()
     given = {"name": "org/model", "directory": local, "path": "/srv/model"}
-    LaptopFolder(linked.play, linked.play.nodes[:2], given).bring()
+    bring_folder(linked.play, linked.play.nodes[:2], given)
     names = ("Directory:/srv/model", "Directory:/srv/model/sub", "File:/srv/model/sub/a.bin")
     assert linked.applied()[: len(names)] == [f"spark1 {name}" for name in names]
     assert linked.roles("spark2") == linked.roles("spark1") == ["copies"]

@@ -52,7 +52,8 @@ class Two:
 
     def bring(self, *, offline: bool = False, **given: Any) -> None:
         play = self.cluster.play
-        image_copies.bring(play, play.nodes, {"ref": REF, **given}, self.docker, offline=offline)
+        wanted = {"ref": REF, **given}
+        image_copies.WantedImage(play, play.nodes, wanted, self.docker, offline).bring()
 
 
 @pytest.fixture

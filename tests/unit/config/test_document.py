@@ -82,6 +82,12 @@ class Between(Document):
         return {"low": Plain(self.low), "high": Plain(2 * self.low)}
 
 
+@dataclass(frozen=True)
+class Chosen(Document):
+    node: Hidden[str]
+    name = derived(str, "node", when_set=True)
+
+
 RUN = Run("r1", ok=True)
 NODES = [SimpleNamespace(name="spark1")]
 
@@ -137,3 +143,14 @@ def test_mappings_and_sequences_of_results_are_written():
 def test_what_a_node_told_in_another_type_is_written_all_the_same(recwarn):
     assert as_json(Run("r", ok="yes")) == {"ok": "yes"}  # type: ignore[arg-type]
     assert not recwarn.list
+
+
+def test_a_derived_key_is_described_by_nothing_but_its_name():
+    properties = schema_of(Outer)["properties"]
+    assert "description" not in properties["id"]
+
+
+def test_a_derived_key_that_is_left_out_while_empty_is_not_required():
+    assert Chosen("").to_dict() == {}
+    assert Chosen("spark1").to_dict() == {"name": "spark1"}
+    assert schema_of(Chosen).get("required", []) == []

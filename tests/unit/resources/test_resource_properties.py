@@ -51,7 +51,14 @@ from spark_cluster.resources import (
     User,
     VirtualEnvironment,
 )
-from spark_cluster.resources.base import differences, from_wire, ids, resource_class, to_wire
+from spark_cluster.resources.base import (
+    class_name,
+    differences,
+    from_wire,
+    ids,
+    resource_class,
+    to_wire,
+)
 
 names = st.text(string.ascii_lowercase, min_size=2, max_size=8)
 paths = st.lists(names, min_size=2, max_size=4).map(lambda parts: "/" + "/".join(parts))
@@ -176,7 +183,7 @@ ANY = {
 
 def kinds() -> list[str]:
     modules = Path(*resources.__path__).glob("*.py")
-    names = {"".join(map(str.capitalize, path.stem.split("_"))) for path in modules}
+    names = {class_name(path.stem) for path in modules}
     return sorted({name for name in names if resource_class(name)} - {"Program"})
 
 
