@@ -87,6 +87,7 @@ class Fit(Document):
     runtime_high_gib = derived(Annotated[float, Rounded(2)], "runtime.total.high")
     activations_gib = derived(Annotated[float, Rounded(2)], "runtime.activations.expected")
     cuda_graphs_gib = derived(Annotated[float, Rounded(2)], "runtime.graphs.expected")
+    before_share_gib = derived(Annotated[float, Rounded(2)], "runtime.before_share")
     kv_tokens = derived(int, lambda fit: fit.cache.tokens if fit.cache else 0)
     kv_rule = derived(str | None, lambda fit: fit.cache and fit.cache.rule)
 
@@ -113,8 +114,13 @@ class Fit(Document):
 
     @property
     def reserved_gib(self) -> float:
-        """The memory that a server holds on each node."""
+        """The memory that a server counts on each node: its share."""
         return self.weights_gib + self.kv_gib + self.runtime.total.expected
+
+    @property
+    def vram_gib(self) -> float:
+        """The memory that a server holds on each node, as nvidia-smi shows it."""
+        return self.reserved_gib + self.runtime.before_share
 
     @printed
     def max_model_len(self) -> int:

@@ -284,11 +284,16 @@ class Feasibility(Document):
 
 @dataclass(frozen=True)
 class PlannedNode(Document):
-    """The memory of a node, and what a server reserves of it."""
+    """The memory of a node, and what a server reserves of it.
+
+    Attributes:
+        vram_gib: with what it holds in addition to its share.
+    """
 
     room: Flat[NodeMemory]
     reserved_gib: Annotated[float, Rounded(2)]
-    vram_mib = derived(Annotated[float, Rounded()], lambda node: node.reserved_gib * 1024)
+    vram_gib: Hidden[float]
+    vram_mib = derived(Annotated[float, Rounded()], lambda node: node.vram_gib * 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +317,9 @@ class Plan(Feasibility):
     @printed
     def nodes(self) -> list[PlannedNode]:
         """The nodes with what is reserved on each."""
-        return [PlannedNode(room, self.fit.reserved_gib) for room in self.fit.rooms]
+        return [
+            PlannedNode(room, self.fit.reserved_gib, self.fit.vram_gib) for room in self.fit.rooms
+        ]
 
 
 def times(fit: Fit) -> dict[str, float]:
