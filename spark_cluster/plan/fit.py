@@ -107,10 +107,20 @@ class Fit(Document):
 
     @printed
     def disk_gib(self) -> Annotated[float, Rounded(1)]:
-        """Disk space of the model's files: what is loaded at first, less tables of positions."""
+        """Disk space of the model's files: what is loaded at first, less tables of positions.
+
+        None for dummy weights, which are made where they are needed.
+        """
+        if self.dummy:
+            return 0.0
         launch, tables = self.launch, self.serving.geometry.tables_bytes / GIB
         loaded = (self.loading_gib - tables) * launch.tp * launch.pp
         return loaded / rank_share(launch, self.serving)
+
+    @property
+    def dummy(self) -> bool:
+        """True for weights that mean nothing, which no file is read for (`--load-format dummy`)."""
+        return self.launch.text("load-format") == "dummy"
 
     @property
     def reserved_gib(self) -> float:

@@ -323,10 +323,13 @@ class Plan(Feasibility):
 
 
 def times(fit: Fit) -> dict[str, float]:
-    """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
-    gb = fit.disk_gib * 1.0737
-    found = {"download": gb / DOWNLOAD_GB_S}
+    """Predict how long it takes before it serves, seconds; downloads at an assumed rate.
+
+    What nodes have is neither downloaded nor copied to them again.
+    """
+    gb, has_it = fit.disk_gib * 1.0737, [room.has_model for room in fit.rooms]
+    found = {"download": 0.0 if any(has_it) else gb / DOWNLOAD_GB_S}
     if fit.launch.ranks > 1:
-        found["copy"] = gb / COPY_GB_S
-    slow, fast = (fit.peak_gib / rate for rate in LOAD_GIB_S)
+        found["copy"] = 0.0 if all(has_it) else gb / COPY_GB_S
+    slow, fast = (0.0 if fit.dummy else fit.peak_gib / rate for rate in LOAD_GIB_S)
     return {**found, "load_low": fast, "load_high": slow}

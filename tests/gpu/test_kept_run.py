@@ -15,7 +15,7 @@ from spark_cluster.issues.explain import explain
 DATA = Path(__file__).parents[1] / "data/gpu"
 KEPT = DATA / "main_job"
 PAIRS = {name: DATA / name for name in ("two_nodes", "two_gpus")}
-"""TP=2 between two nodes of `lab up --gpus`: that shared an H100 (2026-11-24), that had one each."""
+"""TP=2 between two nodes of the lab of GPUs: that shared an H100, and that had one each."""
 
 
 @pytest.fixture(params=PAIRS)
