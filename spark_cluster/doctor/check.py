@@ -88,7 +88,11 @@ class Check(Generic[S]):
             return self.look(seen)
         except NotSeen as why:
             others = _other_gpus(seen) if self.spark else ""
-            return ok(f"{others}: not a Spark, which alone has it") if others else unknown(str(why))
+            return (
+                ok(f"{others}: not a Spark, so there is nothing to check")
+                if others
+                else unknown(str(why))
+            )
         except _NOT_UNDERSTOOD as fault:
             return unknown(f"{self.looked_at}: not understood ({type(fault).__name__}: {fault})")
 

@@ -141,10 +141,10 @@ def subnets(nodes: Pair) -> Verdict:
 @check("pair.images", needs=("tools", "containers", "logs"), effect="blocks")
 def images(nodes: Pair) -> Verdict:
     """the nodes serve from the same image"""
-    used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} for s in nodes}
+    used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} - {""} for s in nodes}
     serving = {node: ids for node, ids in used.items() if ids}
     if len(serving) < 2:
-        return ok("no engine runs over two nodes")
+        return ok("no container runs over two nodes")
     shown = "; ".join(f"{n} {', '.join(i[:19] for i in sorted(ids))}" for n, ids in serving.items())
     return ok(shown) if len(set().union(*serving.values())) == 1 else fail(shown)
 

@@ -62,6 +62,11 @@ def test_the_served_folder_is_compared(gpus: list[Observations]) -> None:
     assert "gpu2: 1 files of /srv/models/paris" in pair("pair.model-files", gpus[0], other).found
 
 
+def test_units_have_no_image_to_compare(gpus: list[Observations]) -> None:
+    result = pair("pair.images", *gpus)
+    assert (result.status, result.found) == ("ok", "no container runs over two nodes")
+
+
 def test_a_node_without_ssh_host_keys_shares_none(gpus: list[Observations]) -> None:
     assert pair("pair.host-keys", *gpus).status == "ok"
     assert pair("pair.host-keys", gpus[0], seen(2)).status == "unknown"
