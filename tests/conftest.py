@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("spark"), max_examples=5000)
 settings.load_profile("spark")
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A temporary folder that other users may go through, once `hostile.user.reachable` lets them.
+
+    Not below pytest's own: those of all runs are closed to others whenever another run starts
+    (`TempPathFactory.getbasetemp`), so that a user could not do what a test has him try.
+    """
+    above = os.environ.get(memory_folder.VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="spark-", dir=above, ignore_cleanup_errors=True) as it:
+        yield Path(it).resolve()
 
 
 # Collecting thousands of tests makes a million objects that stay: to look through them again and

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.facts import load_pins
 from spark_cluster.doctor.observations import Observations
+from spark_cluster.resources import Unit
 from spark_cluster.resources.nft_table import normalised
 
 Answer = dict[str, Any]
@@ -381,3 +383,40 @@ def logged(text: str, *, name: str = "spark-vllm", at: str = "2026-11-20T15:00:0
     """The logs of the head with one more line in one container's."""
     other = "spark-ray" if name == "spark-vllm" else "spark-vllm"
     return f"==> {other}\n==> {name}\n{at} {text}\n"
+
+
+def on_gpus(number: int, **changes: Any) -> Observations:
+    """Node 1 or 2 of `lab up --gpus`, an H100 each, that serve together in a virtual environment.
+
+    As two such nodes answered in November 2026: no Docker, RDMA, fwupd or sshd; `fabric0` is the
+    link that the inventory names.
+    """
+    address, env = f"10.90.1.{10 + number}", {"VLLM_HOST_IP": f"10.90.1.{10 + number}"}
+    ray = ("ray", "start", "--block", f"--node-ip-address={address}")
+    units = {"spark-ray": Unit("spark-ray", (*ray, "--head") if number == 1 else ray, env=env)}
+    if number == 1:
+        serve = ("vllm", "serve", "/srv/models/paris", "--tensor-parallel-size", "2")
+        units["spark-vllm"] = Unit("spark-vllm", serve, env=env, labels={"spark-cluster.tp": "2"})
+    known = "ActiveState=active\nNRestarts=0\nExecMainStartTimestamp=Wed 2026-11-25 09:02:38 UTC\n"
+    told = {
+        "gpu": "NVIDIA H100 80GB HBM3, 9.0, 580.159.04, 35, 121.11, 1980, 2147, 78923\n",
+        "ip": json.dumps(
+            [
+                interface("eth0", f"10.90.0.{10 + number}/24", mtu=1500),
+                interface("fabric0", f"{address}/24"),
+            ]
+        ),
+        "nvrm": NVRM.replace("580.126.09", "580.159.04"),
+        "ssh_folder": "directory root 700\n",
+        "hcas": "",
+        **dict.fromkeys(("history", "devices", "docker", "containers", "images", "logs")),
+        "tools": "nvidia-smi\nsystemctl\njournalctl\nfind\nnft\n",
+        "versions": "==> spark-ray\nray=2.60.0\nvllm=0.26.0\n",
+        "models": "==> /srv/models/paris\n1024 config.json\n47310000 model.safetensors\n",
+        **{name: unit.text + known for name, unit in units.items()},
+        "ray": ray_nodes("10.90.1.11", "10.90.1.12"),
+        **dict.fromkeys(("fw_ver", "board_id", "width", "host_keys", "gids?", "types?")),
+        "pci": {"/sys/bus/pci/devices/0000:00:06.0/vendor": "0x10de\n"},
+    }
+    context = {"user": "root", "fabric": ("fabric0",)}
+    return replace(seen(number, context=context, **{**told, **changes}), node=f"gpu{number}")

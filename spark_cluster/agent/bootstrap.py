@@ -131,6 +131,17 @@ def compiled(folder: str) -> str:
     return path
 
 
+def hold(folder: str) -> None:
+    """Lock a folder of code, if it is there, for as long as this process lives: agents of other
+    versions leave it (`forget_others`), for much of it is imported late.
+    """
+    import contextlib
+    import fcntl
+
+    with contextlib.suppress(OSError):  # there is none yet, or a file system without locks
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
+
+
 def boot(stream: "BinaryIO") -> None:
     """Read the head, get the code if it is not here, and hand over to the agent."""
 
@@ -153,6 +164,7 @@ def boot(stream: "BinaryIO") -> None:
     head = json.loads(head)
     held = [first]
     folder = os.path.join(os.path.expanduser(head["folder"]), head["sha256"])
+    hold(folder)
     came = digest_of(folder) != head["sha256"]
     if came:
         say({"event": "need_code"})
@@ -167,6 +179,7 @@ def boot(stream: "BinaryIO") -> None:
         except OSError as error:
             say({"event": "no_room", "error": "%s: %s" % (folder, error.strerror)})
             return
+        hold(folder)
     sys.pycache_prefix = compiled(folder)
     sys.path.insert(0, folder)
     agent = importlib.import_module("spark_cluster.agent.main")  # of that folder, not of this text

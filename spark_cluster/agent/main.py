@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import io
@@ -102,7 +103,7 @@ class OwnCode:
 def forget_others(folder: str, root: str) -> None:
     """Remove older versions of the code, and what was left of an agent that was killed.
 
-    The last version stays, as do those that transient units run from.
+    The last version stays, as do those that transient units and other agents run from.
 
     Args:
         folder: of the code of this version; the others are beside it.
@@ -117,9 +118,16 @@ def forget_others(folder: str, root: str) -> None:
             if not Path("/proc", found[1]).exists():
                 shutil.rmtree(path, ignore_errors=True)
         elif found and str(path) != folder and path.name.encode() not in running:
-            versions.append((path.stat().st_mtime, path))
+            with contextlib.suppress(FileNotFoundError):  # another agent was quicker
+                versions.append((path.stat().st_mtime, path))
     for _, path in sorted(versions)[:-1]:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # an agent holds it (`bootstrap.hold`), or it is gone
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 T = TypeVar("T")

@@ -406,7 +406,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     archive.add_json("recipe.json", recipe.model_dump(mode="json", exclude={"env"}))
     launch = of_recipe(recipe, recipe.size_for(len(play.nodes)))
     subject = of_a_recipe(recipe, launch)
-    rooms, facts = survey(play, subject.node_path)
+    rooms, facts = survey(play, subject.node_path, venv=subject.launch.venv)
     planner = Planner(app.project, hub(offline=True), partial(own_evidence, app.project))
     archive.add_json("plan.json", planner.plan(subject, rooms, PlannedLoad(), facts).to_dict())
 

@@ -193,7 +193,7 @@ def _rooms(
         there = {}
         if recipe is not None:
             there = stored_models(play, recipe, play.nodes).gib_present(recipe.model.name)
-        rooms, facts = survey(play, subject.node_path, there)
+        rooms, facts = survey(play, subject.node_path, there, subject.launch.venv)
         told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)
         planner.look_up(subject, NodeDocuments(play.session(first)))

@@ -113,7 +113,7 @@ def _figures(plan: Plan) -> Iterator[tuple[str, Text | str]]:
             f"{first.seconds.expected:.2f} s ({first.seconds.low:.2f} to {first.seconds.high:.2f}) "
             f"for {speed.prompt:,} tokens",
         )
-    yield "before", _before(plan)
+    yield "before", before(plan.fit)
 
 
 def _speeds(speed: Speed) -> Iterator[tuple[str, Text | str]]:
@@ -180,15 +180,18 @@ def _cache(fit: Fit) -> Text:
     return styled("{}  [dim]({} {:,} tokens)[/]", size, prints, cache.tokens)
 
 
-def _before(plan: Plan) -> str:
-
-    fit = plan.fit
+def before(fit: Fit) -> str:
+    """Return what happens before it serves: where the files come from, and how long all takes."""
     found = times(fit)
     low, high = _span(found["load_low"]), _span(found["load_high"])
     load = low if low == high else f"{low} to {high}"
     copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
-    download = f"{fit.disk_gib:.1f} GiB to download ({_span(found['download'])} at 100 MB/s)"
-    return f"{download}{copy}, {load} to load"
+    how = "send" if fit.launch.directory else "download"
+    if not fit.disk_gib or all(room.has_model for room in fit.rooms):
+        return f"nothing to {how}, {load} to load"
+    where = " from this machine" if fit.launch.directory else ""
+    span = f" ({_span(found['download'])} at 100 MB/s)" if found["download"] else ""
+    return f"{fit.disk_gib:.1f} GiB to {how}{where}{span}{copy}, {load} to load"
 
 
 def _span(seconds: float) -> str:

@@ -68,7 +68,14 @@ def _show_status(app: App, found: Status) -> None:
     console.print(verdict)
     if found.access is not None:
         console.print(painted(str(found.access), "dim"))
-    table = plain_table("node", "container", "state", "restarts")
+    runtimes = {
+        one.runtime
+        for node in found.nodes
+        for one in node.containers.values()
+        if one.status != "absent"
+    }
+    program = "unit" if runtimes == {"venv"} else "container"
+    table = plain_table("node", program, "state", "restarts")
     for node in found.nodes:
         if not node.reachable:
             table.add_row(node.name, "", painted("unreachable", "red"), "")

@@ -67,6 +67,8 @@ class Launch:
         drafter: repository or path of the drafting model.
         revisions: repository on the hub to the branch, tag or commit that is downloaded, where a
             recipe says it.
+        directory: the model is a folder of this machine, which `up` copies to the nodes.
+        venv: the environment on the nodes that serves, without a container; empty otherwise.
         tp: tensor-parallel size.
         nodes: how many machines.
         executor: what joins the nodes, where a recipe says it; a command has it in `args`.
@@ -88,6 +90,8 @@ class Launch:
     docker: Mapping[str, str | bool | list[str]] = field(default_factory=dict)
     drafter: str | None = None
     revisions: Mapping[str, str] = field(default_factory=dict)
+    directory: bool = False
+    venv: str = ""
     tp: int = 1
     nodes: int = 1
     origin: Literal["recipe", "command"] = "recipe"
@@ -207,6 +211,8 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         env=recipe.plain_env,
         volumes=tuple(volumes),
         drafter=(recipe.drafter.name or recipe.drafter.path) if recipe.drafter else None,
+        directory=recipe.model.source == "directory",
+        venv=recipe.venv.path if recipe.venv is not None else "",
         tp=tp,
         nodes=recipe.nodes_for(tp),
         ready_timeout_s=recipe.ready_timeout_s,

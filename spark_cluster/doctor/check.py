@@ -43,6 +43,8 @@ class Check(Generic[S]):
         needs: names of sources; without any one of them the verdict is `unknown`.
         effect: what comes of it when it is not ok.
         link: a node without peers needs no such check.
+        spark: only a Spark has what it looks at; where it is missing on a node with another GPU,
+            all is well.
         sources: what it wants to be looked at beyond what every node is asked, by name.
     """
 
@@ -53,6 +55,7 @@ class Check(Generic[S]):
     effect: Effect
     link: bool = False
     sources: Mapping[str, NodeSource] = field(default_factory=dict)
+    spark: bool = False
 
     @property
     def area(self) -> str:
@@ -84,9 +87,25 @@ class Check(Generic[S]):
         try:
             return self.look(seen)
         except NotSeen as why:
-            return unknown(str(why))
+            others = _other_gpus(seen) if self.spark else ""
+            return (
+                ok(f"{others}: not a Spark, so there is nothing to check")
+                if others
+                else unknown(str(why))
+            )
         except _NOT_UNDERSTOOD as fault:
             return unknown(f"{self.looked_at}: not understood ({type(fault).__name__}: {fault})")
+
+
+def _other_gpus(seen: object) -> str:
+    """Return the names of the nodes' GPUs; empty where one may be a Spark's."""
+    nodes = [one for one in _listed(seen) if isinstance(one, Observations)]
+    names = [one.other_gpu for one in nodes]
+    return ", ".join(dict.fromkeys(names)) if all(names) else ""
+
+
+def _listed(seen: object) -> Sequence[object]:
+    return seen if isinstance(seen, Sequence) else (seen,)
 
 
 def explained(result: CheckResult, verdict: Verdict) -> CheckResult:
@@ -122,12 +141,14 @@ def check(
     title: str = "",
     link: bool = False,
     sources: Mapping[str, NodeSource] | None = None,
+    spark: bool = False,
 ) -> Callable[[Look[S]], Check[S]]:
     """Turn a function into a check; see `Check`. The function's docstring is its title, where none
     is given.
     """
 
     def made(look: Look[S]) -> Check[S]:
-        return Check(id, title or look.__doc__ or id, look, needs, effect, link, sources or {})
+        name = title or look.__doc__ or id
+        return Check(id, name, look, needs, effect, link, sources or {}, spark)
 
     return made

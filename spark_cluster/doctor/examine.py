@@ -366,6 +366,7 @@ class Examination:
             user=user,
             linked=len(self.inventory.nodes) > 1,
             mtu=self.inventory.mtu,
+            fabric=() if node.fabric == "detect" else tuple(one.name for one in node.fabric),
             docker_users=node.settings_for("containers").data.get("users") is True,
             pins=self.pins,
             _sources=sources(context),

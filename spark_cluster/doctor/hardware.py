@@ -169,7 +169,7 @@ def power_off(seen: Observations) -> Verdict:
     return warn(f"{found}; the clocks are capped at boot", "power-cut-at-capped-clocks")
 
 
-@check("driver.firmware-update", needs=("history",), effect="risks")
+@check("driver.firmware-update", needs=("history",), effect="risks", spark=True)
 def firmware_update(seen: Observations) -> Verdict:
     """no firmware update failed"""
     done = seen.ran("history")

@@ -22,7 +22,7 @@ BRICKS = ("28.47.1088", "NVD0000000087")
 """Firmware reported to brick the ConnectX-7 of this PSID (community report)."""
 
 
-@check("link.connectx-present", needs=("hcas",), effect="blocks", link=True)
+@check("link.connectx-present", needs=("hcas",), effect="blocks", link=True, spark=True)
 def connectx_present(seen: Observations) -> Verdict:
     """all four functions of the ConnectX-7 are present"""
     hcas = seen.hcas
@@ -42,7 +42,7 @@ def connectx_present(seen: Observations) -> Verdict:
     return fail("no RDMA device, and none of its functions on the PCI bus", "connectx-off-the-bus")
 
 
-@check("link.port-up", needs=("hcas",), effect="blocks", link=True)
+@check("link.port-up", needs=("hcas",), effect="blocks", link=True, spark=True)
 def port_up(seen: Observations) -> Verdict:
     """both twins of the cabled port are up"""
     up = [h.interface for h in seen.hcas if h.up]
@@ -67,9 +67,8 @@ def _must_be_a_spark(seen: Observations) -> None:
     Raises:
         NotSeen: the GPU is another one than a Spark's.
     """
-    gpu = seen.facts.gpu
-    if gpu is not None and not gpu.shares_memory:
-        raise NotSeen(f"{gpu.name}: this is not a Spark, and has no RDMA device")
+    if seen.other_gpu:
+        raise NotSeen("no RDMA device")
 
 
 @check("link.rate", needs=("hcas", "speed"), effect="slows", link=True)
@@ -86,7 +85,7 @@ def rate(seen: Observations) -> Verdict:
     return fail(shown) if slow else ok(shown or "no function is up")
 
 
-@check("link.pcie-width", needs=("width",), effect="slows", link=True)
+@check("link.pcie-width", needs=("width",), effect="slows", link=True, spark=True)
 def pcie_width(seen: Observations) -> Verdict:
     """both PCIe paths of the ConnectX-7 have four lanes"""
     widths = of_hca(seen.tree("width"))
@@ -147,7 +146,7 @@ def gid(seen: Observations) -> Verdict:
 @check("link.subnet-overlap", needs=("hcas", "ip"), effect="blocks", link=True)
 def subnet_overlap(seen: Observations) -> Verdict:
     """no other network of the node overlaps with the link's"""
-    fabric = {h.interface for h in seen.hcas}
+    fabric = seen.link_names
     ours = [(i.name, a) for i in seen.interfaces if i.name in fabric for a in i.addresses]
     others = [(i.name, a) for i in seen.interfaces if i.name not in fabric for a in i.addresses]
     for name, address in ours:
@@ -157,7 +156,7 @@ def subnet_overlap(seen: Observations) -> Verdict:
     return ok(", ".join(sorted({str(a.network) for _, a in ours})) or "no address on the link")
 
 
-@check("link.firmware", needs=("fw_ver", "board_id"), effect="risks", link=True)
+@check("link.firmware", needs=("fw_ver", "board_id"), effect="risks", link=True, spark=True)
 def firmware(seen: Observations) -> Verdict:
     """the ConnectX-7 has no firmware that is known to be bad"""
     versions, boards = of_hca(seen.tree("fw_ver")), of_hca(seen.tree("board_id"))

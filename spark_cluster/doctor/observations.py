@@ -315,6 +315,7 @@ class Observations:
         user: who logs in there.
         linked: whether there are other nodes, so that a link is needed.
         mtu: what the inventory wants on the link, bytes.
+        fabric: interfaces of the link that the inventory names; empty where they are detected.
         docker_users: the inventory puts the login user into the group docker.
         pins: combinations of kernel and driver that are known; None when they are not at hand.
     """
@@ -324,6 +325,7 @@ class Observations:
     user: str = "root"
     linked: bool = True
     mtu: int = 9000
+    fabric: tuple[str, ...] = ()
     docker_users: bool = False
     pins: Pins | None = field(default=None, repr=False)
     _sources: Mapping[str, NodeSource] = field(
@@ -451,9 +453,23 @@ class Observations:
 
     @property
     def twin_interfaces(self) -> tuple[Interface, ...]:
-        """The interfaces of the twins that are up, in their order."""
+        """The interfaces of the twins that are up, in their order; of a link without RDMA those
+        that the inventory names.
+        """
         found = {interface.name: interface for interface in self.interfaces}
-        return tuple(found[twin.interface] for twin in self.twins if twin.interface in found)
+        names = [twin.interface for twin in self.twins] if self.hcas else self.fabric
+        return tuple(found[name] for name in names if name in found)
+
+    @property
+    def link_names(self) -> set[str]:
+        """The names of all interfaces of the link. Raises NotSeen when nothing lists the HCAs."""
+        return {*self.fabric, *(hca.interface for hca in self.hcas)}
+
+    @property
+    def other_gpu(self) -> str:
+        """The name of its GPU when that is not a Spark's; empty for a Spark, and without a name."""
+        gpu = self.facts.gpu
+        return gpu.name if gpu is not None and not gpu.shares_memory else ""
 
     @cached_property
     def engines(self) -> tuple[ContainerState, ...]:

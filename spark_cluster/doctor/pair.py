@@ -50,7 +50,7 @@ def driver(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check("pair.firmware", needs=("fw_ver",), effect="risks")
+@check("pair.firmware", needs=("fw_ver",), effect="risks", spark=True)
 def firmware(nodes: Pair) -> Verdict:
     """the nodes' ConnectX-7 have the same firmware"""
 
@@ -63,7 +63,7 @@ def firmware(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check("pair.system-firmware", needs=("devices",), effect="risks")
+@check("pair.system-firmware", needs=("devices",), effect="risks", spark=True)
 def system_firmware(nodes: Pair) -> Verdict:
     """the nodes have the same system firmware"""
     versions = [_versions(seen) for seen in nodes]
@@ -91,6 +91,8 @@ def machine_id(nodes: Pair) -> Verdict:
 @check("pair.host-keys", needs=("host_keys",), effect="risks")
 def host_keys(nodes: Pair) -> Verdict:
     """each node has SSH host keys of its own"""
+    if not any(seen.tree("host_keys") for seen in nodes):
+        return ok("no node has SSH host keys")
     keys = {seen.node: _host_keys(seen) for seen in nodes}
     for one, other in combinations(keys, 2):
         shared = sorted(kind for kind, key in keys[one].items() if keys[other].get(kind) == key)
@@ -139,10 +141,10 @@ def subnets(nodes: Pair) -> Verdict:
 @check("pair.images", needs=("tools", "containers", "logs"), effect="blocks")
 def images(nodes: Pair) -> Verdict:
     """the nodes serve from the same image"""
-    used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} for s in nodes}
+    used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} - {""} for s in nodes}
     serving = {node: ids for node, ids in used.items() if ids}
     if len(serving) < 2:
-        return ok("no engine runs over two nodes")
+        return ok("no container runs over two nodes")
     shown = "; ".join(f"{n} {', '.join(i[:19] for i in sorted(ids))}" for n, ids in serving.items())
     return ok(shown) if len(set().union(*serving.values())) == 1 else fail(shown)
 
@@ -157,7 +159,7 @@ def ray_version(nodes: Pair) -> Verdict:
         pairs = sorted(set(re.findall(r"^(ray|vllm)=(\S+)$", seen.output("versions"), re.M)))
         if not pairs:
             raise NotSeen(
-                f"{seen.node}: python3 in the containers reports no version of Ray or vLLM"
+                f"{seen.node}: nothing reports the versions of Ray and vLLM of what serves"
             )
         return ", ".join(f"{name} {version}" for name, version in pairs)
 
@@ -334,8 +336,8 @@ def _kept(seen: Observations) -> dict[str, dict[str, str]]:
 
 
 def _uses(engine: ContainerState, folder: str) -> bool:
-    """Return True when a container has this model: mounted itself, or in a hub's cache."""
-    if folder in engine.mounts:
+    """Return True when an engine has this model: mounted or named itself, or in a hub's cache."""
+    if folder in engine.mounts or (engine.runtime == "venv" and folder in engine.command):
         return True
     name = folder.rpartition("models--")[2].replace("--", "/")
     above = any(folder.startswith(f"{source}/") for source in engine.mounts)

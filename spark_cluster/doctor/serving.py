@@ -216,7 +216,7 @@ def gid_index(seen: Observations) -> Verdict:
 )
 def address(seen: Observations) -> Verdict:
     """the engine uses the link's address and interface"""
-    fabric = {h.interface for h in seen.hcas}
+    fabric = seen.link_names
     own = {str(a.ip) for i in seen.interfaces if i.name in fabric for a in i.addresses}
     others = {str(a.ip) for i in seen.interfaces if i.name not in fabric for a in i.addresses}
     shown = []

@@ -152,7 +152,7 @@ def must_work(
     found = feasibility(play, server, running, downloaded, ended, offline=offline)
     if found is None:
         return None
-    vram.record_plan(play.bus, server.nodes, found.fit.peak_gib, found.fit.reserved_gib)
+    vram.record_plan(play.bus, server.nodes, found.fit.peak_gib, found.fit.vram_gib)
     if not found.feasible:
         _refuse(play, server, found, force=force)
     return found.fit.share
@@ -373,10 +373,10 @@ def _record_plan(play: Play, plan: PlanTogether) -> None:
         titles = {one.title for one in node.models}
         fits = [one.fit for one in plan.plans if one.title in titles]
         at = [n for n in play.nodes if n.name == node.room.name]
-        reserved = [fit.reserved_gib for fit in fits]
+        held = [fit.vram_gib for fit in fits]
         # They load one after the other, so the last one's peak comes on top of the others.
-        loading = sum(reserved[:-1]) + max(fits[-1].peak_gib, reserved[-1])
-        vram.record_plan(play.bus, at, loading, sum(reserved))
+        loading = sum(held[:-1]) + max(fits[-1].peak_gib, held[-1])
+        vram.record_plan(play.bus, at, loading, sum(held))
 
 
 def _without_plan(play: Play, new: Sequence[Member], error: UsageError | InvalidFile) -> Admitted:

@@ -314,11 +314,15 @@ def announce(
 def prepare(play: Play, deployment: Deployment) -> str:
     """Link, firewall, Docker, caches, start limit where it serves; nothing of ours elsewhere.
 
+    HAProxy comes first: its package is what a node without a network cannot get, and then nothing
+    else has been changed.
+
     Returns:
         Whether there is a firewall: `present` or `absent`.
     """
-    front = ("haproxy",) if deployment.endpoint.engine_port is not None else ()
-    guarded = prepare_nodes(play, deployment, *front, "start_limit")
+    if deployment.endpoint.engine_port is not None:
+        play.apply([node for node in deployment.nodes if node.is_head], "haproxy")
+    guarded = prepare_nodes(play, deployment, "start_limit")
     if deployment.idle:
         play.apply(
             deployment.idle,

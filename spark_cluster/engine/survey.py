@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.facts import Facts
@@ -29,19 +30,24 @@ from spark_cluster.runner.session import ask_all
 DONE = ".complete"
 """What the role `models` leaves in a model's folder when a download is whole."""
 
+TRANSFORMERS = "/lib/python3*/site-packages/transformers-*.dist-info/INSTALLER"
+"""What pip writes next to a package, in an environment; the folder names the version."""
+
 
 def survey(
-    play: Play, folder: str, downloaded: Mapping[str, float] | None = None
+    play: Play, folder: str, downloaded: Mapping[str, float] | None = None, venv: str = ""
 ) -> tuple[list[NodeMemory], list[Facts]]:
     """The nodes' rooms and facts, the head first: one question each, all at once.
 
     Args:
         folder: of a model that has one of its own on the nodes.
-        there: GiB of the model that nodes have in the hub cache; infinite: all of it.
+        downloaded: GiB of the model that nodes have in the hub cache; infinite: all of it.
+        venv: the environment that would serve; the facts' packages then name its transformers.
     """
     question = {
         **fact_gathering.MEMORY,
         "files": {"meminfo": "/proc/meminfo", "done": f"{folder}/{DONE}"},
+        "trees": {"transformers": f"{venv}{TRANSFORMERS}"} if venv else {},
     }
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)
     answers = ask_all(play.sessions, "gather", **question)
@@ -55,8 +61,15 @@ def survey(
         if room.disk_free_gib is not None and not has_model:
             room = replace(room, disk_free_gib=room.disk_free_gib + begun)
         rooms.append(room)
-        facts.append(node.facts)
+        facts.append(replace(node.facts, packages={**node.facts.packages, **_transformers(answer)}))
     return rooms, facts
+
+
+def _transformers(answer: Mapping[str, Any]) -> dict[str, str]:
+    """Return the version of transformers by its name; empty where it was not asked or found."""
+    folders = [path.split("/")[-2] for path in answer["trees"].get("transformers", ())]
+    versions = [name.removesuffix(".dist-info").rpartition("-")[2] for name in folders]
+    return {"transformers": versions[0]} if versions else {}
 
 
 LIMIT_S = 30.0
@@ -106,9 +119,10 @@ def placed(
     """
     found, nodes = [], {node.name: node for node in play.nodes}
     for model, begun in zip(models, downloaded, strict=True):
-        rooms, facts = survey(play, model.subject.node_path, begun)
+        subject = model.subject
+        rooms, facts = survey(play, subject.node_path, begun, subject.launch.venv)
         at = [room.name for room in rooms].index(model.node_of(nodes).name)
-        found.append(Placed(model.subject, rooms[at], facts[at], model.on_request))
+        found.append(Placed(subject, rooms[at], facts[at], model.on_request))
     return found
 
 
@@ -129,7 +143,7 @@ def feasibility(
     Returns:
         None, with a note, where no plan can be made.
     """
-    rooms, facts = survey(play, server.model_path, downloaded)
+    rooms, facts = survey(play, server.model_path, downloaded, server.launch.venv)
     if running.status == "running" or ended:
         ours = _ended_processes(play, ended)
         rooms = [without_ours(room, ours[room.name]) for room in rooms]

@@ -251,6 +251,8 @@ class When(Schema):
     """patterns that must not match"""
     quantization: list[str] = Field(default=[])
     """how the weights lie in memory"""
+    transformers: str = ""
+    """versions of transformers; skipped only where the nodes' environments all have others"""
     flags: dict[str, Expected] = Field(default={})
     """flags of vLLM, without dashes"""
     env: dict[str, Expected] = Field(default={})

@@ -129,6 +129,13 @@ class Case:
         """Return True when any pattern (`*`, `?`, any case) matches any text."""
         return any(fnmatchcase(t.lower(), p.lower()) for p in patterns for t in texts)
 
+    def may_have_transformers(self, versions: SpecifierSet) -> bool:
+        """Return False when what serves on the nodes is known to have another version."""
+        known = [one.packages.get("transformers", "") for one in self.facts]
+        if not self.launch.venv or not all(known):
+            return True
+        return not known or any(versions.contains(one, prereleases=True) for one in known)
+
     def _named(self, part: str) -> bool:
         return any(part in name.lower() for name in (self.launch.model, *self.names))
 
@@ -249,6 +256,7 @@ def _seen(when: When, case: Case) -> list[str] | None:
         not when.on_gpu or case.on_gpu,
         not when.by_hand or case.is_command,
         not when.in_docker or case.in_docker,
+        not when.transformers or case.may_have_transformers(SpecifierSet(when.transformers)),
         not when.quantization or case.quantization in when.quantization,
         not when.family or case.matches(when.family, [case.family]),
         not when.model or case.matches(when.model, case.names),

@@ -186,9 +186,10 @@ class Journal:
         for old in others[: max(0, len(others) + 1 - KEPT)]:
             if old.name != self.spared:
                 shutil.rmtree(old, ignore_errors=True)
-        for left in self.folder.parent.glob("*/before/.*"):  # by a run that was killed
-            if left.parent != self.folder / "before":
-                left.unlink(missing_ok=True)
+        for pattern in ("*/.run.json.*", "*/before/.*"):  # left by a run that was killed
+            for left in self.folder.parent.glob(pattern):
+                if self.folder not in left.parents:
+                    left.unlink(missing_ok=True)
 
     def _is_secret(self, path: Path, shown: str, found: Shape | None) -> bool:
         if self.secret_paths.has(shown, path):

@@ -87,6 +87,7 @@ class Fit(Document):
     runtime_high_gib = derived(Annotated[float, Rounded(2)], "runtime.total.high")
     activations_gib = derived(Annotated[float, Rounded(2)], "runtime.activations.expected")
     cuda_graphs_gib = derived(Annotated[float, Rounded(2)], "runtime.graphs.expected")
+    before_share_gib = derived(Annotated[float, Rounded(2)], "runtime.before_share")
     kv_tokens = derived(int, lambda fit: fit.cache.tokens if fit.cache else 0)
     kv_rule = derived(str | None, lambda fit: fit.cache and fit.cache.rule)
 
@@ -106,15 +107,30 @@ class Fit(Document):
 
     @printed
     def disk_gib(self) -> Annotated[float, Rounded(1)]:
-        """Disk space of the model's files: what is loaded at first, less tables of positions."""
+        """Disk space of the model's files: what is loaded at first, less tables of positions.
+
+        None for dummy weights, which are made where they are needed.
+        """
+        if self.dummy:
+            return 0.0
         launch, tables = self.launch, self.serving.geometry.tables_bytes / GIB
         loaded = (self.loading_gib - tables) * launch.tp * launch.pp
         return loaded / rank_share(launch, self.serving)
 
     @property
+    def dummy(self) -> bool:
+        """True for weights that mean nothing, which no file is read for (`--load-format dummy`)."""
+        return self.launch.text("load-format") == "dummy"
+
+    @property
     def reserved_gib(self) -> float:
-        """The memory that a server holds on each node."""
+        """The memory that a server counts on each node: its share."""
         return self.weights_gib + self.kv_gib + self.runtime.total.expected
+
+    @property
+    def vram_gib(self) -> float:
+        """The memory that a server holds on each node, as nvidia-smi shows it."""
+        return self.reserved_gib + self.runtime.before_share
 
     @printed
     def max_model_len(self) -> int:

@@ -284,11 +284,16 @@ class Feasibility(Document):
 
 @dataclass(frozen=True)
 class PlannedNode(Document):
-    """The memory of a node, and what a server reserves of it."""
+    """The memory of a node, and what a server reserves of it.
+
+    Attributes:
+        vram_gib: with what it holds in addition to its share.
+    """
 
     room: Flat[NodeMemory]
     reserved_gib: Annotated[float, Rounded(2)]
-    vram_mib = derived(Annotated[float, Rounded()], lambda node: node.reserved_gib * 1024)
+    vram_gib: Hidden[float]
+    vram_mib = derived(Annotated[float, Rounded()], lambda node: node.vram_gib * 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,14 +317,19 @@ class Plan(Feasibility):
     @printed
     def nodes(self) -> list[PlannedNode]:
         """The nodes with what is reserved on each."""
-        return [PlannedNode(room, self.fit.reserved_gib) for room in self.fit.rooms]
+        return [
+            PlannedNode(room, self.fit.reserved_gib, self.fit.vram_gib) for room in self.fit.rooms
+        ]
 
 
 def times(fit: Fit) -> dict[str, float]:
-    """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
-    gb = fit.disk_gib * 1.0737
-    found = {"download": gb / DOWNLOAD_GB_S}
+    """Predict how long it takes before it serves, seconds; downloads at an assumed rate.
+
+    What nodes have is neither downloaded nor copied to them again.
+    """
+    gb, has_it = fit.disk_gib * 1.0737, [room.has_model for room in fit.rooms]
+    found = {"download": 0.0 if any(has_it) else gb / DOWNLOAD_GB_S}
     if fit.launch.ranks > 1:
-        found["copy"] = gb / COPY_GB_S
-    slow, fast = (fit.peak_gib / rate for rate in LOAD_GIB_S)
+        found["copy"] = 0.0 if all(has_it) else gb / COPY_GB_S
+    slow, fast = (0.0 if fit.dummy else fit.peak_gib / rate for rate in LOAD_GIB_S)
     return {**found, "load_low": fast, "load_high": slow}

@@ -71,6 +71,10 @@ LIBRARIES_MIB = 32.0
 OUTSIDE_MIB, OUTSIDE_TP_MIB = 235.0, 110.0
 """Outside PyTorch while profiling, on a GPU of its own; with TP, NCCL's own memory is allocated
 before vLLM's first reading (measured-kv-share: 225 to 256, 61 to 143)."""
+FIRST_GIB, FIRST_TP_GIB = 0.51, 0.99
+"""Held by each process before vLLM's first reading of a GPU of its own, so that no share counts it:
+CUDA's context, and with TP over nodes NCCL's buffers for sockets (measured-kv-share,
+measured-on-h100). Between GPUs of one host it was 1.45 and 1.91."""
 
 NARROW, WIDE = 3, 4
 """Hidden states alive at the peak of a feed-forward layer: compiled, eager (measured-kv-share)."""
@@ -144,6 +148,7 @@ class Runtime(Document):
         outside: outside PyTorch: CUDA, NCCL; on unified memory the host's processes too.
         graphs_captured: sizes that are captured: piecewise and whole steps.
         largest_graph: of them, tokens.
+        before_share: held before vLLM's first reading, and so in addition to the share.
     """
 
     activations: Range
@@ -151,6 +156,7 @@ class Runtime(Document):
     outside: Range
     graphs_captured: tuple[int, int] = (0, 0)
     largest_graph: int = 0
+    before_share: float = 0.0
 
     @property
     def total(self) -> Range:
@@ -167,6 +173,7 @@ def runtime(launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) 
         _outside(case),
         (len(case.piecewise), len(case.full)),
         max((*case.piecewise, *case.full), default=0),
+        (FIRST_TP_GIB if case.tp > 1 else FIRST_GIB) if case.own else 0.0,
     )
 
 

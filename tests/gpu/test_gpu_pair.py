@@ -86,6 +86,14 @@ def test_again_nothing_is_changed(job):
     assert job.state() == "serving"
 
 
+def test_doctor_finds_no_fault_while_two_nodes_serve(job):
+    job.run("doctor", status=0)
+    found = {check["id"]: check for check in job.run.json("doctor")["checks"]}
+    assert {id for id, check in found.items() if check["status"] == "fail"} == set()
+    for id in ("serving.address", "serving.vram-visible", "pair.ray-version", "pair.model-files"):
+        assert found[id]["status"] == "ok", found[id]
+
+
 def test_a_killed_worker_is_told_and_repaired(job):
     worker = list(job.compute_apps().items())[-1]
     node, pid = worker[0], str(next(iter(worker[1])))

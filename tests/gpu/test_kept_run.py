@@ -14,8 +14,14 @@ from spark_cluster.issues.explain import explain
 
 DATA = Path(__file__).parents[1] / "data/gpu"
 KEPT = DATA / "main_job"
-TWO_NODES = DATA / "two_nodes"
-"""TP=2 between two nodes of `lab up --gpus` that shared an H100 (2026-11-24)."""
+PAIRS = {name: DATA / name for name in ("two_nodes", "two_gpus")}
+"""TP=2 between two nodes of the lab of GPUs: that shared an H100, and that had one each."""
+
+
+@pytest.fixture(params=PAIRS)
+def two_nodes(request: pytest.FixtureRequest) -> Path:
+    """The documents of a run on two nodes."""
+    return PAIRS[request.param]
 
 
 @pytest.mark.parametrize(
@@ -47,8 +53,10 @@ def test_the_memory_of_its_one_process() -> None:
         *[("vram_ray", "vram"), ("vram_mp", "vram"), ("bench_fabric", "bench-fabric")],
     ],
 )  # fmt: skip
-def test_the_documents_of_two_nodes_fit_their_schemas(file: str, schema: str) -> None:
-    document(schema, (TWO_NODES / f"{file}.json").read_text())
+def test_the_documents_of_two_nodes_fit_their_schemas(
+    two_nodes: Path, file: str, schema: str
+) -> None:
+    document(schema, (two_nodes / f"{file}.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -58,18 +66,20 @@ def test_the_documents_of_two_nodes_fit_their_schemas(file: str, schema: str) ->
         ("mp", ["VLLM::Worker_TP0", "VLLM::Worker_TP1"]),
     ],
 )
-def test_each_of_two_nodes_has_its_own_rank(executor: str, titles: list[str]) -> None:
-    nodes = json.loads((TWO_NODES / f"vram_{executor}.json").read_text())["nodes"]
+def test_each_of_two_nodes_has_its_own_rank(
+    two_nodes: Path, executor: str, titles: list[str]
+) -> None:
+    nodes = json.loads((two_nodes / f"vram_{executor}.json").read_text())["nodes"]
     assert [process["name"] for node in nodes for process in node["processes"]] == titles
-    again = json.loads((TWO_NODES / f"up_{executor}_again.json").read_text())
+    again = json.loads((two_nodes / f"up_{executor}_again.json").read_text())
     assert (again["answer"], again["changed"]) == ("Paris", 0)
-    repaired = json.loads((TWO_NODES / f"up_{executor}_repaired.json").read_text())
+    repaired = json.loads((two_nodes / f"up_{executor}_repaired.json").read_text())
     assert repaired["answer"] == "Paris"
     assert repaired["changed"] > 0
 
 
-def test_nccl_of_two_nodes_went_over_their_sockets() -> None:
-    found = json.loads((TWO_NODES / "bench_fabric.json").read_text())["fabric"]
+def test_nccl_of_two_nodes_went_over_their_sockets(two_nodes: Path) -> None:
+    found = json.loads((two_nodes / "bench_fabric.json").read_text())["fabric"]
     for node in found["nodes"]:
         assert any("via NET/Socket/0" in line for line in node["nccl_log"])
     rows = sorted(found["allreduce"], key=lambda row: row["bytes"])
@@ -112,9 +122,17 @@ def test_a_cache_in_bytes_was_planned_to_the_token() -> None:
         assert abs(found[name]["planned"] - logged) <= tolerance * logged, name
 
 
-def test_a_benchmark_of_one_and_two_nodes_is_read() -> None:
-    """Two nodes that share a GPU are slower than one: TP=2 pays for sockets, and gains nothing."""
-    run = Record.model_validate_json((TWO_NODES / "bench_dual.json").read_text())
+def test_a_benchmark_of_one_and_two_nodes_is_read(two_nodes: Path) -> None:
+    """Of a model as small as the lab's, TP=2 pays more for sockets than a second GPU gives."""
+    run = Record.model_validate_json((two_nodes / "bench_dual.json").read_text())
     assert [(setup.tp, len(setup.nodes)) for setup in run.setups] == [(1, 1), (2, 2)]
     one, two = (cell.metrics["output_tps"].mean for cell in run.cells)
     assert one > two > 0
+
+
+def test_two_nodes_with_a_gpu_each_are_faster_than_two_that_share_one() -> None:
+    shared, own = (
+        Record.model_validate_json((folder / "bench_dual.json").read_text()).cells[1].metrics
+        for folder in PAIRS.values()
+    )
+    assert own["output_tps"].mean > 3 * shared["output_tps"].mean

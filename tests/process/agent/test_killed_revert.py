@@ -179,6 +179,18 @@ def test_killed_before_a_change_of_the_file_system_it_completes(changed, whole):
     assert half > (40 if whole else len(numbers) // 3)
 
 
+def test_what_a_kill_leaves_of_a_journal_that_was_begun_is_removed(changed):
+    """Killed before `run.json` had its name: the next run has another folder, and cleans this."""
+    changed.again()
+    found = kinds(lambda: changed.node.revert("r1", by="r2"))
+    named = 1 + found.index(next(kind for kind in found if kind.startswith("os.rename")))
+    changed.again()
+    assert killed_before_change(named, lambda: changed.node.revert("r1", by="r2"))
+    begun = changed.node.path("/var/lib/spark-cluster/journal/r2")
+    assert [is_temporary(path.name) for path in begun.iterdir()] == [True]
+    changed.must_complete("r2")
+
+
 @WHOLE
 def test_killed_while_it_is_continued_it_completes(changed, whole):
     changed.again()

@@ -28,20 +28,20 @@ for path in Path("/proc").glob("[0-9]*/cmdline"):
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+def opened(open_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """The command, the token of its address, and the file with the words of its browser."""
-    user.reachable(tmp_path)
-    inventory = put(tmp_path / "inventory.yaml", "nodes: {a: {address: 127.0.0.1, port: 1}}\n")
-    words = tmp_path / "words"
+    user.reachable(open_path)
+    inventory = put(open_path / "inventory.yaml", "nodes: {a: {address: 127.0.0.1, port: 1}}\n")
+    words = open_path / "words"
     browser = put(
-        tmp_path / "browser", "#!/bin/sh\n"
+        open_path / "browser", "#!/bin/sh\n"
         f'echo $$ > {words}.pid; printf %s "$1" > {words}.new; mv {words}.new {words}\n'
         "sleep 600\n", 0o755,
     )  # fmt: skip
-    (tmp_path / "home").mkdir()
+    (open_path / "home").mkdir()
     argv = [sys.executable, "-m", "spark_cluster", "-i", str(inventory)]
     argv += [*readme.words("spark-cluster dashboard"), "--open"]
-    env = {**os.environ, "BROWSER": f"{browser} %s &", "HOME": str(tmp_path / "home")}
+    env = {**os.environ, "BROWSER": f"{browser} %s &", "HOME": str(open_path / "home")}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
             assert process.stdout is not None

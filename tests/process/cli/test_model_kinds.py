@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from program import invoke
@@ -15,8 +16,9 @@ from spark_cluster.cli import served as status_command
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.engine.result import Status
+from spark_cluster.engine.result import NodeState, Status
 from spark_cluster.errors import Refused
+from spark_cluster.node.containers import ContainerState
 
 TEXT = """\
 name: r
@@ -123,3 +125,13 @@ def test_status_names_the_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.to_dict()["kind"] == "embedding"
     status_command._show_status(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]
     assert "embedding, tp 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("runtime", "heading"), [("venv", "unit"), ("docker", "container")])
+def test_status_heads_units_as_units(
+    runtime: Any, heading: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [NodeState("gpu1", True, {"spark-vllm": ContainerState(runtime=runtime)})]
+    found = Status("serving", nodes, [], "http://h/v1", None, "m", 1)
+    status_command._show_status(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]
+    assert heading in capsys.readouterr().out.split()

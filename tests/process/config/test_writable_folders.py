@@ -39,8 +39,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to anothe
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    project = tmp_path / "project"
+def folder(open_path: Path) -> Path:
+    project = open_path / "project"
     for name in ("roles/drivers/__init__.py", "playbooks/p.py"):
         (project / name).parent.mkdir(parents=True)
         (project / name).write_text(CODE)

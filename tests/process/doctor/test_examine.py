@@ -82,6 +82,19 @@ def test_every_node_is_asked_once(inventory: Inventory, requests: dict[str, list
     assert diagnosis.exit_code == 5  # one machine twice: the same machine id, the same keys
 
 
+def test_interfaces_of_the_link_are_those_that_the_inventory_names(
+    tmp_path: Path, requests: dict[str, list[str]]
+) -> None:
+    link = "fabric: {interfaces: [{name: fabric0, address: 10.90.1.11/24, configure: false}]}"
+    text = f"nodes:\n  spark1: {{address: 127.0.0.1, roles: [head], {link}}}\n"
+    inventory = factories.make_inventory(tmp_path, text)
+    nodes = list(inventory.nodes.values())
+    with examine.Examination(inventory, nodes, dialer.Dialer()) as examination:
+        (seen_,) = examination.observe()
+    assert seen_.fabric == ("fabric0",)
+    assert requests == {"spark1": ["gather"]}
+
+
 def test_one_of_two_is_off(inventory: Inventory, requests: dict[str, list[str]]) -> None:
     requests["off"] = ["spark2"]
     diagnosis, nodes = examined(inventory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,28 @@ def test_versions_are_read_from_the_containers_files(
             assert run("versions", "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
         finally:
             engine.kill()
+
+
+def test_versions_of_a_unit_are_read_without_docker(tmp_path: Path) -> None:
+    """As on a node that serves in a virtual environment: systemd tells the program."""
+    (tmp_path / "env/lib/python3.12/site-packages/ray-2.60.0.dist-info").mkdir(parents=True)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "tr", "sed"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    with subprocess.Popen(["/bin/sleep", "1000"], env={"PATH": f"{tmp_path}/env/bin"}) as engine:
+        try:
+            (programs / "systemctl").write_text(
+                f'#!/bin/sh\n[ "$5" = spark-ray.service ] && echo {engine.pid} || echo 0\n'
+            )
+            (programs / "systemctl").chmod(0o755)
+            argv = observations.shell(observations.script("versions"), "code")
+            done = subprocess.run(
+                argv, env={"PATH": str(programs)}, capture_output=True, text=True, check=True
+            )
+        finally:
+            engine.kill()
+    assert (done.stdout, done.stderr) == ("==> spark-ray\nray=2.60.0\n", "")
 
 
 def test_without_containers(run: Callable[..., str], tmp_path: Path) -> None:

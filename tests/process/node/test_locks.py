@@ -36,10 +36,10 @@ print(len(held))
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(open_path: Path) -> Path:
     """The root of a node, which that user can enter."""
-    (tmp_path / "var/lib/spark-cluster").mkdir(parents=True)
-    return user.reachable(tmp_path)
+    (open_path / "var/lib/spark-cluster").mkdir(parents=True)
+    return user.reachable(open_path)
 
 
 def below(root: Path, path: str) -> Path:

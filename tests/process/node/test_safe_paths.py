@@ -45,15 +45,15 @@ while True:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(open_path: Path) -> Host:
     """A node with a folder of root's, `etc`, and one of a user's with a folder and a link to it."""
-    (tmp_path / "etc").mkdir(mode=0o755)
-    (tmp_path / "etc/shadow").write_text(SECRET)
-    (tmp_path / "etc/shadow").chmod(0o600)
-    run = tmp_path / FOLDER.lstrip("/")
+    (open_path / "etc").mkdir(mode=0o755)
+    (open_path / "etc/shadow").write_text(SECRET)
+    (open_path / "etc/shadow").chmod(0o600)
+    run = open_path / FOLDER.lstrip("/")
     run.mkdir(parents=True)
     for name in ("d", "f"):
-        (run / f"{name}-link").symlink_to(tmp_path / ("etc" if name == "d" else "etc/shadow"))
+        (run / f"{name}-link").symlink_to(open_path / ("etc" if name == "d" else "etc/shadow"))
         os.lchown(run / f"{name}-link", user.NOBODY, user.NOBODY)
     (run / "d").mkdir()
     for path in (run / "d/shadow", run / "f"):
@@ -61,7 +61,7 @@ def host(tmp_path: Path) -> Host:
     for path in (run, run / "d", run / "d/shadow", run / "f"):
         user.owned(path)
     user.reachable(run)
-    return Host(root=tmp_path, run_id="r1")
+    return Host(root=open_path, run_id="r1")
 
 
 @contextlib.contextmanager

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from fake_cluster import FakeCluster, Make
 
 from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.launch import Launch
 from spark_cluster.engine.survey import survey
+from spark_cluster.issues.rules import lint
+from spark_cluster.models.lookup import find
 
 
 def asked(cluster: FakeCluster) -> list[int]:
@@ -29,3 +35,20 @@ def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_t
     assert [room.has_model for room in rooms] == [True, False]
     assert rooms[0].held_gib == 2.0
     assert found == [facts["a"], facts["b"]]
+
+
+@pytest.mark.parametrize(("version", "warned"), [("5.14.1", False), ("5.17.0", True), (None, True)])
+def test_transformers_of_the_environment_decide_on_a_warning(
+    fake_cluster: Make, version: str | None, warned: bool
+) -> None:
+    """A plan of two nodes warned of 5.15 with 5.14.1 in the recipe's environment."""
+    cluster = fake_cluster("a")
+    if version:
+        folder = f"/srv/engine/lib/python3.12/site-packages/transformers-{version}.dist-info"
+        cluster.nodes["a"].put(f"{folder}/INSTALLER", "uv")
+    _, facts = survey(cluster.play, "/data/m", venv="/srv/engine")
+    launch = Launch("google/gemma-4-31B-it", vllm="0.26.0", venv="/srv/engine")
+    found = {issue.id for issue in lint(launch, find("google/gemma-4-31B-it"), facts)}
+    assert ("gemma4-transformers-5.15" in found) is warned
+    in_image = {issue.id for issue in lint(replace(launch, venv=""), None, facts)}
+    assert "gemma4-transformers-5.15" in in_image

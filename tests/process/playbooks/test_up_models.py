@@ -18,13 +18,13 @@ from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.resolve import ServedModel, resolve_models
-from spark_cluster.errors import VerificationFailed
+from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.runner.events import Options, Result, Selection
 
 NAMES = ("gemma", "words")
 PROGRAMS = [f"spark-vllm-{name}" for name in NAMES]
 ROLES = (
-    *("firewall", "containers", "caches", "haproxy", "start_limit", "models", "endpoint"),
+    *("haproxy", "firewall", "containers", "caches", "start_limit", "models", "endpoint"),
     "model_loader",
 )
 OWN_SERVER = """\
@@ -41,6 +41,17 @@ def role(node, settings):
     )
 """
 """In place of the role `vllm`: its container without the devices and folders of a Spark."""
+
+NO_HAPROXY = """\
+from factories import SHIPPED
+from spark_cluster.resources import Command
+
+Settings = SHIPPED.load_role("haproxy").settings_model
+
+def role(node, settings):
+    yield Command("install haproxy", ("false",))
+"""
+"""In place of the role `haproxy`: a package that cannot be had."""
 
 
 def model(name: str) -> ServedModel:
@@ -123,6 +134,15 @@ def test_they_serve_and_a_second_run_changes_nothing(ups: Any) -> None:
     results = [event for event in up.cluster.events if isinstance(event, Result)]
     assert {event.verdict for event in results} == {"ok"}
     assert up.starts() == PROGRAMS
+
+
+def test_nothing_is_changed_where_haproxy_cannot_be_installed(ups: Any) -> None:
+    """Its package is what a node without a network lacks; the firewall was changed before it."""
+    up = ups()
+    put(up.cluster.project / "roles/haproxy/__init__.py", NO_HAPROXY)
+    with pytest.raises(SparkClusterError, match="install haproxy"):
+        up()
+    assert up.cluster.roles() == []
 
 
 def test_the_next_one_is_started_when_the_one_before_is_healthy(ups: Any) -> None:

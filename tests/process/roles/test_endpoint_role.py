@@ -91,10 +91,10 @@ def test_what_is_not_wanted_any_more_goes(role, given, present):
 
 
 @user.needs_root
-def test_a_user_of_the_node_reads_no_digest_and_no_private_key(role, tmp_path):
+def test_a_user_of_the_node_reads_no_digest_and_no_private_key(role, open_path):
     """A digest can be tried against guessed keys, as many a second as a machine can hash."""
     given = {"api_key": KEY, "tls": "certificate", "certificate": PEM, **GIVEN}
-    host = Host(root=user.reachable(tmp_path))
+    host = Host(root=user.reachable(open_path))
     for resource in role("endpoint", a_spark(), **given):
         if isinstance(resource, (Directory, File, Line)):
             unchecked = {"validate_with": ()} if isinstance(resource, File) else {}

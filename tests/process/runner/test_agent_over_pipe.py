@@ -15,12 +15,14 @@ import time
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pipe_channel import PipeChannel
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.agent import frames
+from spark_cluster.config.extension import using
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, HubModel, Line
@@ -181,6 +183,31 @@ def test_versions_stay_from_which_units_run(fresh, tmp_path):
     session.close()
     left = {wire.digest(), f"{1:064x}", f"{3:064x}"}
     assert {path.name for path in folder.iterdir()} == left
+
+
+def test_the_code_of_a_running_agent_stays(fresh, tmp_path):
+    """It imports what it needs late: "no resource of type" was what came of it. Each project with
+    resources of its own has another version, and so has each release."""
+    folder = fresh / ".cache/spark-cluster/agent"
+
+    def start(number):
+        own = ((f"spark_cluster_project/{number}.py", b""),)
+        with using(lambda: SimpleNamespace(resource_files=own)):
+            session = Session(
+                "n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path)
+            )
+            session.run(["true"])
+            return session, wire.digest()
+
+    (first, digest), *others = [start(number) for number in range(4)]
+    assert (folder / digest).is_dir()
+    (tmp_path / "list").write_text("a\n")
+    assert verdicts(apply(first, Line("/list", line="b"))) == ["change"]
+    for session, _ in ((first, digest), *others):
+        session.close()
+    last, newest = start(4)
+    last.close()
+    assert {path.name for path in folder.iterdir()} == {newest, others[-1][1]}
 
 
 HUB = {"what": "state", "hub": "/srv/hub", "wanted": []}

@@ -10,6 +10,7 @@ import http.server
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -389,6 +390,32 @@ def test_an_unknown_host_key_is_refused_whatever_the_configuration_says(target, 
     (home / ".ssh" / "config").unlink()
     trusted.write_text("")
     assert "Host key verification failed" in unreachable(target()).message
+
+
+@pytest.mark.parametrize("jump", [None, "hop.example.net"])
+def test_no_configuration_of_the_user_loosens_a_tunnel(target, home, tmp_path, monkeypatch, jump):
+    """As the real ssh reads the file and the arguments that it is started with, on each hop."""
+    (home / ".ssh" / "config").write_text(
+        "Host *\n  ForwardAgent yes\n  ForwardX11 yes\n  StrictHostKeyChecking no\n"
+        "  VerifyHostKeyDNS yes\n  UpdateHostKeys yes\n  ControlMaster auto\n  BatchMode no\n"
+    )
+    real, programs = shutil.which("ssh"), tmp_path / "programs"
+    programs.mkdir()
+    (programs / "ssh").write_text(
+        f'#!/bin/sh\nfor arg; do [ "$last" = -F ] && file=$arg; last=$arg; done\n'
+        f'{real} -G "$@" >{tmp_path}/node\n'
+        f'{real} -G -F "$file" hop.example.net >{tmp_path}/hop\n'
+    )
+    (programs / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    unreachable(target(jump=jump))
+    strict = {
+        *("forwardagent no", "forwardx11 no", "stricthostkeychecking true", "batchmode yes"),
+        *("verifyhostkeydns false", "updatehostkeys false", "controlmaster false"),
+        "exitonforwardfailure yes",
+    }
+    for hop in ("node", "hop"):
+        assert strict - set((tmp_path / hop).read_text().lower().splitlines()) == set(), hop
 
 
 @pytest.mark.parametrize("known", ["", "{J} {N}\n", "{J} {K}\n@revoked * {K}\n"])

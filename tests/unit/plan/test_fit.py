@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_cluster.cli.plan_picture import before
 from spark_cluster.config.facts import GpuProcess, Memory
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
@@ -16,7 +17,7 @@ from spark_cluster.models.lookup import find
 from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.models.weights import memory_bytes
 from spark_cluster.plan.fit import fit, kv_bytes_given, kv_knob_bytes
-from spark_cluster.plan.plan import nearest
+from spark_cluster.plan.plan import nearest, times
 from spark_cluster.plan.room import NodeMemory, assumed
 
 DENSE = find("google/gemma-4-31B-it")
@@ -167,6 +168,38 @@ def test_a_disk_that_is_too_small():
     (reason,) = fitted(launch(), [room]).reasons
     assert reason == "spark1: 31 GiB must be downloaded and 20 are free"
     assert fitted(launch(), [replace(room, has_model=True)]).fits
+
+
+def test_dummy_weights_need_no_disk_and_no_download():
+    room = replace(assumed(1)[0], disk_free_gib=1.0)
+    found = fitted(launch(load_format="dummy"), [room])
+    assert found.fits
+    assert times(found) == {"download": 0, "load_low": 0, "load_high": 0}
+
+
+def test_what_the_nodes_have_is_not_downloaded_again():
+    rooms = [replace(room, has_model=True) for room in assumed(2)]
+    two = replace(launch(), tp=2, nodes=2)
+    assert times(fitted(two, rooms))["download"] == times(fitted(two, rooms))["copy"] == 0
+    one_has_it = times(fitted(two, [rooms[0], assumed(2)[1]]))
+    assert one_has_it["download"] == 0 < one_has_it["copy"]
+    assert times(fitted(two))["download"] > 0
+
+
+@pytest.mark.parametrize(
+    ("there", "flags", "directory", "words"),
+    [
+        (False, {}, False, "30.5 GiB to download (5 min at 100 MB/s)"),
+        (False, {}, True, "30.5 GiB to send from this machine (5 min at 100 MB/s)"),
+        (True, {}, False, "nothing to download"),
+        (True, {}, True, "nothing to send"),
+        (False, {"load_format": "dummy"}, True, "nothing to send"),
+    ],
+)
+def test_where_a_models_files_come_from(there, flags, directory, words):
+    one = replace(launch(**flags), directory=directory)
+    found = fitted(one, [replace(room, has_model=there) for room in assumed(1)])
+    assert before(found).split(", ")[0] == words
 
 
 def test_other_programs_make_the_cache_size_the_better_knob():

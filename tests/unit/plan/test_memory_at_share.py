@@ -94,6 +94,31 @@ def test_the_cache_is_within_5_percent_and_in_range(name: str) -> None:
     assert logged - 0.01 <= found.kv_high_gib
 
 
+def test_two_nodes_with_a_gpu_each_hold_what_is_planned() -> None:
+    """Its first plan counted 0.46 GiB less cache, and 878 MiB less memory of each GPU."""
+    found, logged = planned("gemma4-26b_two_nodes_eager_8192x4_0.46")
+    kept = json.loads((DATA.parent / "two_gpus/plan_gemma4.json").read_text())
+    assert found.kv_gib == pytest.approx(logged, rel=0.002)
+    assert found.cache is not None
+    assert found.cache.tokens == pytest.approx(kept["kv_tokens"]["logged"], rel=0.002)
+    assert found.vram_gib * 1024 == pytest.approx(kept["vram_mib"]["logged"], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("tp", "held_mib"), [(1, 1830), (2, 2138)], ids=["one H100", "two nodes with an H100 each"]
+)
+def test_memory_beside_the_share_is_that_of_cuda_and_nccl(tp: int, held_mib: int) -> None:
+    """The lab's model with 1 GiB of cache, as nvidia-smi showed it."""
+    config = json.loads((DATA.parent / "runs.json").read_text())["models"]["paris"]
+    args = {"kv-cache-memory-bytes": "1G", "max-num-seqs": 8, "enforce-eager": True}
+    launch = Launch("paris", tp=tp, vllm="0.26.0", args={**args, "max-model-len": 4096})
+    memory = Memory(round(TOTAL_GIB * GIB_KIB), round(TOTAL_GIB * GIB_KIB), of_gpu=True)
+    rooms = [NodeMemory(f"gpu{n}", memory, gpu="NVIDIA H100 80GB HBM3") for n in range(tp)]
+    found = fit(launch, from_config(config, "paris"), rooms)
+    assert found.vram_gib * 1024 == pytest.approx(held_mib, rel=0.03)
+    assert fit(launch, from_config(config, "paris"), assumed(tp)).before_share_gib == 0
+
+
 def test_memory_while_graphs_are_profiled_counts_as_the_loads_peak() -> None:
     """nvidia-smi showed up to 58,587 MiB for 5 s, at a share of 47.5 GiB."""
     found, _ = planned("qwen3.6-27b_serve_fp8_compiled_8192x1024_0.60")

@@ -70,8 +70,8 @@ class Victim:
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Victim:
-    return Victim(tmp_path)
+def victim(open_path: Path) -> Victim:
+    return Victim(open_path)
 
 
 def copied(source: HubCache, target: HubCache, manifest: Manifest) -> None:
