@@ -283,23 +283,7 @@ VARIABLES = {
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 
-STYLE: Any = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9,
-    "text.parse_math": False, "text.usetex": False, "text.color": INK,
-    "svg.fonttype": "none", "svg.hashsalt": "spark-cluster", "svg.image_inline": True,
-    "axes.edgecolor": GRID, "axes.labelcolor": SOFT, "axes.titlecolor": SOFT,
-    "axes.labelsize": 8.5, "axes.titlesize": 8.5, "axes.titlelocation": "left", "axes.titlepad": 5,
-    "axes.facecolor": PAPER, "axes.axisbelow": True,
-    "axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.spines.left": False, "axes.unicode_minus": True, "axes.formatter.useoffset": False,
-    "grid.color": GRID, "grid.linewidth": 0.7,
-    "xtick.color": GRID, "xtick.labelcolor": SOFT, "xtick.labelsize": 8.5,
-    "ytick.color": GRID, "ytick.labelcolor": SOFT, "ytick.labelsize": 8.5, "ytick.major.size": 0,
-    "legend.frameon": False, "legend.fontsize": 8.5, "legend.handlelength": 1.6,
-    "legend.columnspacing": 1.2, "legend.borderaxespad": 0, "legend.handletextpad": 0.5,
-    "lines.linewidth": 1.6, "lines.markersize": 5, "figure.facecolor": PAPER,
-    "path.simplify": True, "errorbar.capsize": 2.5,
-}  # fmt: skip
+STYLE = Path(__file__).parent / "templates" / "report.mplstyle"
 
 
 @dataclass(frozen=True)
@@ -408,7 +392,7 @@ def style() -> Iterator[None]:
         import matplotlib
     except ImportError:
         raise UsageError("plots need matplotlib", hint=install_extra("bench")) from None
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(fname=STYLE):
         yield
 
 
