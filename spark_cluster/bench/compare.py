@@ -514,7 +514,11 @@ def _changed(a: Record, b: Record) -> Iterator[str]:
 
 
 def change(
-    name: str, a: Iterable[object], b: Iterable[object], sides: tuple[str, str] = ("in A", "in B")
+    name: str,
+    a: Iterable[object],
+    b: Iterable[object],
+    *,
+    sides: tuple[str, str] = ("in A", "in B"),
 ) -> Iterator[str]:
     """Yield that what two sides have of something differs, with what each has; of values that are
     too long only the name."""

@@ -260,13 +260,13 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
         tool: version of the load generator that is used here; empty while it is not known.
     """
     if tool:
-        yield from change(record.tool.name, [record.tool.version], [tool], HERE)
-    yield from change("nodes", [len(record.nodes)], [len(nodes)], HERE)
+        yield from change(record.tool.name, [record.tool.version], [tool], sides=HERE)
+    yield from change("nodes", [len(record.nodes)], [len(nodes)], sides=HERE)
     here = [node_record(node) for node in nodes]
     for name in ("hardware", "driver", "kernel", "dgx", "mtu"):
         theirs, ours = ([getattr(node, name) for node in side] for side in (record.nodes, here))
         if any(theirs):
-            yield from change(name, theirs, ours, HERE)
+            yield from change(name, theirs, ours, sides=HERE)
 
 
 # -- the images ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -44,6 +45,7 @@ from spark_cluster.bench.report.rendering import (
 )
 from spark_cluster.bench.report.results import Results, RunVerdict, answers, headline, verdict
 from spark_cluster.bench.report.tables import benchy_rows
+from spark_cluster.config.schema import Document, PrintedAs, derived
 from spark_cluster.node.durable import make_folder, write_file
 
 POST = "report.md"
@@ -57,19 +59,26 @@ TELEMETRY_NOTE = (
 )
 
 
+def _mark(verdict: RunVerdict) -> str:
+    return verdict.mark
+
+
 @dataclass(frozen=True)
-class Report:
+class Report(Document):
     """A report that was written.
 
     Attributes:
+        verdict: ok, attention or bad.
         headline: the run in one sentence.
         files: in the folder, the page first.
+        text: how many cells were measured, and what is wrong with which.
     """
 
     folder: Path
-    verdict: RunVerdict
+    verdict: Annotated[RunVerdict, PrintedAs(_mark)]
     headline: str
     files: tuple[Path, ...]
+    text = derived(str, "verdict.text")
 
 
 def write_report(run: Path, folder: Path) -> Report:
@@ -88,7 +97,7 @@ def write_report(run: Path, folder: Path) -> Report:
         path = folder / name
         make_folder(path.parent, 0o755)
         write_file(path, content if isinstance(content, bytes) else content.encode(), 0o644)
-        written.append(path)
+        written.append(Path(name))
     return Report(folder, verdict(results), headline(results), tuple(written))
 
 
