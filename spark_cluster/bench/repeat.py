@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench.compare import change
 from spark_cluster.bench.describe import node_record, of_repository, text_of
-from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
+from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand
 from spark_cluster.bench.record import RECORD, Record, Repeats, Setup, load_record, printable
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
@@ -177,8 +177,7 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
         return f"it needs {setup.nodes} nodes; there are {nodes}" if setup.nodes > nodes else ""
 
     names = original.record.recipes
-    found = expand(original.suite, names=names, recorded=original.recipes).without(reason)
-    return measurable(original.suite, found)
+    return expand(original.suite, names=names, recorded=original.recipes).without(reason)
 
 
 def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> BenchRun:

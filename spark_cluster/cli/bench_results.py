@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row, part_of
 from spark_cluster.bench.compare import compare as compare_runs
-from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand, measurable
+from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand
 from spark_cluster.bench.record import (
     REPORT,
     SHOWN_PERCENTILES,
@@ -466,7 +466,7 @@ def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
     if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
         chosen = (app.inventory.serve.recipe,)
     known = {one: load_recipe(one, app.project) for one in chosen}
-    return measurable(suite, expand(suite, known, chosen))
+    return expand(suite, known, chosen)
 
 
 def _list_suites(app: App) -> None:

@@ -350,7 +350,9 @@ def test_the_command_line_of_guidellm():
     assert given["output"]["path"] == "/var/lib/x/raw/open.2.json"
     assert given["backend"]["target"] == "http://127.0.0.1:8000"
     assert given["backend"]["extras"] == {"body": {"ignore_eos": True, "temperature": 0}}
-    how = open_loop.GuideLlm().measurement(dataclasses.replace(at(), settings=SimpleNamespace(path="/venv")), RATE)
+    how = open_loop.GuideLlm().measurement(
+        dataclasses.replace(at(), settings=SimpleNamespace(path="/venv")), RATE
+    )
     assert how.env["GUIDELLM__MAX_WORKER_PROCESSES"] == "1", "several workers draw the same gaps"
     closed = open_loop.guidellm_arguments(at(), cell(concurrency=4), 1)
     assert '{"kind": "concurrent", "streams": [4]}' in closed
