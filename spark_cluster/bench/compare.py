@@ -28,7 +28,6 @@ from typing import Annotated, Any, Literal
 
 from spark_cluster.bench.expansion import key_id
 from spark_cluster.bench.record import (
-    HIGHER_IS_BETTER,
     CellKey,
     CellResult,
     MetricName,
@@ -39,6 +38,7 @@ from spark_cluster.bench.record import (
 from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, derived, printed
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import Failed, UsageError, install_extra
+from spark_cluster.models.naming import table
 
 # Tests of whether two measurements differ, and by how much.
 
@@ -202,13 +202,13 @@ def _verdict(one: Difference, p: float, a: Sequence[float], b: Sequence[float]) 
     return "better" if (one.ratio > 1) == one.higher_is_better else "worse"
 
 
-HEADLINES: tuple[MetricName, ...] = (
-    "tg_tps", "pp_tps", "ttfr_ms", "output_tps", "goodput", "ttft_ms", "tpot_ms", "itl_ms",
-    "e2el_ms", "request_throughput", "tg_tps_request", "e2e_ttft_ms", "acceptance",
-    "acceptance_length", "score", "answer_ms",
-)  # fmt: skip
-"""Metrics that are compared, the most telling first. Others follow from them (est_ppt), or hang
-on single seconds (peak)."""
+_METRICS = table("metrics", "bench")
+
+HEADLINES: tuple[MetricName, ...] = tuple(_METRICS["compared"])
+"""Metrics that are compared, the most telling first."""
+
+HIGHER_IS_BETTER = frozenset(_METRICS["higher_is_better"])
+"""Metrics of which more is better; of the others (times) less is."""
 
 SETUP_FIELDS = {
     "model": "model",

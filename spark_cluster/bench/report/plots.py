@@ -439,11 +439,7 @@ def _under_load(results: Results, axis: TimeAxis) -> Iterator[Span]:
 
 # -- telemetry of a run, read from Parquet and thinned out without losing an extreme ---------------
 
-NUMBERS = (
-    "sm_clock_mhz", "power_w", "temperature_c", "mem_available_mib", "swap_used_mib",
-    "gpu_mem_mib", "rdma_rx_bytes_s", "rdma_tx_bytes_s", "net_rx_bytes_s", "net_tx_bytes_s",
-    "running", "waiting", "kv_usage", "acceptance",
-)  # fmt: skip
+NUMBERS = frozenset(column for panel in PANELS for column, _ in panel.columns)
 """Columns that are plotted; a file may lack any of them, and any value may be null."""
 
 BUCKETS = 300
@@ -495,7 +491,7 @@ def read_telemetry(path: Path) -> list[NodeTelemetry]:
             present = set(file.schema_arrow.names)
             if missing := {"time", "node"} - present:
                 raise InvalidFile(f"no column {' or '.join(sorted(missing))}", where=str(path))
-            table = file.read(["time", "node", *(name for name in NUMBERS if name in present)])
+            table = file.read(["time", "node", *sorted(NUMBERS & present)])
         return _by_node(table)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
