@@ -27,6 +27,7 @@ def main() -> None:
     from bench_records import dual_record, write_run
     from browser import browser, installed
 
+    from spark_cluster.bench.record import PAGE
     from spark_cluster.bench.report import write_report
 
     program = installed()
@@ -35,7 +36,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record = dual_record(DEPTHS).model_copy(update={"id": "sample-data"})
-        page = write_report(write_run(folder / "run", record), folder / "report").files[0]
+        write_report(write_run(folder / "run", record), folder / "report")
+        page = folder / "report" / PAGE
         with browser(program, folder / "profile") as shown:
             shown.open(page, width=WIDTH)
             clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": 1}

@@ -28,7 +28,6 @@ from typing import Annotated, Any, Literal
 
 from spark_cluster.bench.expansion import key_id
 from spark_cluster.bench.record import (
-    HIGHER_IS_BETTER,
     CellKey,
     CellResult,
     MetricName,
@@ -39,6 +38,7 @@ from spark_cluster.bench.record import (
 from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, derived, printed
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import Failed, UsageError, install_extra
+from spark_cluster.models.naming import table
 
 # Tests of whether two measurements differ, and by how much.
 
@@ -202,13 +202,13 @@ def _verdict(one: Difference, p: float, a: Sequence[float], b: Sequence[float]) 
     return "better" if (one.ratio > 1) == one.higher_is_better else "worse"
 
 
-HEADLINES: tuple[MetricName, ...] = (
-    "tg_tps", "pp_tps", "ttfr_ms", "output_tps", "goodput", "ttft_ms", "tpot_ms", "itl_ms",
-    "e2el_ms", "request_throughput", "tg_tps_request", "e2e_ttft_ms", "acceptance",
-    "acceptance_length", "score", "answer_ms",
-)  # fmt: skip
-"""Metrics that are compared, the most telling first. Others follow from them (est_ppt), or hang
-on single seconds (peak)."""
+_METRICS = table("metrics", "bench")
+
+HEADLINES: tuple[MetricName, ...] = tuple(_METRICS["compared"])
+"""Metrics that are compared, the most telling first."""
+
+HIGHER_IS_BETTER = frozenset(_METRICS["higher_is_better"])
+"""Metrics of which more is better; of the others (times) less is."""
 
 SETUP_FIELDS = {
     "model": "model",
@@ -503,25 +503,33 @@ def _changed(a: Record, b: Record) -> Iterator[str]:
     the cause, or the question."""
     for name in _CHANGES_OF_SETUP:
         sides = [[getattr(setup, name) for setup in run.setups] for run in (a, b)]
-        yield from _change(name.replace("_", " "), *sides)
-    yield from _change("spark-cluster", [a.spark_cluster], [b.spark_cluster])
-    yield from _change("client", [a.client], [b.client])
+        yield from change(name.replace("_", " "), *sides)
+    yield from change("spark-cluster", [a.spark_cluster], [b.spark_cluster])
+    yield from change("client", [a.client], [b.client])
     for name in _CHANGES_OF_NODE:
-        yield from _change(name, *([getattr(n, name) for n in run.nodes] for run in (a, b)))
+        yield from change(name, *([getattr(n, name) for n in run.nodes] for run in (a, b)))
     for name in sorted({p for run in (a, b) for setup in run.setups for p in setup.versions}):
         sides = [[setup.versions.get(name) for setup in run.setups] for run in (a, b)]
-        yield from _change(name, *sides)
+        yield from change(name, *sides)
 
 
-def _change(name: str, a: Iterable[object], b: Iterable[object]) -> Iterator[str]:
+def change(
+    name: str,
+    a: Iterable[object],
+    b: Iterable[object],
+    *,
+    sides: tuple[str, str] = ("in A", "in B"),
+) -> Iterator[str]:
+    """Yield that what two sides have of something differs, with what each has; of values that are
+    too long only the name."""
     known = [{_text(value) for value in side if value not in ("", None, (), {})} for side in (a, b)]
     if known[0] == known[1]:
         return
-    ours, theirs = (", ".join(sorted(side)) or "not known" for side in known)
-    if max(len(ours), len(theirs)) > LONGEST:
+    shown = [", ".join(sorted(side)) or "not known" for side in known]
+    if max(map(len, shown)) > LONGEST:
         yield name
     else:
-        yield f"{name}: {ours} in A, {theirs} in B"
+        yield f"{name}: {shown[0]} {sides[0]}, {shown[1]} {sides[1]}"
 
 
 def _text(value: object) -> str:

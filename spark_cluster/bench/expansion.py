@@ -13,7 +13,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, groupby, product
 from statistics import fmean, stdev
 from typing import Annotated, Any, ClassVar
@@ -149,8 +148,9 @@ def expand(
 ) -> Expansion:
     """Return the steps of a suite.
 
-    What a recipe cannot do (its tensor-parallel sizes, a context longer than its max-model-len) is
-    kept with the reason in `skip`, so that a report can say why a figure is missing.
+    What a recipe cannot do (its tensor-parallel sizes, a context longer than its max-model-len) and
+    what `bench run` does not measure yet is kept with the reason in `skip`, so that a report can
+    say why a figure is missing.
 
     Args:
         recipes: by name; without one nothing is said of what it can do.
@@ -173,7 +173,8 @@ def expand(
     steps = []
     for stage in suite.stages or [Stage.model_construct(name="")]:
         for bare, turn, turns in _setups(suite, stage, chosen):
-            setup = _setup(bare, known.get(bare.recipe if recorded is None else bare.id))
+            recipe = known.get(bare.recipe if recorded is None else bare.id)
+            setup = _setup(suite, bare, recipe)
             found = _cells(suite, stage, setup, turn, turns)
             cells = tuple(cell for cell in found if cell.id not in measured)
             measured.update(cell.id for cell in cells)
@@ -213,12 +214,8 @@ def _joined(steps: Sequence[Step]) -> Iterator[Step]:
         yield replace(first, cells=tuple(cells))
 
 
-def measurable(suite: Suite, found: Expansion) -> Expansion:
-    """Return the steps with the reason in `skip` for what `bench run` does not measure yet."""
-    return found.without(partial(_unsupported, suite))
-
-
 def _unsupported(suite: Suite, setup: PlannedSetup) -> str:
+    """Return why `bench run` does not measure a server yet; empty where it does."""
     engine = setup.served.engine if setup.served is not None else "vllm"
     if suite.kind == "load" and suite.tool == "vllm-bench" and engine != "vllm":
         return f"`vllm bench serve` is a part of vLLM, and this recipe's engine is {engine}"
@@ -244,15 +241,15 @@ def _turns(pair: Pair) -> Iterator[tuple[Variant, int, int]]:
             yield variant, turn, pair.turns
 
 
-def _setup(planned: PlannedSetup, recipe: Recipe | None) -> PlannedSetup:
-    """Return a server with its recipe, or why that cannot serve it."""
-    if recipe is None:
-        return planned
+def _setup(suite: Suite, planned: PlannedSetup, recipe: Recipe | None) -> PlannedSetup:
+    """Return a server with its recipe, or why it cannot be served or measured."""
     try:
-        recipe.check_size(planned.tp)
-        return replace(planned, served=varied(recipe, planned.variant))
+        if recipe is not None:
+            recipe.check_size(planned.tp)
+            planned = replace(planned, served=varied(recipe, planned.variant))
     except Refused as error:
         return replace(planned, skip=error.message)
+    return replace(planned, skip=_unsupported(suite, planned))
 
 
 _PLAIN = re.compile(r"[a-z0-9.-]+")

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench.record import (
-    TELEMETRY,
-)
+from spark_cluster.bench.record import TELEMETRY
 from spark_cluster.bench.telemetry import read_lines, write_parquet
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node import measure, own_program, paths
@@ -293,8 +291,7 @@ def texts(step: Path) -> dict[str, str]:
 def merge(run: Path) -> None:
     """Write the telemetry of a run from the lines of its steps; nothing where there are none."""
     steps = [step for step in (run / "raw").glob("*") if step.is_dir()]
-    known = [read_lines(*one)[0] for step in steps for one in texts(step).items()]
-    rows = [row for found in known for row in found]
+    rows = [row for step in steps for one in texts(step).items() for row in read_lines(*one)]
     if rows:
         write_parquet(run / TELEMETRY, sorted(rows, key=lambda row: (row.time, row.node)))
 

@@ -35,12 +35,6 @@ answers) are shares (0-1), `answer_ms` is the time of a whole answer."""
 Phase = Literal["before", "load_peak", "ready", "under_load", "after"]
 """Of a server, at which GPU memory is read."""
 
-HIGHER_IS_BETTER = {
-    "pp_tps", "pp_tps_request", "tg_tps", "tg_tps_request", "peak_tps", "peak_tps_request",
-    "request_throughput", "output_tps", "goodput", "acceptance", "acceptance_length", "score",
-}  # fmt: skip
-"""Metrics of which more is better; of the others (times) less is."""
-
 
 class Part(BaseModel):
     """A part of a record."""

@@ -22,8 +22,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from spark_cluster.bench.compare import change
 from spark_cluster.bench.describe import node_record, of_repository, text_of
-from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
+from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand
 from spark_cluster.bench.record import RECORD, Record, Repeats, Setup, load_record, printable
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
@@ -49,6 +50,9 @@ SOURCE = "repeated.json"
 """The record that is repeated, in the folder of the new run."""
 
 _REPO_DIGEST = re.compile(r"[^\s@]{1,255}@sha256:[0-9a-f]{64}")
+
+HERE = ("there", "here")
+"""The sides of a change: in the record, and on these nodes."""
 
 Found = Mapping[str, DockerImage | None]
 """Node, the head first, to what is there under the name of an image; None where it is not there."""
@@ -173,8 +177,7 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
         return f"it needs {setup.nodes} nodes; there are {nodes}" if setup.nodes > nodes else ""
 
     names = original.record.recipes
-    found = expand(original.suite, names=names, recorded=original.recipes).without(reason)
-    return measurable(original.suite, found)
+    return expand(original.suite, names=names, recorded=original.recipes).without(reason)
 
 
 def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> BenchRun:
@@ -255,19 +258,14 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
     Args:
         tool: version of the load generator that is used here; empty while it is not known.
     """
-    if tool and record.tool.version != tool:
-        yield f"{record.tool.name}: {record.tool.version} there, {tool} here"
-    if len(record.nodes) != len(nodes):
-        yield f"nodes: {len(record.nodes)} there, {len(nodes)} here"
+    if tool:
+        yield from change(record.tool.name, [record.tool.version], [tool], sides=HERE)
+    yield from change("nodes", [len(record.nodes)], [len(nodes)], sides=HERE)
     here = [node_record(node) for node in nodes]
     for name in ("hardware", "driver", "kernel", "dgx", "mtu"):
-        theirs, ours = (
-            {str(value) for node in side if (value := getattr(node, name))}
-            for side in (record.nodes, here)
-        )
-        if theirs and theirs != ours:
-            shown = [", ".join(sorted(side)) or "not known" for side in (theirs, ours)]
-            yield f"{name}: {shown[0]} there, {shown[1]} here"
+        theirs, ours = ([getattr(node, name) for node in side] for side in (record.nodes, here))
+        if any(theirs):
+            yield from change(name, theirs, ours, sides=HERE)
 
 
 # -- the images ------------------------------------------------------------------------------------

@@ -309,10 +309,8 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     for id, ended in on_node.fetch(session, folder, left.keys(), into):
         if isinstance(ended.told, dict):
             found += results_of(run, left[id], ended, into / "raw")
-    known = [read_lines(*one) for one in on_node.texts(into).items()]
-    rows = [row for of_node, _ in known for row in of_node]
-    drafts = [of_node for _, of_node in known]
-    run.add(with_telemetry(found, rows, drafts, run.nodes(step), step.setup.tp))
+    rows = [row for one in on_node.texts(into).items() for row in read_lines(*one)]
+    run.add(with_telemetry(found, rows, run.nodes(step), step.setup.tp))
 
 
 def results_of(

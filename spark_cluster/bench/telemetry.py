@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from pydantic import PlainSerializer, TypeAdapter
 
 from spark_cluster.bench.record import CellResult, Metric, MetricName, ProcessMemory, number
 from spark_cluster.config.facts import BUSY_PERCENT, SLOW_MHZ
-from spark_cluster.config.schema import Document
+from spark_cluster.config.schema import Document, Hidden
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.telemetry import FORMAT
 
@@ -56,6 +56,8 @@ class TelemetryRow(Document):
         preemptions: since the last line.
         processes: GPU memory of each; None where it was not asked at this moment.
         notes: why something is not known.
+        drafts: steps in which tokens were drafted, drafted and accepted tokens since the last line
+            that had them; not in files.
     """
 
     time: Moment
@@ -86,6 +88,7 @@ class TelemetryRow(Document):
     preemptions: int | None = None
     processes: tuple[ProcessMemory, ...] | None = None
     notes: tuple[str, ...] = ()
+    drafts: Hidden[tuple[float, ...] | None] = None
 
     @property
     def is_busy(self) -> bool:
@@ -98,35 +101,16 @@ class TelemetryRow(Document):
         return self.is_busy and self.sm_clock_mhz is not None and self.sm_clock_mhz < SLOW_MHZ
 
 
-@dataclass(frozen=True)
-class Drafts:
-    """The counters of an engine's drafter at a moment.
-
-    Attributes:
-        time: UNIX seconds.
-        steps: in which tokens were drafted.
-        drafted, accepted: tokens.
-    """
-
-    time: float
-    steps: float
-    drafted: float
-    accepted: float
-
-
 class LineReader:
     """Makes rows of the lines of one node's sampler.
 
     Args:
         node: its name.
-
-    Attributes:
-        drafts: of the last row; None where the engine has no drafter.
     """
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self.drafts: Drafts | None = None
+        self._drafts: list[float] = []
         self._before: Mapping[str, Any] = {}
         self._errors: int | None = None
         self._gpu_mem_mib: int | None = None
@@ -161,9 +145,8 @@ class LineReader:
             rdma_errors=self._new_errors(sample.get("rdma_errors")),
             processes=processes,
             notes=tuple(map(str, sample.get("notes", ()))),
+            drafts=self._new_drafts(counters),
         )
-        known = [found for name in _DRAFTS if (found := number(counters[name])) is not None]
-        self.drafts = Drafts(at.timestamp(), *known) if len(known) == len(_DRAFTS) else None
         self._before = counters
         return row
 
@@ -173,15 +156,21 @@ class LineReader:
         before, self._errors = self._errors, sum(value or 0 for value in sample.values())
         return _whole(_grown(before, self._errors))
 
+    def _new_drafts(self, counters: Mapping[str, Any]) -> tuple[float, ...] | None:
+        """Return by how much the counters of drafts have grown; None where the engine has begun
+        again, or has no drafter."""
+        now = [found for name in _DRAFTS if (found := number(counters[name])) is not None]
+        if len(now) < len(_DRAFTS):
+            return None
+        before, self._drafts = self._drafts, now
+        grown = tuple(new - old for old, new in zip(before, now, strict=False))
+        return grown if grown and min(grown) >= 0 else None
 
-def read_lines(node: str, text: str) -> tuple[list[TelemetryRow], list[Drafts]]:
-    """Return what a recorded file says: FILE.1 before FILE."""
-    reader, rows, drafts = LineReader(node), [], []
-    for line in text.splitlines():
-        if (row := reader.row(line)) is not None:
-            rows.append(row)
-            drafts += [reader.drafts] if reader.drafts is not None else []
-    return rows, drafts
+
+def read_lines(node: str, text: str) -> list[TelemetryRow]:
+    """Return the rows of a recorded file: FILE.1 before FILE."""
+    reader = LineReader(node)
+    return [row for line in text.splitlines() if (row := reader.row(line)) is not None]
 
 
 _NOT_A_ROW = (
@@ -281,7 +270,7 @@ COLUMNS = {
     if field.name.endswith("_bytes_s")
     else KINDS[str(field.type).partition(" ")[0]]
     for field in fields(TelemetryRow)
-    if field.name not in ("processes", "notes")
+    if field.name not in ("processes", "notes", "drafts")
 }
 """Of the file of rows: names as in `TelemetryRow`, and types as pyarrow calls them."""
 
@@ -439,6 +428,7 @@ def need_pyarrow() -> Any:
 #
 # The counters of drafts are in the sampler's lines, once a second (see node/telemetry.py). Of
 # a cell what counts is by how much they grew between its begin and its end, with its warm-up.
+# Where an engine was started again in between, what it counted before is left out.
 
 LEAST_S = 3.0
 """Seconds of a state that are worth a word: clocks need a moment to rise."""
@@ -457,8 +447,8 @@ LINK_BYTES = MIB
 MISSING_SHARE = 0.1
 """Share of a stretch without rows from which it is flagged. Our choice."""
 
-SETTLED_S = 1.5
-"""Seconds after a cell in which a line may still say what the counters were before its end. The
+SETTLED = timedelta(seconds=1.5)
+"""Time after a cell in which a line may still say what the counters were before its end. The
 load generator of the next cell takes longer to start."""
 
 
@@ -472,11 +462,7 @@ class Stretch:
 
 
 def with_telemetry(
-    cells: Sequence[CellResult],
-    rows: Sequence[TelemetryRow],
-    engines: Sequence[Sequence[Drafts]],
-    nodes: Sequence[str],
-    tp: int,
+    cells: Sequence[CellResult], rows: Sequence[TelemetryRow], nodes: Sequence[str], tp: int
 ) -> list[CellResult]:
     """Return results with what telemetry says of them.
 
@@ -484,7 +470,6 @@ def with_telemetry(
 
     Args:
         rows: of these nodes and perhaps others, in any order.
-        engines: the counters of each engine that served, in the order of time.
         nodes: those of the servers that were measured.
         tp: nodes of one of them.
     """
@@ -492,7 +477,7 @@ def with_telemetry(
     for cell in cells:
         changed: dict[str, object] = {}
         if cell.started is not None and cell.finished is not None:
-            metrics = _acceptance(cell, engines, cell.started, cell.finished) | cell.metrics
+            metrics = _acceptance(cell, rows, cell.started, cell.finished) | cell.metrics
             more = attention(rows, cell.started, cell.finished, nodes, tp) if rows and nodes else ()
             changed = {"metrics": metrics, "attention": (*cell.attention, *more)}
         found.append(cell.model_copy(update=changed))
@@ -500,12 +485,13 @@ def with_telemetry(
 
 
 def _acceptance(
-    cell: CellResult, engines: Sequence[Sequence[Drafts]], started: datetime, finished: datetime
+    cell: CellResult, rows: Sequence[TelemetryRow], started: datetime, finished: datetime
 ) -> dict[MetricName, Metric]:
     if cell.status != "ok" or cell.key.context_prefill or "acceptance" in cell.metrics:
         return {}
-    grown = [_drafted_since(found, started, finished) for found in engines]
-    steps, drafted, accepted = (sum(one[k] for one in grown) for k in range(3))
+    end = finished + SETTLED
+    grown = [row.drafts for row in rows if row.drafts is not None and started < row.time <= end]
+    steps, drafted, accepted = map(sum, zip(*grown, strict=True)) if grown else (0, 0, 0)
     if not (steps > 0 and 0 <= accepted <= drafted and drafted > 0):
         return {}
     return {
@@ -513,22 +499,6 @@ def _acceptance(
         # Each step also gives the token that the model itself makes.
         "acceptance_length": Metric(mean=1 + accepted / steps),
     }
-
-
-def _drafted_since(
-    found: Sequence[Drafts], started: datetime, finished: datetime
-) -> tuple[float, float, float]:
-    """Return by how much drafts, drafted and accepted tokens grew; where an engine was started
-    again in between, what it counted before is left out."""
-    begin, end = started.timestamp(), finished.timestamp()
-    before = [one for one in found if one.time <= begin][-1:]
-    within = [one for one in found if begin < one.time <= end + SETTLED_S]
-    total = [0.0, 0.0, 0.0]
-    for a, b in pairwise([*before, *within]):
-        more = (b.steps - a.steps, b.drafted - a.drafted, b.accepted - a.accepted)
-        if min(more) >= 0:
-            total = [old + new for old, new in zip(total, more, strict=True)]
-    return total[0], total[1], total[2]
 
 
 def attention(

@@ -198,20 +198,21 @@ class App:
         if self.as_json:
             self.print_json(found)
         elif isinstance(show, str):
-            self.console.print(show)
+            self.console.print(show, end="\n" if show else "")
         else:
             show(self, found)
 
     def show_run(
-        self, run: Run, key: str, found: R | None, show: Callable[[App, R], object]
+        self, run: Run, told: Any, found: R | None, show: Callable[[App, R], object]
     ) -> None:
         """Print what a run has found: in its JSON document, or for people below its recap.
 
         Args:
-            key: of what was found in the document; None is left out.
+            told: keys of the document besides those of every run; None where there are none.
+            found: is shown to people, unless it is None.
         """
         if self.as_json:
-            self.print_json(run.document(None if found is None else {key: found}))
+            self.print_json(run.document(told))
             return
         self.show_recap()
         if found is not None:

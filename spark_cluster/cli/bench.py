@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
@@ -273,10 +274,7 @@ def stop(app: App, *, folder: RunFolder) -> None:
         for step in made.pending:
             if stop_step(play, made, step):
                 stopped.append(step.setup.id)
-    if app.as_json:
-        app.print_json({"stopped": stopped})
-    else:
-        app.console.print(_stopped(stopped))
+    app.show({"stopped": stopped}, _stopped(stopped))
 
 
 def _stopped(servers: list[str]) -> str:
@@ -296,10 +294,9 @@ def fetch(app: App, *, folder: RunFolder) -> None:
                 fetch_step(play, made, step)
     merge(made.folder)
     new = len(made.record.cells) - before
-    if app.as_json:
-        app.print_json({"run": made.record.id, "cells": len(made.record.cells), "new": new})
-    else:
-        app.console.print(f"{new} new results, {len(made.record.cells)} in all, in {folder}")
+    count = len(made.record.cells)
+    found = {"run": made.record.id, "cells": count, "new": new}
+    app.show(found, f"{new} new results, {count} in all, in {folder}")
 
 
 @contextlib.contextmanager
@@ -324,17 +321,16 @@ def go_on(
 
 def _leave(app: App, found: BenchResult, options: Options) -> None:
     """Show the result, and end with its exit status."""
-    if app.as_json:
-        app.print_json(found)
+    if options.check:
+        app.show(found, lambda app, _: app.show_recap())
     else:
-        app.show_recap()
-        if not options.check:
-            _show(app, found)
+        app.show(found, _show)
     if found.failed:
         sys.exit(1)
 
 
 def _show(app: App, made: BenchResult) -> None:
+    app.show_recap()
     console = app.console
     show_run(app, made.record)
     console.print(styled("\nin {}", made.folder))
@@ -387,13 +383,9 @@ def fabric(
         if found is not None:
             save_document(found, folder / FILE)
         play_run.finish()
-        if app.as_json:
-            where = str(folder) if found is not None else None
-            app.print_json(play_run.document(folder=where, fabric=found))
-        else:
-            app.show_recap()
-            if found is not None:
-                show_fabric(app, found, folder / FILE)
+        where = str(folder) if found is not None else None
+        told = {"folder": where, "fabric": found}
+        app.show_run(play_run, told, found, partial(show_fabric, path=folder / FILE))
     if found is not None and found.verdict == "slow":
         sys.exit(VerificationFailed.exit_code)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_cluster import __version__
 from spark_cluster.bench import generators
-from spark_cluster.bench.expansion import expand, measurable
+from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.record import RECORD, CellResult, Record, load_record, save_record
 from spark_cluster.bench.repeat import (
     continued,
@@ -155,7 +155,7 @@ def of_record(
     return BenchRun(
         record=record,
         suite=suite,
-        expansion=measurable(suite, expand(suite, recipes, record.recipes)),
+        expansion=expand(suite, recipes, record.recipes),
         folder=folder,
     )
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row, part_of
 from spark_cluster.bench.compare import compare as compare_runs
-from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand, measurable
+from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand
 from spark_cluster.bench.record import (
     REPORT,
     SHOWN_PERCENTILES,
@@ -326,8 +326,8 @@ def show_report(app: App, report: Report) -> None:
     app.console.print(painted(report.headline))
     app.console.print(painted(report.verdict.text))
     page, post = report.files[:2]
-    app.console.print(styled("page   {}", page))
-    app.console.print(styled("post   {}", post))
+    app.console.print(styled("page   {}", report.folder / page))
+    app.console.print(styled("post   {}", report.folder / post))
     plots = sum(path.suffix == ".png" for path in report.files)
     app.console.print(styled("plots  {} in {}", plots, report.folder / "plots"))
 
@@ -341,12 +341,7 @@ def show(app: App, *, folder: Annotated[Path, {"metavar": "RUN"}]) -> None:
 
     RUN is its folder, or its run.json.
     """
-
-    record = load_record(folder)
-    if app.as_json:
-        app.print_json(record.model_dump(mode="json"))
-    else:
-        show_run(app, record)
+    app.show(load_record(folder), show_run)
 
 
 @click.command(cls=DeclaredCommand)
@@ -438,19 +433,7 @@ def report(
     the folder also holds report.md and, for each setup, the files that Spark Arena takes.
     """
 
-    written = write_report(run, out or run / REPORT)
-    if not app.as_json:
-        show_report(app, written)
-        return
-    app.print_json(
-        {
-            "folder": str(written.folder),
-            "verdict": written.verdict.mark,
-            "text": written.verdict.text,
-            "headline": written.headline,
-            "files": [str(path.relative_to(written.folder)) for path in written.files],
-        }
-    )
+    app.show(write_report(run, out or run / REPORT), show_report)
 
 
 # -- what can be measured --------------------------------------------------------------------------
@@ -473,12 +456,9 @@ def suites(app: App, *, name: str | None, recipes: tuple[str, ...]) -> None:
     found = _expanded(app, suite, recipes)
     speeds = planned_speeds(app.project)
     expected = estimate(found, speeds, suite.settings, verify=suite.verify)
-    if app.as_json:
-        about = {"suite": suite.name, "description": suite.description, "nodes": found.nodes}
-        plan = {"setups": found.setups, "cells": found.cells, "estimate": expected}
-        app.print_json({**about, **plan})
-    else:
-        _show_suite(app, suite, found, expected)
+    about = {"suite": suite.name, "description": suite.description, "nodes": found.nodes}
+    plan = {"setups": found.setups, "cells": found.cells, "estimate": expected}
+    app.show({**about, **plan}, lambda app, _: _show_suite(app, suite, found, expected))
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
@@ -486,7 +466,7 @@ def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
     if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
         chosen = (app.inventory.serve.recipe,)
     known = {one: load_recipe(one, app.project) for one in chosen}
-    return measurable(suite, expand(suite, known, chosen))
+    return expand(suite, known, chosen)
 
 
 def _list_suites(app: App) -> None:
@@ -506,10 +486,7 @@ def _list_suites(app: App) -> None:
         about = suite.description
         rows.append({**row, "valid": True, "description": about, "error": None})
         table.add_row(shown, about)
-    if app.as_json:
-        app.print_json({"suites": rows})
-    else:
-        app.console.print(table)
+    app.show({"suites": rows}, lambda app, _: app.console.print(table))
 
 
 def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:

@@ -305,12 +305,11 @@ def _about(app: App, name: str) -> None:
     if name != "all" and name not in known:
         raise UsageError(f"no known issue '{name}'", hint=did_you_mean(name, known, "issues"))
     chosen = list(known.values()) if name == "all" else [known[name]]
-    if app.as_json:
-        app.print_json({"issues": [i.model_dump(mode="json") for i in chosen]})
-    elif name == "all":
-        _list(app, known)
+    document = {"issues": [i.model_dump(mode="json") for i in chosen]}
+    if name == "all":
+        app.show(document, lambda app, _: _list(app, known))
     else:
-        show_issue(app.console, chosen[0])
+        app.show(document, lambda app, _: show_issue(app.console, chosen[0]))
 
 
 def _list(app: App, known: Mapping[str, Issue]) -> None:

@@ -156,10 +156,8 @@ def list_(app: App) -> None:
     """List the jobs, the newest first."""
     with app.cluster.ray_jobs(command="ray list") as jobs:
         found = jobs.list()
-    if found or app.as_json:
-        app.show({"jobs": found}, lambda app, _: _show_jobs(app, found))
-    else:
-        app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
+    none = "there are no jobs; spark-cluster ray submit -- COMMAND runs one"
+    app.show({"jobs": found}, (lambda app, _: _show_jobs(app, found)) if found else none)
 
 
 @ray.command()

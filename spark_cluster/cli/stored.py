@@ -45,7 +45,7 @@ from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
-OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
+OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes, StoredImages, PrunedImages)
 
 DAY_S = 86400.0
 
@@ -117,11 +117,7 @@ def pull(
             manifest = _pulled(play, node, pulled_one, yes=yes)
         run.finish()
         pulled = PulledModel.of(node.name, manifest)
-        if app.as_json:
-            app.print_json(run.document(model=pulled))
-        else:
-            app.show_recap()
-            app.console.print(str(pulled))
+        app.show_run(run, {"model": pulled}, pulled, lambda app, one: app.console.print(str(one)))
 
 
 @models.command()
@@ -160,11 +156,7 @@ def copy(
             streams=streams or 0,
         )
         run.finish()
-        if app.as_json:
-            app.print_json(run.document(model=model, copies=done))
-            return
-        for one in done:
-            app.console.print(str(one))
+        app.show(run.document(model=model, copies=done), "\n".join(map(str, done)))
 
 
 @models.command()
@@ -199,13 +191,8 @@ def repair(app: App, *, models: _Some) -> None:
     """
     with app.play("models repair", app.nodes, Options()) as run:
         found = model_upkeep.repair(run.open(), _hub_folders(app), models, _progress)
-    if app.as_json:
-        app.print_json(run.document(models=found))
-        return
-    for one in found:
-        app.console.print(str(one))
-    if not found:
-        app.console.print("all models are sound")
+    text = "\n".join(map(str, found)) or "all models are sound"
+    app.show(run.document(models=found), text)
 
 
 @models.command("prune")
@@ -234,8 +221,7 @@ def prune_models(
             nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply
         )
     _show(app, found, partial(_show_pruned_models, apply=apply), applied=apply)
-    if not app.as_json and not apply and any(one.removed for one in found):
-        app.console.print("nothing was removed yet: --apply does it")
+    _say_unapplied(app, found, apply=apply)
 
 
 @models.command()
@@ -291,6 +277,12 @@ def _show(
         line(app, one)
 
 
+def _say_unapplied(app: App, found: Sequence[Pruned | PrunedImages], *, apply: bool) -> None:
+    """Say that what was listed is still there."""
+    if not app.as_json and not apply and any(one.removed for one in found):
+        app.console.print("nothing was removed yet: --apply does it")
+
+
 def _progress(node: str, text: str) -> None:
     """Show a line of progress where people look and programs do not."""
     tell(f"{node}: {text}")
@@ -315,11 +307,8 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
     with _nodes(app) as nodes:
         answers = nodes.ask("pin", name=model, pinned=pinned)
     changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
-    if app.as_json:
-        app.print_json({"model": model, "changed": changed})
-        return
-    for node, new in changed.items():
-        app.console.print(f"{node}: {model} {done if new else nothing}")
+    lines = (f"{node}: {model} {done if new else nothing}" for node, new in changed.items())
+    app.show({"model": model, "changed": changed}, "\n".join(lines))
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -436,11 +425,7 @@ def list_images(app: App) -> None:
     needs = _image_needs(app)
     with _sessions(app) as sessions:
         found = stored_images(sessions, needs)
-    if app.as_json:
-        app.print_json({"nodes": found})
-        return
-    for one in found:
-        _show_images(app, one)
+    _show(app, found, _show_images)
 
 
 def _show_images(app: App, found: StoredImages) -> None:
@@ -483,13 +468,8 @@ def prune_images(
         found = [planned(one, images, int(free * 1e9)) for one in listed]
         if apply:
             found = remove(sessions, found)
-    if app.as_json:
-        app.print_json({"applied": apply, "nodes": found})
-    else:
-        for one in found:
-            _show_pruned_images(app, one, apply=apply)
-        if not apply and any(one.removed for one in found):
-            app.console.print("nothing was removed yet: --apply does it")
+    _show(app, found, partial(_show_pruned_images, apply=apply), applied=apply)
+    _say_unapplied(app, found, apply=apply)
     return 1 if any(one.refused for one in found) else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
@@ -216,6 +217,7 @@ def swap(
     from spark_cluster.cli.run import keep_plot
     from spark_cluster.cli.serving import recipe_to_serve, size_on
     from spark_cluster.config.launch import options_text
+    from spark_cluster.config.schema import as_json
 
     options.adopt = adopt
     if options.selection.partial:
@@ -247,13 +249,9 @@ def swap(
             end_jobs=end_jobs,
         )
         plot = keep_plot(run.id, run.bus, memory)
-    if app.as_json:
-        held = list(memory.nodes.values())
-        app.print_json(run.document(swapped, memory=held, memory_plot=plot))
-        return
-    app.show_recap()
-    if swapped is not None:
-        _show_swapped(app, swapped, memory, plot)
+    held = {"memory": list(memory.nodes.values()), "memory_plot": plot}
+    told = held if swapped is None else {**as_json(swapped), **held}
+    app.show_run(run, told, swapped, partial(_show_swapped, memory=memory, plot=plot))
 
 
 def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
@@ -315,7 +313,8 @@ def _apply(
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), state=state, at_boot=at_boot)
-    app.show_run(run, "supervision", found, _show_supervision)
+    told = None if found is None else {"supervision": found}
+    app.show_run(run, told, found, _show_supervision)
 
 
 def _show_supervision(app: App, found: Supervision) -> None:

@@ -10,18 +10,15 @@ import base64
 import csv
 import hashlib
 import io
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import LiteralScalarString
 
 from spark_cluster.bench.record import PAGE, TELEMETRY, Record, Setup, load_record
 from spark_cluster.bench.report import tables
@@ -48,6 +45,7 @@ from spark_cluster.bench.report.rendering import (
 )
 from spark_cluster.bench.report.results import Results, RunVerdict, answers, headline, verdict
 from spark_cluster.bench.report.tables import benchy_rows
+from spark_cluster.config.schema import Document, PrintedAs, derived
 from spark_cluster.node.durable import make_folder, write_file
 
 POST = "report.md"
@@ -61,19 +59,26 @@ TELEMETRY_NOTE = (
 )
 
 
+def _mark(verdict: RunVerdict) -> str:
+    return verdict.mark
+
+
 @dataclass(frozen=True)
-class Report:
+class Report(Document):
     """A report that was written.
 
     Attributes:
+        verdict: ok, attention or bad.
         headline: the run in one sentence.
         files: in the folder, the page first.
+        text: how many cells were measured, and what is wrong with which.
     """
 
     folder: Path
-    verdict: RunVerdict
+    verdict: Annotated[RunVerdict, PrintedAs(_mark)]
     headline: str
     files: tuple[Path, ...]
+    text = derived(str, "verdict.text")
 
 
 def write_report(run: Path, folder: Path) -> Report:
@@ -92,7 +97,7 @@ def write_report(run: Path, folder: Path) -> Report:
         path = folder / name
         make_folder(path.parent, 0o755)
         write_file(path, content if isinstance(content, bytes) else content.encode(), 0o644)
-        written.append(path)
+        written.append(Path(name))
     return Report(folder, verdict(results), headline(results), tuple(written))
 
 
@@ -259,7 +264,9 @@ def _environment() -> Environment:
         autoescape=select_autoescape(("html.j2",)),
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     environment.filters.update(drawn=_drawn, plain=escape, titled=_titled, fenced=fenced)
     return environment
 
@@ -309,11 +316,38 @@ def submissions(results: Results) -> Iterator[tuple[str, str]]:
         while name.lower() in used:
             name += "-"
         used.add(name.lower())
-        recipe = _recipe(results, setup)
-        yield f"arena/{name}/recipe.yaml", recipe
-        yield f"arena/{name}/benchmark.csv", _csv(results, setup)
-        metadata = json.dumps(_metadata(results, setup, recipe), indent=2)
-        yield f"arena/{name}/metadata.json", f"{metadata}\n"
+        yield from _submission(results, setup, f"arena/{name}")
+
+
+def _submission(results: Results, setup: Setup, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield a setup's recipe in sparkrun's form, its figures, and what else is known of it."""
+    run, tool = results.record, results.record.tool
+    nodes = [node for node in run.nodes if node.name in setup.nodes]
+    environment = dict(nodes[0].environment) if nodes else {}
+    for node in nodes[1:]:  # what is of one node only is no part of a recipe
+        environment = {k: v for k, v in environment.items() if node.environment.get(k) == v}
+    templates = _environment()
+    # By the digest that others can pull it by, where there is one.
+    image = setup.image_repo_digest or setup.image_digest
+    recipe = templates.get_template("arena-recipe.yaml.j2").render(
+        setup=setup,
+        image=image,
+        runtime=RUNTIMES.get((setup.engine, setup.executor), setup.engine),
+        environment=environment,
+        command=engine_command(setup),
+    )
+    settings = {"latency_mode": tool.latency_mode, "prefix_caching": tool.prefix_caching}
+    metadata = templates.get_template("arena-metadata.json.j2").render(
+        setup=setup,
+        run=run,
+        image=image,
+        digest=hashlib.sha256(recipe.encode()).hexdigest(),
+        seconds=from_datetime(run.finished) - from_datetime(run.started) if run.finished else None,
+        settings={**settings, **tool.settings},
+    )
+    yield f"{folder}/recipe.yaml", recipe
+    yield f"{folder}/benchmark.csv", _csv(results, setup)
+    yield f"{folder}/metadata.json", metadata
 
 
 def _csv(results: Results, setup: Setup) -> str:
@@ -332,87 +366,6 @@ def _csv(results: Results, setup: Setup) -> str:
 def _no_formula(text: str) -> str:
     """Text that a spreadsheet does not compute."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
-
-
-def _recipe(results: Results, setup: Setup) -> str:
-    """The recipe in sparkrun's form, which is the one that Spark Arena shows."""
-
-    nodes = [node for node in results.record.nodes if node.name in setup.nodes]
-    environment = dict(nodes[0].environment) if nodes else {}
-    for node in nodes[1:]:  # what is of one node only is no part of a recipe
-        environment = {k: v for k, v in environment.items() if node.environment.get(k) == v}
-    document = {
-        "recipe_version": "2",
-        "name": setup.recipe,
-        "model": setup.model,
-        **({"model_revision": setup.model_revision} if setup.model_revision else {}),
-        "runtime": RUNTIMES.get((setup.engine, setup.executor), setup.engine),
-        "min_nodes": setup.tp,
-        "container": _image(setup),
-        "defaults": {"tensor_parallel": setup.tp},
-        "env": environment,
-        "command": LiteralScalarString(f"{engine_command(setup)}\n"),
-    }
-    out = io.StringIO()
-    yaml = YAML()
-    yaml.width = 10_000
-    yaml.dump(document, out)
-    return out.getvalue()
-
-
-def _image(setup: Setup) -> str:
-    """The image by the digest that others can pull it by, where there is one."""
-    return setup.image_repo_digest or setup.image_digest
-
-
-def _metadata(results: Results, setup: Setup, recipe: str) -> dict[str, Any]:
-    record = results.record
-    finished = record.finished
-    took = from_datetime(finished) - from_datetime(record.started) if finished else None
-    return {
-        "recipe": {
-            "name": setup.recipe,
-            "qualified_name": setup.recipe,
-            "type": "spark-cluster",
-            "model": setup.model,
-            "hf_model": setup.model,
-            "container": _image(setup),
-            "container_pinned": "@sha256:" in _image(setup),
-            "runtime": setup.engine,
-            "hash": hashlib.sha256(recipe.encode()).hexdigest(),
-        },
-        "timing": {
-            "start": record.started.isoformat(),
-            "end": finished.isoformat() if finished else None,
-            "duration": took,
-        },
-        "cluster": {
-            "node_count": len(setup.nodes),
-            "tensor_parallel": setup.tp,
-            "replicas": setup.replicas,
-        },
-        "benchmark": _benchmark(record),
-        "model": {
-            "revision": setup.model_revision,
-            "quantization": setup.quantization,
-            "kv_dtype": setup.kv_cache_dtype,
-        },
-        "runtime_info": dict(setup.versions),
-    }
-
-
-def _benchmark(record: Record) -> dict[str, Any]:
-    tool = record.tool
-    return {
-        "framework": tool.name,
-        "framework_version": tool.version,
-        "profile": record.suite,
-        "args": {
-            "latency_mode": tool.latency_mode,
-            "prefix_caching": tool.prefix_caching,
-            **tool.settings,
-        },
-    }
 
 
 def engine_command(setup: Setup) -> str:

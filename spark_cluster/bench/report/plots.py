@@ -147,7 +147,7 @@ def _variants(results: Results) -> Iterator[Plot]:
     accepted = [point.cell.metrics.get("acceptance") for _, point in found]
     sweep = any(metric is not None for metric in accepted)
     title = "Variants: decoding and acceptance (c=1)" if sweep else "Variants: decoding (c=1)"
-    canvas = PlotCanvas("variants", title, (1.7, 1.0) if sweep else (2.3,), top=0.52)
+    canvas = PlotCanvas("variants", title, (1.7, 1.0) if sweep else (2.3,))
     speeds = [point.metric for _, point in found]
     _bars(canvas.axes, speeds, 0)
     canvas.axes.set_title("tok/s")
@@ -199,10 +199,8 @@ def predicted_plot(results: Results) -> Iterator[Plot]:
     if not rows:
         return
     title = "Measured as a share of the prediction"
-    canvas = PlotCanvas("predicted", title, (0.24 * len(rows) + 0.3,), top=0.36)
+    canvas = PlotCanvas("predicted", title, (0.24 * len(rows) + 0.3,))
     axes = canvas.axes
-    box = axes.get_position()
-    axes.set_position((0.33, box.y0, 0.62, box.height))
     for place, one in enumerate(rows):
         ends = [one.low / one.value, one.high / one.value]
         axes.plot(ends, [place, place], color=GRID, linewidth=7, solid_capstyle="butt")
@@ -346,7 +344,7 @@ def vram_plot(results: Results) -> Iterator[Plot]:
         return
     nodes = list(dict.fromkeys(r.node for setup in setups for r in setup.vram))[:8]
     heights = (1.35 if len(setups) > 1 else 2.2,) * len(setups)
-    canvas = PlotCanvas("vram", "GPU memory by phase, GiB", heights, top=0.8)
+    canvas = PlotCanvas("vram", "GPU memory by phase, GiB", heights)
     width = 0.8 / len(nodes)
     highest = max(r.used_mib for setup in setups for r in setup.vram) / 1024
     for axes, setup in zip(canvas.panels, setups, strict=True):
@@ -441,11 +439,7 @@ def _under_load(results: Results, axis: TimeAxis) -> Iterator[Span]:
 
 # -- telemetry of a run, read from Parquet and thinned out without losing an extreme ---------------
 
-NUMBERS = (
-    "sm_clock_mhz", "power_w", "temperature_c", "mem_available_mib", "swap_used_mib",
-    "gpu_mem_mib", "rdma_rx_bytes_s", "rdma_tx_bytes_s", "net_rx_bytes_s", "net_tx_bytes_s",
-    "running", "waiting", "kv_usage", "acceptance",
-)  # fmt: skip
+NUMBERS = frozenset(column for panel in PANELS for column, _ in panel.columns)
 """Columns that are plotted; a file may lack any of them, and any value may be null."""
 
 BUCKETS = 300
@@ -497,7 +491,7 @@ def read_telemetry(path: Path) -> list[NodeTelemetry]:
             present = set(file.schema_arrow.names)
             if missing := {"time", "node"} - present:
                 raise InvalidFile(f"no column {' or '.join(sorted(missing))}", where=str(path))
-            table = file.read(["time", "node", *(name for name in NUMBERS if name in present)])
+            table = file.read(["time", "node", *sorted(NUMBERS & present)])
         return _by_node(table)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

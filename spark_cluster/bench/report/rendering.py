@@ -253,19 +253,21 @@ def _row(cells: Sequence[str], widths: Sequence[int], left: Sequence[int]) -> st
 WIDTH = 4.2
 """Inches; a third of a page on a desk, the whole of a telephone's: about as wide on both."""
 
+OUTSIDE = 0.48
+"""Inches for the labels of a panel, and for the legend."""
+
+TITLE_LINE = 0.25
+"""Inches of a panel's title, above which the legend stands."""
+
 PNG_DPI = 220
 
 SMALL = 7.5
 """Points of the labels in a plot."""
 
-TITLE = "plot-title"
-TITLE_INCHES = 0.26
-"""What the title takes at the top; on a page it is a heading of the page."""
-
 _ID = re.compile(r'((?:\bid="|url\(#|href="#))([^")]+)')
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT = re.compile(r"'DejaVu Sans'(?:, [\w' -]+)*")
-_VIEW = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
+_OPENING = re.compile(r'^.*?<svg\b.*?(viewBox="[^"]+").*?>', re.DOTALL)
 
 SERIES = (
     "#1f6fd0", "#c2570c", "#1b7f4b", "#7d4fc9", "#b8336a", "#0b7d84", "#8a6a00", "#5c6773",
@@ -281,23 +283,7 @@ VARIABLES = {
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 
-STYLE: Any = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9,
-    "text.parse_math": False, "text.usetex": False, "text.color": INK,
-    "svg.fonttype": "none", "svg.hashsalt": "spark-cluster", "svg.image_inline": True,
-    "axes.edgecolor": GRID, "axes.labelcolor": SOFT, "axes.titlecolor": SOFT,
-    "axes.labelsize": 8.5, "axes.titlesize": 8.5, "axes.titlelocation": "left", "axes.titlepad": 5,
-    "axes.facecolor": PAPER, "axes.axisbelow": True,
-    "axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.spines.left": False, "axes.unicode_minus": True, "axes.formatter.useoffset": False,
-    "grid.color": GRID, "grid.linewidth": 0.7,
-    "xtick.color": GRID, "xtick.labelcolor": SOFT, "xtick.labelsize": 8.5,
-    "ytick.color": GRID, "ytick.labelcolor": SOFT, "ytick.labelsize": 8.5, "ytick.major.size": 0,
-    "legend.frameon": False, "legend.fontsize": 8.5, "legend.handlelength": 1.6,
-    "legend.columnspacing": 1.2, "legend.borderaxespad": 0, "legend.handletextpad": 0.5,
-    "lines.linewidth": 1.6, "lines.markersize": 5, "figure.facecolor": PAPER,
-    "path.simplify": True, "errorbar.capsize": 2.5,
-}  # fmt: skip
+STYLE = Path(__file__).parent / "templates" / "report.mplstyle"
 
 
 @dataclass(frozen=True)
@@ -324,94 +310,75 @@ class PlotCanvas:
     """A figure with one or more panels, one above another.
 
     Args:
-        panels: their heights, inches.
-        top: inches above the first panel: the title, a line of the legend and the unit, unless it
-            says less. A unit stands above its axis: beside it, long tick labels push it off the
-            picture.
+        panels: their heights, inches; what labels take comes on top.
     """
 
-    def __init__(
-        self, name: str, title: str, panels: tuple[float, ...] = (2.3,), *, top: float = 0.74
-    ) -> None:
+    def __init__(self, name: str, title: str, panels: tuple[float, ...] = (2.3,)) -> None:
         from matplotlib.figure import Figure
 
         self.name, self.title, self.note, self.description = name, title, "", ""
-        bottom, between = 0.52, 0.42
-        height = top + bottom + sum(panels) + between * (len(panels) - 1)
-        self.height = height
-        self.figure: Figure = Figure(figsize=(WIDTH, height))
-        self.panels: list[Axes] = []
-        at = height - top
-        for panel in panels:
-            at -= panel
-            box = (0.56 / WIDTH, at / height, (WIDTH - 0.56 - 0.14) / WIDTH, panel / height)
-            share = self.panels[0] if self.panels else None
-            self.panels.append(self.figure.add_axes(box, sharex=share))
-            self.panels[-1].xaxis.set_major_formatter("{x:,g}")
-            self.panels[-1].yaxis.set_major_formatter("{x:,g}")
-            at -= between
+        self.figure: Figure = Figure(figsize=(WIDTH, sum(panels) + OUTSIDE * (1 + len(panels))))
+        # matplotlib places what a plot has, so that nothing is cut or overlaps.
+        self.figure.set_layout_engine("constrained", h_pad=0.06, w_pad=0.06, hspace=0.04)
+        found = self.figure.subplots(len(panels), sharex=True, squeeze=False, height_ratios=panels)
+        self.panels: list[Axes] = list(found[:, 0])
+        for axes in self.panels:
+            axes.xaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_major_formatter("{x:,g}")
 
     @property
     def axes(self) -> Axes:
         """The first panel."""
         return self.panels[0]
 
-    def legend(self) -> None:
-        """Put the names of the lines above the first panel; none for a single line."""
+    def legend(self, above: float = TITLE_LINE) -> None:
+        """Put the names of the lines above the first panel's title; none for a single line.
+
+        Args:
+            above: inches of what stands between.
+        """
+        from matplotlib.transforms import ScaledTranslation
+
         handles, names = self.axes.get_legend_handles_labels()
         labels = [clipped(name) for name in names]
         if len(handles) < 2:
             return
         columns = max(1, min(len(handles), 4, 46 // (max(map(len, labels)) + 5)))
-        rows = -(-len(handles) // columns)
-        if rows > 1:
-            self._grow(0.17 * (rows - 1))
-        self.figure.legend(
-            handles, labels, loc="upper left", ncols=columns,
-            bbox_to_anchor=(0.14 / WIDTH, 1 - 0.33 / self.height),
-        )  # fmt: skip
-
-    def _grow(self, inches: float) -> None:
-        """Make room above the panels."""
-        before, self.height = self.height, self.height + inches
-        self.figure.set_size_inches(WIDTH, self.height)
-        for axes in self.panels:
-            box = axes.get_position()
-            scale = before / self.height
-            axes.set_position((box.x0, box.y0 * scale, box.width, box.height * scale))
+        place = self.axes.transAxes + ScaledTranslation(0, above, self.figure.dpi_scale_trans)
+        anchor: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": place}
+        self.axes.legend(handles, labels, ncols=columns, **anchor)
 
     def finish(self) -> Plot:
-        """Draw it."""
-        self.figure.text(
-            0.14 / WIDTH, 1 - 0.10 / self.height, clipped(self.title, 52), va="top",
-            fontsize=10.5, fontweight="bold", gid=TITLE,
-        )  # fmt: skip
-        png, svg = io.BytesIO(), io.StringIO()
+        """Draw it: for a page without its title, which is a heading there."""
+        inline = _inline(self._svg(), self.name, self.description or self.title)
+        title = clipped(self.title, 52)
+        self.figure.suptitle(title, x=0.03, ha="left", fontsize=10.5, fontweight="bold")
+        png = io.BytesIO()
         self.figure.savefig(png, format="png", dpi=PNG_DPI)
+        return Plot(self.name, self.title, self.note, inline, self._svg(), png.getvalue())
+
+    def _svg(self) -> str:
+        svg = io.StringIO()
         self.figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-        text = svg.getvalue()
-        inline = _inline(text, self.name, self.description or self.title)
-        return Plot(self.name, self.title, self.note, inline, text, png.getvalue())
+        return svg.getvalue()
 
 
 def _inline(svg: str, name: str, description: str) -> str:
-    """The SVG as a part of a page: without its title, in the page's colours and font."""
-    found = svg[svg.index("<svg") :]
-    found = re.sub(r"<metadata>.*?</metadata>", "", found, flags=re.DOTALL)
+    """The SVG as a part of a page, in the page's colours and font."""
+    found = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     found = re.sub(r"<style.*?</style>", "", found, flags=re.DOTALL)  # its `*` means the page too
-    found = re.sub(rf'<g id="{TITLE}">.*?</g>', "", found, flags=re.DOTALL)
     found = _ID.sub(lambda m: f"{m[1]}{name}-{m[2]}", found)
     found = _COLOUR.sub(lambda m: f"var({VARIABLES[m[0]]})" if m[0] in VARIABLES else m[0], found)
-    found = _FONT.sub("var(--font)", found)
-    found = re.sub(r">\s+<", "><", found)
-    width, height = (float(size) for size in _VIEW.search(found).groups())  # type: ignore[union-attr]
-    top = 72 * TITLE_INCHES
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="0 {top:g} {width:g} {height - top:g}" role="img" '
-        f'aria-label="{html.escape(description)}">'
+    found = re.sub(r">\s+<", "><", _FONT.sub("var(--font)", found))
+    return _OPENING.sub(
+        lambda m: (
+            '<svg xmlns="http://www.w3.org/2000/svg" '
+            f'xmlns:xlink="http://www.w3.org/1999/xlink" {m[1]} role="img" '
+            f'aria-label="{html.escape(description)}">'
+        ),
+        found,
+        count=1,
     )
-    return opening + found[found.index(">") + 1 :]
 
 
 @contextmanager
@@ -425,7 +392,7 @@ def style() -> Iterator[None]:
         import matplotlib
     except ImportError:
         raise UsageError("plots need matplotlib", hint=install_extra("bench")) from None
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(fname=STYLE):
         yield
 
 
@@ -487,9 +454,7 @@ def memory_plot(record: MemoryRecord) -> Plot:
     unit, length = ("min", 60.0) if last - first > 180 else ("s", 1.0)
     end = max((last - first) / length * 1.04, 1.0)
     with style():
-        canvas = PlotCanvas(
-            "memory", clipped(f"GPU memory: {record.command}", 48), (2.0, 1.2), top=1.0
-        )
+        canvas = PlotCanvas("memory", clipped(f"GPU memory: {record.command}", 48), (2.0, 1.2))
         held, available = canvas.panels
         for index, node in enumerate(record.nodes):
             own = [reading for reading in record.readings if reading.node == node]
@@ -513,7 +478,7 @@ def memory_plot(record: MemoryRecord) -> Plot:
         available.set_title("MemAvailable, GiB")
         available.set_xlabel(unit)
         available.set_xlim(0, end)
-        canvas.legend()
+        canvas.legend(above=0.5)
         canvas.description = f"{canvas.title}, of each node over {end:.0f} {unit}"
         return canvas.finish()
 

@@ -11,9 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from spark_cluster.bench.compare import CONFIDENCE, SETUP_FIELDS, differences, floor_of
-from spark_cluster.bench.record import (
+from spark_cluster.bench.compare import (
+    CONFIDENCE,
     HIGHER_IS_BETTER,
+    SETUP_FIELDS,
+    differences,
+    floor_of,
+)
+from spark_cluster.bench.record import (
     CellKey,
     CellResult,
     Metric,

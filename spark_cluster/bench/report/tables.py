@@ -36,6 +36,7 @@ from spark_cluster.bench.report.rendering import (
     tabulate,
 )
 from spark_cluster.bench.report.results import Results, SizePair, is_noise, is_served, speed_up
+from spark_cluster.models.naming import table as data_table
 
 NOISE_NOTE = (
     f"~ marks a difference that identical runs show too (under {100 * FLOOR_ALONE:.0f} % at c=1, "
@@ -455,30 +456,13 @@ def _side_by_side(title: str, things: Sequence[tuple[str, Mapping[str, str]]]) -
 
 # -- words -----------------------------------------------------------------------------------------
 
-TERMS = (
-    ("TP=N", r"TP=", "tensor parallel: one server over N Sparks; 2 × TP=1: a server on each"),
-    ("ppN", r"\bpp\d", "prompt processing (prefill): a prompt of N tokens is read"),
-    ("tgN", r"\btg\d", "token generation (decoding): N tokens are generated"),
-    ("@ dN, d=N", r"@ d\d|d=\d", "depth: N tokens stand in the context before the prompt"),
-    ("ctx_pp, ctx_tg", r"\bctx", "the same while the context of that depth is first read"),
-    ("(cN), c=N", r"\(c\d|c=\d", "concurrency: N requests at once"),
-    ("t/s, tok/s", r"t/s|tok/s", "tokens a second; total: of all requests, req: of one"),
-    ("peak", r"\bpeak t/s", "in the best second"),
-    ("ttfr", r"\bttfr", "time to first response: to the first chunk of the answer"),
-    ("est_ppt", "est_ppt", "estimated prompt processing time: ttfr without the network's latency"),
-    ("e2e_ttft", "e2e_ttft", "end-to-end time to first token: to the first text or reasoning"),
-    ("TTFT", r"\bTTFT", "time to first token"),
-    ("TPOT", r"\bTPOT", "time per output token, after the first"),
-    ("ITL", r"\bITL", "inter-token latency: between two chunks of an answer"),
-    ("p50, p95, p99", r"\bp\d\d\b", "percentiles: half, 95 % and 99 % are below"),
-)  # fmt: skip
-"""Each abbreviation with the pattern of its use and its meaning.
-source: llama-benchy's and vLLM's definitions of their figures."""
+TERMS: list[dict[str, str]] = data_table("terms", "bench")["terms"]
+"""Each abbreviation (`term`) with the `pattern` of its use and its `meaning`."""
 
 
 def terms_table(shown: Sequence[Table]) -> Table:
     """The abbreviations that occur in tables, explained."""
     texts = (text for table in shown for row in (table.columns, *table.rows) for text in row)
     used = "\n".join([*texts, *(table.title + table.note for table in shown)])
-    rows = [(term, meaning) for term, pattern, meaning in TERMS if re.search(pattern, used)]
+    rows = [(one["term"], one["meaning"]) for one in TERMS if re.search(one["pattern"], used)]
     return Table("Abbreviations", ("term", "meaning"), tuple(rows), (0, 1))

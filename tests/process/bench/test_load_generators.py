@@ -7,11 +7,13 @@ answered, answered HTTP 500, did so now and then, or said that the capital of Fr
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import make_node, make_recipe
@@ -312,6 +314,7 @@ def test_what_failed_says_guidellm_too():
     found = guided("failed")
     assert found.status == "failed"
     assert "of 6 requests were completed: " in found.reason
+    assert found.metrics == {}, "its report has zeros for what never happened"
 
 
 @pytest.mark.parametrize("data", [{}, {"metadata": 7}, {"metadata": {"guidellm_version": "0.5.0"}}])
@@ -349,5 +352,9 @@ def test_the_command_line_of_guidellm():
     assert given["output"]["path"] == "/var/lib/x/raw/open.2.json"
     assert given["backend"]["target"] == "http://127.0.0.1:8000"
     assert given["backend"]["extras"] == {"body": {"ignore_eos": True, "temperature": 0}}
+    how = open_loop.GuideLlm().measurement(
+        dataclasses.replace(at(), settings=SimpleNamespace(path="/venv")), RATE
+    )
+    assert how.env["GUIDELLM__MAX_WORKER_PROCESSES"] == "1", "several workers draw the same gaps"
     closed = open_loop.guidellm_arguments(at(), cell(concurrency=4), 1)
     assert '{"kind": "concurrent", "streams": [4]}' in closed

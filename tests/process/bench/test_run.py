@@ -16,7 +16,7 @@ from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
 from spark_cluster.bench import generators
-from spark_cluster.bench.expansion import Step, expand, measurable, result
+from spark_cluster.bench.expansion import Step, expand, result
 from spark_cluster.bench.on_node import EndedCell
 from spark_cluster.bench.record import NodeRecord, Record, Setup, load_record, number, numbers
 from spark_cluster.bench.references import predictions
@@ -84,7 +84,7 @@ def left_out(step: Step) -> dict[str, str]:
 def test_what_cannot_be_measured_has_a_reason(tmp_path):
     """A replica behind the endpoint has one node."""
     run = made(tmp_path, replicas=2, tp=[2])
-    (step,) = measurable(run.suite, run.expansion).steps
+    (step,) = run.expansion.steps
     told = left_out(step)
     assert set(told) == {cell.id for cell in step.cells}
     assert all("one node, and this one takes 2" in reason for reason in told.values())
@@ -98,7 +98,7 @@ def test_what_cannot_be_measured_has_a_reason(tmp_path):
 )  # fmt: skip
 def test_what_is_measured(tmp_path, suite):
     run = made(tmp_path, **suite)
-    (step,) = measurable(run.suite, run.expansion).steps
+    (step,) = run.expansion.steps
     assert left_out(step) == {}
 
 
@@ -108,7 +108,7 @@ def test_vllm_bench_needs_vllm(project: Project):
     given = {"name": "s", "tool": "vllm-bench", "request_rate": [1]}
     for suite, skipped in ((given, True), ({"name": "s"}, False)):
         found = Suite.model_validate(suite)
-        steps = measurable(found, expand(found, {recipe.name: recipe}, [recipe.name])).steps
+        steps = expand(found, {recipe.name: recipe}, [recipe.name]).steps
         assert bool(left_out(steps[0])) is skipped
         assert all("engine is sglang" in why for why in left_out(steps[0]).values())
 
@@ -162,7 +162,7 @@ def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):
     opened = inventory_of(*nodes, bind="management", open=True)
     given = Suite.model_validate({"name": "s", "recipes": ["r"], "tool": "vllm-bench",
                                   "concurrency": [3], "replicas": 2})  # fmt: skip
-    run = begun(given, tmp_path, measurable(given, expand(given, {"r": make_recipe()})))
+    run = begun(given, tmp_path, expand(given, {"r": make_recipe()}))
     (step,) = run.expansion.steps
     resolved = resolve(make_recipe(), opened, nodes, 1, replicas=2)
     assert not resolved.endpoint.url.startswith("http://127.0.0.1:8000/")

@@ -260,7 +260,7 @@ def test_the_summary_says_each_reason_once(run, cluster, capsys):
     """40 cells of one server have one reason."""
     cluster.errors[1] = OUT_OF_MEMORY
     sequence.go_on(cluster.play, run)
-    app: Any = SimpleNamespace(console=Console(width=200))
+    app: Any = SimpleNamespace(console=Console(width=200), show_recap=lambda: None)
     found = BenchResult(RunSummary(run.record.id, False, 0, {}), run.record, run.folder)
     capsys.readouterr()
     bench._show(app, found)

@@ -31,8 +31,8 @@ def between(start: float, end: float, **changed: object) -> CellResult:
 
 def told(*cells: CellResult, lines: list[str], more: list[str] | None = None):
     texts = ["\n".join(one) for one in (lines, more or [])]
-    engines = [read_lines("spark1", text)[1] for text in texts]
-    found = with_telemetry(cells, [], engines, ["spark1"], 1)
+    rows = [row for text in texts for row in read_lines("spark1", text)]
+    found = with_telemetry(cells, rows, [], 1)
     return [
         tuple(
             one.metrics[name].mean if name in one.metrics else None

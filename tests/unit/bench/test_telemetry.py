@@ -49,7 +49,7 @@ def line(at=0.0, **more):
 
 
 def rows(*lines):
-    return read_lines("spark1", "\n".join(lines))[0]
+    return read_lines("spark1", "\n".join(lines))
 
 
 def test_rates_of_two_lines():
@@ -123,7 +123,7 @@ def test_parquet_and_back(tmp_path):
 
 def test_each_figure_has_a_column():
     names = {field.name for field in dataclasses.fields(TelemetryRow)}
-    assert names - set(COLUMNS) == {"processes", "notes"}
+    assert names - set(COLUMNS) == {"processes", "notes", "drafts"}
 
 
 def test_eight_hours_of_two_nodes_are_small(tmp_path):
