@@ -385,8 +385,7 @@ HEADLINES = {
     "no-error": ("no error", "green"),
 }
 
-
-NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
+NOT_RECOGNISED = ("neither an error nor a start was recognised", "yellow")
 
 
 def _headline(explanation: Explanation) -> Text:
@@ -395,6 +394,8 @@ def _headline(explanation: Explanation) -> Text:
     names = [log.name for log in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
+    if explanation.verdict == "no-error" and not {"up", "requests"} & {*explanation.facts}:
+        headline = NOT_RECOGNISED
     verdict = painted(*headline)
     engine = f", {explanation.engine}" if explanation.engine else ""
     return styled(

@@ -11,6 +11,7 @@ from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import (
     LONGEST,
     KnownIssueMatch,
+    catalogue,
     literals,
     marks_in,
     recognise,
@@ -26,7 +27,7 @@ from spark_cluster.issues.log_reading import (
     verdict_on,
     with_last_cause,
 )
-from spark_cluster.issues.startup import ANCHORS, ENGINES, RAY, SGLANG, Start
+from spark_cluster.issues.startup import ANCHORS, ENGINES, RAY, SGLANG, VLLM, Start
 
 MOST = 200
 """Different errors that are kept; the later ones follow from them."""
@@ -47,6 +48,8 @@ TRACES = 2000
 """Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
 
 SHOWN = 300
+"""Characters of a quoted line."""
+
 ERRORS = (
     *("Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
     *("(core dumped)", *log_lines.ANCHORS),
@@ -82,6 +85,7 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
     cause = cause_of(problems)
     if start.is_whole(speakers, was_serving=cause is not None and cause.serving):
         problems = with_last_cause(problems)
+    problems = [_advised(seen, start) for seen in problems]
     explanation = Explanation(
         engine=start.engine.name if start.engine else "",
         problems=problems,
@@ -95,12 +99,31 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
     return explanation
 
 
+def _advised(seen: Seen, start: Start) -> Seen:
+    """Return a problem with the advice for the engine and the model that wrote the logs."""
+    engine, found = start.engine or VLLM, seen.finding
+    if not seen.known:
+        return seen
+    names = [start.facts[name] for name in ("model", "architecture") if name in start.facts]
+    texts = {name: engine.in_its_words(getattr(found, name)) for name in ("title", "cause", "flag")}
+    fix = engine.in_its_words(catalogue()[found.id].fix_for(names, engine.key))
+    return replace(seen, finding=replace(found, fix=fix, **texts))
+
+
 def _nothing(explanation: Explanation) -> Iterator[str]:
     """Yield what is wrong with logs that say nothing at all."""
     logs = explanation.logs
     yield from (f"a single line: {log.name} is empty" for log in logs if not log.lines)
     if not explanation.recognised and any(log.lines for log in logs):
         yield "a start: no line of an engine was recognised"
+
+
+def _quoted(text: str) -> str:
+    """Return a text cut between words in its middle: an error ends with why, or with what to do."""
+    if len(text) <= SHOWN:
+        return text
+    begin, end = text[: SHOWN // 2], text[-SHOWN // 2 :]
+    return f"{begin.rpartition(' ')[0] or begin} … {end.partition(' ')[2] or end}"
 
 
 class _Log:
@@ -206,12 +229,12 @@ class _Log:
         echo = bool(error) and log_lines.is_echo(error)
         for issue in issues:
             said, name = error or line.text, self.reader.source.name
-            found = issue.match(said[:SHOWN], name, in_log=True, line=said[:LONGEST])
+            found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
             yield self._keep(issue.id, found, candidate, before, rank, **kind)
         if error and not issues:
-            yield from self._unknown(error[:SHOWN], candidate, before, follows=echo)
+            yield from self._unknown(_quoted(error), candidate, before, follows=echo)
         elif not issues:
             yield from self._complaint(line, candidate, before)
 
@@ -219,11 +242,11 @@ class _Log:
         self, line: log_lines.ParsedLine, candidate: AnchoredLine, before: _Before
     ) -> Iterator[str]:
         """Keep a line that only looks like an error."""
-        said = log_lines.complaint_in(line)
+        said = log_lines.complaint_in(line, lambda: candidate.following)
         faint = "" if said or self._up else log_lines.faint_complaint_in(line)
         if text := said or faint:
             kind = {"follows": log_lines.is_echo(text), "weak": True, "faint": bool(faint)}
-            yield from self._unknown(text[:SHOWN], candidate, before, **kind)
+            yield from self._unknown(_quoted(text), candidate, before, **kind)
 
     def _unknown(
         self,

@@ -232,7 +232,7 @@ def _match(issue: Issue, case: Case, found: RuleFinding, severity: Severity) -> 
         title=title,
         found=what or "in this launch",
         cause=issue.cause + found.and_also,
-        fix=found.fix or issue.fix,
+        fix=found.fix or issue.fix_for(case.names, case.launch.engine),
         source=issue.source,
         flag=issue.flag or (edit.written if edit else ""),
         edit=edit,

@@ -43,6 +43,13 @@ def image_not_pinned(case: Case) -> RuleFinding | None:
     return RuleFinding(found, severity="warning" if moves else "info")
 
 
+@rule("command-given-twice")
+def given_twice(case: Case) -> RuleFinding | None:
+    if not case.launch.given_twice:
+        return None
+    return RuleFinding(f"image {case.image}, then `vllm serve`")
+
+
 @rule("revision-not-pinned")
 def revision_not_pinned(case: Case) -> RuleFinding | None:
     moving = [f"{name} at {r}" for name, r in case.launch.revisions.items() if not COMMIT.match(r)]

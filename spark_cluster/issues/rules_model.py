@@ -34,7 +34,7 @@ FORMATS = {
 
 SAME = {
     "compressed-tensors": ("compressed-tensors",),
-    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed", "nvfp4"),
+    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed", "nvfp4", "fp4"),
 }
 """Values of --quantization that vLLM takes for it."""
 
