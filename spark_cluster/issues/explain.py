@@ -101,13 +101,13 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
 
 def _advised(seen: Seen, start: Start) -> Seen:
     """Return a problem with the advice for the engine and the model that wrote the logs."""
-    engine, found = start.engine or VLLM, seen.finding
     if not seen.known:
         return seen
+    engine, found = start.engine or VLLM, seen.finding
     names = [start.facts[name] for name in ("model", "architecture") if name in start.facts]
-    texts = {name: engine.in_its_words(getattr(found, name)) for name in ("title", "cause", "flag")}
-    fix = engine.in_its_words(catalogue()[found.id].fix_for(names, engine.key))
-    return replace(seen, finding=replace(found, fix=fix, **texts))
+    fix = catalogue()[found.id].fix_for(names, engine.key)
+    title, cause, fix, flag = map(engine.in_its_words, (found.title, found.cause, fix, found.flag))
+    return replace(seen, finding=replace(found, title=title, cause=cause, fix=fix, flag=flag))
 
 
 def _nothing(explanation: Explanation) -> Iterator[str]:
