@@ -60,6 +60,7 @@ def show_issue(console: Console, issue: Issue) -> None:
         "symptom": issue.symptom,
         "cause": issue.cause,
         "fix": issue.fix,
+        **{f"fix for {name}": text for name, text in (issue.fixes | issue.also_for).items()},
         "versions": f"vLLM {issue.versions}" if issue.versions else "",
         "found by": _found_by(issue),
         "depends on": ", ".join(issue.keyed_on),

@@ -250,12 +250,16 @@ class When(Schema):
     """patterns of the image"""
     not_image: list[str] = Field(default=[])
     """patterns that must not match"""
+    not_mounted: list[str] = Field(default=[])
+    """patterns of paths in the container over which nothing may be mounted"""
     quantization: list[str] = Field(default=[])
     """how the weights lie in memory"""
     flags: dict[str, Expected] = Field(default={})
     """flags of vLLM, without dashes"""
     env: dict[str, Expected] = Field(default={})
     """environment variables"""
+    not_env: dict[str, str] = Field(default={})
+    """environment variables, and the value that they may not have"""
     moe: bool | None = None
     """whether it has experts"""
     speculative: bool | None = None

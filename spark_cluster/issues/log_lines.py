@@ -30,6 +30,9 @@ _ECHO, _COMPLAINT, _FAINT, _NOISE = (
     re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
+NEXT: dict[str, dict[str, Any]] = _FILE["next"]
+"""Where to look next when logs do not tell the cause: `step` has texts by name, `after` the names
+by verdict."""
 """Literals of which every line has one that looks like an error without being an exception."""
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

@@ -255,6 +255,8 @@ def _seen(when: When, case: Case) -> list[str] | None:
         not case.matches(when.not_model, case.names),
         not when.image or case.matches(when.image, [case.image]),
         not case.matches(when.not_image, [case.image]),
+        not any(case.launch.env.get(name) == value for name, value in when.not_env.items()),
+        not case.matches(when.not_mounted, [v.target for v in case.launch.volumes]),
     ]
     if not all(plain):
         return None
