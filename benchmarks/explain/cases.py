@@ -44,10 +44,12 @@ def cases() -> list[Case]:
     ]
 
 
-def named(case: Case) -> Seen | None:
-    """Return what `explain` calls the cause."""
+def named(case: Case) -> tuple[Seen | None, bool]:
+    """Return what `explain` shows first, and whether it calls that the cause."""
     source = LogSource(case.url, lambda: BytesIO(case.log.encode()))
-    return explain([source]).cause
+    explanation = explain([source])
+    first = explanation.cause or next(iter(explanation.problems), None)
+    return first, explanation.cause is not None
 
 
 def judge(case: Case) -> tuple[Result, str]:
@@ -55,11 +57,11 @@ def judge(case: Case) -> tuple[Result, str]:
 
     What `explain` does not call the cause (`what happened`, `only consequences`) is never wrong.
     """
-    cause = named(case)
+    cause, is_cause = named(case)
     if cause is None:
         return "unknown", ""
-    if not cause.known:
-        return "unknown", cause.finding.found
+    if not cause.known or not is_cause:
+        return "unknown", cause.finding.id or cause.finding.found
     if cause.finding.id in case.causes:
         return "right", cause.finding.id
     return ("wrong" if cause.certain else "unknown"), cause.finding.id

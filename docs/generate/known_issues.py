@@ -81,6 +81,10 @@ def _issue(issue: Issue) -> str:
         ("You see", _text(issue.symptom)),
         ("Cause", _text(issue.cause)),
         ("Fix", _text(issue.fix)),
+        *(
+            (f"Fix for {code(name)}", _text(text))
+            for name, text in (issue.fixes | issue.also_for).items()
+        ),
         ("To change", code(issue.flag) if issue.flag else ""),
         ("Versions of vLLM", code(issue.versions) if issue.versions else ""),
         ("Found by", _found_by(issue)),

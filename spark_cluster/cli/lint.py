@@ -60,6 +60,7 @@ def show_issue(console: Console, issue: Issue) -> None:
         "symptom": issue.symptom,
         "cause": issue.cause,
         "fix": issue.fix,
+        **{f"fix for {name}": text for name, text in (issue.fixes | issue.also_for).items()},
         "versions": f"vLLM {issue.versions}" if issue.versions else "",
         "found by": _found_by(issue),
         "depends on": ", ".join(issue.keyed_on),
@@ -384,8 +385,7 @@ HEADLINES = {
     "no-error": ("no error", "green"),
 }
 
-
-NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
+NOT_RECOGNISED = ("neither an error nor a start was recognised", "yellow")
 
 
 def _headline(explanation: Explanation) -> Text:
@@ -394,6 +394,8 @@ def _headline(explanation: Explanation) -> Text:
     names = [log.name for log in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
+    if explanation.verdict == "no-error" and not {"up", "requests"} & {*explanation.facts}:
+        headline = NOT_RECOGNISED
     verdict = painted(*headline)
     engine = f", {explanation.engine}" if explanation.engine else ""
     return styled(

@@ -74,6 +74,7 @@ class Launch:
         executor: what joins the nodes, where a recipe says it; a command has it in `args`.
         engine: the inference engine.
         kind: of the model, as a recipe says it or as flags and name show it.
+        given_twice: a container gets `vllm serve`, which its image's entry point starts already.
     """
 
     model: str
@@ -99,6 +100,7 @@ class Launch:
     executor: str | None = None
     engine: str = DEFAULT
     kind: ModelKind = "chat"
+    given_twice: bool = False
 
     @property
     def speculative(self) -> Mapping[str, object]:

@@ -286,6 +286,7 @@ def _inside(container: DockerRun) -> ProgramCall:
     by_itself = serves.removeprefix("docker.io/") in table("images")["serves_by_itself"]
     if program.kind in SERVERS:
         if by_itself and not entrypoint and words[:1] and words[0].text == "vllm":
+            program.given_twice = True
             program.notes.append(
                 f"the image {serves} runs `vllm serve` by itself: the command would be given twice"
             )
@@ -330,6 +331,7 @@ def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
         tp=tp,
         nodes=max(ranks, _size(args, "nnodes")),
         origin="command",
+        given_twice=program.given_twice,
         engine=engine,
         kind=inferred_kind(args, base or model),
     )

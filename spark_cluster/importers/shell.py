@@ -247,6 +247,7 @@ class ProgramCall:
         image: of the container, when a script of another tool starts it.
         left_out: what stands around it and is not carried over, in words.
         notes: what was read with goodwill.
+        given_twice: the image's entry point starts the same program already.
     """
 
     kind: str
@@ -255,6 +256,7 @@ class ProgramCall:
     image: str = ""
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    given_twice: bool = False
 
 
 def find(text: str, line: int = 1) -> ProgramCall:

@@ -7,6 +7,7 @@ or fix stands for it. NODE, PID and USER stand for what only the place of a matc
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -249,6 +250,8 @@ class When(Schema):
     """patterns of the image"""
     not_image: list[str] = Field(default=[])
     """patterns that must not match"""
+    not_mounted: list[str] = Field(default=[])
+    """patterns of paths in the container over which nothing may be mounted"""
     quantization: list[str] = Field(default=[])
     """how the weights lie in memory"""
     transformers: str = ""
@@ -257,6 +260,8 @@ class When(Schema):
     """flags of vLLM, without dashes"""
     env: dict[str, Expected] = Field(default={})
     """environment variables"""
+    not_env: dict[str, str] = Field(default={})
+    """environment variables, and the value that they may not have"""
     moe: bool | None = None
     """whether it has experts"""
     speculative: bool | None = None
@@ -308,7 +313,11 @@ class Issue(Schema):
     """what a user notices"""
     cause: str = Field(min_length=3)
     fix: str = Field(min_length=3)
-    """what to do, with the exact flag"""
+    """what to do, with the exact flag of vLLM"""
+    fixes: dict[str, str] = Field(default={})
+    """what to do instead where another engine serves, by its name"""
+    also_for: dict[str, str] = Field(default={})
+    """what else to do for some models, by patterns of the model or its architecture"""
     source: str = Field(min_length=3)
     """who says so"""
     confidence: Literal["high", "medium", "low"]
@@ -369,6 +378,12 @@ class Issue(Schema):
     def fix_on(self, node: str) -> str:
         """Return the fix for a node; NODE is its name."""
         return fill(self.fix, {"NODE": node})
+
+    def fix_for(self, names: Iterable[str], engine: str = DEFAULT) -> str:
+        """Return what to do with a model of these names."""
+        lowered = [name.lower() for name in names]
+        also = (t for p, t in self.also_for.items() if fnmatch.filter(lowered, p.lower()))
+        return "; ".join([self.fixes.get(engine, self.fix), *also])
 
     def match(
         self, found: str, where: str = "", *, in_log: bool = False, line: str = ""
@@ -477,7 +492,11 @@ def _with_steps(issue: Issue, path: Path) -> Issue:
         return steps()[found[1]]
 
     texts = {name: _STEP.sub(step, getattr(issue, name)) for name in ("cause", "fix")}
-    return issue.model_copy(update=texts)
+    several = {
+        name: {key: _STEP.sub(step, text) for key, text in getattr(issue, name).items()}
+        for name in ("fixes", "also_for")
+    }
+    return issue.model_copy(update={**texts, **several})
 
 
 def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:

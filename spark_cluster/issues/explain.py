@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from spark_cluster.config.schema import Document, Hidden, derived, printed
@@ -11,6 +11,7 @@ from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import (
     LONGEST,
     KnownIssueMatch,
+    catalogue,
     literals,
     marks_in,
     recognise,
@@ -26,7 +27,7 @@ from spark_cluster.issues.log_reading import (
     verdict_on,
     with_last_cause,
 )
-from spark_cluster.issues.startup import ANCHORS, ENGINES, RAY, SGLANG, Start
+from spark_cluster.issues.startup import ANCHORS, ENGINES, RAY, SGLANG, VLLM, Start
 
 MOST = 200
 """Different errors that are kept; the later ones follow from them."""
@@ -47,6 +48,8 @@ TRACES = 2000
 """Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
 
 SHOWN = 300
+"""Characters of a quoted line."""
+
 ERRORS = (
     *("Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
     *("(core dumped)", *log_lines.ANCHORS),
@@ -82,6 +85,7 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
     cause = cause_of(problems)
     if start.is_whole(speakers, was_serving=cause is not None and cause.serving):
         problems = with_last_cause(problems)
+    problems = [_advised(seen, start) for seen in problems]
     explanation = Explanation(
         engine=start.engine.name if start.engine else "",
         problems=problems,
@@ -95,12 +99,31 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
     return explanation
 
 
+def _advised(seen: Seen, start: Start) -> Seen:
+    """Return a problem with the advice for the engine and the model that wrote the logs."""
+    if not seen.known:
+        return seen
+    engine, found = start.engine or VLLM, seen.finding
+    names = [start.facts[name] for name in ("model", "architecture") if name in start.facts]
+    fix = catalogue()[found.id].fix_for(names, engine.key)
+    title, cause, fix, flag = map(engine.in_its_words, (found.title, found.cause, fix, found.flag))
+    return replace(seen, finding=replace(found, title=title, cause=cause, fix=fix, flag=flag))
+
+
 def _nothing(explanation: Explanation) -> Iterator[str]:
     """Yield what is wrong with logs that say nothing at all."""
     logs = explanation.logs
     yield from (f"a single line: {log.name} is empty" for log in logs if not log.lines)
     if not explanation.recognised and any(log.lines for log in logs):
         yield "a start: no line of an engine was recognised"
+
+
+def _quoted(text: str) -> str:
+    """Return a text cut between words in its middle: an error ends with why, or with what to do."""
+    if len(text) <= SHOWN:
+        return text
+    begin, end = text[: SHOWN // 2], text[-SHOWN // 2 :]
+    return f"{begin.rpartition(' ')[0] or begin} … {end.partition(' ')[2] or end}"
 
 
 class _Log:
@@ -206,12 +229,12 @@ class _Log:
         echo = bool(error) and log_lines.is_echo(error)
         for issue in issues:
             said, name = error or line.text, self.reader.source.name
-            found = issue.match(said[:SHOWN], name, in_log=True, line=said[:LONGEST])
+            found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
             yield self._keep(issue.id, found, candidate, before, rank, **kind)
         if error and not issues:
-            yield from self._unknown(error[:SHOWN], candidate, before, follows=echo)
+            yield from self._unknown(_quoted(error), candidate, before, follows=echo)
         elif not issues:
             yield from self._complaint(line, candidate, before)
 
@@ -219,11 +242,11 @@ class _Log:
         self, line: log_lines.ParsedLine, candidate: AnchoredLine, before: _Before
     ) -> Iterator[str]:
         """Keep a line that only looks like an error."""
-        said = log_lines.complaint_in(line)
+        said = log_lines.complaint_in(line, lambda: candidate.following)
         faint = "" if said or self._up else log_lines.faint_complaint_in(line)
         if text := said or faint:
             kind = {"follows": log_lines.is_echo(text), "weak": True, "faint": bool(faint)}
-            yield from self._unknown(text[:SHOWN], candidate, before, **kind)
+            yield from self._unknown(_quoted(text), candidate, before, **kind)
 
     def _unknown(
         self,
@@ -388,50 +411,12 @@ class Explanation(Document):
 
     @property
     def next_steps(self) -> list[str]:
-        """Where to look next; nothing where the cause is certain."""
-        return steps_for(self.verdict, self.problems, self.missing, len(self.logs))
-
-
-# Where to look next, when logs do not tell the cause.
-
-SEARCH = "search the issues of the engine (vLLM, SGLang, Ray) and of the image for the quoted line"
-KERNEL = (
-    "the kernel's log of each node says whether a process was killed for lack of memory: "
-    "journalctl -k | grep -i -e oom -e 'killed process' -e NVRM"
-)
-OTHERS = (
-    "give the logs of all ranks and of Ray at once: "
-    "spark-cluster explain rank0.log rank1.log /tmp/ray/session_latest/logs"
-)
-CUT = "if the log is cut, give the whole one: docker logs --timestamps NAME, or spark-cluster logs"
-DEBUG = "with NCCL_DEBUG=INFO in the environment of every rank NCCL says which call failed"
-WAITING = (
-    "it may still be loading or waiting: `ray status` shows whether all nodes have joined, "
-    "`docker ps -a` whether the container ended and with which status"
-)
-
-
-def steps_for(
-    verdict: Verdict, problems: Iterable[Seen], missing: Iterable[str], logs: int
-) -> list[str]:
-    """Return what to do next; nothing where the cause is certain, or there is no error.
-
-    Args:
-        problems: what was seen.
-        missing: what a healthy start would have logged besides.
-        logs: how many were read.
-    """
-    if verdict in ("cause", "warnings", "no-error"):
-        return []
-    lacking = any("ranks" in text for text in missing)
-    steps = [OTHERS] if lacking or (verdict == "effects" and logs == 1) else []
-    steps += _by_verdict(verdict)
-    if any("NCCL" in seen.finding.found for seen in problems if not seen.overcome):
-        steps.append(DEBUG)
-    return steps
-
-
-def _by_verdict(verdict: Verdict) -> Sequence[str]:
-    if verdict == "effects":
-        return (KERNEL, CUT)
-    return (WAITING, KERNEL) if verdict == "unfinished" else (SEARCH,)
+        """Where to look next; nothing where the cause is certain, or there is no error."""
+        texts = log_lines.NEXT
+        names = texts["after"].get(self.verdict, [])
+        lacking = any("ranks" in text for text in self.missing)
+        if names and (lacking or (self.verdict == "effects" and len(self.logs) == 1)):
+            names = ["all-ranks", *names]
+        if names and any("NCCL" in p.finding.found for p in self.problems if not p.overcome):
+            names = [*names, "nccl"]
+        return [texts["step"][name] for name in names]

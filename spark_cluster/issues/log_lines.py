@@ -30,6 +30,9 @@ _ECHO, _COMPLAINT, _FAINT, _NOISE = (
     re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
+NEXT: dict[str, dict[str, Any]] = _FILE["next"]
+"""Where to look next when logs do not tell the cause: `step` has texts by name, `after` the names
+by verdict."""
 """Literals of which every line has one that looks like an error without being an exception."""
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -52,8 +55,11 @@ _ERROR = re.compile(
 _BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
 """An exception without a text, alone on its line, as a traceback ends with it."""
 
-_GOES_ON = re.compile(r"validation errors? for \w+$|cluster was started with:$")
-"""pydantic says in the next line what is wrong, and Ray which version the head has."""
+_GOES_ON = re.compile(
+    r"validation errors? for \w+$|cluster was started with:$|Using requested mode '\w+'$"
+)
+"""pydantic says in the next line what is wrong, Ray which version the head has, and NVIDIA's
+container runtime what it refuses."""
 
 HARMLESS = ("DEBUG", "INFO", "WARNING")
 """Levels below an error; such a line may quote one."""
@@ -135,12 +141,14 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     match = _ERROR.search(line.text)
     if match is None:
         return ""
-    error = next(group for group in match.groups() if group)
-    if _GOES_ON.search(error):
-        error = (
-            error.removesuffix(":") + ": " + read(following()).text.partition(" [type=")[0].strip()
-        )
-    return error
+    return _whole(next(group for group in match.groups() if group), following)
+
+
+def _whole(error: str, following: Callable[[], str]) -> str:
+    """Return an error with the next line, where that says what is wrong."""
+    if not _GOES_ON.search(error):
+        return error
+    return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
 
 
 def is_echo(text: str) -> bool:
@@ -184,13 +192,17 @@ def faint_complaint_in(line: ParsedLine) -> str:
     return text if _FAINT.search(text) else ""
 
 
-def complaint_in(line: ParsedLine) -> str:
-    """Return what a line complains of; empty when it does not look like an error."""
+def complaint_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
+    """Return what a line complains of; empty when it does not look like an error.
+
+    Args:
+        following: as of `error_in`.
+    """
     text = line.text
     if line.level in HARMLESS or line.indented or not text or _NOISE.match(text):
         return ""
     if line.level or _COMPLAINT.search(text):
-        return text
+        return _whole(text, following)
     return ""
 
 

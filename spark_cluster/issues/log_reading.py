@@ -494,14 +494,19 @@ def _after_cause(seen: Seen, cause: Seen | None) -> Seen:
 
 
 def merged(found: Sequence[Seen]) -> list[Seen]:
-    """Return what all logs show: each issue once, the cause first, effects and notes last."""
+    """Return what all logs show: each issue once, the cause first, effects and notes last.
+
+    What a general issue says of the line of a specific cause is left out.
+    """
     once: dict[tuple[str, bool], Seen] = {}
     for seen in sorted(found, key=lambda s: (s.at, s.order)):
         name = (seen.finding.id or seen.finding.found, seen.overcome)
         first = once.get(name)
         once[name] = seen if first is None else replace(first, count=first.count + seen.count)
     cause = cause_of(once.values())
-    found = [seen if seen is cause else _after_cause(seen, cause) for seen in once.values()]
+    of_cause = cause.where if cause is not None and cause.certain else ""
+    kept = [s for s in once.values() if s is cause or not (s.broad and s.where == of_cause)]
+    found = [seen if seen is cause else _after_cause(seen, cause) for seen in kept]
 
     def place(seen: Seen) -> tuple[bool, int, str, tuple[int, int]]:
         kind = ORDER[seen.finding.severity] + (2 if seen.follows else 0)

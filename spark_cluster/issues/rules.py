@@ -239,7 +239,7 @@ def _match(issue: Issue, case: Case, found: RuleFinding, severity: Severity) -> 
         title=title,
         found=what or "in this launch",
         cause=issue.cause + found.and_also,
-        fix=found.fix or issue.fix,
+        fix=found.fix or issue.fix_for(case.names, case.launch.engine),
         source=issue.source,
         flag=issue.flag or (edit.written if edit else ""),
         edit=edit,
@@ -263,6 +263,8 @@ def _seen(when: When, case: Case) -> list[str] | None:
         not case.matches(when.not_model, case.names),
         not when.image or case.matches(when.image, [case.image]),
         not case.matches(when.not_image, [case.image]),
+        not any(case.launch.env.get(name) == value for name, value in when.not_env.items()),
+        not case.matches(when.not_mounted, [v.target for v in case.launch.volumes]),
     ]
     if not all(plain):
         return None

@@ -43,6 +43,13 @@ def image_not_pinned(case: Case) -> RuleFinding | None:
     return RuleFinding(found, severity="warning" if moves else "info")
 
 
+@rule("command-given-twice")
+def given_twice(case: Case) -> RuleFinding | None:
+    if not case.launch.given_twice:
+        return None
+    return RuleFinding(f"image {case.image}, then `vllm serve`")
+
+
 @rule("revision-not-pinned")
 def revision_not_pinned(case: Case) -> RuleFinding | None:
     moving = [f"{name} at {r}" for name, r in case.launch.revisions.items() if not COMMIT.match(r)]
@@ -126,7 +133,6 @@ def batched_below_context(case: Case) -> RuleFinding | None:
 def compile_cache_lost(case: Case) -> RuleFinding | None:
     root = case.launch.env.get("VLLM_CACHE_ROOT", "/root/.cache/vllm")
     kept = any(f"{root}/".startswith(v.target.rstrip("/") + "/") for v in case.launch.volumes)
-    kept = kept or case.launch.env.get("VLLM_DISABLE_COMPILE_CACHE") == "1"
     return None if kept else RuleFinding(f"no volume holds {root}")
 
 
@@ -246,12 +252,6 @@ def _address(port: str) -> tuple[str, str]:
 def _has_key(case: Case) -> bool:
     in_env = any("VLLM_API_KEY" in name for name in case.launch.env)
     return in_env or "api-key" in case.flags or bool(case.docker("env-file"))
-
-
-@rule("pair-without-host-network")
-def without_host_network(case: Case) -> RuleFinding | None:
-    given = case.docker("network")
-    return RuleFinding(f"--network {given[0]}" if given else "no --network host")
 
 
 @rule("logind-removes-ipc")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 from packaging.version import Version
 
 from spark_cluster.config import recipe_schema
@@ -23,27 +26,8 @@ NATIVE_FP4_BAD = ("0.19", "0.21.dev0")
 """From and below which version native FP4 experts are known to give garbage. Later images: reports
 disagree, so a question decides (readiness rung `answer`)."""
 
-FORMATS = {
-    "compressed-tensors": (
-        *("redhatai/*fp8*", "redhatai/*nvfp4*", "redhatai/*w4a16*", "redhatai/*w8a8*"),
-        *("*-fp8-dynamic", "*-fp8-block"),
-    ),
-    "modelopt": ("nvidia/*fp4*", "nvidia/*fp8*", "bg-digitalservices/*nvfp4*"),
-}
-"""Which quantizer made a checkpoint, by its name: what its config says as quant_method."""
-
-SAME = {
-    "compressed-tensors": ("compressed-tensors",),
-    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed", "nvfp4"),
-}
-"""Values of --quantization that vLLM takes for it."""
-
-EXCLUDES = {
-    "fp8": ("nvfp4", "mxfp4", "awq-int4", "gptq-int4"),
-    "awq": ("nvfp4", "mxfp4", "fp8"),
-    "gptq": ("nvfp4", "mxfp4", "fp8"),
-}
-"""Values of --quantization, and checkpoints that vLLM refuses to load with them."""
+_FILE = tomllib.loads(Path(__file__).with_name("quantizers.toml").read_text(encoding="utf-8"))
+FORMATS, SAME, EXCLUDES = (_FILE[name] for name in ("formats", "same", "excludes"))
 
 VISION_TOKENS = 2496
 """Of one image in Gemma 4, at most (vLLM's own message)."""
@@ -70,18 +54,6 @@ def native_fp4_experts(case: Case) -> RuleFinding | None:
         and_also="; of this image reports disagree, so a question must decide",
         fix="--moe-backend marlin when an answer is garbage (`spark-cluster up` asks for one)",
     )
-
-
-@rule("nvfp4-moe-scale-keys")
-def moe_scale_keys(case: Case) -> RuleFinding | None:
-    model = "bg-digitalservices/gemma-4-26b-a4b-it-nvfp4"
-    folder = "*gemma*4-26b-a4b*nvfp4*"
-    if not case.matches([model], case.names):
-        foreign = case.matches(["nvidia/*", "redhatai/*", "*--nvidia--*"], case.names)
-        if foreign or not case.matches([folder], case.names):
-            return None
-    patched = any(v.target.endswith("/models/gemma4.py") for v in case.launch.volumes)
-    return None if patched else RuleFinding(f"model {case.names[0]} without gemma4_patched.py")
 
 
 @rule("quantization-twice")
@@ -136,8 +108,7 @@ def batched_tokens_for_an_image(case: Case) -> RuleFinding | None:
 @rule("context-beyond-model")
 def context_beyond_model(case: Case) -> RuleFinding | None:
     length, shape = case.launch.number("max-model-len"), case.geometry
-    allowed = case.launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    if length is None or shape is None or not shape.max_positions or allowed:
+    if length is None or shape is None or not shape.max_positions:
         return None
     if length <= shape.max_positions:
         return None
@@ -273,12 +244,3 @@ def online_fp8_load_peak(case: Case) -> RuleFinding | None:
             name = facts.hostname or "the node"
             return RuleFinding(f"{found}, {name} has {available:.1f} available", severity="error")
     return RuleFinding(found)
-
-
-@rule("ray-memory-monitor")
-def ray_memory_monitor(case: Case) -> RuleFinding | None:
-    value = case.launch.env.get("RAY_memory_monitor_refresh_ms")
-    if value == "0":
-        return None
-    said = "no RAY_memory_monitor_refresh_ms" if value is None else f"it is {value}"
-    return RuleFinding(f"{said}, two nodes by Ray", severity="warning")

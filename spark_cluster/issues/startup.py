@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.config.engines import DEFAULT, dialect
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -41,6 +43,8 @@ class EngineLog:
         up: literal of its log when it takes requests.
         end: literal of its log when it was asked to stop; empty where that is not known.
         signs: literals that no other engine logs.
+        words: what vLLM's flags and variables in an advice are here, besides those of its
+            `Dialect`.
     """
 
     name: str
@@ -49,6 +53,26 @@ class EngineLog:
     up: str
     signs: Sequence[str]
     end: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The name of the engine in recipes and in the catalogue."""
+        return self.name.lower()
+
+    def in_its_words(self, text: str) -> str:
+        """Return a text about vLLM with the flags and the name of this engine.
+
+        >>> SGLANG.in_its_words("a lower --max-num-seqs, or a newer vLLM")
+        'a lower --max-running-requests, or a newer SGLang'
+        """
+        if self.key == DEFAULT:
+            return text
+        flags = {f"--{name}": f"--{own}" for name, own in dialect(self.key).names.items()}
+        words = {**flags, **self.words}
+        known = sorted(map(re.escape, words), key=len, reverse=True)
+        text = re.sub(rf"(?<![\w-])(?:{'|'.join(known)})(?![\w-])", lambda f: words[f[0]], text)
+        return re.sub(r"\bvLLM\b(?! (?:with |from |\d))", self.name, text)
 
 
 def _pattern(row: Mapping[str, Any]) -> Pattern:

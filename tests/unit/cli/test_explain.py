@@ -39,7 +39,19 @@ def test_an_effect_without_its_cause_says_so():
 
 def test_a_log_in_which_nothing_is_recognised_is_not_called_free_of_errors():
     text = run("-", stdin="$ vllm serve /models/m --kv-cache-memory-bytes 1G\n")
-    assert text.startswith("no error, and nothing of a start was recognised")
+    assert text.startswith("neither an error nor a start was recognised")
+
+
+def test_an_error_of_a_shell_is_no_warning():
+    text = run("-", stdin="/bin/bash: line 1: ray: command not found\n")
+    assert text.startswith("the cause")
+    assert "image-without-ray" in text
+
+
+def test_a_piece_of_a_log_is_not_called_free_of_errors():
+    """Only a server that came up shows that there was none."""
+    first = (DATA / "vllm_healthy.log").read_text().splitlines(keepends=True)[0]
+    assert not run("-", stdin=first).startswith("no error")
 
 
 def test_all_ranks_are_fine():

@@ -1,0 +1,92 @@
+"""`explain` advises the engine and the model that wrote the log, and quotes whole errors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from factories import log_of
+
+from spark_cluster.issues.entries import catalogue
+from spark_cluster.issues.explain import SHOWN, Explanation, explain
+from spark_cluster.issues.startup import SGLANG
+
+VLLM_WORDS = re.compile(r"vLLM|VLLM_|vllm/|--(?:moe-backend|enforce-eager|gpu-memory-utilization)")
+SCALE = "KeyError: 'model.layers.0.mlp.experts.w13_weight_scale'\n"
+
+
+def of(text: str) -> Explanation:
+    return explain([log_of(text, "x.log")])
+
+
+def started(model: str) -> str:
+    return (
+        f"INFO 06-01 10:00:00 [core.py:1] Initializing a V1 LLM engine (v0.28.0), model='{model}'\n"
+    )
+
+
+def test_flags_of_vllm_become_those_of_sglang():
+    said = SGLANG.in_its_words("--enforce-eager, a lower --max-num-seqs-x, --max-num-seqs 4, vLLM")
+    assert (
+        said == "--disable-cuda-graph, a lower --max-num-seqs-x, --max-running-requests 4, SGLang"
+    )
+
+
+def test_a_log_of_sglang_gets_no_flag_of_vllm():
+    memory = "RuntimeError: CUDA error: out of memory. Tried to allocate 2.00 GiB.\n"
+    for begin, flag in (
+        ("", "--gpu-memory-utilization"),
+        ("[2026-08-27 10:02:16 TP0] sglang is using nccl==2.28.3\n", "--mem-fraction-static"),
+    ):
+        cause = of(begin + memory.replace("CUDA error: out", "CUDA out")).cause
+        assert flag in cause.finding.fix
+    assert not VLLM_WORDS.search(cause.finding.fix)
+
+
+@pytest.mark.parametrize("id", sorted(i.id for i in catalogue().values() if "sglang" in i.fixes))
+def test_a_fix_of_sglang_is_one(id):
+    assert not VLLM_WORDS.search(SGLANG.in_its_words(catalogue()[id].fix_for([], "sglang")))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("bg-digitalservices/Gemma-4-26B-A4B-it-NVFP4", True),
+        ("deepseek-ai/DeepSeek-V4-Flash", False),
+    ],
+)
+def test_advice_for_a_model_is_given_for_that_model(model, said):
+    finding = of(started(model) + SCALE).cause.finding
+    assert finding.id == "nvfp4-moe-scale-keys"
+    assert ("gemma4_patched.py" in finding.fix) is said
+
+
+def test_the_weights_of_a_drafter_are_told_from_the_experts():
+    trace = '  File "/x/vllm/models/deepseek_v4/nvidia/dspark.py", line 388, in load_weights\n'
+    assert of(trace + SCALE).cause.finding.id == "drafter-does-not-fit"
+
+
+def test_a_long_error_is_quoted_with_its_end():
+    """Its end says what to do; no word is broken."""
+    words = " ".join(f"word{n}" for n in range(200))
+    quote = of(f"ValueError: {words}; set --max-model-len 4096\n").cause.finding.found
+    assert len(quote) <= SHOWN + 3
+    assert quote.startswith("ValueError: word0 word1 ")
+    assert quote.endswith(" set --max-model-len 4096")
+    assert set(quote.removeprefix("ValueError: ").split(" … ")[0].split()) <= set(words.split())
+
+
+def test_what_the_container_runtime_refuses_is_in_the_quote():
+    """It stands in the line after the one that looks like an error."""
+    first = "docker: Error response from daemon: stderr: Using requested mode 'csv'\n"
+    quote = of(first + "mode csv needs a Jetson: unknown\n").cause.finding.found
+    assert quote.endswith("Using requested mode 'csv': mode csv needs a Jetson: unknown")
+
+
+def test_the_watchdog_of_sglang_is_no_lack_of_memory():
+    killed = "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9).\n"
+    watchdog = "[2026-08-27 10:07:17] Scheduler hit watchdog timeout.\n"
+    assert of(killed).cause.finding.id == "killed-by-signal"
+    found = of(watchdog + killed)
+    assert found.cause.finding.id == "sglang-ranks-wait"
+    assert "killed-by-signal" not in {seen.finding.id for seen in found.problems}
