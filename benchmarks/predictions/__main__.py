@@ -28,6 +28,7 @@ WANTED = {
     "tp": 0.15,
     "tp users": 0.20,
     "drafter": 0.15,
+    "drafted": 0.40,
     "prefill": 0.20,
 }
 """Mean absolute error at most."""
@@ -41,6 +42,7 @@ TITLES = {
     "tp": "two Sparks, one user",
     "tp users": "two Sparks, several users",
     "drafter": "with a drafter",
+    "drafted": "the same, acceptance not said",
     "prefill": "prefill",
 }
 

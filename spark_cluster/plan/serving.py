@@ -18,6 +18,7 @@ from spark_cluster.models.weights import (
     BYTES,
     checkpoint_kv_dtype,
     load_peak_bytes,
+    multiplies_in_16_bits,
     quantization_of,
     weights_of,
 )
@@ -97,6 +98,15 @@ class ServingSetup:
             UsageError: neither tensors nor shape say them.
         """
         return weights_of(self.geometry, self.quantization)
+
+    def unpacks(self, form: str) -> bool:
+        """Return whether weights in a format are unpacked to BF16 for every product."""
+        return self.unpacked or (form == "nvfp4" and multiplies_in_16_bits(self.geometry))
+
+    def multiplies_fp4(self, form: str) -> bool:
+        """Return whether experts in a format are multiplied as FP4."""
+        native = form == "nvfp4" and not self.unpacks(form)
+        return native or (form == "mxfp4" and "moe" in self.mxfp4_layers)
 
     @cached_property
     def load_peak_bytes(self) -> float:
@@ -201,18 +211,25 @@ class Reading:
         dense: matrices that every token passes, in BF16, FP8 or INT4; also the output layer.
         dense_fp4: the same in NVFP4 or MXFP4.
         experts: chosen experts in BF16 or FP8.
-        experts_4bit: the same in 4 bits.
+        experts_4bit: the same in 4 bits, unpacked to BF16 as they are read (Marlin).
+        experts_fp4: the same in NVFP4, multiplied as such.
     """
 
     dense: float
     dense_fp4: float
     experts: float
     experts_4bit: float
+    experts_fp4: float = 0.0
+
+    @property
+    def all_experts(self) -> float:
+        """Bytes of experts in any format."""
+        return self.experts + self.experts_4bit + self.experts_fp4
 
     @property
     def total(self) -> float:
         """All bytes."""
-        return self.dense + self.dense_fp4 + self.experts + self.experts_4bit
+        return self.dense + self.dense_fp4 + self.all_experts
 
 
 def weights_read(serving: ServingSetup, tokens: float = 1, sharing: float = 1.0) -> Reading:
@@ -233,8 +250,9 @@ def weights_read(serving: ServingSetup, tokens: float = 1, sharing: float = 1.0)
             dense += size
     experts = stored.part("experts")
     size = _experts(stored, experts.bytes, serving, tokens**sharing)
-    few_bits = experts.format in FOUR_BITS
-    return Reading(dense, fp4, 0.0 if few_bits else size, size if few_bits else 0.0)
+    kinds = dict.fromkeys(("experts", "experts_4bit", "experts_fp4"), 0.0)
+    kinds[_kind_of_experts(experts.format, serving)] = size
+    return Reading(dense, fp4, **kinds)
 
 
 def least_read(serving: ServingSetup) -> float:
@@ -251,9 +269,21 @@ def draft_read(serving: ServingSetup) -> float:
         return 0.0
     stored, layers = serving.weights, serving.geometry.layers
     chosen = stored.experts_share(1) if stored.experts else 0.0
-    layer = sum(stored.part(name).bytes for name in EVERY_TOKEN)
-    layer += stored.part("experts").bytes * chosen
+    layer = sum(_unquantized(stored.part(name)) for name in EVERY_TOKEN)
+    layer += _unquantized(stored.part("experts")) * chosen
     return (layer / layers + stored.part(_output(stored)).bytes) / serving.tp
+
+
+def _kind_of_experts(form: str, serving: ServingSetup) -> str:
+    if form == "nvfp4" and not serving.unpacks(form):
+        return "experts_fp4"
+    return "experts_4bit" if form in FOUR_BITS else "experts"
+
+
+def _unquantized(part: StoredPart) -> float:
+    """Bytes of a part as MTP layers have it: builds in 4 bits leave them in BF16 (source:
+    avarok-steps, model-optimizer-2302)."""
+    return BYTES["bf16"] * part.parameters if part.format in FOUR_BITS else part.bytes
 
 
 def _output(stored: StoredWeights) -> Part:
