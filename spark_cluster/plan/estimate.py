@@ -263,6 +263,10 @@ class Estimate:
         )
 
 
+WIDER = "; the range is wider for "
+"""Between what a figure rests on and why its range is wider than usual."""
+
+
 @dataclass
 class Uncertainty:
     """The uncertainty of a figure, as shares of it, and its reasons."""
@@ -297,7 +301,7 @@ class Uncertainty:
             return basis
         *most, last = self.why
         reasons = f"{', '.join(most)} and {last}" if most else last
-        return f"{basis}; the range is wider for {reasons}"
+        return f"{basis}{WIDER}{reasons}"
 
 
 OWN_LINK = 0.15
