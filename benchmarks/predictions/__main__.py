@@ -23,13 +23,13 @@ from spark_cluster.plan.estimate import Constants
 FITTED = Path(__file__).parents[2] / "spark_cluster" / "plan" / "data" / "fitted.json"
 
 WANTED = {
-    "decode": 0.12,
-    "users": 0.20,
-    "tp": 0.15,
-    "tp users": 0.20,
-    "drafter": 0.15,
+    "decode": 0.10,
+    "users": 0.12,
+    "tp": 0.14,
+    "tp users": 0.15,
+    "drafter": 0.14,
     "drafted": 0.40,
-    "prefill": 0.20,
+    "prefill": 0.15,
 }
 """Mean absolute error at most."""
 

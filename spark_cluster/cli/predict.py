@@ -43,7 +43,7 @@ Quantization = Annotated[str | None, "(Q): Quantization of --model (default: as 
 KvDtype = Annotated[str | None, "(D): Type of the KV cache of --model."]
 
 
-class Asked(NamedTuple):
+class AskedDrafter(NamedTuple):
     """What the options say of a drafter."""
 
     tokens: int | None
@@ -156,7 +156,7 @@ def speed(
     seen = cached + prompt + ANSWER // 2 if context is None else context
     plain = decode(serving, seen, concurrency, constants)
     first = prefill(serving, prompt, cached, constants)
-    asked = Asked(draft_tokens, draft_method, _rates(acceptance), accepted_share)
+    asked = AskedDrafter(draft_tokens, draft_method, _rates(acceptance), accepted_share)
     drafted = _drafted(known, serving, seen, concurrency, constants, asked)
     drafts = (draft_tokens or (known.drafter.tokens if known and known.drafter else 0)) or 0
     found = PredictedSpeed(
@@ -204,7 +204,7 @@ def _drafted(
     context: int,
     concurrency: int,
     constants: Constants,
-    asked: Asked,
+    asked: AskedDrafter,
 ) -> Speculative | None:
     """Return the speed with the drafter that the options or the recipe name."""
     tokens, method, rates, share = asked

@@ -103,10 +103,10 @@ class Constants:
     bandwidth: float = 273e9
     eta_dense: float = 0.829
     eta_moe: float = 0.609
-    fp4_pace: float = 0.851
+    fp4_pace: float = 0.85
     moe4_pace: float = 1.14
-    moe_fp4_pace: float = 0.861
-    eta_kv: float = 0.821
+    moe_fp4_pace: float = 0.864
+    eta_kv: float = 0.807
     step_ms: float = 2.24
     allreduce_us: float = 53.7
     allreduce_low_us: float = 20.0
@@ -127,7 +127,7 @@ class Constants:
     prefill_read: float = 1.25
     eager_layer_ms: float = 1.07
     link: float = 12.8e9
-    draft_ms: float = 1.85
+    draft_ms: float = 1.83
     runtime_gib: float = 6.0
     basis: str = PUBLISHED
 

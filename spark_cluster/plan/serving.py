@@ -113,14 +113,18 @@ class ServingSetup:
         """Most that the weights take while they are loaded, on all nodes together."""
         return load_peak_bytes(self.geometry, self.quantization)
 
-    def kv_bytes(self, context: float) -> float:
-        """Bytes of cache that one node reads in a step for one request.
+    def kv_bytes(self, context: float, drafted: int = 0) -> float:
+        """Bytes of cache that one node reads in a step for one request; of recurrent layers also
+        those that it writes.
 
         A node holds at least one key-value head, so with fewer heads than nodes some are held
         several times; the compressed vector of MLA is held whole by every node.
 
         Args:
             context: tokens of the request that are in the cache.
+            drafted: tokens that are verified next to its own one: of each a recurrent layer writes
+                the state, as the last accepted one is known only then (`speculative_states` of
+                plan/data/kv_rules.toml).
         """
         latent, total = self.geometry.latent, 0.0
         kind = element(self.kv_dtype, self.geometry, latent=latent is not None)
@@ -134,10 +138,10 @@ class ServingSetup:
             packed = kind.name == FP8_DS_MLA
             width = FP8_DS_MLA_BYTES if packed else kind.width(whole)
             total += latent.layers * width * context
-        for layer in self.geometry.recurrent:  # a state is read and written
+        for layer in self.geometry.recurrent:
             state = state_bytes(None, self.geometry) * layer.conv_elements
             state += state_bytes(layer.state_dtype, self.geometry) * layer.state_elements
-            total += 2 * layer.layers * state / self.tp
+            total += (2 + drafted) * layer.layers * state / self.tp
         return total
 
 

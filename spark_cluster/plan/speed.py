@@ -41,6 +41,10 @@ EAGER = 0.95
 and 6.24 of 6.91 tokens/s with Gemma 4 31B (source: forum-gemma4-31b-fp8); another article: 0.97."""
 
 
+DRAFT_EXCHANGES = 4
+"""All-reduces for each token that the model's own MTP layer drafts: of its two residual blocks, the
+embedding and the output."""
+
 OF_LINK = ("allreduce_us", "allreduce_low_us", "allreduce_high_us", "link", "basis")
 
 
@@ -52,8 +56,8 @@ class DecodeStep:
         read: bytes of weights.
         cache: bytes of the cache, all requests together.
         allreduces: exchanges in which the nodes add up what each has: once for each residual
-            block, for the embedding and for the output, each time one of two nodes and more of
-            more; none on one node.
+            block, for the embedding and for the output, also of drafts, each time one of two nodes
+            and more of more; none on one node.
         sockets: they do it over TCP.
     """
 
@@ -123,10 +127,11 @@ def step(
         raise UsageError(
             f"found context {context:g} and concurrency {concurrency}, expected at least 0 and 1"
         )
+    of_drafts = drafted * DRAFT_EXCHANGES if serving.own_head else 0
     return DecodeStep(
         read=weights_read(serving, concurrency * (1 + drafted), sharing),
-        cache=concurrency * serving.kv_bytes(context),
-        allreduces=(serving.geometry.blocks + 2) * exchanges(serving.tp),
+        cache=concurrency * serving.kv_bytes(context, drafted),
+        allreduces=(serving.geometry.blocks + 2 + of_drafts) * exchanges(serving.tp),
         sockets=serving.sockets,
     )
 
