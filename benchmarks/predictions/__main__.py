@@ -42,7 +42,7 @@ TITLES = {
     "tp": "two Sparks, one user",
     "tp users": "two Sparks, several users",
     "drafter": "with a drafter",
-    "drafted": "the same, acceptance not said",
+    "drafted": "acceptance not said",
     "prefill": "prefill",
 }
 
