@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from benchmarks.predictions.fit import Equations
 from benchmarks.predictions.points import Measured, measured
 from spark_cluster.plan.estimate import Constants, layout
-from spark_cluster.plan.speed import drafting_seconds, expected_seconds, step, step_seconds
+from spark_cluster.plan.speed import (
+    drafting_seconds,
+    expected_seconds,
+    speculative,
+    step,
+    step_seconds,
+)
 
-SITUATIONS = ("decode", "users", "tp", "tp users", "drafter", "prefill")
+SITUATIONS = ("decode", "users", "tp", "tp users", "drafter", "drafted", "prefill")
 COVERAGE = 0.95
 """Share of the runs of a family not seen that its range is to hold."""
 WIDEST = 0.6
@@ -84,7 +90,28 @@ def group(situation: str) -> str:
 
 def outcomes(points: Sequence[Measured], constants: Constants) -> list[Outcome]:
     """Return measured over predicted of each point."""
-    return [Outcome(one, seconds(one, constants) / one.seconds) for one in points]
+    return [
+        _drafted(one, constants)
+        if one.situation == "drafted"
+        else Outcome(one, seconds(one, constants) / one.seconds)
+        for one in points
+    ]
+
+
+def _drafted(one: Measured, constants: Constants) -> Outcome:
+    """Return a point with a drafter whose acceptance is not said, with the range that users see."""
+    point, run = one.point, one.run
+    method = "mtp" if run.own_head else ""
+    found = speculative(
+        one.serving,
+        point.context,
+        run.drafted,
+        concurrency=point.users,
+        constants=constants,
+        method=method,
+    ).request
+    low, high = found.low / found.expected, found.high / found.expected
+    return Outcome(one, one.value / found.expected, low, high)
 
 
 def corrections(found: Iterable[Outcome]) -> dict[str, float]:
@@ -92,6 +119,8 @@ def corrections(found: Iterable[Outcome]) -> dict[str, float]:
     logs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in found:
         m = one.measured
+        if m.situation == "drafted":
+            continue
         key = f"{layout(m.serving)} {group(m.situation)}"
         logs[key][m.run.id].append(math.log(one.ratio))
     made = {}
@@ -158,6 +187,8 @@ def ranges(other: Sequence[Outcome], known: Sequence[Outcome]) -> dict[str, dict
     """
     made = {}
     for situation in SITUATIONS:
+        if situation == "drafted":  # as with a drafter, and the published acceptance
+            continue
         of = of_situation(other, situation)
         own = [o for o in known if group(o.measured.situation) == group(situation)]
         low, high = limits(*_apart(of))
@@ -214,6 +245,8 @@ def evaluate(report: Callable[[str], None] = lambda _: None) -> Evaluation:
 
 def _with_range(one: Outcome, found: Sequence[Outcome]) -> Outcome:
     """Return a point with the range that runs of other families give."""
+    if one.measured.situation == "drafted":
+        return one
     others = [
         other
         for other in of_situation(found, one.measured.situation)

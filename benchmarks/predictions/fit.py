@@ -26,6 +26,11 @@ TRUST = 0.1
 """Weight of what is expected beforehand: one standard deviation of a constant costs as much as a
 run that is so far off, as a share."""
 ROUNDS = 40
+TURNS = 6
+"""Fits of a prefill's constants, one after the other; they no longer change then."""
+
+EXPERTS = ("prefill_moe_tflops", "prefill_moe_fp4_tflops", "prefill_read")
+"""Constants of which a prefill depends on the first two or on the last."""
 
 
 Column = Callable[[Measured, DecodeStep | PrefillWork], float]
@@ -67,6 +72,7 @@ def _decode_terms() -> tuple[Term, ...]:
         Term("dense_fp4", 0.70, 0.20, read("dense_fp4"), True),
         Term("experts", 0.65, 0.20, read("experts"), True),
         Term("experts_4bit", 0.70, 0.20, read("experts_4bit"), True),
+        Term("experts_fp4", 0.50, 0.30, read("experts_fp4"), True),
         Term("eta_kv", 0.80, 0.20, lambda _, one: _of_step(one).cache / BANDWIDTH, True),
         Term("step_ms", 2.0, 0.7, _once, False),
         Term("allreduce_us", 60.0, 0.2, lambda _, one: _reduces(one, sockets=False), False),
@@ -110,8 +116,10 @@ def _prefill_terms() -> tuple[Term, ...]:
         Term("prefill_unpacked_tflops", 45.0, 0.2, tera("unpacked"), True),
         Term("prefill_unpacked_fp8_tflops", 40.0, 0.1, tera("unpacked_fp8"), True),
         Term("prefill_moe_tflops", 50.0, 0.15, tera("experts"), True),
+        Term("prefill_moe_fp4_tflops", 100.0, 0.3, tera("experts_fp4"), True),
         Term("attention_tflops", 15.0, 0.5, tera("attention"), True),
         Term("flash_tflops", 80.0, 0.2, tera("flash"), True),
+        Term("scan_tflops", 8.0, 0.4, tera("scan"), True),
         Term("activation_passes", 15.0, 0.15, passes, False),
         Term("prefill_ms", 20.0, 0.7, _once, False),
         Term("prefill_read", 1.5, 0.15, lambda _, one: _of_work(one).read / BANDWIDTH, False),
@@ -125,14 +133,16 @@ class Equations:
     """The equations of all points, made once; fits leave some of them out."""
 
     def __init__(self, points: Sequence[Measured]) -> None:
-        self.decode = [m for m in points if m.situation != "prefill"]
+        self.decode = [m for m in points if m.situation not in ("prefill", "drafted")]
         self.prefill = [m for m in points if m.situation == "prefill"]
         self.steps = {
             sharing: _rows(DECODE, self.decode, [_step(m, sharing) for m in self.decode])
             for sharing in SHARINGS
         }
-        works = [work(m.serving, m.point.prompt) for m in self.prefill]
-        exchanged = [one.exchanged / Constants().link for one in works]
+        self.costs = works = [work(m.serving, m.point.prompt) for m in self.prefill]
+        exchanged = [
+            one.exchanged / Constants().link + one.routed / BANDWIDTH / one.tp for one in works
+        ]
         self.works = _rows(PREFILL, self.prefill, works)
         self.exchanged = np.array(exchanged) / [m.seconds for m in self.prefill]
 
@@ -146,11 +156,25 @@ class Equations:
         }
         sharing = min(fits, key=lambda each: fits[each][1])
         decoded = _values(DECODE, fits[sharing][0])
+        return constants({**decoded, **self._prefilled(use), "sharing": sharing})
+
+    def _prefilled(self, use: Callable[[Measured], bool]) -> dict[str, float]:
+        """Return the constants of prefills: which of reading and computing experts takes longer
+        depends on them, so they are fitted several times.
+        """
         some = np.array([use(m) for m in self.prefill])
         weights = _weights([m for m in self.prefill if use(m)])
         goals = 1 - self.exchanged[some]
-        prefilled = _values(PREFILL, _robust(self.works[some], goals, weights, PREFILL)[0])
-        return constants({**decoded, **prefilled, "sharing": sharing})
+        found = {term.name: term.prior for term in PREFILL}
+        for _ in range(TURNS):
+            current = replace(Constants(), **found)  # type: ignore[arg-type]
+            reads = np.array([cost.reads_experts(current) for cost in self.costs])
+            rows = self.works.copy()
+            for column, term in enumerate(PREFILL):
+                if term.name in EXPERTS:
+                    rows[reads != (term.name == "prefill_read"), column] = 0.0
+            found = _values(PREFILL, _robust(rows[some], goals, weights, PREFILL)[0])
+        return found
 
 
 def constants(found: Mapping[str, float]) -> Constants:
@@ -160,6 +184,7 @@ def constants(found: Mapping[str, float]) -> Constants:
     named["eta_dense"], named["eta_moe"] = dense, experts
     named["fp4_pace"] = named.pop("dense_fp4") / dense
     named["moe4_pace"] = named.pop("experts_4bit") / experts
+    named["moe_fp4_pace"] = named.pop("experts_fp4") / experts
     return replace(Constants(), **{n: _rounded(v) for n, v in named.items()})  # type: ignore[arg-type]
 
 

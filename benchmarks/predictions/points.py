@@ -28,7 +28,8 @@ class Measured:
     """A measurement with what was served.
 
     Attributes:
-        situation: decode, users, tp, tp users, drafter or prefill.
+        situation: decode, users, tp, tp users, drafter, drafted (with a drafter whose acceptance is
+            not said) or prefill.
         family: of models alike in their layers, whose runs are left out together.
         value: tokens/s of one request, or ms to the first response.
     """
@@ -60,8 +61,6 @@ def _measured() -> Iterator[Measured]:
             continue
         serving = serving_of(run)
         for point in run.points:
-            if run.drafted and point.accepted_share is None:
-                continue
             situation = _situation(run, point)
             value = point.value
             if point.metric == "decode_total_tok_s":
@@ -112,7 +111,7 @@ def _situation(run: MeasuredRun, point: MeasuredPoint) -> str:
     if point.metric == "ttfr_ms":
         return "prefill"
     if run.drafted:
-        return "drafter"
+        return "drafted" if point.accepted_share is None else "drafter"
     if run.tp > 1:
         return "tp users" if point.users > 1 else "tp"
     return "users" if point.users > 1 else "decode"

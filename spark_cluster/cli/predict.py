@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import click
 
@@ -18,15 +19,16 @@ from spark_cluster.cli.predictions import (
     served_by,
     too_large,
 )
+from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import Document, Flat
-from spark_cluster.errors import UsageError
-from spark_cluster.models.lookup import find
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.models.lookup import Hub, find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
-from spark_cluster.plan.estimate import Constants, Estimate, load_constants
+from spark_cluster.plan.estimate import WIDER, Constants, Estimate, load_constants
 from spark_cluster.plan.evidence import said
-from spark_cluster.plan.kv import KvCache, KvLayout
+from spark_cluster.plan.kv import DrafterLayers, KvCache, KvLayout, drafter_layers
 from spark_cluster.plan.serving import ServingSetup
 from spark_cluster.plan.speed import Speculative, decode, prefill, speculative
 
@@ -34,8 +36,20 @@ GB = 1e9
 ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
+DRAFTS_BY = "mtp"
+"""Method of a drafter when nothing says it: the one that most models have themselves."""
+
 Quantization = Annotated[str | None, "(Q): Quantization of --model (default: as its config says)."]
 KvDtype = Annotated[str | None, "(D): Type of the KV cache of --model."]
+
+
+class AskedDrafter(NamedTuple):
+    """What the options say of a drafter."""
+
+    tokens: int | None
+    method: str | None
+    rates: list[float]
+    share: float | None
 
 
 @click.group(cls=DeclaredGroup, later={"kv": "predict:kv_command"}, invoke_without_command=True)
@@ -96,12 +110,14 @@ def speed(
     model: str | None,
     quantization: Quantization,
     kv_dtype: KvDtype,
+    mxfp4_layers: str | None,
     tp: Positive = 1,
     prompt: Positive = 512,
     cached: Annotated[int, click.IntRange(min=0)] = 0,
     context: Annotated[int, click.IntRange(min=0)] | None,
     concurrency: Positive = 1,
     draft_tokens: Annotated[int, click.IntRange(1, 32)] | None,
+    draft_method: str | None,
     acceptance: str | None,
     accepted_share: Annotated[float, Finite(0, 1)] | None,
     offline: Offline,
@@ -115,6 +131,8 @@ def speed(
     Args:
         recipe (NAME): Recipe to predict, with its drafter.
         model (NAME|DIR): Model to predict.
+        mxfp4_layers (LAYERS): What an image with this option quantizes to MXFP4 when it loads
+            --model: some of moe,qkv,o,lm_head.
         tp: Nodes. [default]
         prompt: Tokens of the prompt. [default]
         cached: Tokens before the prompt that are in the cache already.
@@ -122,6 +140,8 @@ def speed(
             1024).
         concurrency: Concurrent requests. [default]
         draft_tokens: Tokens that the drafter proposes in a step.
+        draft_method (METHOD): Kind of the drafter as vLLM calls it, such as mtp, dflash or eagle3,
+            which says how much is usually accepted; default: mtp, or the recipe's.
         acceptance (A,B,..): Share that is accepted at each drafted position, given the ones
             before: 0.91,0.90,0.89.
         accepted_share: Share of all drafted tokens that is accepted, as vLLM's metrics report it;
@@ -129,13 +149,14 @@ def speed(
     """
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
-
+    drafts_by = (draft_method or DRAFTS_BY) if draft_tokens else None
+    given |= {"mxfp4_layers": mxfp4_layers, "draft_method": drafts_by}
     known, serving = served_by(app, {**given, "tp": str(tp)}, hub(offline=offline))
     constants = load_constants(app.project)
     seen = cached + prompt + ANSWER // 2 if context is None else context
     plain = decode(serving, seen, concurrency, constants)
     first = prefill(serving, prompt, cached, constants)
-    asked = (draft_tokens, _rates(acceptance), accepted_share)
+    asked = AskedDrafter(draft_tokens, draft_method, _rates(acceptance), accepted_share)
     drafted = _drafted(known, serving, seen, concurrency, constants, asked)
     drafts = (draft_tokens or (known.drafter.tokens if known and known.drafter else 0)) or 0
     found = PredictedSpeed(
@@ -183,16 +204,15 @@ def _drafted(
     context: int,
     concurrency: int,
     constants: Constants,
-    asked: tuple[int | None, list[float], float | None],
+    asked: AskedDrafter,
 ) -> Speculative | None:
     """Return the speed with the drafter that the options or the recipe name."""
-
-    tokens, rates, share = asked
+    tokens, method, rates, share = asked
     drafter = recipe.drafter if recipe else None
     if tokens is None and drafter is None:
-        if rates or share is not None:
+        if rates or share is not None or method:
             raise UsageError(
-                "--acceptance and --accepted-share need a drafter",
+                "--draft-method, --acceptance and --accepted-share need a drafter",
                 hint="give --draft-tokens N, or a recipe with a drafter",
             )
         return None
@@ -208,6 +228,7 @@ def _drafted(
         concurrency=concurrency,
         constants=constants,
         accepted_share=share,
+        method=method or (drafter.method if drafter else DRAFTS_BY),
     )
 
 
@@ -236,7 +257,8 @@ def _show(app: App, found: PredictedSpeed) -> None:
         f"{found.quantization} weights, {_kv(found)} KV cache, TP {found.tp}, "
         f"{found.context:,} tokens of context"
     )
-    app.console.print(styled("[bold]{}[/]: {}", name, about))
+    app.console.print(painted(name, "bold"))
+    app.console.print(about)
     app.console.print(table)
     app.console.print(f"{_size(plain.bytes_per_token)} read for a token")
     if drafted is not None:
@@ -244,11 +266,17 @@ def _show(app: App, found: PredictedSpeed) -> None:
             f"{drafted.tokens_per_step:.2f} tokens a step with the drafter, "
             f"{drafted.gain:.2f} times as fast"
         )
-    by_basis: dict[str, list[str]] = {}
-    for what, basis in found.basis.items():
-        by_basis.setdefault(basis, []).append(what)
-    for basis, whats in by_basis.items():
-        app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"))
+    _show_basis(app, found)
+
+
+def _show_basis(app: App, found: PredictedSpeed) -> None:
+    """Print what all figures rest on, and for each why its range is wider."""
+    bases = {what: basis.partition(WIDER) for what, basis in found.basis.items()}
+    for first in dict.fromkeys(first for first, _, _ in bases.values()):
+        app.console.print(painted(first, "dim"))
+    for what, (_, _, reasons) in bases.items():
+        if reasons:
+            app.console.print(painted(f"{what}: wider for {reasons}", "dim"))
 
 
 def _kv(document: PredictedSpeed) -> str:
@@ -290,6 +318,7 @@ def kv_command(
     max_num_batched_tokens: int = 2048,
     tp: int = 1,
     vllm_version: str | None,
+    speculative_config: str | None,
     block_size: int | None,
     prefix_caching: bool | None,
     gdn_prefill: Literal["flashinfer", "triton"] | None,
@@ -308,6 +337,8 @@ def kv_command(
         max_num_batched_tokens (B): Tokens of one step of the engine, prompts included. [default]
         tp (N): GPUs. [default]
         vllm_version (V): Version such as 0.19.0; default: the newest rule.
+        speculative_config (JSON): Drafter, as vLLM's option of that name: its layers take a part of
+            the cache.
         block_size (TOKENS): Tokens of a block, as vLLM's --block-size; default 16.
         prefix_caching (--prefix-caching/--no-prefix-caching): Prefix caching, which matters for
             recurrent layers; default: the version's.
@@ -319,6 +350,8 @@ def kv_command(
     """
 
     geometry = find(model, app.project.folder, hub=hub(offline=offline))
+    launch = _launch(model, speculative_config)
+    drafter = _layers_of_drafter(app, launch, geometry, hub(offline=offline))
     length = max_model_len if max_model_len is not None else geometry.max_positions
     if not length:
         raise UsageError(f"{model} does not state its context length; give --max-model-len")
@@ -328,6 +361,8 @@ def kv_command(
         max_num_batched_tokens=max_num_batched_tokens,
         tp=tp,
         vllm=vllm_version,
+        drafted_tokens=launch.drafted_tokens,
+        drafter=drafter,
         block_size=block_size,
         prefix_caching=prefix_caching,
         gdn_prefill=gdn_prefill,
@@ -342,11 +377,43 @@ def kv_command(
     _show_kv(
         app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request"
     )
+    if not drafter.known:
+        text = "the drafter's own layers are not counted, its shape is not known: fewer tokens fit"
+        app.console.print(styled("{} {}", mark("warning"), text))
     if spark.max_concurrency < 1:
         longest = spark.max_model_len
         would = f"--max-model-len {longest} would" if longest else "no length would"
         why = f"one request of {length:,} tokens does not fit, {would}"
         app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
+
+
+def _launch(model: str, speculative_config: str | None) -> Launch:
+    """Return the launch of a model with a drafter, as far as its KV cache depends on it.
+
+    Raises:
+        UsageError: the drafter is not an object with a method, in JSON.
+    """
+    if speculative_config is None:
+        return Launch(model)
+    launch = Launch(model, args={"speculative-config": speculative_config})
+    if not launch.speculative.get("method"):
+        raise UsageError(
+            f"--speculative-config: found '{speculative_config}', expected a JSON object with a "
+            "method",
+            hint="""such as '{"method": "mtp", "num_speculative_tokens": 2}'""",
+        )
+    return launch
+
+
+def _layers_of_drafter(
+    app: App, launch: Launch, geometry: Geometry, source: Hub | None
+) -> DrafterLayers:
+    """Return the layers of a drafter that keep a cache; not known where its shape is not."""
+    name = launch.speculative.get("model")
+    if isinstance(name, str) and name != launch.model:
+        with contextlib.suppress(UsageError, InvalidFile):
+            geometry = replace(geometry, drafter=find(name, app.project.folder, hub=source))
+    return drafter_layers(geometry, launch.speculative, launch.model)
 
 
 def _show_kv(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:

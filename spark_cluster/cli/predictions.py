@@ -24,8 +24,10 @@ from spark_cluster.issues.log_reading import Reader, of_file
 from spark_cluster.issues.startup import ACCOUNT_ANCHORS, MemoryAccount, account_in
 from spark_cluster.models.lookup import Hub, find
 from spark_cluster.models.memory_share import GIB, RESERVE_GIB
+from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.node.durable import write_file
+from spark_cluster.plan.acceptance import kind_of
 from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
 from spark_cluster.plan.estimate import CALIBRATION, Constants, Estimate, carried, exchanges
 from spark_cluster.plan.evidence import ComparedEvidence, Evidence, by_others
@@ -38,7 +40,7 @@ from spark_cluster.plan.runs import (
     read_runs,
     with_runtime,
 )
-from spark_cluster.plan.serving import ServingSetup, serving_of
+from spark_cluster.plan.serving import MXFP4_LAYERS, ServingSetup, serving_of
 from spark_cluster.plan.speed import Decode, Prefill, Speculative
 
 # The document of `predict speed`.
@@ -120,14 +122,40 @@ def served_by(
             hint="--recipe NAME is a recipe; --model NAME|DIR a model on the hub or in a folder",
         )
     if recipe is not None:
-        if asked or kv_dtype:
-            raise UsageError("--quantization and --kv-dtype need --model; a recipe sets its own")
+        if asked or kv_dtype or given.get("mxfp4_layers"):
+            flags = "--quantization, --kv-dtype and --mxfp4-layers"
+            raise UsageError(f"{flags} need --model; a recipe sets its own")
         known = load_recipe(recipe, app.project)
         return known, serving_of(known, tp, app.project.folder, hub=hub)
     geometry = find(str(model), app.project.folder, hub=hub)
     quantization = must_be_known(asked) if asked else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
-    return None, ServingSetup(geometry, quantization, kv_dtype, tp)
+    layers = mxfp4_layers(given.get("mxfp4_layers"))
+    drafts_itself = is_own_head(geometry, given.get("draft_method") or "")
+    return None, ServingSetup(
+        geometry, quantization, kv_dtype, tp, mxfp4_layers=layers, own_head=drafts_itself
+    )
+
+
+def mxfp4_layers(text: str | None) -> tuple[str, ...]:
+    """Return the words of `--mxfp4-layers`.
+
+    Raises:
+        UsageError: one of them is not known.
+    """
+    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    known = ("moe", *MXFP4_LAYERS)
+    if unknown := [word for word in words if word not in known]:
+        expected = ", ".join(known)
+        raise UsageError(f"--mxfp4-layers: found '{unknown[0]}', expected some of {expected}")
+    return words
+
+
+def is_own_head(geometry: Geometry, method: str) -> bool:
+    """Return whether a drafter is the model's own MTP layers; those of Gemma 4 are a model of their
+    own.
+    """
+    return kind_of(method) == "mtp" and not geometry.model_type.startswith("gemma4")
 
 
 def evidence_of(

@@ -308,6 +308,18 @@ class Geometry:
         return self.experts is not None
 
     @property
+    def blocks(self) -> int:
+        """Residual blocks: each is one mixer (attention or recurrent) or one feed-forward, with its
+        norm and the sum that follows. Two a layer, except for models whose layers are one of them
+        (Nemotron H: 52 layers, 52 blocks).
+        """
+        mixers = sum(part.layers for part in self.attention)
+        mixers += sum(part.layers for part in self.recurrent)
+        mixers += self.latent.layers if self.latent else 0
+        sparse = self.experts.layers if self.experts else 0
+        return mixers + min(self.layers, self.dense_layers + sparse)
+
+    @property
     def tables_bytes(self) -> float:
         """Bytes of the tables of rotary positions, which each rank holds in full, in 16 bits: as
         many rows as the model has positions, whatever --max-model-len is. 384 MiB for Gemma 4.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any, cast
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import Quantization
@@ -85,14 +86,17 @@ def _latent(geometry: Geometry) -> int:
 def formats(geometry: Geometry, quantization: Quantization) -> dict[Part, Quantization]:
     """Return the format in memory of each part that quantization can apply to.
 
-    The router, the embedding, the output layer and the vision tower stay BF16 in every build that
-    was looked at. Builds differ in what they leave as it is:
+    The router, the embedding and the vision tower stay BF16 in every build that was looked at, and
+    the output layer in most. Builds differ in what they leave as it is:
 
     - NVFP4: NVIDIA's Gemma 4 quantizes the feed-forward layers of the 31B and the experts of the
       26B-A4B only (32.7 and 18 GB on the hub), others all matrices (source: muninn-gemma4-26b,
-      muninn-gemma4-31b). NVIDIA's Qwen3.5 and 3.6 keep attention and recurrent layers in FP8
-      (source: model-optimizer-2302), those with experts the recurrent and shared ones in BF16
-      (source: atlas-nvfp4); its Qwen3-Next both in BF16 (source: model-optimizer-681).
+      muninn-gemma4-31b). NVIDIA's Qwen3.5 and 3.6 have attention and recurrent layers in FP8, the
+      output layer in NVFP4, and multiply in 16 bits (source: vllm-42566, sglang-27906, atlas-121;
+      23.4 GB on the hub). Unsloth's have the output layer in FP8 (source: freetoken-208); others
+      with experts leave the recurrent and shared ones in BF16 (source: atlas-nvfp4). NVIDIA's
+      Qwen3-Next has both in BF16 (source: model-optimizer-681). MiniMax-M2 has its experts in
+      NVFP4, and in one build attention too (source: minimax-nvfp4).
     - MXFP4 is the format of experts (gpt-oss); the rest is BF16. Images that also take
       `--mxfp4-layers` quantize what that names (`Serving.mxfp4_layers`).
     - INT4 by AutoRound leaves shared experts of models with recurrent layers in BF16 (source:
@@ -111,8 +115,21 @@ def formats(geometry: Geometry, quantization: Quantization) -> dict[Part, Quanti
 _KEPT: Quantization = "bf16"
 
 
+def multiplies_in_16_bits(geometry: Geometry) -> bool:
+    """Return whether a build in NVFP4 has weights in 4 bits and activations in 16 (W4A16), which
+    vLLM serves with Marlin only (source: vllm-42566).
+    """
+    return _nvfp4_build(geometry).get("weight_only") is True
+
+
 def _nvfp4(geometry: Geometry) -> dict[Part, Quantization]:
-    """Return what builds in NVFP4 keep in another format, where that is known."""
+    """Return what builds in NVFP4 have in another format, or in NVFP4 although most have not."""
+    found: dict[Part, Quantization] = _nvfp4_build(geometry).get("keeps", {})
+    return found
+
+
+def _nvfp4_build(geometry: Geometry) -> dict[str, Any]:
+    """Return what is known of a build in NVFP4."""
     for row in table("families")["nvfp4_builds"]:
         others = row.get("not_by")
         if (
@@ -121,8 +138,7 @@ def _nvfp4(geometry: Geometry) -> dict[Part, Quantization]:
             and geometry.name.startswith(row.get("by", ""))
             and not (others and geometry.name.startswith(others))
         ):
-            keeps: dict[Part, Quantization] = row["keeps"]
-            return keeps
+            return cast(dict[str, Any], row)
     return {}
 
 

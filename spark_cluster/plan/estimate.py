@@ -58,10 +58,14 @@ class Constants:
         eta_dense: share of it that reading matrices for one token reaches, in BF16, FP8 or INT4.
         eta_moe: the same for experts in BF16 and FP8, which are read in smaller pieces.
         fp4_pace: what NVFP4 and MXFP4 matrices reach of `eta_dense`.
-        moe4_pace: what experts in 4 bits reach of `eta_moe`, as a factor.
+        moe4_pace: what experts in 4 bits that are unpacked (Marlin) reach of `eta_moe`, a factor.
+        moe_fp4_pace: the same of experts in NVFP4 that are multiplied as such: their kernels
+            quantize the activations too, and pad one token to a tile (39 tokens/s of MiniMax-M2.7
+            over two nodes in INT4, 24 in NVFP4; source: docker-197, docker-183).
         eta_kv: share of the bandwidth for reading the cache.
         step_ms: time of a step that no reading explains, ms: scheduling, sampling, launches.
-        allreduce_us: one all-reduce of a step between two nodes over RDMA, us.
+        allreduce_us: one all-reduce of a step between two nodes over RDMA, us; one for each
+            residual block.
         allreduce_low_us, allreduce_high_us: the quickest and the slowest that was seen, us.
         allreduce_socket_us: the same over TCP sockets, us (45 and 22 tokens/s instead of 92 and 42;
             source: flash7777).
@@ -73,14 +77,18 @@ class Constants:
         prefill_unpacked_tflops: the same where weights of 4 bits are unpacked to BF16 (INT4, and
             others with Marlin).
         prefill_unpacked_fp8_tflops: the same where weights in FP8 are unpacked to BF16 (Marlin).
-        prefill_moe_tflops: experts in any format.
+        prefill_moe_tflops: experts in any other format.
+        prefill_moe_fp4_tflops: experts in FP4 that are multiplied as such (NVFP4; MXFP4 in images
+            that take `--mxfp4-layers`).
         attention_tflops: what attention reaches with heads above 256, forced to Triton.
         flash_tflops: the same with smaller heads.
+        scan_tflops: what the scan of recurrent layers reaches, whose kernels are written in Triton
+            and work on chunks of some dozen tokens.
         activation_passes: how often what is between the products of a prefill is written and read:
             norms, rotary positions, gates, convolutions.
         prefill_ms: of every request, ms.
-        prefill_read: how much longer than at the full bandwidth reading the weights takes for each
-            chunk of a prompt, as a factor.
+        prefill_read: how much longer than at the full bandwidth reading the experts takes for each
+            chunk of a prompt, as a factor, where it is not hidden behind computing.
         eager_layer_ms: what launching the kernels of a layer one by one takes, ms; without CUDA
             graphs a step is no shorter (26 instead of 59 tokens/s of gpt-oss-120b's 36 layers in
             an owner's notes). Not fitted.
@@ -93,30 +101,33 @@ class Constants:
     """
 
     bandwidth: float = 273e9
-    eta_dense: float = 0.825
-    eta_moe: float = 0.606
-    fp4_pace: float = 0.827
-    moe4_pace: float = 1.16
-    eta_kv: float = 0.809
-    step_ms: float = 2.41
-    allreduce_us: float = 52.9
+    eta_dense: float = 0.829
+    eta_moe: float = 0.609
+    fp4_pace: float = 0.85
+    moe4_pace: float = 1.14
+    moe_fp4_pace: float = 0.864
+    eta_kv: float = 0.807
+    step_ms: float = 2.24
+    allreduce_us: float = 53.7
     allreduce_low_us: float = 20.0
     allreduce_high_us: float = 175.0
-    allreduce_socket_us: float = 164.0
+    allreduce_socket_us: float = 166.0
     sharing: float = 0.8
-    prefill_tflops: float = 107.0
-    prefill_bf16_tflops: float = 71.5
-    prefill_unpacked_tflops: float = 54.1
-    prefill_unpacked_fp8_tflops: float = 37.7
-    prefill_moe_tflops: float = 58.0
-    attention_tflops: float = 13.5
-    flash_tflops: float = 80.3
-    activation_passes: float = 13.7
-    prefill_ms: float = 19.3
-    prefill_read: float = 1.32
+    prefill_tflops: float = 106.0
+    prefill_bf16_tflops: float = 74.3
+    prefill_unpacked_tflops: float = 54.7
+    prefill_unpacked_fp8_tflops: float = 38.6
+    prefill_moe_tflops: float = 61.3
+    prefill_moe_fp4_tflops: float = 100.0
+    attention_tflops: float = 13.6
+    flash_tflops: float = 74.8
+    scan_tflops: float = 9.43
+    activation_passes: float = 14.1
+    prefill_ms: float = 12.2
+    prefill_read: float = 1.25
     eager_layer_ms: float = 1.07
     link: float = 12.8e9
-    draft_ms: float = 1.51
+    draft_ms: float = 1.83
     runtime_gib: float = 6.0
     basis: str = PUBLISHED
 
@@ -252,6 +263,10 @@ class Estimate:
         )
 
 
+WIDER = "; the range is wider for "
+"""Between what a figure rests on and why its range is wider than usual."""
+
+
 @dataclass
 class Uncertainty:
     """The uncertainty of a figure, as shares of it, and its reasons."""
@@ -286,7 +301,7 @@ class Uncertainty:
             return basis
         *most, last = self.why
         reasons = f"{', '.join(most)} and {last}" if most else last
-        return f"{basis}; the range is wider for {reasons}"
+        return f"{basis}{WIDER}{reasons}"
 
 
 OWN_LINK = 0.15

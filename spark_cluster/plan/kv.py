@@ -83,24 +83,43 @@ RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
 """All rules, oldest first; each is the one before with what changed."""
 
 
+NONE_GIVEN = ("", "latest", "nightly")
+"""Words that say of a version that it is the newest."""
+
+
+def vllm_version(text: str | None) -> Version:
+    """Return the version of vLLM that a plan is made for; the newest whose source was read where
+    none is given. Everything in a plan that depends on the version asks here.
+
+    Args:
+        text: such as `0.19.0`, `0.20.2rc1.dev9+g1234`; None, `latest`, `nightly`: none is given.
+
+    Raises:
+        UsageError: it is not a version.
+    """
+    if text is None or text.strip().lower() in NONE_GIVEN:
+        return Version(NEWEST_READ)
+    try:
+        return Version(text.strip())
+    except InvalidVersion:
+        raise UsageError(
+            f"{text!r} is not a version of vLLM", hint="such as 0.19.0; see vllm --version"
+        ) from None
+
+
 def for_version(version: str | None) -> tuple[Rule, str]:
     """The rule of a version, and words that say which one it is and how sure that is.
 
     Args:
-        version: such as `0.19.0`, `0.20.2rc1.dev9+g1234`; None or `latest`: the newest rule.
+        version: as `vllm_version` reads it.
 
     Raises:
-        UsageError: it is no version.
+        UsageError: it is not a version.
     """
-    newest = RULES[-1]
-    if version is None or version.strip().lower() in ("", "latest", "nightly"):
+    wanted = vllm_version(version)
+    if version is None or version.strip().lower() in NONE_GIVEN:
+        newest = RULES[-1]
         return newest, f"rule of vLLM {newest.since} (the newest; no version was given)"
-    try:
-        wanted = Version(version.strip())
-    except InvalidVersion:
-        raise UsageError(
-            f"{version!r} is not a version of vLLM", hint="such as 0.19.0; see vllm --version"
-        ) from None
     if wanted < Version(RULES[0].since):
         first = RULES[0]
         return first, f"rule of vLLM {first.since} (the oldest known; {version} may differ)"

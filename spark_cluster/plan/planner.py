@@ -317,7 +317,13 @@ class Planner:
         drafts, drafted = fitted.launch.drafted_tokens, None
         if drafts:
             drafted = speculative(
-                serving, context, drafts, acceptance, concurrency=users, constants=self.constants
+                serving,
+                context,
+                drafts,
+                acceptance,
+                concurrency=users,
+                constants=self.constants,
+                method=str(fitted.launch.speculative.get("method", "")),
             )
         first = prefill(serving, load.prompt, constants=self.constants)
         measured = self.measured(launch, users, context) or by_others(

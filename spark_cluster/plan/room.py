@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import Field
 
 from spark_cluster.config.facts import Facts, GpuProcess, Memory
@@ -20,7 +20,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import drafter_bytes
-from spark_cluster.plan.kv import is_mtp
+from spark_cluster.plan.kv import is_mtp, vllm_version
 from spark_cluster.plan.serving import BATCHED_TOKENS, ServingSetup
 
 SPARK = Memory(total_kib=127_600_748, available_kib=123_731_900)
@@ -131,17 +131,10 @@ def _large_batch(launch: Launch, rooms: Sequence[NodeMemory]) -> int | None:
     """
     if not rooms or any(NEVER_LARGE in room.gpu for room in rooms):
         return None
-    if not has_own_memory(rooms) and not _answers_its_size(launch.vllm):
+    if not has_own_memory(rooms) and vllm_version(launch.vllm) < SPARK_LARGE:
         return None
     least = min(room.total_gib for room in rooms)
     return next((tokens for gib, tokens in LARGE_GPUS if least >= gib), None)
-
-
-def _answers_its_size(version: str | None) -> bool:
-    try:
-        return version is not None and Version(version) >= SPARK_LARGE
-    except InvalidVersion:
-        return False
 
 
 def has_own_memory(rooms: Sequence[NodeMemory]) -> bool:

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import json_object
 from spark_cluster.config.schema import Document, Rounded
 from spark_cluster.models.shape import Geometry
+from spark_cluster.plan.kv import vllm_version
 from spark_cluster.plan.room import NodeMemory, batched_tokens, has_own_memory, sequences
 from spark_cluster.plan.serving import ServingSetup
 
@@ -207,7 +208,7 @@ class _Case:
 
     @classmethod
     def of(cls, launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) -> _Case:
-        geometry, version = serving.geometry, _version(launch.vllm)
+        geometry, version = serving.geometry, vllm_version(launch.vllm)
         requests = sequences(launch, rooms)
         tokens = batched_tokens(launch)
         newer = _newer_runner(launch, geometry, version)
@@ -247,14 +248,6 @@ class _Case:
     def hopper(self) -> bool:
         """True if FlashAttention 3 is what vLLM takes here."""
         return self.own and any(name in self.gpu for name in PROCESSORS)
-
-
-def _version(text: str | None) -> Version:
-    """The version as given; the newest known where it is not."""
-    try:
-        return Version(text or "0.33")
-    except InvalidVersion:
-        return Version("0.33")
 
 
 def _newer_runner(launch: Launch, geometry: Geometry, version: Version) -> bool:

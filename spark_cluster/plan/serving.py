@@ -18,6 +18,7 @@ from spark_cluster.models.weights import (
     BYTES,
     checkpoint_kv_dtype,
     load_peak_bytes,
+    multiplies_in_16_bits,
     quantization_of,
     weights_of,
 )
@@ -98,19 +99,32 @@ class ServingSetup:
         """
         return weights_of(self.geometry, self.quantization)
 
+    def unpacks(self, form: str) -> bool:
+        """Return whether weights in a format are unpacked to BF16 for every product."""
+        return self.unpacked or (form == "nvfp4" and multiplies_in_16_bits(self.geometry))
+
+    def multiplies_fp4(self, form: str) -> bool:
+        """Return whether experts in a format are multiplied as FP4."""
+        native = form == "nvfp4" and not self.unpacks(form)
+        return native or (form == "mxfp4" and "moe" in self.mxfp4_layers)
+
     @cached_property
     def load_peak_bytes(self) -> float:
         """Most that the weights take while they are loaded, on all nodes together."""
         return load_peak_bytes(self.geometry, self.quantization)
 
-    def kv_bytes(self, context: float) -> float:
-        """Bytes of cache that one node reads in a step for one request.
+    def kv_bytes(self, context: float, drafted: int = 0) -> float:
+        """Bytes of cache that one node reads in a step for one request; of recurrent layers also
+        those that it writes.
 
         A node holds at least one key-value head, so with fewer heads than nodes some are held
         several times; the compressed vector of MLA is held whole by every node.
 
         Args:
             context: tokens of the request that are in the cache.
+            drafted: tokens that are verified next to its own one: of each a recurrent layer writes
+                the state, as the last accepted one is known only then (`speculative_states` of
+                plan/data/kv_rules.toml).
         """
         latent, total = self.geometry.latent, 0.0
         kind = element(self.kv_dtype, self.geometry, latent=latent is not None)
@@ -124,10 +138,10 @@ class ServingSetup:
             packed = kind.name == FP8_DS_MLA
             width = FP8_DS_MLA_BYTES if packed else kind.width(whole)
             total += latent.layers * width * context
-        for layer in self.geometry.recurrent:  # a state is read and written
+        for layer in self.geometry.recurrent:
             state = state_bytes(None, self.geometry) * layer.conv_elements
             state += state_bytes(layer.state_dtype, self.geometry) * layer.state_elements
-            total += 2 * layer.layers * state / self.tp
+            total += (2 + drafted) * layer.layers * state / self.tp
         return total
 
 
@@ -201,18 +215,25 @@ class Reading:
         dense: matrices that every token passes, in BF16, FP8 or INT4; also the output layer.
         dense_fp4: the same in NVFP4 or MXFP4.
         experts: chosen experts in BF16 or FP8.
-        experts_4bit: the same in 4 bits.
+        experts_4bit: the same in 4 bits, unpacked to BF16 as they are read (Marlin).
+        experts_fp4: the same in NVFP4, multiplied as such.
     """
 
     dense: float
     dense_fp4: float
     experts: float
     experts_4bit: float
+    experts_fp4: float = 0.0
+
+    @property
+    def all_experts(self) -> float:
+        """Bytes of experts in any format."""
+        return self.experts + self.experts_4bit + self.experts_fp4
 
     @property
     def total(self) -> float:
         """All bytes."""
-        return self.dense + self.dense_fp4 + self.experts + self.experts_4bit
+        return self.dense + self.dense_fp4 + self.all_experts
 
 
 def weights_read(serving: ServingSetup, tokens: float = 1, sharing: float = 1.0) -> Reading:
@@ -233,8 +254,9 @@ def weights_read(serving: ServingSetup, tokens: float = 1, sharing: float = 1.0)
             dense += size
     experts = stored.part("experts")
     size = _experts(stored, experts.bytes, serving, tokens**sharing)
-    few_bits = experts.format in FOUR_BITS
-    return Reading(dense, fp4, 0.0 if few_bits else size, size if few_bits else 0.0)
+    kinds = dict.fromkeys(("experts", "experts_4bit", "experts_fp4"), 0.0)
+    kinds[_kind_of_experts(experts.format, serving)] = size
+    return Reading(dense, fp4, **kinds)
 
 
 def least_read(serving: ServingSetup) -> float:
@@ -251,9 +273,21 @@ def draft_read(serving: ServingSetup) -> float:
         return 0.0
     stored, layers = serving.weights, serving.geometry.layers
     chosen = stored.experts_share(1) if stored.experts else 0.0
-    layer = sum(stored.part(name).bytes for name in EVERY_TOKEN)
-    layer += stored.part("experts").bytes * chosen
+    layer = sum(_unquantized(stored.part(name)) for name in EVERY_TOKEN)
+    layer += _unquantized(stored.part("experts")) * chosen
     return (layer / layers + stored.part(_output(stored)).bytes) / serving.tp
+
+
+def _kind_of_experts(form: str, serving: ServingSetup) -> str:
+    if form == "nvfp4" and not serving.unpacks(form):
+        return "experts_fp4"
+    return "experts_4bit" if form in FOUR_BITS else "experts"
+
+
+def _unquantized(part: StoredPart) -> float:
+    """Bytes of a part as MTP layers have it: builds in 4 bits leave them in BF16 (source:
+    avarok-steps, model-optimizer-2302)."""
+    return BYTES["bf16"] * part.parameters if part.format in FOUR_BITS else part.bytes
 
 
 def _output(stored: StoredWeights) -> Part:

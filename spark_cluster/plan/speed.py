@@ -7,17 +7,15 @@ prompt's way through the model, which ends with the first response.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from operator import mul
 from typing import Annotated
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
 from spark_cluster.models.shape import MATRICES, Geometry
+from spark_cluster.plan.acceptance import gained, kind_of
 from spark_cluster.plan.estimate import (
     MEASURED_NODES,
     Constants,
@@ -43,6 +41,10 @@ EAGER = 0.95
 and 6.24 of 6.91 tokens/s with Gemma 4 31B (source: forum-gemma4-31b-fp8); another article: 0.97."""
 
 
+DRAFT_EXCHANGES = 4
+"""All-reduces for each token that the model's own MTP layer drafts: of its two residual blocks, the
+embedding and the output."""
+
 OF_LINK = ("allreduce_us", "allreduce_low_us", "allreduce_high_us", "link", "basis")
 
 
@@ -53,9 +55,9 @@ class DecodeStep:
     Attributes:
         read: bytes of weights.
         cache: bytes of the cache, all requests together.
-        allreduces: exchanges in which the nodes add up what each has: twice a layer, once for the
-            embedding and once for the output, each time one of two nodes and more of more; none on
-            one node.
+        allreduces: exchanges in which the nodes add up what each has: once for each residual
+            block, for the embedding and for the output, also of drafts, each time one of two nodes
+            and more of more; none on one node.
         sockets: they do it over TCP.
     """
 
@@ -69,8 +71,9 @@ class DecodeStep:
         return self.read.dense + self.read.dense_fp4 / constants.fp4_pace
 
     def experts(self, constants: Constants) -> float:
-        """The same of the experts."""
-        return self.read.experts + self.read.experts_4bit / constants.moe4_pace
+        """Bytes of BF16 that take as long to read as the chosen experts."""
+        few_bits = self.read.experts_4bit / constants.moe4_pace
+        return self.read.experts + few_bits + self.read.experts_fp4 / constants.moe_fp4_pace
 
     def seconds(self, constants: Constants) -> float:
         """Return how long it takes."""
@@ -124,10 +127,11 @@ def step(
         raise UsageError(
             f"found context {context:g} and concurrency {concurrency}, expected at least 0 and 1"
         )
+    of_drafts = drafted * DRAFT_EXCHANGES if serving.own_head else 0
     return DecodeStep(
         read=weights_read(serving, concurrency * (1 + drafted), sharing),
-        cache=concurrency * serving.kv_bytes(context),
-        allreduces=(2 * serving.geometry.layers + 2) * exchanges(serving.tp),
+        cache=concurrency * serving.kv_bytes(context, drafted),
+        allreduces=(serving.geometry.blocks + 2 + of_drafts) * exchanges(serving.tp),
         sockets=serving.sockets,
     )
 
@@ -226,13 +230,6 @@ def doubts(serving: ServingSetup, concurrency: int, *, known_model: bool) -> Unc
 
 # Speculative decoding.
 
-USUAL = (0.82, 0.70, 0.92)
-"""Acceptance of a drafted token, given the ones before, when it was not measured: in between, at
-least and at most. 0.74 is prose (half of all drafts accepted at four a step), 0.90 code (76 %;
-source: merritt-gemma4-mtp); with FP8 KV another article had 50 tokens/s in prose and up to 88 where
-the text is easy to foresee, which is a little more either way (source: sovgrid-gemma4-31b)."""
-
-
 CONTEXT = 1024
 """Tokens in the cache of a request when nothing is said, as in `plan` and `predict speed`: a prompt
 of 512 and half an answer."""
@@ -260,41 +257,6 @@ class Speculative(Document):
     total_tok_s = derived(Estimate, lambda found: found.total.rounded())
 
 
-def tokens_per_step(acceptance: Sequence[float], drafted: int) -> float:
-    """Tokens that a step gives: one of its own, and each draft whose forerunners were all accepted.
-
-    Args:
-        acceptance: of each position, given the ones before; the last goes on for those after it.
-        drafted: tokens drafted in a step.
-
-    Raises:
-        UsageError: a rate outside 0 to 1, none at all, or nothing drafted.
-    """
-    if drafted < 1:
-        raise UsageError(f"drafted tokens: found {drafted}, expected 1 or more")
-    if not acceptance or not all(0 <= rate <= 1 for rate in acceptance):
-        found = ", ".join(f"{rate:g}" for rate in acceptance) or "nothing"
-        raise UsageError(f"acceptance: found {found}, expected rates from 0 to 1")
-    rates = [acceptance[min(k, len(acceptance) - 1)] for k in range(drafted)]
-    tokens: float = 1 + sum(accumulate(rates, mul))
-    return tokens
-
-
-def _gained(
-    drafted: int, acceptance: Sequence[float], accepted_share: float | None
-) -> tuple[float, float, float]:
-    """Tokens that a step gives: expected, at least, at most."""
-    if accepted_share is not None:
-        tokens_per_step([accepted_share], drafted)
-        known = 1 + drafted * accepted_share
-    elif acceptance:
-        known = tokens_per_step(acceptance, drafted)
-    else:
-        usual, least, most = (tokens_per_step([rate], drafted) for rate in USUAL)
-        return usual, least, most
-    return known, known, known
-
-
 def speculative(
     serving: ServingSetup,
     context: float,
@@ -304,6 +266,7 @@ def speculative(
     concurrency: int = 1,
     constants: Constants | None = None,
     accepted_share: float | None = None,
+    method: str = "",
 ) -> Speculative:
     """Predict how fast it decodes with a drafter.
 
@@ -315,30 +278,31 @@ def speculative(
         drafted: tokens drafted in a step.
         acceptance: of each position, given the ones before; empty gives a range.
         accepted_share: of all drafts, instead of `acceptance`, as vLLM's metrics report it.
+        method: of the drafter, as vLLM calls it; empty: not known.
 
     Raises:
         UsageError: a count or a rate that cannot be.
     """
     constants = constants or Constants()
-    gained = _gained(drafted, acceptance, accepted_share)
+    tokens_of_step = gained(drafted, acceptance, accepted_share, kind_of(method))
     usual = known(serving, constants, "drafter")
     verified = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
-    is_known = len(set(gained)) == 1
+    is_known = len(set(tokens_of_step)) == 1
     doubt = _drafting_doubts(serving, concurrency, known_model=usual is not None)
     over_switch(doubt, serving, verified, constants)
     if not is_known:
         doubt.why.append("an acceptance that was not measured")
     slower = drafting_seconds(serving, context, drafted, concurrency, constants)
     seconds = slower / (usual or 1.0)
-    best = gained[0] if is_known else 1 + drafted
+    best = tokens_of_step[0] if is_known else 1 + drafted
     roofline = best / shortest(serving, context, concurrency, constants)
-    speeds = [min(tokens / seconds, roofline) for tokens in gained]
+    speeds = [min(tokens / seconds, roofline) for tokens in tokens_of_step]
     ranges = [doubt.around(speed, roofline, constants, serving.tp) for speed in speeds]
     request = Estimate(speeds[0], ranges[1].low, ranges[2].high, roofline)
     basis = doubt.text(constants.basis)
     plain = step(serving, context, concurrency, sharing=constants.sharing)
-    gain = gained[0] * step_seconds(serving, plain, constants) / slower
-    return Speculative(request, request.times(concurrency), gained[0], gain, basis)
+    gain = tokens_of_step[0] * step_seconds(serving, plain, constants) / slower
+    return Speculative(request, request.times(concurrency), tokens_of_step[0], gain, basis)
 
 
 def _drafting_doubts(serving: ServingSetup, concurrency: int, *, known_model: bool) -> Uncertainty:
@@ -371,7 +335,12 @@ def request_speed(
     if drafter is None:
         return decode(serving, context, constants=constants).request
     return speculative(
-        serving, context, drafter.tokens, drafter.acceptance, constants=constants
+        serving,
+        context,
+        drafter.tokens,
+        drafter.acceptance,
+        constants=constants,
+        method=drafter.method,
     ).request
 
 
@@ -394,13 +363,16 @@ class PrefillWork:
         slow: the same in BF16.
         unpacked, unpacked_fp8: the same where weights of 4 bits, or in FP8, are unpacked to BF16
             first.
-        experts: the same of experts, in any format.
+        experts: the same of experts, in any format but the next.
+        experts_fp4: the same of experts that are multiplied in FP4.
         attention: operations that grow with the square of the prompt, with heads above 256.
         flash: the same with smaller heads.
-        activations: bytes between the products, each written and read once: hidden states, and
-            what recurrent layers work on.
-        read: bytes of experts that a node reads, once for each chunk of the prompt. Their tokens
-            are few, so that reading and computing do not overlap.
+        scan: operations of recurrent layers on their states.
+        activations: bytes between the products, written or read once: hidden states, and what
+            recurrent layers work on.
+        routed: bytes that go to experts and come back: each of a token's experts has its own copy
+            of the input, of what is between its matrices and of the output, written and read once.
+        read: bytes of experts that a node reads, once for each chunk of the prompt.
         dense_read: the same of other weights, which are read while products are computed.
         exchanged: bytes that the nodes exchange.
         tp: over how many nodes the operations are divided.
@@ -411,9 +383,12 @@ class PrefillWork:
     unpacked: float
     unpacked_fp8: float
     experts: float
+    experts_fp4: float
     attention: float
     flash: float
+    scan: float
     activations: float
+    routed: float
     read: float
     dense_read: float
     exchanged: float
@@ -423,7 +398,7 @@ class PrefillWork:
     def operations(self) -> float:
         """All of them."""
         products = self.fast + self.slow + self.unpacked + self.unpacked_fp8
-        return products + self.experts + self.attention + self.flash
+        return products + self.experts + self.experts_fp4 + self.attention + self.flash
 
     def is_read_bound(self, constants: Constants) -> bool:
         """Return whether reading the weights takes longer than computing with them."""
@@ -442,19 +417,36 @@ class PrefillWork:
     def _dense_read(self, constants: Constants) -> float:
         return self.dense_read / (constants.bandwidth * constants.eta_dense)
 
+    def reads_experts(self, constants: Constants) -> bool:
+        """Return whether experts are waited for longer than computed with: as with the others, one
+        overlaps the other.
+        """
+        return self._experts_read(constants) > self._experts(constants)
+
+    def _experts(self, constants: Constants) -> float:
+        """Products of experts, s."""
+        tera = (
+            self.experts / constants.prefill_moe_tflops
+            + self.experts_fp4 / constants.prefill_moe_fp4_tflops
+        )
+        return tera / 1e12 / self.tp
+
+    def _experts_read(self, constants: Constants) -> float:
+        return self.read * constants.prefill_read / constants.bandwidth
+
     def seconds(self, constants: Constants) -> float:
         """Return how long it takes."""
-        other = (
-            self.experts / constants.prefill_moe_tflops
-            + self.attention / constants.attention_tflops
+        tera = (
+            self.attention / constants.attention_tflops
             + self.flash / constants.flash_tflops
+            + self.scan / constants.scan_tflops
         )
-        passed = self.activations * constants.activation_passes / constants.bandwidth
-        computed = other / 1e12 + passed
+        passed = self.activations * constants.activation_passes + self.routed
         products = max(self._dense(constants), self._dense_read(constants))
-        read = self.read * constants.prefill_read / constants.bandwidth
+        products += max(self._experts(constants), self._experts_read(constants))
+        divided = (tera / 1e12 + passed / constants.bandwidth) / self.tp
         exchange = self.exchanged / constants.link
-        return products + computed / self.tp + read + exchange + constants.prefill_ms / 1e3
+        return products + divided + exchange + constants.prefill_ms / 1e3
 
 
 @dataclass(frozen=True)
@@ -491,17 +483,20 @@ def work(serving: ServingSetup, prompt: int, cached: int = 0) -> PrefillWork:
     big, small = _per_pair(serving)
     exchanged = 0.0
     if serving.tp > 1:
-        added_up = (2 * geometry.layers + 1) * prompt * geometry.hidden * 2.0
+        added_up = (geometry.blocks + 1) * prompt * geometry.hidden * 2.0
         exchanged = added_up * carried(serving.tp)
-    chunks = math.ceil(prompt / serving.batched_tokens)
-    weights = weights_read(serving, prompt / chunks)
+    chunks, rest = divmod(prompt, serving.batched_tokens)
+    whole, last = (weights_read(serving, tokens) for tokens in (serving.batched_tokens, rest))
+    dense = last.dense + last.dense_fp4
     return PrefillWork(
         **products,
         attention=float(big) * pairs,
         flash=float(small) * pairs,
+        scan=prompt * _scan(geometry),
         activations=2.0 * prompt * _activations(geometry),
-        read=chunks * (weights.experts + weights.experts_4bit),
-        dense_read=chunks * (weights.dense + weights.dense_fp4),
+        routed=4.0 * prompt * _routed(geometry),
+        read=chunks * whole.all_experts + last.all_experts,
+        dense_read=(chunks + (rest > 0)) * dense,
         exchanged=exchanged,
         tp=serving.tp,
     )
@@ -510,11 +505,15 @@ def work(serving: ServingSetup, prompt: int, cached: int = 0) -> PrefillWork:
 def _products(serving: ServingSetup, prompt: int) -> dict[str, float]:
     """Operations of matrix products, by the field of `PrefillWork`."""
     chosen = serving.geometry.experts
-    found = dict.fromkeys(("fast", "slow", "unpacked", "unpacked_fp8", "experts"), 0.0)
+    found = dict.fromkeys(
+        ("fast", "slow", "unpacked", "unpacked_fp8", "experts", "experts_fp4"), 0.0
+    )
     for name in MATRICES:
         part = serving.weights.part(name)
         share = chosen.top_k / chosen.count if chosen and name == "experts" else 1.0
-        kind = "experts" if name == "experts" else _kind(part.format, unpacked=serving.unpacked)
+        kind = _kind(part.format, unpacked=serving.unpacks(part.format))
+        if name == "experts":
+            kind = "experts_fp4" if serving.multiplies_fp4(part.format) else "experts"
         found[kind] += 2 * part.parameters * prompt * share
     return found
 
@@ -528,10 +527,33 @@ def _kind(form: str, *, unpacked: bool) -> str:
     return "unpacked_fp8" if form.startswith("fp8") else "unpacked"
 
 
+SCAN = {"gdn": 11.0, "mamba2": 8.0, "mamba": 6.0, "conv": 0.0}
+"""Operations of a recurrent layer for each token and element of its state. GDN in chunks of C
+tokens with heads of d: 6 d^2 for the state and 10 C d within the chunk, which is 11 d^2 at C = 64
+and d = 128; Mamba 2: 4 for the state and as much again within the chunk; Mamba: one step after the
+other. Counted from the chunked algorithms, which vLLM runs in Triton."""
+
+
+def _scan(geometry: Geometry) -> float:
+    """Operations of recurrent layers on their states, for one token."""
+    return sum(SCAN[p.kind] * p.layers * p.state_elements for p in geometry.recurrent)
+
+
+def _routed(geometry: Geometry) -> float:
+    """Elements that go to experts and come back, for one token: input and output of each of its
+    experts, and three times the width between its matrices (gate, up, their product).
+    """
+    experts = geometry.experts
+    if experts is None:
+        return 0.0
+    width = experts.latent or geometry.hidden
+    return experts.layers * experts.top_k * (2.0 * width + 3.0 * experts.intermediate)
+
+
 def _activations(geometry: Geometry) -> float:
     """Elements between the products of all layers for one token."""
     recurrent = sum(p.layers * p.conv_elements / max(p.conv_width, 1) for p in geometry.recurrent)
-    return geometry.layers * geometry.hidden + recurrent
+    return geometry.blocks * geometry.hidden / 2.0 + recurrent
 
 
 NATIVE = ("fp8", "fp8-online", "nvfp4")

@@ -124,9 +124,50 @@ def test_drafting_as_asked(run):
     assert json.loads(out)["speculative"]["tokens_per_step"] == 4.04
 
 
+OSS = ("--model", "openai/gpt-oss-120b", "--kv-dtype", "fp8", "--tp", "2", "--prompt", "2048")
+
+
+def test_an_image_that_quantizes_layers_when_it_loads(run):
+    """73.18 tokens/s, 8,521 tokens/s of the prompt (source: llama-benchy)."""
+    layers = ("--mxfp4-layers", "moe,qkv,o,lm_head")
+    found, stock = (
+        json.loads(run("predict", "speed", *OSS, *more, "--json")[1]) for more in (layers, ())
+    )
+    assert found["decode_tok_s"]["expected"] == pytest.approx(73.18, rel=0.05)
+    assert found["prefill_tok_s"]["low"] < 8521 < found["prefill_tok_s"]["high"]
+    assert stock["decode_tok_s"]["expected"] < 0.8 * found["decode_tok_s"]["expected"]
+    assert found["measured"] is not None
+    assert stock["measured"] is None, "nobody measured it without the layers"
+
+
+def test_the_kind_of_drafter_says_what_is_usually_accepted(run):
+    model = ("--model", "nvidia/Qwen3.6-35B-A3B-NVFP4", "--draft-tokens", "3", "--json")
+    by = {
+        method: json.loads(run("predict", "speed", *model, *options)[1])["speculative"]
+        for method, options in {
+            "": (),
+            "mtp": ("--draft-method", "mtp"),
+            "dspark": ("--draft-method", "dspark"),
+        }.items()
+    }
+    assert by[""] == by["mtp"]
+    assert by["dspark"]["tokens_per_step"] < by["mtp"]["tokens_per_step"]
+
+
+def test_nothing_runs_over_80_columns(run):
+    options = ("--draft-tokens", "3", "--concurrency", "16", "--prompt", "65536")
+    _, out, _ = run("predict", "speed", "--model", "nvidia/Qwen3.6-35B-A3B-NVFP4", *options)
+    rows = [line for line in out.splitlines() if "wider for" not in line]
+    assert len(rows) > 10
+    assert max(map(len, rows)) <= 80, out
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ((*OSS, "--mxfp4-layers", "moe,qkvo"), "found 'qkvo', expected some of moe, qkv, o"),
+        (("--recipe", "gemma4-31b-fp8", "--mxfp4-layers", "moe"), "a recipe sets its own"),
+        ((*OSS, "--draft-method", "mtp"), "need a drafter"),
         ((), "--recipe NAME"),
         (("--recipe", "a", "--model", "b"), "both"),
         (("--recipe", "gemma4-31b-nvfp"), "did you mean 'gemma4-31b-nvfp4'"),

@@ -41,7 +41,7 @@ def test_a_plan_over_four_nodes(plan) -> None:
 
 def test_more_exchanges_and_more_bytes(serving: ServingSetup) -> None:
     counts = [step(at(serving, tp), 1000).allreduces for tp in (1, 2, 4, 8)]
-    two = 2 * serving.geometry.layers + 2
+    two = serving.geometry.blocks + 2
     assert counts == [0, two, 2 * two, 3 * two]
     sent = [work(at(serving, tp), 2048).exchanged for tp in (1, 2, 4)]
     assert sent[0] == 0
@@ -55,7 +55,7 @@ def test_the_range_of_four_reaches_from_one_quick_exchange_to_a_slow_ring(
     two, four = (decode(at(serving, tp), 1000) for tp in (2, 4))
     assert four.request.low / four.request.expected < two.request.low / two.request.expected
     assert four.request.high / four.request.expected > two.request.high / two.request.expected
-    each = 2 * serving.geometry.layers + 2
+    each = serving.geometry.blocks + 2
     more = each * (3 * usual.allreduce_high_us - 2 * usual.allreduce_us) / 1e6
     assert four.request.low <= 1 / (1 / four.request.expected + more)
     drafted = speculative(at(serving, 4), 1000, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,36 @@ def test_the_screen_shows_both_where_they_differ() -> None:
     assert "in flight" not in one
 
 
+MTP_4 = '{"method": "mtp", "num_speculative_tokens": 4}'
+
+
+@pytest.fixture
+def qwen(tmp_path) -> str:
+    """Qwen3.6-27B, as a folder."""
+    rows = json.loads(
+        (Path(__file__).parents[3] / "benchmarks/predictions/shapes.json").read_text()
+    )
+    (found,) = (row for row in rows["models"] if row["name"] == "Qwen/Qwen3.6-27B")
+    (tmp_path / "config.json").write_text(json.dumps(found["config"]))
+    return str(tmp_path)
+
+
+def test_a_drafter_takes_its_part_of_the_cache(qwen) -> None:
+    """Published log: 1,316,513 tokens in 47.65 GiB with MTP-4 (styles01, 27 July 2026)."""
+    words = ["--model", qwen, "--kv-dtype", "fp8", "--kv-gib", "47.65", "--max-model-len", "262144"]
+    words += ["--vllm-version", "0.23.1", "--prefix-caching", "--device", "gpu"]
+    found = document(*words, "--speculative-config", MTP_4)
+    assert (found["tokens"], found["max_concurrency"]) == (1_316_513, 5.02)
+    assert document(*words)["tokens"] > 1.1 * found["tokens"], "without it too many"
+
+
+def test_a_drafter_of_unknown_shape_is_said_to_be_left_out() -> None:
+    words = ["--speculative-config", '{"method": "eagle3", "model": "nobody/drafter"}']
+    said = call(*PLAIN, *words, as_json=False).output
+    assert "the drafter's own layers are not counted" in said
+    assert "not counted" not in call(*PLAIN, as_json=False).output
+
+
 def test_a_request_that_does_not_fit() -> None:
     said = call("--model", "google/gemma-4-31B-it", "--kv-gib", "1", as_json=False).output
     assert "does not start" in said
@@ -90,6 +121,8 @@ def test_a_folder_and_an_unknown_family(tmp_path) -> None:
         [*PLAIN, "--tp", "5"],
         [*PLAIN, "--vllm-version", "newest"],
         [*PLAIN, "--max-model-len", "0"],
+        [*PLAIN, "--speculative-config", "mtp"],
+        [*PLAIN, "--speculative-config", '{"num_speculative_tokens": 2}'],
     ],
 )
 def test_mistakes(words: list[str]) -> None:

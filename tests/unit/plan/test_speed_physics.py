@@ -1,0 +1,101 @@
+"""What a step and a prefill cost: blocks, formats of builds, chunks of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_cluster.models.lookup import find
+from spark_cluster.plan.estimate import Constants
+from spark_cluster.plan.serving import ServingSetup, draft_read, weights_read
+from spark_cluster.plan.speed import speculative, step, work
+
+QWEN = find("nvidia/Qwen3.6-35B-A3B-NVFP4")
+NANO = find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+MINIMAX = find("MiniMaxAI/MiniMax-M2.5")
+GPT = find("openai/gpt-oss-120b")
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 52),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", 88),
+        ("google/gemma-4-26B-A4B-it", 60),
+        ("deepseek-ai/DeepSeek-V2-Lite", 54),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 96),
+    ],
+)
+def test_nodes_add_up_once_for_each_residual_block(name: str, blocks: int) -> None:
+    """A layer of Nemotron H is a mixer or a feed-forward, one of the others is both."""
+    geometry = find(name)
+    assert geometry.blocks == blocks
+    assert step(ServingSetup(geometry, "bf16", tp=2), 100).allreduces == blocks + 2
+
+
+def test_nvidias_build_of_qwen_has_the_size_of_its_repository() -> None:
+    """23.4 GB on the hub, with 1.7 GB of MTP layers in BF16; multiplied in 16 bits."""
+    serving = ServingSetup(QWEN, "nvfp4")
+    parts = serving.weights
+    assert parts.part("output").format == "nvfp4"
+    assert (parts.part("attention").format, parts.part("recurrent").format) == ("fp8", "fp8")
+    assert parts.memory_bytes() == pytest.approx(23.4e9 - 1.7e9, rel=0.01)
+    assert serving.unpacks("nvfp4")
+    assert not serving.unpacks("fp8")
+    read = weights_read(serving)
+    assert read.experts_4bit > 0 == read.experts_fp4
+
+
+def test_experts_in_nvfp4_have_a_pace_of_their_own() -> None:
+    native = ServingSetup(MINIMAX, "nvfp4")
+    assert native.weights.part("attention").format == "bf16"
+    assert weights_read(native).experts_fp4 > 0
+    marlin = replace(native, unpacked=True)
+    assert weights_read(marlin).experts_fp4 == 0
+    assert weights_read(marlin).total == pytest.approx(weights_read(native).total)
+    constants = Constants()
+    assert step(native, 100).seconds(constants) > step(marlin, 100).seconds(constants)
+    whole = (replace(one, batched_tokens=16_384) for one in (native, marlin))
+    prefills = [work(one, 16_384).seconds(constants) for one in whole]
+    assert prefills[0] < prefills[1]
+
+
+def test_experts_in_mxfp4_are_multiplied_as_such_only_by_images_that_say_so() -> None:
+    stock = ServingSetup(GPT, "mxfp4")
+    image = replace(stock, mxfp4_layers=("moe", "qkv", "o", "lm_head"))
+    assert (work(stock, 100).experts_fp4, work(image, 100).experts) == (0, 0)
+    assert work(image, 100).experts_fp4 == work(stock, 100).experts
+
+
+def test_the_last_chunk_of_a_prompt_reads_what_its_own_tokens_choose() -> None:
+    serving = ServingSetup(QWEN, "bf16", batched_tokens=2048)
+    two, more, three = (work(serving, tokens).read for tokens in (4096, 4097, 6144))
+    assert two < more < two + 0.1 * (three - two)
+
+
+def test_reading_experts_is_hidden_behind_computing_where_a_chunk_is_large() -> None:
+    constants = Constants()
+    small, large = (
+        work(ServingSetup(QWEN, "bf16", batched_tokens=chunk), 16_384) for chunk in (1024, 16_384)
+    )
+    assert small.reads_experts(constants)
+    assert not large.reads_experts(constants)
+    assert large.seconds(constants) < small.seconds(constants)
+
+
+def test_recurrent_layers_scan_and_experts_copy_their_tokens() -> None:
+    assert work(ServingSetup(QWEN, "bf16"), 1000).scan == 11 * 30 * 524_288 * 1000
+    assert work(ServingSetup(MINIMAX, "bf16"), 1000).scan == 0
+    copied = 62 * 8 * (2 * 3072 + 3 * 1536)
+    assert work(ServingSetup(MINIMAX, "bf16"), 1000).routed == 4 * copied * 1000
+
+
+def test_builds_in_4_bits_draft_in_16() -> None:
+    build = ServingSetup(QWEN, "nvfp4", own_head=True)
+    plain = ServingSetup(replace(QWEN, name="Qwen/Qwen3.6-35B-A3B"), "bf16", own_head=True)
+    output = plain.weights.part("output").bytes - build.weights.part("output").bytes
+    fp8 = build.weights.part("attention").bytes + build.weights.part("recurrent").bytes
+    assert draft_read(plain) - draft_read(build) == pytest.approx(output + fp8 / 40)
+    faster = speculative(build, 500, 2, method="mtp").request.expected
+    assert faster > speculative(build, 500, 2, method="dspark").request.expected
