@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from spark_cluster.cli.serving import DownResult
     from spark_cluster.cli.terminal import Console
     from spark_cluster.engine.result import Status
-    from spark_cluster.engine.verify import CheckVerdict, ComparedSize, Verification
+    from spark_cluster.engine.verify import (
+        CheckVerdict,
+        ComparedSize,
+        VerdictStatus,
+        Verification,
+    )
     from spark_cluster.engine.vram import NodeVram
     from spark_cluster.runner.session import Session
 
@@ -169,7 +174,11 @@ def verify(app: App, **given: Unpack[Verifying]) -> int:
 def _show_verification(app: App, found: Verification) -> None:
     short = ("test", "streamed", "s")
     table = plain_table("", *short, "result", whole=short, right=("s",), wide=True)
+    alike: dict[tuple[VerdictStatus, str], list[CheckVerdict]] = {}
     for verdict in found.verdicts:
+        if verdict.status in ("not applicable", "not run") and not app.verbose:
+            alike.setdefault((verdict.status, _reason(verdict)), []).append(verdict)
+            continue
         ran = verdict.status != "not run"
         table.add_row(
             mark(MARKS[verdict.status]),
@@ -180,7 +189,11 @@ def _show_verification(app: App, found: Verification) -> None:
         )
     console = app.console
     console.print(_summary(found))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    for (status, why), verdicts in alike.items():
+        told = (mark(MARKS[status]), status, _named(verdicts), why)
+        console.print(styled("{}  {}, {}: {}", *told))
     for size in found.other_sizes:
         console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
         for one in size.different:
@@ -204,12 +217,25 @@ def _compared(size: ComparedSize) -> str:
     return f"short answers: {len(size.different)} of {count} differ from tp {size.tp} ({size.at})"
 
 
+def _named(verdicts: Sequence[CheckVerdict]) -> str:
+    """Return the groups of checks that have one and the same verdict, and how many they are."""
+    groups = dict.fromkeys(verdict.rung.replace("_", " ") for verdict in verdicts)
+    tests = "1 test" if len(verdicts) == 1 else f"{len(verdicts)} tests"
+    return f"{tests} ({', '.join(groups)})"
+
+
 def _result(verdict: CheckVerdict) -> str:
     if verdict.status == "ok":
         return verdict.found
     if verdict.status == "failed":
         return "failed"
-    return f"{verdict.status}: {verdict.found}"
+    return f"{verdict.status}: {_reason(verdict)}"
+
+
+def _reason(verdict: CheckVerdict) -> str:
+    """Return why a check has no result, without its title, which stands next to it."""
+    _, refused, why = verdict.found.partition(": the request failed ")
+    return f"the request failed {why}" if refused else verdict.found
 
 
 def _summary(found: Verification) -> object:
