@@ -46,8 +46,7 @@ demo: $(VENV)/ready
 	@$(RUN) -i lab trust
 	@$(RUN) -i lab up --tp 2
 	@echo
-	@echo "It stays up. To look around:   .venv/bin/spark-cluster -i lab status"
-	@echo "To end it:                     .venv/bin/spark-cluster lab down"
+	@echo "It stays up. The program is .venv/bin/spark-cluster; to end the lab: .venv/bin/spark-cluster lab down"
 
 # The report needs the extra `bench`, which the environment of the tests has.
 demo-bench: env

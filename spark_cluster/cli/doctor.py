@@ -81,7 +81,7 @@ def doctor(app: App, *, probe: bool, only: tuple[str, ...]) -> int:
     Exit status 5 when something fails, 3 when a node cannot be reached.
 
     Args:
-        probe: Also measure the link, ask the endpoint, and try the ports that listen from this machine.
+        probe: Also measure the link, ask the endpoint, and try from here the ports that listen.
         only (AREA): Run only the checks of this area, or this check; repeatable.
     """
     diagnosis = diagnose(app, only, probe=probe)

@@ -86,7 +86,7 @@ def _show_status(app: App, found: Status) -> None:
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
         console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
-    _show_rest(console, found)
+    _show_rest(app, found)
 
 
 def _show_behind(console: Console, found: Status) -> None:
@@ -101,8 +101,8 @@ def _show_behind(console: Console, found: Status) -> None:
         console.print(styled("[dim]replicas: {}[/]", states))
 
 
-def _show_rest(console: Console, found: Status) -> None:
-
+def _show_rest(app: App, found: Status) -> None:
+    console = app.console
     if found.tuned:
         text = f"started with tuned kernels: {', '.join(found.tuned)}"
         console.print(painted(text, "dim"))
@@ -111,27 +111,26 @@ def _show_rest(console: Console, found: Status) -> None:
     for problem in found.problems:
         console.print(styled("{} {}", mark("fail"), problem))
     if found.problems or found.state == "stopped":
-        console.print(painted(_advice(found), "cyan"))
+        console.print(painted(_advice(app, found), "cyan"))
 
 
-def _advice(found: Status) -> str:
+def _advice(app: App, found: Status) -> str:
+    """Return what to do, with commands about the same nodes."""
+    logs, ping = app.command("logs"), app.command("ping")
     if found.state == "starting":
-        return (
-            "it is loading: spark-cluster up waits for it, spark-cluster logs shows how far it is"
-        )
+        return f"it is loading: {app.command('up')} waits for it, {logs} shows how far it is"
     if not all(node.reachable for node in found.nodes):
-        return "every node must be reachable first: spark-cluster ping shows more"
+        return f"every node must be reachable first: {ping} shows more"
     if any("is the cable in?" in problem for problem in found.problems):
-        return (
-            "plug the QSFP cable in, then run it again; spark-cluster doctor --only link shows more"
-        )
+        doctor = app.command("doctor --only link")
+        return f"plug the QSFP cable in, then run it again; {doctor} shows more"
     if found.replicas:
-        count = len(found.replicas)
-        return f"spark-cluster up --replicas {count} repairs it; spark-cluster logs shows more"
-    command = f"spark-cluster up {found.overrides}".rstrip()
+        repair = app.command(f"up --replicas {len(found.replicas)}")
+        return f"{repair} repairs it; {logs} shows more"
+    command = app.command(f"up {found.overrides}".rstrip())
     if found.state == "stopped" and not found.problems:
         return f"to serve: {command}"
-    return f"{command} repairs it; spark-cluster logs shows more"
+    return f"{command} repairs it; {logs} shows more"
 
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}

@@ -49,6 +49,8 @@ _MODEL = re.compile(r"\w[\w ./:@+-]*")
 
 _HOST = re.compile(r"[\w.:-]+")
 
+QUESTION = "Say hello in one sentence."
+
 
 @dataclass(frozen=True)
 class ClientTarget(Document):
@@ -63,6 +65,7 @@ class ClientTarget(Document):
         key: the key itself, where the user asked to see it.
         ca_file: PEM file that clients have to trust; empty where they know the certificate.
         tunnel: the address is this machine's end of a tunnel.
+        question: what the texts ask.
         notes: what has to be done before the address works.
     """
 
@@ -74,6 +77,7 @@ class ClientTarget(Document):
     key: Hidden[str] = field(default="", repr=False)
     ca_file: str = ""
     tunnel: bool = False
+    question: Hidden[str] = QUESTION
     notes: tuple[str, ...] = ()
 
 
@@ -323,18 +327,16 @@ class Snippet(Document):
     notes: tuple[str, ...] = ()
 
 
-QUESTION = "Say hello in one sentence."
-
-REQUESTS: Mapping[ModelKind, tuple[str, Mapping[str, object]]] = {
-    "chat": ("/chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}),
-    "embedding": ("/embeddings", {"input": QUESTION}),
+REQUESTS: Mapping[ModelKind, tuple[str, Callable[[str], Mapping[str, object]]]] = {
+    "chat": ("/chat/completions", lambda asked: {"messages": [{"role": "user", "content": asked}]}),
+    "embedding": ("/embeddings", lambda asked: {"input": asked}),
     "reranking": (
         "/rerank",
-        {"query": "a greeting", "documents": ["Hello, world.", "The sky is blue."]},
+        lambda _: {"query": "a greeting", "documents": ["Hello, world.", "The sky is blue."]},
     ),
-    "transcription": ("/audio/transcriptions", {}),
+    "transcription": ("/audio/transcriptions", lambda _: {}),
 }
-"""Path below the base URL, and what is asked besides the model."""
+"""Path below the base URL, and what is sent besides the model, for a question."""
 
 EVERY = frozenset(REQUESTS)
 CLIENTS: Mapping[str, tuple[str, str, frozenset[ModelKind]]] = {
@@ -355,12 +357,17 @@ CLIENTS: Mapping[str, tuple[str, str, frozenset[ModelKind]]] = {
 def snippets(target: ClientTarget) -> list[Snippet]:
     """Return a snippet for every client that has a use for the model."""
     fitting = (client for client, (*_, kinds) in CLIENTS.items() if target.kind in kinds)
-    return [_snippet(client, target) for client in fitting]
+    return [snippet(client, target) for client in fitting]
 
 
-def _snippet(client: str, target: ClientTarget) -> Snippet:
+def snippet(client: str, target: ClientTarget) -> Snippet:
+    """Return the text for a client.
+
+    Args:
+        client: a key of CLIENTS that asks for the model's kind.
+    """
     title, file, _ = CLIENTS[client]
-    path, asked = REQUESTS[target.kind]
+    path, request = REQUESTS[target.kind]
     values = {
         **vars(target),
         "client": client,
@@ -369,8 +376,7 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
         "root": target.url.removesuffix("/v1"),
         "no_key": NO_KEY,
         "path": path,
-        "body": json.dumps({"model": target.model, **asked}),
-        "question": QUESTION,
+        "body": json.dumps({"model": target.model, **request(target.question)}),
         "webui_port": WEBUI_PORT,
         "output_tokens": OUTPUT_TOKENS,
         "sh": shlex.quote,
