@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.console import counted, joined, mark, painted, plain_table, styled
 from spark_cluster.cli.options import Changing, DeclaredCommand, EndingJobs, Positive, Unloading
 from spark_cluster.errors import UsageError
 
@@ -219,8 +219,7 @@ def _compared(size: ComparedSize) -> str:
 def _named(verdicts: Sequence[CheckVerdict]) -> str:
     """Return the groups of checks that have one and the same verdict, and how many they are."""
     groups = dict.fromkeys(verdict.rung.replace("_", " ") for verdict in verdicts)
-    tests = "1 test" if len(verdicts) == 1 else f"{len(verdicts)} tests"
-    return f"{tests} ({', '.join(groups)})"
+    return f"{counted(len(verdicts), 'test')} ({', '.join(groups)})"
 
 
 def _result(verdict: CheckVerdict) -> str:
