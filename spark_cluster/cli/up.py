@@ -159,7 +159,7 @@ def _show_next(app: App, served: Served) -> None:
     if not elsewhere and served.access.tls is None:  # `clients` saves the head's certificate
         _show_request(app, served)
     table = plain_table("command", "what", whole=("command",), header=False)
-    table.add_row(app.command("clients"), "texts for Python, Open WebUI, opencode and others")
+    table.add_row(app.command("clients"), "texts for Python, Open WebUI and others")
     if not head.is_local:
         table.add_row(app.command("tunnel"), "the endpoint at a port of this machine, over SSH")
     table.add_row(app.command("verify"), "ask it what users and agents will ask")
