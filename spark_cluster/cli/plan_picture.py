@@ -24,6 +24,11 @@ BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "
 """Told apart without colours, too: in a file, a pipe, a black-and-white terminal."""
 
 
+ALIKE = 0.9
+"""Share of the tokens that fit, below which vLLM's own figure is another one: it counts windows and
+states as if they kept all tokens."""
+
+
 def show(console: Console, plan: Plan) -> None:
     """Show the whole plan."""
     launch = plan.fit.launch
@@ -177,7 +182,9 @@ def _cache(fit: Fit) -> Text:
         f"at a time{limit}"
     )
     prints = "vLLM prints" if dialect(fit.launch.engine).planned else "vLLM would print"
-    return styled("{}  [dim]({} {:,} tokens)[/]", size, prints, cache.tokens)
+    alike = cache.tokens < ALIKE * cache.max_concurrency * fit.max_model_len
+    why = "; it counts each layer as one that keeps all tokens" if alike else ""
+    return styled("{}  [dim]({} {:,} tokens{})[/]", size, prints, cache.tokens, why)
 
 
 def _before(plan: Plan) -> str:
@@ -187,7 +194,8 @@ def _before(plan: Plan) -> str:
     low, high = _span(found["load_low"]), _span(found["load_high"])
     load = low if low == high else f"{low} to {high}"
     copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
-    download = f"{fit.disk_gib:.1f} GiB to download ({_span(found['download'])} at 100 MB/s)"
+    size = f"{fit.disk_gib:.1f}" if fit.disk_gib >= 0.1 else "under 0.1"
+    download = f"{size} GiB to download ({_span(found['download'])} at 100 MB/s)"
     return f"{download}{copy}, {load} to load"
 
 

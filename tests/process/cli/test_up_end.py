@@ -118,9 +118,7 @@ def test_an_endpoint_on_the_heads_loopback_is_asked_through_a_tunnel(
     up: Callable[..., str],
 ) -> None:
     out = up("127.0.0.1")
-    assert (
-        "bound to the head's loopback; from here: spark-cluster -i mine tunnel\n" in out
-    )
+    assert "bound to the head's loopback; from here: spark-cluster -i mine tunnel\n" in out
     assert "http://127.0.0.1:8000/v1/chat/completions" in request(out)
 
 
