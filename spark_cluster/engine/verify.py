@@ -254,6 +254,11 @@ class CheckSelection:
                     f"unknown check {name}", hint=f"there are: {', '.join(dict.fromkeys(known))}"
                 )
 
+    def asks(self, check: AnswerCheck, recipe: Recipe) -> bool:
+        """Return whether a check is asked: of a toy, what its recipe promises or `only` names."""
+        readiness = recipe.readiness
+        return bool(self.only) or not readiness.toy or check.readiness in readiness.rungs
+
     def of(self, checks: Sequence[AnswerCheck]) -> tuple[AnswerCheck, ...]:
         """Return those that are wanted."""
         return tuple(
@@ -383,19 +388,13 @@ def verify(
     client = readiness_checks.client_for(play, server.endpoint, recipe, server.program)
     client = replace(client, flags=server.flags, patience_s=patience_s, context=context)
     launch = _launch(recipe, server.tp)
-    rungs = recipe.readiness.rungs
-    asked = [
-        c for c in checks if selection.only or not recipe.readiness.toy or c.readiness in rungs
-    ]
+    asked = [check for check in checks if selection.asks(check, recipe)]
     given = _verdicts(client, asked, recipe, launch, _progress(play))
     found = {verdict.id: verdict for verdict in given}
+    where = server.endpoint
+    verdicts = (found.get(c.id) or _verdict(c, "not applicable", NOT_PROMISED) for c in checks)
     return Verification(
-        server.endpoint.model,
-        server.endpoint.url,
-        server.recipe,
-        server.tp,
-        server.kind,
-        tuple(found.get(c.id) or _verdict(c, "not applicable", NOT_PROMISED) for c in checks),
+        where.model, where.url, server.recipe, server.tp, server.kind, tuple(verdicts)
     )
 
 
