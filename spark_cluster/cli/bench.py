@@ -273,10 +273,7 @@ def stop(app: App, *, folder: RunFolder) -> None:
         for step in made.pending:
             if stop_step(play, made, step):
                 stopped.append(step.setup.id)
-    if app.as_json:
-        app.print_json({"stopped": stopped})
-    else:
-        app.console.print(_stopped(stopped))
+    app.show({"stopped": stopped}, _stopped(stopped))
 
 
 def _stopped(servers: list[str]) -> str:
@@ -295,11 +292,9 @@ def fetch(app: App, *, folder: RunFolder) -> None:
             for step in made.pending:
                 fetch_step(play, made, step)
     merge(made.folder)
-    new = len(made.record.cells) - before
-    if app.as_json:
-        app.print_json({"run": made.record.id, "cells": len(made.record.cells), "new": new})
-    else:
-        app.console.print(f"{new} new results, {len(made.record.cells)} in all, in {folder}")
+    count = len(made.record.cells)
+    found = {"run": made.record.id, "cells": count, "new": count - before}
+    app.show(found, f"{count - before} new results, {count} in all, in {folder}")
 
 
 @contextlib.contextmanager

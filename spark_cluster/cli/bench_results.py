@@ -343,10 +343,7 @@ def show(app: App, *, folder: Annotated[Path, {"metavar": "RUN"}]) -> None:
     """
 
     record = load_record(folder)
-    if app.as_json:
-        app.print_json(record.model_dump(mode="json"))
-    else:
-        show_run(app, record)
+    app.show(record.model_dump(mode="json"), lambda app, _: show_run(app, record))
 
 
 @click.command(cls=DeclaredCommand)
@@ -473,12 +470,9 @@ def suites(app: App, *, name: str | None, recipes: tuple[str, ...]) -> None:
     found = _expanded(app, suite, recipes)
     speeds = planned_speeds(app.project)
     expected = estimate(found, speeds, suite.settings, verify=suite.verify)
-    if app.as_json:
-        about = {"suite": suite.name, "description": suite.description, "nodes": found.nodes}
-        plan = {"setups": found.setups, "cells": found.cells, "estimate": expected}
-        app.print_json({**about, **plan})
-    else:
-        _show_suite(app, suite, found, expected)
+    about = {"suite": suite.name, "description": suite.description, "nodes": found.nodes}
+    plan = {"setups": found.setups, "cells": found.cells, "estimate": expected}
+    app.show({**about, **plan}, lambda app, _: _show_suite(app, suite, found, expected))
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
@@ -506,10 +500,7 @@ def _list_suites(app: App) -> None:
         about = suite.description
         rows.append({**row, "valid": True, "description": about, "error": None})
         table.add_row(shown, about)
-    if app.as_json:
-        app.print_json({"suites": rows})
-    else:
-        app.console.print(table)
+    app.show({"suites": rows}, lambda app, _: app.console.print(table))
 
 
 def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:

@@ -48,11 +48,7 @@ def list_(app: App) -> None:
     with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
         found = _parts(app, run.open())
         run.finish()
-    if app.as_json:
-        app.print_json({"parts": found})
-        return
-    app.console.print(table(found))
-    _show_sums(app, found)
+    app.show({"parts": found}, lambda app, _: _show_parts(app, found))
 
 
 @caches.command()
@@ -86,10 +82,8 @@ def prune(
             chosen = [part for part in chosen if part.path in removed[part.node]]
         run.finish()
     total = sum(part.bytes for part in chosen)
-    if app.as_json:
-        app.print_json({"applied": act, "bytes": total, "parts": chosen})
-        return
-    _show_pruned(app, chosen, total, act=act)
+    document = {"applied": act, "bytes": total, "parts": chosen}
+    app.show(document, lambda app, _: _show_pruned(app, chosen, total, act=act))
 
 
 @caches.command()
@@ -108,11 +102,7 @@ def copy(app: App, *, source: str, targets: tuple[str, ...], no_encrypt: bool) -
     with app.play("caches copy", app.nodes, Options()) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
         run.finish()
-    if app.as_json:
-        app.print_json(run.document(copies=done))
-        return
-    for one in done:
-        app.console.print(f"{one.kind}: {one.copied}")
+    app.show(run.document(copies=done), "\n".join(f"{one.kind}: {one.copied}" for one in done))
 
 
 def _folders(app: App) -> dict[str, str]:
@@ -126,7 +116,7 @@ def _parts(app: App, play: Play) -> list[CachePart]:
 def table(found: Iterable[CachePart]) -> Table:
     """Return the table of parts; a key is shown by its beginning."""
     result = plain_table(
-        *("node", "kind", "part", "size", "idle", "recipes", "kept"),
+        *("node", "kind", "part", "size", "idle", "used by", "kept because"),
         right=("size", "idle"),
         whole=("node", "kind", "size", "idle"),
     )
@@ -152,7 +142,8 @@ def _size(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
-def _show_sums(app: App, found: Sequence[CachePart]) -> None:
+def _show_parts(app: App, found: Sequence[CachePart]) -> None:
+    app.console.print(table(found))
     sums: dict[str, int] = {}
     for part in found:
         sums[part.kind] = sums.get(part.kind, 0) + part.bytes

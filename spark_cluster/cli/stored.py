@@ -45,7 +45,7 @@ from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
-OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
+OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes, StoredImages, PrunedImages)
 
 DAY_S = 86400.0
 
@@ -116,12 +116,7 @@ def pull(
             )
             manifest = _pulled(play, node, pulled_one, yes=yes)
         run.finish()
-        pulled = PulledModel.of(node.name, manifest)
-        if app.as_json:
-            app.print_json(run.document(model=pulled))
-        else:
-            app.show_recap()
-            app.console.print(str(pulled))
+        app.show_run(run, "model", PulledModel.of(node.name, manifest), _show_line)
 
 
 @models.command()
@@ -233,9 +228,7 @@ def prune_models(
         found = model_upkeep.prune(
             nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply
         )
-    _show(app, found, partial(_show_pruned_models, apply=apply), applied=apply)
-    if not app.as_json and not apply and any(one.removed for one in found):
-        app.console.print("nothing was removed yet: --apply does it")
+    _show_pruned(app, found, partial(_show_pruned_models, apply=apply), apply=apply)
 
 
 @models.command()
@@ -284,11 +277,25 @@ def _show(
     app: App, found: Sequence[OfNode], line: Callable[[App, OfNode], None], **more: object
 ) -> None:
     """Show what was found, node by node, or as one document."""
-    if app.as_json:
-        app.print_json({**more, "nodes": found})
-        return
-    for one in found:
-        line(app, one)
+
+    def show(app: App, _: object) -> None:
+        for one in found:
+            line(app, one)
+
+    app.show({**more, "nodes": found}, show)
+
+
+def _show_pruned(
+    app: App, found: Sequence[OfNode], line: Callable[[App, OfNode], None], *, apply: bool
+) -> None:
+    """Show what was removed from each node, or would be."""
+    _show(app, found, line, applied=apply)
+    if not app.as_json and not apply and any(getattr(one, "removed", ()) for one in found):
+        app.console.print("nothing was removed yet: --apply does it")
+
+
+def _show_line(app: App, found: object) -> None:
+    app.console.print(str(found))
 
 
 def _progress(node: str, text: str) -> None:
@@ -315,11 +322,8 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
     with _nodes(app) as nodes:
         answers = nodes.ask("pin", name=model, pinned=pinned)
     changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
-    if app.as_json:
-        app.print_json({"model": model, "changed": changed})
-        return
-    for node, new in changed.items():
-        app.console.print(f"{node}: {model} {done if new else nothing}")
+    lines = [f"{node}: {model} {done if new else nothing}" for node, new in changed.items()]
+    app.show({"model": model, "changed": changed}, "\n".join(lines))
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -439,11 +443,7 @@ def list_images(app: App) -> None:
     needs = _image_needs(app)
     with _sessions(app) as sessions:
         found = stored_images(sessions, needs)
-    if app.as_json:
-        app.print_json({"nodes": found})
-        return
-    for one in found:
-        _show_images(app, one)
+    _show(app, found, _show_images)
 
 
 def _show_images(app: App, found: StoredImages) -> None:
@@ -486,13 +486,7 @@ def prune_images(
         found = [planned(one, images, int(free * 1e9)) for one in listed]
         if apply:
             found = remove(sessions, found)
-    if app.as_json:
-        app.print_json({"applied": apply, "nodes": found})
-    else:
-        for one in found:
-            _show_pruned_images(app, one, apply=apply)
-        if not apply and any(one.removed for one in found):
-            app.console.print("nothing was removed yet: --apply does it")
+    _show_pruned(app, found, partial(_show_pruned_images, apply=apply), apply=apply)
     return 1 if any(one.refused for one in found) else 0
 
 
