@@ -46,7 +46,8 @@ demo: $(VENV)/ready
 	@$(RUN) -i lab trust
 	@$(RUN) -i lab up --tp 2
 	@echo
-	@echo "It stays up. The program is .venv/bin/spark-cluster; to end the lab: .venv/bin/spark-cluster lab down"
+	@echo "It stays up. Here, spark-cluster is .venv/bin/spark-cluster; to end the lab:"
+	@echo "  .venv/bin/spark-cluster lab down"
 
 # The report needs the extra `bench`, which the environment of the tests has.
 demo-bench: env

@@ -160,6 +160,7 @@ def _show_keys(app: App, found: list[proxy.NamedKey]) -> None:
         kept = "yes" if key.kept else "until the proxy restarts"
         table.add_row(key.name, key.added, kept if key.in_force else "no")
     app.console.print(table)
+    app.console.print(painted("besides the inventory's own key (serve.api_key)", "dim"))
 
 
 @keys.command()
