@@ -11,7 +11,7 @@ KEY := $(shell { cat pyproject.toml $(LAB)/pyproject.toml; pwd; } | sha256sum | 
 VENV := $(CACHE)/venv-$(KEY)
 RUN := $(VENV)/bin/spark-cluster
 # One line a package, so that a first installation is not a silent minute.
-SHOW_PACKAGES = sed -un -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^Installing .*/  installing them/p'
+SHOW_PACKAGES = sed -un -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  fetching \1/p' -e 's/^Installing .*/  installing them/p'
 PIP = $(VENV)/bin/pip install --disable-pip-version-check --progress-bar off
 PYTEST := $(VENV)/bin/python -m pytest tests
 SLOWEST := --durations=10 --durations-min=1
@@ -46,8 +46,8 @@ demo: $(VENV)/ready
 	@$(RUN) -i lab trust
 	@$(RUN) -i lab up --tp 2
 	@echo
-	@echo "It stays up. To look around:   .venv/bin/spark-cluster -i lab status"
-	@echo "To end it:                     .venv/bin/spark-cluster lab down"
+	@echo "It stays up. Here, spark-cluster is .venv/bin/spark-cluster; to end the lab:"
+	@echo "  .venv/bin/spark-cluster lab down"
 
 # The report needs the extra `bench`, which the environment of the tests has.
 demo-bench: env

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
@@ -44,6 +44,26 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
     """Return the blocks of a language on a page, by default of README."""
     found = _FENCE.findall((CHECKOUT / page).read_text())
     return [text for name, text in found if name == language]
+
+
+def picture(name: str) -> list[str]:
+    """Return what the first command of a picture of a terminal prints: its lines, without those
+    that only stand for others."""
+    text = (CHECKOUT / f"docs/pictures/{name}.txt").read_text()
+    first = text.split("\n$ ")[0]
+    return [line for line in first.splitlines()[1:] if line.strip() not in ("", "...")]
+
+
+def unlike(sample: Iterable[str], printed: str) -> list[str]:
+    """Return the lines of a sample that nothing printed is like: figures may differ, and blanks."""
+    known = {_form(line) for line in printed.splitlines()}
+    return [line for line in sample if _form(line) not in known]
+
+
+def _form(line: str) -> str:
+    """Return a line without its figures; a run's id is one, and so is a digest."""
+    bare = re.sub(r"\b[0-9a-f]{4,}\b|\b\d[\d.,]*", "0", line)
+    return " ".join(bare.replace("-0-0 ", " ").split())
 
 
 def words(line: str, instead: Mapping[str, str] | None = None) -> list[str]:

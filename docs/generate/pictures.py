@@ -22,6 +22,9 @@ STYLES = {
     r"\bchanged(?= \w+:)": "yellow",
     r"(?<= ) \d+\.\d s$": "dim",
     r"^node .*$": "dim",
+    r"^ +used .*$": "dim",
+    r"^GPU memory .*$": "dim",
+    r"^(?:reached|vllm|to ask).*$": "dim",
 }
 """Patterns of what the command line prints in a style of its own."""
 

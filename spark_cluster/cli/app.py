@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import shlex
 import signal
 import sys
 import threading
@@ -154,6 +155,16 @@ class App:
     def play(self) -> Callable[..., AbstractContextManager[Run]]:
         """A run over nodes that a command makes itself; see `Opened`."""
         return self.cluster.play
+
+    def command(self, words: str) -> str:
+        """Return a command to be copied, about the nodes of this one."""
+        given = {"--project": self.cluster.named_project, "-i": self.cluster.named}
+        options = [
+            f"{name} {shlex.quote(str(value))} "
+            for name, value in given.items()
+            if value is not None
+        ]
+        return f"spark-cluster {''.join(options)}{words}"
 
     def allowances(self, named: Allowances) -> Allowances:
         """Return what recipes are allowed: by the inventory, and by the options of the command."""

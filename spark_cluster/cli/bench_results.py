@@ -42,7 +42,7 @@ from spark_cluster.bench.report.results import Results
 from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.console import counted, mark, painted, plain_table, styled
 from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.predictions import show_fit
 from spark_cluster.config.recipes import load_recipe
@@ -127,7 +127,7 @@ def show_run(app: App, record: Record) -> None:
     good = len(record.cells) - len(bad)
     colour = "red" if any(cell.status == "failed" for cell in bad) else "green"
     verdict = f"{record.status}: {good} of {len(record.cells)} cells measured"
-    console.print(styled("{} [dim]{}[/]", painted(verdict, f"bold {colour}"), record.id))
+    console.print(styled("{}  [dim]run {}[/]", painted(verdict, f"bold {colour}"), record.id))
     mode = f", latency mode {record.tool.latency_mode}" if record.tool.latency_mode else ""
     about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}; speeds in tok/s"
     console.print(painted(about, "dim"))
@@ -242,7 +242,7 @@ def _figures(row: Row) -> tuple[Any, ...]:
 def _left_out(app: App, found: Sequence[NotComparable]) -> None:
     for reason in dict.fromkeys(one.reason for one in found):
         cells = [f"{one.side} {one.cell}" for one in found if one.reason == reason]
-        count = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
+        count = counted(len(cells), "cell")
         app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
         for cell in cells if app.verbose or len(cells) == 1 else ():
             app.console.print(styled("  [dim]{}[/]", cell))
@@ -492,8 +492,8 @@ def _list_suites(app: App) -> None:
 def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
     console = app.console
     measured = [cell for cell in found.cells if not cell.skip]
-    cells = _counted(len(measured), "cell")
-    servers = _counted(sum(not setup.skip for setup in found.setups), "server")
+    cells = counted(len(measured), "cell")
+    servers = counted(sum(not setup.skip for setup in found.setups), "server")
     verdict = styled(
         "[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _suites_total(expected)
     )
@@ -506,10 +506,10 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
     console.print(table)
     for reason in dict.fromkeys(cell.skip for cell in found.cells if cell.skip):
         left_out = sum(cell.skip == reason for cell in found.cells)
-        console.print(styled("[yellow]{} left out:[/] {}", _counted(left_out, "cell"), reason))
+        console.print(styled("[yellow]{} left out:[/] {}", counted(left_out, "cell"), reason))
     if app.verbose:
         for cell in found.cells:
-            console.print(f"  {cell.id}  {_counted(cell.runs, 'run')}")
+            console.print(f"  {cell.id}  {counted(cell.runs, 'run')}")
     console.print(painted(f"Assumed: {'; '.join(expected.assumptions)}.", "dim"))
 
 
@@ -529,14 +529,10 @@ def _suite_row(step: Step, seconds: float | None) -> tuple[str, ...]:
 def _suites_total(expected: Duration) -> str:
     if expected.unknown and not expected.seconds:
         return "no planned speed, so no estimate"
-    more = f" and what is not known of {_counted(len(expected.unknown), 'server')}"
+    more = f" and what is not known of {counted(len(expected.unknown), 'server')}"
     return f"about {_duration_text(expected.seconds)}{more if expected.unknown else ''}"
 
 
 def _duration_text(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -117,7 +117,7 @@ def _parts(app: App, play: Play) -> list[CachePart]:
 def table(found: Iterable[CachePart]) -> Table:
     """Return the table of parts; a key is shown by its beginning."""
     result = plain_table(
-        *("node", "kind", "part", "size", "idle", "recipes", "kept"),
+        *("node", "kind", "part", "size", "idle", "used by", "kept because"),
         right=("size", "idle"),
         whole=("node", "kind", "size", "idle"),
     )

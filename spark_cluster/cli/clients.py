@@ -135,7 +135,7 @@ def add(app: App, *, name: str) -> None:
         proxy.add(run.open(), name, key, day)
     app.show({"name": name, "key": key, "added": day}, f"{name}'s key, shown only now: {key}")
     if not app.as_json:
-        tell("it is in force; `spark-cluster clients` shows how programs use it")
+        tell(f"it is in force; `{app.command('clients')}` shows how programs use it")
 
 
 @keys.command("list")
@@ -153,13 +153,14 @@ def list_(app: App) -> None:
 
 def _show_keys(app: App, found: list[proxy.NamedKey]) -> None:
     if not found:
-        app.console.print("there are no named keys; spark-cluster keys add NAME makes one")
+        app.console.print(f"there are no named keys; {app.command('keys add NAME')} makes one")
         return
     table = plain_table("name", "added", "in force")
     for key in found:
         kept = "yes" if key.kept else "until the proxy restarts"
         table.add_row(key.name, key.added, kept if key.in_force else "no")
     app.console.print(table)
+    app.console.print(painted("besides the inventory's own key (serve.api_key)", "dim"))
 
 
 @keys.command()
@@ -229,7 +230,8 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
             else:
                 (app.console.print if event.event == "open" else tell)(str(event))
                 if event.event == "open":
-                    tell("Ctrl-C ends it; `spark-cluster clients --tunnel` shows how to use it")
+                    shows = app.command("clients --tunnel")
+                    tell(f"Ctrl-C ends it; `{shows}` shows how to use it")
                 if event.hint:
                     tell(f"  {event.hint}")
             sys.stdout.flush()

@@ -81,7 +81,7 @@ def doctor(app: App, *, probe: bool, only: tuple[str, ...]) -> int:
     Exit status 5 when something fails, 3 when a node cannot be reached.
 
     Args:
-        probe: Also measure the link, ask the endpoint, and try every port from this machine.
+        probe: Also measure the link, ask the endpoint, and try from here the ports that listen.
         only (AREA): Run only the checks of this area, or this check; repeatable.
     """
     diagnosis = diagnose(app, only, probe=probe)
@@ -94,7 +94,7 @@ def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diag
 
     Args:
         only: areas or checks; by default all.
-        probe: also measure the link, ask the endpoint, and try every port.
+        probe: also measure the link, ask the endpoint, and try the ports that listen.
 
     Raises:
         UsageError: there is no such check.

@@ -377,10 +377,8 @@ def revert(
         run.finish(str(next(iter(errors.values()), "")))
     for name, error in play.out.items():
         nodes.setdefault(name, RevertedNode(error=error.message))
-    if app.as_json:
-        app.print_json(run.document(ok=not errors, run=run.id, nodes=nodes))
-    else:
-        _show_reverted(app, nodes)
+    document = run.document(ok=not errors, run=run.id, nodes=nodes)
+    app.show(document, lambda app, _: _show_reverted(app, nodes))
     app.exit_code = exit_code
     return worst(errors.values())
 

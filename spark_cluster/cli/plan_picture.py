@@ -24,6 +24,11 @@ BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "
 """Told apart without colours, too: in a file, a pipe, a black-and-white terminal."""
 
 
+ALIKE = 0.9
+"""Share of the tokens that fit, below which vLLM's own figure is another one: it counts windows and
+states as if they kept all tokens."""
+
+
 def show(console: Console, plan: Plan) -> None:
     """Show the whole plan."""
     launch = plan.fit.launch
@@ -177,7 +182,9 @@ def _cache(fit: Fit) -> Text:
         f"at a time{limit}"
     )
     prints = "vLLM prints" if dialect(fit.launch.engine).planned else "vLLM would print"
-    return styled("{}  [dim]({} {:,} tokens)[/]", size, prints, cache.tokens)
+    alike = cache.tokens < ALIKE * cache.max_concurrency * fit.max_model_len
+    why = "; it counts each layer as one that keeps all tokens" if alike else ""
+    return styled("{}  [dim]({} {:,} tokens{})[/]", size, prints, cache.tokens, why)
 
 
 def before(fit: Fit) -> str:
@@ -191,7 +198,8 @@ def before(fit: Fit) -> str:
         return f"nothing to {how}, {load} to load"
     where = " from this machine" if fit.launch.directory else ""
     span = f" ({_span(found['download'])} at 100 MB/s)" if found["download"] else ""
-    return f"{fit.disk_gib:.1f} GiB to {how}{where}{span}{copy}, {load} to load"
+    size = f"{fit.disk_gib:.1f}" if fit.disk_gib >= 0.1 else "under 0.1"
+    return f"{size} GiB to {how}{where}{span}{copy}, {load} to load"
 
 
 def _span(seconds: float) -> str:

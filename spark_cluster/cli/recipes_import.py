@@ -328,12 +328,7 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
         )
     recipe = changed(load_recipe(origin, app.project), changes)
     path = save_recipe(recipe, name, app.project, force=force)
-    if app.as_json:
-        overrides = dict(recipe.overrides)
-        app.print_json(
-            {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
-        )
-        return
+    overrides = dict(recipe.overrides)
+    found = {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
     with_changes = f" with {options_text(recipe.overrides)}" if recipe.overrides else ""
-    app.console.print(f"{path}: {recipe.name}{with_changes}")
-    app.console.print(f"Next: spark-cluster plan {name}")
+    app.show(found, f"{path}: {recipe.name}{with_changes}\nNext: spark-cluster plan {name}")

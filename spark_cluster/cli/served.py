@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.console import counted, joined, mark, painted, plain_table, styled
 from spark_cluster.cli.options import Changing, DeclaredCommand, EndingJobs, Positive, Unloading
 from spark_cluster.errors import UsageError
 
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from spark_cluster.cli.serving import DownResult
     from spark_cluster.cli.terminal import Console
     from spark_cluster.engine.result import Status
-    from spark_cluster.engine.verify import CheckVerdict, ComparedSize, Verification
+    from spark_cluster.engine.verify import (
+        CheckVerdict,
+        ComparedSize,
+        VerdictStatus,
+        Verification,
+    )
     from spark_cluster.engine.vram import NodeVram
     from spark_cluster.runner.session import Session
 
@@ -88,7 +93,7 @@ def _show_status(app: App, found: Status) -> None:
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
         console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
-    _show_rest(console, found)
+    _show_rest(app, found)
 
 
 def _show_behind(console: Console, found: Status) -> None:
@@ -103,8 +108,8 @@ def _show_behind(console: Console, found: Status) -> None:
         console.print(styled("[dim]replicas: {}[/]", states))
 
 
-def _show_rest(console: Console, found: Status) -> None:
-
+def _show_rest(app: App, found: Status) -> None:
+    console = app.console
     if found.tuned:
         text = f"started with tuned kernels: {', '.join(found.tuned)}"
         console.print(painted(text, "dim"))
@@ -113,27 +118,26 @@ def _show_rest(console: Console, found: Status) -> None:
     for problem in found.problems:
         console.print(styled("{} {}", mark("fail"), problem))
     if found.problems or found.state == "stopped":
-        console.print(painted(_advice(found), "cyan"))
+        console.print(painted(_advice(app, found), "cyan"))
 
 
-def _advice(found: Status) -> str:
+def _advice(app: App, found: Status) -> str:
+    """Return what to do, with commands about the same nodes."""
+    logs, ping = app.command("logs"), app.command("ping")
     if found.state == "starting":
-        return (
-            "it is loading: spark-cluster up waits for it, spark-cluster logs shows how far it is"
-        )
+        return f"it is loading: {app.command('up')} waits for it, {logs} shows how far it is"
     if not all(node.reachable for node in found.nodes):
-        return "every node must be reachable first: spark-cluster ping shows more"
+        return f"every node must be reachable first: {ping} shows more"
     if any("is the cable in?" in problem for problem in found.problems):
-        return (
-            "plug the QSFP cable in, then run it again; spark-cluster doctor --only link shows more"
-        )
+        doctor = app.command("doctor --only link")
+        return f"plug the QSFP cable in, then run it again; {doctor} shows more"
     if found.replicas:
-        count = len(found.replicas)
-        return f"spark-cluster up --replicas {count} repairs it; spark-cluster logs shows more"
-    command = f"spark-cluster up {found.overrides}".rstrip()
+        repair = app.command(f"up --replicas {len(found.replicas)}")
+        return f"{repair} repairs it; {logs} shows more"
+    command = app.command(f"up {found.overrides}".rstrip())
     if found.state == "stopped" and not found.problems:
         return f"to serve: {command}"
-    return f"{command} repairs it; spark-cluster logs shows more"
+    return f"{command} repairs it; {logs} shows more"
 
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}
@@ -176,7 +180,11 @@ def verify(app: App, **given: Unpack[Verifying]) -> int:
 def _show_verification(app: App, found: Verification) -> None:
     short = ("test", "streamed", "s")
     table = plain_table("", *short, "result", whole=short, right=("s",), wide=True)
+    alike: dict[tuple[VerdictStatus, str], list[CheckVerdict]] = {}
     for verdict in found.verdicts:
+        if verdict.status in ("not applicable", "not run") and not app.verbose:
+            alike.setdefault((verdict.status, _reason(verdict)), []).append(verdict)
+            continue
         ran = verdict.status != "not run"
         table.add_row(
             mark(MARKS[verdict.status]),
@@ -187,7 +195,11 @@ def _show_verification(app: App, found: Verification) -> None:
         )
     console = app.console
     console.print(_summary(found))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    for (status, why), verdicts in alike.items():
+        told = (mark(MARKS[status]), status, _named(verdicts), why)
+        console.print(styled("{}  {}, {}: {}", *told))
     for size in found.other_sizes:
         console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
         for one in size.different:
@@ -211,12 +223,24 @@ def _compared(size: ComparedSize) -> str:
     return f"short answers: {len(size.different)} of {count} differ from tp {size.tp} ({size.at})"
 
 
+def _named(verdicts: Sequence[CheckVerdict]) -> str:
+    """Return the groups of checks that have one and the same verdict, and how many they are."""
+    groups = dict.fromkeys(verdict.rung.replace("_", " ") for verdict in verdicts)
+    return f"{counted(len(verdicts), 'test')} ({', '.join(groups)})"
+
+
 def _result(verdict: CheckVerdict) -> str:
     if verdict.status == "ok":
         return verdict.found
     if verdict.status == "failed":
         return "failed"
-    return f"{verdict.status}: {verdict.found}"
+    return f"{verdict.status}: {_reason(verdict)}"
+
+
+def _reason(verdict: CheckVerdict) -> str:
+    """Return why a check has no result, without its title, which stands next to it."""
+    _, refused, why = verdict.found.partition(": the request failed ")
+    return f"the request failed {why}" if refused else verdict.found
 
 
 def _summary(found: Verification) -> object:

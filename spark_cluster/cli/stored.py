@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, plain_table, styled
+from spark_cluster.cli.console import counted, mark, plain_table, styled
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.extension import Allowances
@@ -270,11 +270,12 @@ def _show(
     app: App, found: Sequence[OfNode], line: Callable[[App, OfNode], None], **more: object
 ) -> None:
     """Show what was found, node by node, or as one document."""
-    if app.as_json:
-        app.print_json({**more, "nodes": found})
-        return
-    for one in found:
-        line(app, one)
+
+    def show(app: App, _: object) -> None:
+        for one in found:
+            line(app, one)
+
+    app.show({**more, "nodes": found}, show)
 
 
 def _say_unapplied(app: App, found: Sequence[Pruned | PrunedImages], *, apply: bool) -> None:
@@ -315,8 +316,9 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
 
 
 def _show_stored(app: App, found: StoredModels) -> None:
-    taken, count, free = gigabytes(found.size), len(found.models), gigabytes(found.free)
-    line = styled("[bold]{}[/]  {} in {} models, {} free", found.node, taken, count, free)
+    taken, count = gigabytes(found.size), counted(len(found.models), "model")
+    told = (found.node, taken, count, gigabytes(found.free))
+    line = styled("[bold]{}[/]  {} in {} in the hub's cache, {} free", *told)
     app.console.print(line)
     short_ones = ("size", "used")
     table = plain_table(
@@ -331,6 +333,8 @@ def _show_stored(app: App, found: StoredModels) -> None:
         table.add_row(name, gigabytes(model.size), _age(model.last_used), model.remarks)
     if found.models:
         app.console.print(table)
+    if found.served_outside:
+        app.console.print(f"  served from {found.served_outside}, which is not in the hub's cache")
 
 
 def _show_sizes(app: App, sizes: ModelSizes) -> None:
@@ -429,7 +433,7 @@ def list_images(app: App) -> None:
 
 
 def _show_images(app: App, found: StoredImages) -> None:
-    app.console.print(styled("[bold]{}[/]  {} images", found.node, len(found.images)))
+    app.console.print(styled("[bold]{}[/]  {}", found.node, counted(len(found.images), "image")))
     table = plain_table(
         "image", "digest", "size", "remarks",
         right=("digest", "size"), whole=("digest", "size"),
@@ -437,7 +441,7 @@ def _show_images(app: App, found: StoredImages) -> None:
     )  # fmt: skip
     for image in found.images:
         digest = (image.digests[0].partition("@")[2] if image.digests else image.id)[7:19]
-        parts = [f"in use by {image.used_by[0]}" if image.used_by else "", *image.recipes]
+        parts = [f"in use by {', '.join(image.used_by)}" if image.used_by else "", *image.recipes]
         remarks = "; ".join(part for part in parts if part)
         table.add_row(f"  {image.shown}", digest, gigabytes(image.size), remarks)
     if found.images:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
 from spark_cluster.cli.options import (
     Adopting,
     Allowing,
@@ -27,15 +29,15 @@ from spark_cluster.cli.options import (
     Unloading,
 )
 from spark_cluster.cli.served import vram_table
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import Failed, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from spark_cluster.cli.serving import UpResult
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Endpoint
     from spark_cluster.engine.launches import PreviousServer
     from spark_cluster.engine.result import Served
     from spark_cluster.engine.supervision import Supervision
@@ -136,22 +138,49 @@ def show_served(
     if others:
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
     console.print(painted(_versions(served.versions), "dim"))
-    _show_way(app, endpoint)
+    _show_next(app, served)
 
 
 def _show_memory(app: App, readings: Table, memory: Iterable[MemoryOfNode]) -> None:
     app.console.print()
     app.console.print(readings)
     for node in memory:
-        if node.planned_ready is not None:
+        if node.planned_ready is not None or node.under_load is not None:
             app.console.print(painted(f"GPU memory of {node}", "dim"))
 
 
-def _show_way(app: App, endpoint: Endpoint) -> None:
-    """Say how an endpoint is reached that only the head itself reaches."""
-    if endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
-        text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
-        app.console.print(painted(text, "dim"))
+def _show_next(app: App, served: Served) -> None:
+    """Say how the endpoint is asked from here, and which commands are about it."""
+    console, head = app.console, app.inventory.head
+    on_head = served.endpoint.host == LOOPBACK
+    if on_head and not head.is_local:
+        text = f"it is bound to the head's loopback; from here: {app.command('tunnel')}"
+        console.print(painted(text, "dim"))
+    elsewhere = on_head and head.is_local and not head.is_this_machine  # another loopback
+    if not elsewhere and served.access.tls is None:  # `clients` saves the head's certificate
+        _show_request(app, served)
+    table = plain_table("command", "what", whole=("command",), header=False)
+    table.add_row(app.command("clients"), "texts for Python, Open WebUI and others")
+    if not head.is_local:
+        table.add_row(app.command("tunnel"), "the endpoint at a port of this machine, over SSH")
+    table.add_row(app.command("verify"), "ask it what users and agents will ask")
+    table.add_row(app.command("dashboard"), "the nodes live, in a browser")
+    console.print()
+    console.print(table)
+
+
+def _show_request(app: App, served: Served) -> None:
+    """Print a request to copy: the recipe's own question, whose right answer is known."""
+    from spark_cluster.engine.client_target import Current, snippet, target_of  # late, for --help
+
+    recipe = served.server.recipe
+    now = Current(served.access, served.endpoint.model, recipe.kind)
+    with contextlib.suppress(Failed):  # a name that no shell should see: `clients` says it
+        target = target_of(now, app.inventory.serve, app.inventory.head.name)
+        if recipe.kind == "chat":
+            target = replace(target, question=recipe.probe.question)
+        app.console.print(painted("\nto ask it:", "dim"))
+        click.echo(visible(snippet("curl", target).text), nl=False)
 
 
 def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
@@ -179,7 +208,7 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
             console.print(styled("  it answers: [bold]{}[/]", part.answer))
         if part.server.on_request:
             console.print("  it is loaded when it is asked for")
-    _show_way(app, served.endpoint)
+    _show_next(app, served)
 
 
 def _versions(found: dict[str, Any]) -> str:
@@ -259,7 +288,8 @@ def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | Non
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
         app.console.print(painted(text, "dim"))
-        app.console.print(painted(f"to go back: {swapped.former.command}", "dim"))
+        back = app.command(swapped.former.command.removeprefix("spark-cluster "))
+        app.console.print(painted(f"to go back: {back}", "dim"))
 
 
 # -- `supervise`: a unit on the head that restarts a dead engine -----------------------------------

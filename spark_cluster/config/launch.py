@@ -103,6 +103,11 @@ class Launch:
     given_twice: bool = False
 
     @property
+    def on_cpu(self) -> bool:
+        """True for the CPU build of vLLM, as the lab runs it."""
+        return any(name.startswith("VLLM_CPU_") for name in self.env)
+
+    @property
     def speculative(self) -> Mapping[str, object]:
         """`--speculative-config`, whoever wrote it; empty without one."""
         return json_object(self.args.get("speculative-config"))

@@ -497,6 +497,8 @@ class Readiness(Schema):
 
     rungs: list[ReadinessCheck] = Field(default=["answer"], min_length=1)
     """what is asked, in this order (default: the first of the kind)"""
+    toy: bool = False
+    """the model can do nothing else: `verify` asks only for `rungs`, unless `--only` names more"""
     log_expect: list[Pattern] = Field(default=[])
     """regular expressions that the engine's log must match"""
     log_forbid: list[Pattern] = Field(default=[])

@@ -359,11 +359,14 @@ SHOWN = 12
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to `word`, or None when nothing is near."""
+    """The known name nearest to `word`, the shortest that begins with it before all others; None
+    when nothing is near."""
     by_folded = {name.casefold().replace("-", "_"): name for name in known}
     import difflib
 
     folded = word.casefold().replace("-", "_")
+    if longer := [name for name in by_folded if name.startswith(folded) and len(folded) > 2]:
+        return by_folded[min(longer, key=len)]
     found = difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 

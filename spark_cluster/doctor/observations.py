@@ -599,12 +599,14 @@ class PortScan:
     Attributes:
         tried: ports that were tried, of all nodes together.
         complete: whether those were all; otherwise the time was up.
+        listed: the nodes told what listens, and only that was tried.
     """
 
     open: tuple[OpenPort, ...]
     tried: int
     complete: bool
     seconds: float = 0.0
+    listed: bool = False
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,11 @@ def look(
     *,
     limit_s: float = LIMIT_S,
 ) -> PortScan | str:
-    """Every port of every node's management address; a text says why not.
+    """Try the ports of every node's management address from here; a text says why not.
+
+    A port on which nothing listens cannot answer, so only those that the node's `ss` lists are
+    tried: a firewall drops the packets to all others, and each would be waited for. Every port of a
+    node without `ss` is tried.
 
     Args:
         spans: the engine's ports, to be tried first.
@@ -76,26 +80,35 @@ def look(
         return f"{', '.join(hidden)}: behind a jump host, so this laptop cannot try the ports"
     addresses = {_address(node): node for node in nodes}
     started = time.monotonic()
-    done = port_scan.scan(
-        port_scan.targets(list(addresses), _in_order(spans)), limit_s=limit_s, at_once=2000
-    )
-    found: dict[str, list[int]] = {}
+    known = {node.name: listeners(sessions[node.name]) for node in nodes}
+    asked = {address: known[node.name] for address, node in addresses.items()}
+    done = port_scan.scan(_targets(asked, spans), limit_s=limit_s, at_once=2000)
+    ports = []
     for address, port in done.open:
-        if not _expected(inventory, addresses[address], port):
-            found.setdefault(addresses[address].name, []).append(port)
-    named = {name: listeners(sessions[name]) for name in found}
-    ports = [
-        OpenPort(name, port, named[name].get(port, ""), _is_of_the_engine(port, spans))
-        for name, numbers in found.items()
-        for port in numbers
-    ]
-    return PortScan(tuple(ports), done.tried, done.complete, time.monotonic() - started)
+        node = addresses[address]
+        if not _expected(inventory, node, port):
+            program = (known[node.name] or {}).get(port, "")
+            ports.append(OpenPort(node.name, port, program, _is_of_the_engine(port, spans)))
+    listed = None not in known.values()
+    seconds = time.monotonic() - started
+    return PortScan(tuple(ports), done.tried, done.complete, seconds, listed=listed)
 
 
-def listeners(session: Session) -> dict[int, str]:
-    """Port to the program that listens there, as the node's `ss` reports it."""
+def _targets(
+    asked: Mapping[str, Mapping[int, str] | None], spans: Sequence[Span]
+) -> Iterator[port_scan.Target]:
+    """Yield what listens at each address, then every port of those that do not tell it."""
+    for address, ports in asked.items():
+        yield from ((address, port) for port in sorted(ports or ()))
+    untold = [address for address, ports in asked.items() if ports is None]
+    if untold:
+        yield from port_scan.targets(untold, _in_order(spans))
+
+
+def listeners(session: Session) -> dict[int, str] | None:
+    """Port to the program that listens there, as the node's `ss` reports it; None without `ss`."""
     done = session.request("gather", commands={"ss": list(LISTENERS)})["commands"]["ss"]
-    return parse_listeners(done["stdout"]) if done is not None else {}
+    return parse_listeners(done["stdout"]) if done is not None and done["status"] == 0 else None
 
 
 def parse_listeners(text: str) -> dict[int, str]:
@@ -439,14 +452,15 @@ ENGINE = re.compile(r"ray|vllm|gcs_server|EngineCor", re.IGNORECASE)
 """Programs of the engine, as the kernel cuts their names off."""
 
 
-@check("network.open-ports", needs=("every TCP port, tried from here",), effect="risks")
+@check("network.open-ports", needs=("what listens, tried from here",), effect="risks")
 def open_ports(probed: Probed) -> Verdict:
     """only sshd and the endpoint are reachable from this laptop"""
     scan = _tried(probed, "ports", probed.ports)
     shown = ", ".join(
         f"{p.node} {p.port}{f' ({p.program})' if p.program else ''}" for p in scan.open
     )
-    tried = f"{scan.tried} ports tried in {scan.seconds:.0f} s"
+    what = "listening ports" if scan.listed else "ports"
+    tried = f"{scan.tried:,} {what} tried in {scan.seconds:.0f} s"
     if not scan.complete:
         tried += ", then the time was up"
     engines = [p for p in scan.open if p.engines or ENGINE.search(p.program)]
@@ -454,6 +468,8 @@ def open_ports(probed: Probed) -> Verdict:
         return fail(f"open to this laptop: {shown}; {tried}", "firewall-changed")
     if scan.open:
         return warn(f"open to this laptop: {shown}; {tried}", "other-ports-open")
+    if not scan.complete:
+        raise NotSeen(f"not finished: {tried}; none of them answered")
     return ok(f"nothing else answers; {tried}")
 
 

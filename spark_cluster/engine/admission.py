@@ -152,7 +152,8 @@ def must_work(
     found = feasibility(play, server, running, downloaded, ended, offline=offline)
     if found is None:
         return None
-    vram.record_plan(play.bus, server.nodes, found.fit.peak_gib, found.fit.vram_gib)
+    if not found.fit.launch.on_cpu:  # whose memory is not the one that is planned
+        vram.record_plan(play.bus, server.nodes, found.fit.peak_gib, found.fit.vram_gib)
     if not found.feasible:
         _refuse(play, server, found, force=force)
     return found.fit.share
@@ -372,6 +373,8 @@ def _record_plan(play: Play, plan: PlanTogether) -> None:
     for node in plan.nodes:
         titles = {one.title for one in node.models}
         fits = [one.fit for one in plan.plans if one.title in titles]
+        if any(fit.launch.on_cpu for fit in fits):  # whose memory is not the one that is planned
+            continue
         at = [n for n in play.nodes if n.name == node.room.name]
         held = [fit.vram_gib for fit in fits]
         # They load one after the other, so the last one's peak comes on top of the others.

@@ -50,6 +50,8 @@ _MODEL = re.compile(r"\w[\w ./:@+-]*")
 
 _HOST = re.compile(r"[\w.:-]+")
 
+QUESTION = "Say hello in one sentence."
+
 
 @dataclass(frozen=True)
 class ClientTarget(Document):
@@ -64,6 +66,7 @@ class ClientTarget(Document):
         key: the key itself, where the user asked to see it.
         ca_file: PEM file that clients have to trust; empty where they know the certificate.
         tunnel: the address is this machine's end of a tunnel.
+        question: what the texts ask.
         notes: what has to be done before the address works.
     """
 
@@ -75,6 +78,7 @@ class ClientTarget(Document):
     key: Hidden[str] = field(default="", repr=False)
     ca_file: str = ""
     tunnel: bool = False
+    question: Hidden[str] = QUESTION
     notes: tuple[str, ...] = ()
 
 
@@ -308,12 +312,17 @@ for."""
 def snippets(target: ClientTarget) -> list[Snippet]:
     """Return a snippet for every client that has a use for the model."""
     fitting = (client for client, about in CLIENTS.items() if target.kind in about["kinds"])
-    return [_snippet(client, target) for client in fitting]
+    return [snippet(client, target) for client in fitting]
 
 
-def _snippet(client: str, target: ClientTarget) -> Snippet:
-    about, question = CLIENTS[client], _FILE["question"]
-    path, asked = _request(target.kind, question)
+def snippet(client: str, target: ClientTarget) -> Snippet:
+    """Return the text for a client.
+
+    Args:
+        client: a key of CLIENTS that asks for the model's kind.
+    """
+    about = CLIENTS[client]
+    path, asked = _request(target.kind, target.question)
     values = {
         **vars(target),
         "client": client,
@@ -323,7 +332,6 @@ def _snippet(client: str, target: ClientTarget) -> Snippet:
         "no_key": NO_KEY,
         "path": path,
         "body": json.dumps({"model": target.model, **asked}),
-        "question": question,
         "webui_port": WEBUI_PORT,
         "output_tokens": OUTPUT_TOKENS,
         "sh": shlex.quote,

@@ -24,7 +24,8 @@ class MemoryOfNode:
         ready: when it took requests.
         under_load: the largest reading during a short load after it was verified.
         stopped: after a stop.
-        planned_loading, planned_ready: what the plan predicted; None where nothing was started.
+        planned_loading, planned_ready: what the plan predicted; None where nothing was started, and
+            of the CPU build of vLLM, since a plan is of a GPU's memory.
     """
 
     node: str

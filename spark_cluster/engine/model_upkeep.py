@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import WhenSet
 from spark_cluster.config.topology import Node
+from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import root_of_all
 from spark_cluster.engine.hub_models import (
     Nodes,
@@ -26,8 +29,10 @@ from spark_cluster.engine.hub_models import (
     nowhere_complete,
     pull,
 )
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.node_copies import Copied, copy, copy_folder
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.node import containers
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import all_of
@@ -71,6 +76,10 @@ class StoredModel(Revision):
         return "; ".join(part for part in parts if part)
 
 
+MODEL_FOLLOWS = ("serve", "--model-path")
+"""Words of an engine's command before its model: vLLM's, SGLang's."""
+
+
 @dataclass(frozen=True)
 class StoredModels:
     """The hub cache of a node.
@@ -81,6 +90,7 @@ class StoredModels:
         unfinished: bytes of half files.
         unused: bytes of contents that no revision has.
         free: bytes that are free on the disk.
+        served_outside: folder of the node from which a server runs, and which is not in the cache.
     """
 
     node: str
@@ -89,6 +99,7 @@ class StoredModels:
     unfinished: int
     unused: int
     free: int
+    served_outside: WhenSet[str] = ""
 
 
 @dataclass(frozen=True)
@@ -208,14 +219,36 @@ def kept_recipes(project: Project, served: Iterable[str], allow: Allowances) -> 
 
 def stored(nodes: Nodes, needs: Sequence[Need]) -> list[StoredModels]:
     """Return the hub cache of each node; no content is read."""
+    asked = {
+        name: session.submit("gather", commands={SERVER: runtime.question(SERVER)})
+        for name, session in nodes.sessions.items()
+    }
     return [
         StoredModels(
             name,
             [_model(one, needs) for one in answer["revisions"]],
             **{key: answer[key] for key in ("size", "unfinished", "unused", "free")},
+            served_outside=_served_outside(asked[name].wait(), nodes.hubs[name]),
         )
         for name, answer in nodes.ask("usage").items()
     ]
+
+
+def _served_outside(answer: Mapping[str, Any], hub: str) -> str:
+    """Return the folder of the node that its server reads, if it is not in the hub's cache."""
+    state = containers.answered(answer["commands"][SERVER])
+    words = state.command
+    named = [words[at + 1] for at, word in enumerate(words[:-1]) if word in MODEL_FOLLOWS]
+    if not state.running or not named or not named[0].startswith("/"):
+        return ""
+    inside = PurePosixPath(named[0])
+    found = [
+        str(PurePosixPath(there) / inside.relative_to(here))
+        for there, here in state.mounts.items()
+        if inside.is_relative_to(here)
+    ]
+    folder = max(found, key=len, default=named[0])
+    return "" if PurePosixPath(folder).is_relative_to(hub) else folder
 
 
 def _model(found: Mapping[str, Any], needs: Sequence[Need]) -> StoredModel:

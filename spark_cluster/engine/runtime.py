@@ -401,12 +401,9 @@ def read_log(session: Session, container: str, *, lines: int = 400) -> str:
 
 
 def last_line(log: str) -> str:
-    """The last line that says something, without colours and prefixes of Docker and Ray."""
-    for raw in reversed(log.splitlines()):
-        text = _message(raw)
-        if text:
-            return text
-    return ""
+    """The last line that says something, without colours, stamps and the names of who speaks."""
+    texts = (log_lines.read(raw).text for raw in reversed(log.splitlines()))
+    return next(filter(None, texts), "")
 
 
 def first_error(logs: Mapping[str, str]) -> Fault | None:
@@ -423,13 +420,6 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
         return None
     where, error = min(causes, key=lambda one: one[1].line.at)
     return Fault(where, error.text, error.line.stamp, error.before)
-
-
-def _message(raw: str) -> str:
-    """A line with vLLM's own prefix, which tells who speaks, but without Docker's stamp."""
-    clean = log_lines.ANSI.sub("", raw).strip()
-    stamp = log_lines.read(clean).stamp
-    return clean.partition(stamp)[2].strip() if stamp else clean
 
 
 BEGINNING_BYTES = 4_000_000

@@ -163,6 +163,9 @@ def read(path: Path) -> KeptAnswers | None:
 
 VerdictStatus = Literal["ok", "failed", "not applicable", "not run"]
 
+NOT_PROMISED = "this model is a toy, and its recipe promises nothing of the kind; --only asks it"
+"""Why `verify` leaves a check out."""
+
 MEMORY_EVERY_S = 1.0
 """Seconds between two readings of GPU memory while the checks run."""
 
@@ -173,7 +176,8 @@ class CheckVerdict:
 
     Attributes:
         status: `ok`, `failed`, `not applicable` (the server cannot do it by its launch or by its
-            own answer, and the recipe does not promise it), or `not run` (the server was lost).
+            own answer, and the recipe does not promise it; or the model is a toy), or `not run`
+            (the server was lost).
         request, expected: what was asked, and what the answer must be.
         found: what came; why it is not applicable.
         fix: what to do about a failure.
@@ -249,6 +253,11 @@ class CheckSelection:
                 raise UsageError(
                     f"unknown check {name}", hint=f"there are: {', '.join(dict.fromkeys(known))}"
                 )
+
+    def asks(self, check: AnswerCheck, recipe: Recipe) -> bool:
+        """Return whether a check is asked: of a toy, what its recipe promises or `only` names."""
+        readiness = recipe.readiness
+        return bool(self.only) or not readiness.toy or check.readiness in readiness.rungs
 
     def of(self, checks: Sequence[AnswerCheck]) -> tuple[AnswerCheck, ...]:
         """Return those that are wanted."""
@@ -345,7 +354,8 @@ def verify(
     """Run the checks of the server's kind, one after the other.
 
     Args:
-        recipe: of the server; the checks of its rungs must hold, others may be not applicable.
+        recipe: of the server; the checks of its rungs must hold, others may be not applicable. Of
+            a toy these are not asked unless the selection names them.
         patience_s: seconds that one answer may take.
         context: longest prompt of the context check, tokens; None for the server's stated length.
 
@@ -362,14 +372,13 @@ def verify(
     client = readiness_checks.client_for(play, server.endpoint, recipe, server.program)
     client = replace(client, flags=server.flags, patience_s=patience_s, context=context)
     launch = _launch(recipe, server.tp)
-    verdicts = tuple(_verdicts(client, checks, recipe, launch, _progress(play)))
+    asked = [check for check in checks if selection.asks(check, recipe)]
+    given = _verdicts(client, asked, recipe, launch, _progress(play))
+    found = {verdict.id: verdict for verdict in given}
+    where = server.endpoint
+    verdicts = (found.get(c.id) or _verdict(c, "not applicable", NOT_PROMISED) for c in checks)
     return Verification(
-        server.endpoint.model,
-        server.endpoint.url,
-        server.recipe,
-        server.tp,
-        server.kind,
-        verdicts,
+        where.model, where.url, server.recipe, server.tp, server.kind, tuple(verdicts)
     )
 
 

@@ -111,11 +111,6 @@ class Case:
         """More than one machine; a Spark has one GPU, so TP=2 is two of them."""
         return self.launch.nodes > 1 or self.launch.tp > 1
 
-    @property
-    def on_gpu(self) -> bool:
-        """False for the CPU build of vLLM, as the lab runs it."""
-        return not any(name.startswith("VLLM_CPU_") for name in self.launch.env)
-
     def docker(self, option: str) -> list[str]:
         """The values of an option of `docker run`; a bare one's is empty."""
         value = self.launch.docker.get(option)
@@ -253,7 +248,7 @@ def _seen(when: When, case: Case) -> list[str] | None:
         when.moe is not False or case.is_moe is False,
         when.speculative is None or bool(case.launch.speculative) == when.speculative,
         when.several_nodes is None or case.several_nodes == when.several_nodes,
-        not when.on_gpu or case.on_gpu,
+        not (when.on_gpu and case.launch.on_cpu),
         not when.by_hand or case.is_command,
         not when.in_docker or case.in_docker,
         not when.transformers or case.may_have_transformers(SpecifierSet(when.transformers)),

@@ -329,7 +329,7 @@ def _layout(launch: Launch, serving: ServingSetup) -> kv.KvLayout:
         drafter=_drafter(launch, serving.geometry),
         gdn_prefill=asked if asked != "auto" else None,
         async_scheduling=_switch(launch, "async-scheduling") is not False,
-        device="cpu" if _on_cpu(launch) else "gpu",
+        device="cpu" if launch.on_cpu else "gpu",
     )
 
 
@@ -339,10 +339,6 @@ def _switch(launch: Launch, flag: str) -> bool | None:
     if launch.args.get(f"no-{flag}") is True:
         return False
     return value if isinstance(value, bool) else None
-
-
-def _on_cpu(launch: Launch) -> bool:
-    return any(name.startswith("VLLM_CPU_") for name in launch.env)
 
 
 def _shape(fitted: Fit) -> list[str]:
@@ -466,7 +462,7 @@ def _remarks(fitted: Fit) -> list[str]:
     found += _drafter_remarks(fitted)
     found += _engine_remarks(fitted.serving)
     found += _parallel_remarks(fitted)
-    if _on_cpu(fitted.launch):
+    if fitted.launch.on_cpu:
         found.append(
             "it is made for the CPU build of vLLM, and the speeds are those of a Spark's GPU"
         )

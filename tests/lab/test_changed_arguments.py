@@ -47,7 +47,7 @@ def test_the_server_has_them(user, spark1):
     assert (found["overrides"], found["endpoint"]) == (CHANGES, "http://10.89.0.11:8001/v1")
     [memory] = [node for node in document["memory"] if node["node"] == "spark1"]
     assert memory["ready"] > 0
-    assert memory["planned_ready"] is not None
+    assert memory["planned_ready"] is None, "a plan is of a GPU's memory"
 
 
 def test_the_same_again_changes_nothing(user):

@@ -164,6 +164,7 @@ def test_from_fresh_nodes_to_the_right_answer(user, story):
     for phases in document["memory"]:
         assert loaded[phases["node"]] == phases["under_load"] > 100
         assert phases["loading"] >= phases["under_load"] // 2
+        assert phases["planned_ready"] is None, "a plan is of a GPU's memory"
     drawn = Path(document["memory_plot"]).read_text()
     assert all(word in drawn for word in ("spark1", "spark2", "loading", "under load"))
     assert user.json("vram", "--run", "last")["memory"] == document["memory"]
@@ -192,6 +193,31 @@ def test_again_changes_nothing(user, story, spark1, spark2):
     user("up", "--tp", "2", "--check", "--diff", "--exit-code")
     assert not user.verdicts()["change"] | user.verdicts()["unknown"]
     assert (looks(spark1), looks(spark2)) == before
+
+
+def test_its_end_is_the_one_of_the_picture(user):
+    """From the endpoint's line on: what is above it depends on what there was to do."""
+    sample = readme.picture("up")
+    (first,) = [at for at, line in enumerate(sample) if line.startswith("paris at ")]
+    assert not readme.unlike(sample[first:], user("up", "--tp", "2").out)
+
+
+def test_the_request_to_copy_is_answered_rightly(user):
+    out = user("up", "--tp", "2").out
+    request = out.partition("\nto ask it:\n")[2].partition("\n\n")[0]
+    assert request.startswith("curl ")
+    said = subprocess.run(
+        ["bash", "-c", request], check=True, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert "Paris" in json.loads(said.stdout)["choices"][0]["message"]["content"]
+
+
+def test_verify_asks_the_toy_what_its_recipe_promises(user):
+    document = user.json("verify")
+    found = {check["status"] for check in document["checks"] if check["id"] != "answer"}
+    assert (document["ok"], found) == (True, {"not applicable"})
+    assert "a toy" in user("verify").out
+    user("verify", "--only", "short_answers", status=5)
 
 
 def test_vram(user, spark1, spark2):

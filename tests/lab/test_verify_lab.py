@@ -41,7 +41,9 @@ def recipe(**changed: Any) -> str:
     }
     flags = {**data["engine_args"], **PARSERS}
     probe = {**data["probe"], "max_tokens": 16}
+    readiness = {**data["readiness"], "toy": False}
     made = {**data, "name": NAME, "model": model, "engine_args": flags, "probe": probe}
+    made["readiness"] = readiness
     return json.dumps({**made, **changed})
 
 

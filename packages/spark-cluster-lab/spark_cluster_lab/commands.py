@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup
 from spark_cluster.errors import UsageError
 from spark_cluster_lab import Lab, documents
@@ -242,7 +243,7 @@ class Clock:
         self.started = time.monotonic()
 
     def __call__(self, text: str) -> None:
-        click.echo(f"[{time.monotonic() - self.started:6.1f} s] {text}", err=True)
+        tell(f"[{time.monotonic() - self.started:6.1f} s] {text}")
 
 
 def wants_json(here: bool = False) -> bool:

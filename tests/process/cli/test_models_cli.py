@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,29 @@ def test_models_are_listed_with_their_size(run, cache):
     assert "org/model@cccccccc" in out
     sizes = json.loads(run("models", "size", "--json")[1])["nodes"][0]
     assert (sizes["size"], sizes["prunable"]) == (7000, 7000)
+
+
+def server(project: Path, source: str, inside: str) -> None:
+    """Have spark1's Docker tell of a server that reads a folder of the node."""
+    state = {
+        "State": {"Status": "running"},
+        "Config": {"Cmd": ["vllm", "serve", f"{inside}/words"], "Labels": {}},
+        "Mounts": [{"Type": "bind", "Source": source, "Destination": inside}],
+    }
+    text = f"#!{sys.executable} -IS\nprint({json.dumps([state])!r})\n"
+    put(project / "spark1/usr/local/bin/docker", text, 0o755)
+
+
+def test_what_is_served_from_elsewhere_is_named(run, cache, project):
+    assert "served" not in run("models", "list")[1]
+    server(project, "/srv/models", "/models")
+    out = run("models", "list")[1]
+    assert "in 1 model in the hub's cache, " in out
+    assert "served from /srv/models/words, which is not in the hub's cache" in out
+    [node] = json.loads(run("models", "list", "--json")[1])["nodes"]
+    assert node["served_outside"] == "/srv/models/words"
+    server(project, hub_folder(), "/hub")
+    assert "served from" not in run("models", "list")[1]
 
 
 def test_prune_is_a_preview_and_acts_with_apply(run, cache):

@@ -18,8 +18,11 @@ INVENTORY = """\
 ssh: {user: nvidia}
 nodes:
   spark1: {address: spark1.example, roles: [head]}
-serve: {recipe: lab-paris}
+serve: {recipe: gpt-oss-20b}
 """
+
+RECIPE, TOY = "gpt-oss-20b", "lab-paris"
+"""A recipe of a model that promises what it can, and one of a toy."""
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def docker(
         path.write_text(f"#!{sys.executable} -IS\nprint({text!r})\n")
         path.chmod(0o755)
 
-    write("lab-paris")
+    write(RECIPE)
     return write
 
 
@@ -53,8 +56,31 @@ def test_a_healthy_server(run: Run, project: Path, docker: object) -> None:
     assert status == 0, out
     assert "18 ok" in [line[:5] for line in out.splitlines()]
     assert "HTML in tool arguments" in out
-    kept = json.loads((project / "state/spark-cluster/verify/lab-paris.tp1.json").read_text())
+    kept = json.loads((project / f"state/spark-cluster/verify/{RECIPE}.tp1.json").read_text())
     assert kept["answers"]["answer"] == "Paris."
+
+
+def test_a_toy_is_asked_what_its_recipe_promises(
+    run: Run, server: ChatServer, docker: Callable[[str], None]
+) -> None:
+    server.change = lambda _request, reply: Reply("Paris") if not reply.calls else reply
+    docker(TOY)
+    status, out, _ = run("verify")
+    assert status == 0, out
+    assert out.startswith("1 ok, 17 not applicable  ")
+    (line,) = [line for line in out.splitlines() if "17 tests (" in line]
+    assert "a toy" in line
+    assert run("verify", "--only", "coherence")[0] == 5, "what is named is asked"
+
+
+def test_what_has_one_reason_is_one_line(run: Run, server: ChatServer, docker: object) -> None:
+    why = '"auto" tool choice requires --enable-auto-tool-choice'
+    server.refuse = lambda request: (400, why) if request.get("tools") else None
+    status, out, _ = run("verify")
+    assert status == 5, "its recipe promises tools"
+    (line,) = [line for line in out.splitlines() if "tool use)" in line]
+    assert line.startswith("i  not applicable, 6 tests (tool use): ")
+    assert run("-v", "verify")[1].count("not applicable: ") == 6
 
 
 def test_a_failure(run: Run, server: ChatServer, docker: object) -> None:
@@ -75,9 +101,9 @@ def test_a_failure(run: Run, server: ChatServer, docker: object) -> None:
 def test_the_other_size_is_shown(run: Run, project: Path, docker: object) -> None:
     folder = project / "state/spark-cluster/verify"
     run("verify", "--only", "answer")
-    kept = json.loads((folder / "lab-paris.tp1.json").read_text())
+    kept = json.loads((folder / f"{RECIPE}.tp1.json").read_text())
     kept |= {"tp": 2, "answers": {"answer": "Lyon"}}
-    (folder / "lab-paris.tp2.json").write_text(json.dumps(kept))
+    (folder / f"{RECIPE}.tp2.json").write_text(json.dumps(kept))
     status, out, _ = run("verify", "--only", "answer")
     assert status == 0, "different answers are a warning"
     assert "short answers: 1 of 1 differ from tp 2" in out

@@ -245,6 +245,16 @@ def test_exec_passes_on_what_a_command_prints(run, monkeypatch):
     assert json.loads(run("exec", "--json", "x")[1])["nodes"][0]["stdout"] == said.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "told"), [(["uname", "-a;", "ip", "a"], True), (["nosuch", "-a"], False)]
+)
+def test_exec_of_what_is_meant_for_a_shell(run, monkeypatch, words, told):
+    monkeypatch.setattr("spark_cluster.cli.nodes._run_on", lambda *_: Output(1, "", "no\n"))
+    status, _, err = run("exec", *words)
+    assert status == 1
+    assert ("to one: spark-cluster exec -- sh -c ..." in err) == told
+
+
 def test_errors_with_text_of_a_node(run, project):
     command(project, "nvidia-smi", b"", b"[/x] \x1b]0;owned\x07", 9)
     status, _, err = run("vram")

@@ -12,6 +12,7 @@ from factories import make_inventory
 from free_ports import free_port
 
 from spark_cluster.doctor import port_scan, probes
+from spark_cluster.doctor.observations import PortScan
 
 SS = """\
 LISTEN 0 4096            *:6379            *:*    users:(("gcs_server",pid=1122,fd=44))
@@ -62,18 +63,34 @@ def test_a_scan_that_has_no_time(listener: int) -> None:
     assert (found.open, found.tried, found.complete) == ((), 0, False)
 
 
-def test_what_the_laptop_reaches_has_a_name(
-    tmp_path: Path, listener: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(port_scan, "EVERY", (22, listener))
-    said = f'LISTEN 0 5 0.0.0.0:{listener} 0.0.0.0:* users:(("raylet",pid=1,fd=2))\n'
-    answer = {"commands": {"ss": {"status": 0, "stdout": said}}}
-    session: Any = SimpleNamespace(request=lambda _op, **_asked: answer)
+def scanned(tmp_path: Path, answer: dict[str, Any] | None) -> PortScan:
+    """Return what the laptop finds of a node at 127.0.0.1 whose `ss` gives an answer."""
+    commands = {"commands": {"ss": answer}}
+    session: Any = SimpleNamespace(request=lambda _op, **_asked: commands)
     made = make_inventory(tmp_path, "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n")
-    found = probes.look(made, {"spark1": session}, ((listener, listener),))
-    assert not isinstance(found, str)
+    port = answer and int(answer["stdout"].split(":")[1].split()[0])
+    found = probes.look(made, {"spark1": session}, ((port, port),) if port else ())
+    assert isinstance(found, PortScan)
+    return found
+
+
+def test_only_what_listens_is_tried(tmp_path: Path, listener: int) -> None:
+    said = f'LISTEN 0 5 0.0.0.0:{listener} 0.0.0.0:* users:(("raylet",pid=1,fd=2))\n'
+    found = scanned(tmp_path, {"status": 0, "stdout": said})
     (one,) = found.open
     assert (one.node, one.port, one.program, one.engines) == ("spark1", listener, "raylet", True)
+    assert (found.tried, found.complete, found.listed) == (1, True, True)
+
+
+@pytest.mark.parametrize("answer", [None, {"status": 1, "stdout": "LISTEN 0 5 0.0.0.0:7 *:*"}])
+def test_a_node_that_does_not_tell_what_listens_has_every_port_tried(
+    tmp_path: Path, listener: int, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | None
+) -> None:
+    monkeypatch.setattr(port_scan, "EVERY", (22, listener))
+    found = scanned(tmp_path, answer)
+    assert [(one.port, one.program) for one in found.open] == [(listener, "")]
+    assert not found.listed
+    assert found.tried >= 2
 
 
 def test_behind_a_jump_host_nothing_can_be_tried(tmp_path: Path) -> None:

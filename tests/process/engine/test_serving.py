@@ -109,6 +109,10 @@ def test_last_line():
         == "one"
     )
     assert runtime.last_line("") == ""
+    prefix = "(EngineCore pid=2388) WARNING 11-25 07:40:28 [ray_utils.py:321] "
+    assert (
+        runtime.last_line(f"2026-11-25T07:40:28.9Z {prefix}Waiting for Ray\n") == "Waiting for Ray"
+    )
 
 
 # -- containers --------------------------------------------------------------------------------

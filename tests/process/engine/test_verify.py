@@ -99,6 +99,21 @@ def test_unless_the_recipe_promises_it(server: ChatServer, verified: Verified) -
     assert found.count("not applicable") == 6
 
 
+def test_a_toy_is_asked_only_what_its_recipe_promises(
+    server: ChatServer, one_node: FakeCluster
+) -> None:
+    made = recipe("answer", "logprobs")
+    toy = made.model_copy(update={"readiness": made.readiness.model_copy(update={"toy": True})})
+    running = RunningServer(server.endpoint, "r", 1, "chat", FLAGS)
+
+    def asked(*only: str) -> list[str]:
+        found = verify.verify(one_node.play, running, toy, CheckSelection(only), patience_s=10)
+        return [verdict.id for verdict in found.verdicts if verdict.status == "ok"]
+
+    assert asked() == ["answer", "logprobs"]
+    assert asked("coherence") == ["coherence"]
+
+
 def test_a_server_that_is_lost_is_not_waited_for_again(
     server: ChatServer, verified: Verified
 ) -> None:

@@ -152,7 +152,7 @@ def test_show_a_run(ask, put):
         ),
     )
     said = ask("bench", "show", run).stdout
-    assert said.splitlines()[0] == "complete: 2 of 3 cells measured a"
+    assert said.splitlines()[0] == "complete: 2 of 3 cells measured  run a"
     assert "2048 in, 128 out, 4 at once" in said
     assert "failed: s.pp2048-tg128-d4096-c1: 2 of 5 requests failed" in " ".join(said.split())
     assert json.loads(ask("bench", "show", run, "--json").stdout)["id"] == "a"

@@ -8,7 +8,7 @@ import factories
 import pytest
 from factories import put
 
-from spark_cluster.config.yamlfile import Sourced, dotted, load, shown
+from spark_cluster.config.yamlfile import Sourced, dotted, load, nearest, shown
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -160,3 +160,18 @@ def test_shown_is_relative_below_the_current_folder(
 def test_dotted() -> None:
     assert dotted(("nodes", "spark1", "roles", 0)) == "nodes.spark1.roles[0]"
     assert Sourced(Path("f"), {}).where(("x",)) == "f:1"
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("qwen3-235b", "qwen3-235b-a22b-gptq-int4"),
+        ("Gemma4-31b", "gemma4-31b-fp8"),
+        ("qwen3.6-35b-a3b-fp9", "qwen3.6-35b-a3b-fp8"),
+        ("q", None),
+        ("llama", None),
+    ],
+)
+def test_the_beginning_of_a_name_is_nearer_than_a_likeness(word: str, name: str | None) -> None:
+    known = ["gemma4-31b-fp8-eager", "gemma4-31b-fp8", "qwen3.6-35b-a3b-fp8"]
+    assert nearest(word, [*known, "qwen3-235b-a22b-gptq-int4"]) == name

@@ -1,0 +1,162 @@
+"""The end of `up`: what it leaves on the screen, as the picture of the documentation has it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import readme
+from factories import put
+
+Run = Callable[..., tuple[int, str, str]]
+
+INVENTORY = """\
+nodes:
+  spark1: {address: spark1.example, roles: [head]}
+serve: {recipe: lab-paris}
+"""
+
+PLAYBOOK = """\
+from dataclasses import replace
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.engine import vram
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.result import Served, VerifiedServer
+from spark_cluster.engine.vram import NodeVram
+from spark_cluster.runner.events import Result
+
+NEW = {{"state": ["absent", "running"]}}
+INSTALLED = {{name: ["absent", "present"] for name in ("docker.io", "docker-cli")}}
+STAGES = {{
+    "prepare": [
+        ("spark1", "Netplan:/etc/netplan/99-spark-cluster.yaml", NEW, 0.1),
+        ("spark1", "Package:docker.io", INSTALLED, 6.4),
+    ],
+    "fetch": [
+        ("spark1", "File:/srv/models/paris/model.safetensors", NEW, 0.1),
+        ("spark1", "Image:spark-vllm:lab", NEW, 2.6),
+    ],
+    "start": [
+        ("spark1", "Container:spark-pause", NEW, 2.4),
+        ("spark1", "Container:spark-ray", NEW, 2.5),
+        ("spark2", "Container:spark-ray", NEW, 2.4),
+        ("spark1", "Container:spark-vllm", NEW, 2.4),
+    ],
+    "load": [],
+    "verify": [],
+    "under load": [],
+}}
+
+def reading(*used):
+    return [
+        NodeVram(f"spark{{n}}", (GpuProcess(pid, "ray::RayWorkerProc.run", mib),), 124610, 117636)
+        for n, pid, mib in zip((1, 2), (2693, 1560), used)
+    ]
+
+def main(play, *, deployment, **given):
+    for stage, changed in STAGES.items():
+        with play.stage(stage):
+            for node, resource, changes, seconds in changed:
+                play.bus.emit(Result(node, "role", resource, "change", seconds, changes))
+    empty = [NodeVram(f"spark{{n}}", (), 124610, 117636) for n in (1, 2)]
+    held, loaded = reading(533, 535), reading(547, 549)
+    phases = ("before", empty), ("loading", reading(528, 530)), ("ready", held)
+    for phase, readings in (*phases, ("under_load", loaded)):
+        vram.record(play.bus, phase, readings)
+    endpoint = Endpoint({host!r}, 8000, {model!r}{more})
+    deployment = replace(deployment, endpoint=endpoint)
+    versions = {{"vllm": "0.32.0", "ray": "2.60.0", "image": f"sha256:{{'7c23e3b20747' * 6}}"}}
+    versions |= {{"docker": "26.1.5+dfsg1", "driver": "580.126.09"}}
+    part = VerifiedServer(deployment.first, "Paris", versions)
+    return Served(deployment, (part,), [], held, held, under_load=loaded)
+"""
+
+
+@pytest.fixture
+def up(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return what `up` prints of a verified endpoint."""
+
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def up(
+        host: str = "192.0.2.11",
+        model: str = "paris",
+        more: str = "",
+        inventory: str = "mine",
+    ) -> str:
+        put(project / f"inventories/{inventory}.yaml", INVENTORY)
+        put(project / "playbooks/up.py", PLAYBOOK.format(host=host, model=model, more=more))
+        status, out, err = run("-i", inventory, "up", "--tp", "1")
+        assert status == 0, err
+        return out
+
+    return up
+
+
+def request(out: str) -> list[str]:
+    """Return the words of the request to copy; none where there is none."""
+    _, _, rest = out.partition("\nto ask it:\n")
+    return shlex.split(rest.partition("\n\n")[0])
+
+
+def test_it_says_how_to_ask_and_what_comes_next(up: Callable[..., str]) -> None:
+    out = up()
+    words = request(out)
+    assert words[0] == "curl"
+    assert "http://192.0.2.11:8000/v1/chat/completions" in words
+    asked = json.loads(words[-1])
+    assert asked["model"] == "paris"
+    assert "capital of France" in asked["messages"][0]["content"], "the recipe's own question"
+    for command in ("clients", "tunnel", "verify", "dashboard"):
+        assert f"\nspark-cluster -i mine {command} " in out
+
+
+def test_an_endpoint_on_the_heads_loopback_is_asked_through_a_tunnel(
+    up: Callable[..., str],
+) -> None:
+    out = up("127.0.0.1")
+    assert "bound to the head's loopback; from here: spark-cluster -i mine tunnel\n" in out
+    assert "http://127.0.0.1:8000/v1/chat/completions" in request(out)
+
+
+def test_a_key_is_named_by_its_variable(up: Callable[..., str]) -> None:
+    words = request(up(more=", api_key='sk-secret'"))
+    assert words[:3] == ["printf", "Authorization: Bearer %s", "$SPARK_API_KEY"]
+    assert "sk-secret" not in " ".join(words)
+
+
+@pytest.mark.parametrize("given", [{"more": ", tls='self-signed'"}, {"model": "org/$(x)"}])
+def test_what_only_clients_can_write_is_left_to_it(
+    up: Callable[..., str], given: dict[str, str]
+) -> None:
+    """A certificate has to be saved first; a model's name may mean something to a shell."""
+    out = up(**given)
+    assert request(out) == []
+    assert "\nspark-cluster -i mine clients " in out
+
+
+def test_commands_to_copy_are_about_the_same_nodes(up: Callable[..., str]) -> None:
+    assert "\nspark-cluster -i 'other place' clients " in up(inventory="other place")
+
+
+def test_the_picture_of_up_is_what_comes_out(up: Callable[..., str]) -> None:
+    """The recorded figures, shown once more: no line of the picture is one of an older version."""
+    assert not readme.unlike(readme.picture("up"), up("10.89.0.11", inventory="lab"))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_like"),
+    [
+        ("  spark1  changed Image:spark-vllm:lab  new  12.6 s", True),
+        ("  spark1  changed Image:spark-vllm:lab  absent → present", False),
+        ("✔ load  33.3 s", True),
+        ("✔ load", False),
+        ("spark1  2693  ray::RayWorkerProc.run      9", True),
+        ("node     pid  process                    used  peak", False),
+    ],
+)
+def test_a_line_of_another_form_is_found(up: Callable[..., str], line: str, is_like: bool) -> None:
+    assert bool(readme.unlike([line], up())) != is_like
