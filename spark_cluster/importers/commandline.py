@@ -16,8 +16,19 @@ from spark_cluster.config.recipe_schema import EngineValue, inferred_kind
 from spark_cluster.config.yamlfile import described, nearest, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import vllm_flags
+from spark_cluster.importers.calls import (
+    SERVERS,
+    Found,
+    ProgramCall,
+    begin,
+    find_all,
+    identify,
+    no_launch,
+    several,
+)
+from spark_cluster.importers.expansion import Variables
 from spark_cluster.importers.importer import Choice, Given, Left, Source, no_choice
-from spark_cluster.importers.shell import SERVERS, ProgramCall, Word, begin, find, identify
+from spark_cluster.importers.shell import Word
 from spark_cluster.models import naming
 from spark_cluster.models.naming import table
 
@@ -197,6 +208,8 @@ MAX_CHARACTERS = 100_000
 YAML_SUFFIXES = (".yaml", ".yml", ".json")
 """Of files that are no command line, whatever is in them."""
 
+SCRIPT_SUFFIXES = (".sh", ".bash")
+
 _COMMAND = re.compile(r"(?m)(^|[\s/\"'])(docker|podman|vllm|python3?)\s")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 
@@ -214,21 +227,30 @@ class CommandFile:
     name = "a command line that starts vLLM"
 
     def recognises(self, given: Given) -> bool:
-        if given.path.suffix.lower() in YAML_SUFFIXES or not given.error:
+        if given.path.suffix.lower() in YAML_SUFFIXES or not (given.error or is_script(given)):
             return False
         text = given.text
-        if len(text.encode()) > MAX_CHARACTERS or _CONTROL.search(text):
+        if not text or len(text.encode()) > MAX_CHARACTERS or _CONTROL.search(text):
             return False
-        return bool(_COMMAND.search(text))
+        return is_script(given) or bool(_COMMAND.search(text))
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
+        variables = Variables({**given.variables})
         try:
-            return read(given.text, given.path.name)
+            source = read(given.text, given.path.name, variables, script=is_script(given))
+            source.path = given.path
+            source.kind = "start script" if is_script(given) else source.kind
+            return source
         except UsageError as error:
             line = re.match(r"line (\d+)", error.where)
             where = f"{shown(given.path)}:{line[1]}" if line else shown(given.path)
             raise InvalidFile(error.message, where=where, hint=error.hint) from None
+
+
+def is_script(given: Given) -> bool:
+    """Return whether a file is a script rather than a text with a command."""
+    return given.path.suffix in SCRIPT_SUFFIXES or given.text.startswith("#!")
 
 
 def parse(text: str) -> Launch:
@@ -241,8 +263,22 @@ def parse(text: str) -> Launch:
     return read(text).launch
 
 
-def read(text: str, origin: str = "a pasted command line") -> Source:
+def read(
+    text: str,
+    origin: str = "a pasted command line",
+    variables: Variables | None = None,
+    *,
+    script: bool = False,
+) -> Source:
     """Return what a command line says: the launch, with notes, and what stands around it.
+
+    Launches of one server on several nodes are one launch.
+
+    Args:
+        text: what was pasted, or a script.
+        origin: the file, or what stands for it.
+        variables: that are known before.
+        script: the text is a script, which sets variables for itself and does other things, too.
 
     Raises:
         UsageError: as `parse`.
@@ -251,20 +287,154 @@ def read(text: str, origin: str = "a pasted command line") -> Source:
         raise UsageError(f"a command line of {len(text):,} characters; expected one launch of vLLM")
     if "\0" in text:
         raise UsageError("this is not text; expected a command line")
-    program = find(text)
-    if program.kind != "docker":
-        return _source(program, DockerRun(Word(program.image, 1)), origin)
-    container = docker_run(program.words)
-    inner = _inside(container)
+    variables = Variables() if variables is None else variables
+    found = find_all(text, variables=variables, script=script)
+    source = _one(found, origin, variables)
+    source.notes[:0] = found.notes
+    source.left_out += _around(found, script=script)
+    if variables.defaulted:
+        names = ", ".join(variables.defaulted)
+        source.notes.append(f"read with the default that stands with them: {names}")
+    source.repository = _repository(source.launch.model, variables)
+    return source
+
+
+_NAMES_A_MODEL = re.compile(r"(?:\w+_)?(?:MODEL|REPO)(?:_ID|_REPO|_NAME)?")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def _repository(model: str, variables: Variables) -> str:
+    """The repository of a folder with a model, where one variable names one."""
+    named = {
+        value
+        for name, value in variables.values.items()
+        if value and _NAMES_A_MODEL.fullmatch(name) and _REPOSITORY.fullmatch(value)
+    }
+    return named.pop() if naming.is_path(model) and len(named) == 1 else ""
+
+
+def _one(found: Found, origin: str, variables: Variables) -> Source:
+    """The one server that the launches of a text start.
+
+    Raises:
+        UsageError: there is none, or several that differ in more than the node.
+    """
+    sources, containers, errors = list[Source](), list[DockerRun](), list[UsageError]()
+    certain = any(program.certain and program.kind != "docker" for program in found.programs)
+    for program in found.programs:
+        if program.kind != "docker" and (program.certain or not certain):
+            image = Word(program.image, program.line)
+            sources.append(_source(program, DockerRun(image), origin))
+        elif program.kind == "docker":
+            try:
+                container = docker_run(program.words)
+                containers.append(container)
+                sources.append(_contained(program, container, origin, variables))
+            except UsageError as error:
+                errors.append(error)
+    if not sources:
+        raise errors[0] if errors else no_launch(found.others)
+    server = same_server(sources)
+    if server is None:
+        raise several([program.line for program in found.programs][: len(sources)])
+    return _in_container(server, containers)
+
+
+def same_server(sources: list[Source]) -> Source | None:
+    """Return the first rank of the server that all these start; None where they differ."""
+    first = min(sources, key=lambda one: _rank(one.launch))
+    if any(_told(one.launch) != _told(first.launch) for one in sources):
+        return None
+    if len(sources) > 1 and first.launch.nodes > 1:
+        first.notes.append(f"{len(sources)} launches are the ranks of one server")
+    return first
+
+
+_PER_RANK = ("node-rank", "headless", "nnodes", "master-addr", "master-port", "host", "port")
+"""Flags that differ between the ranks of one server."""
+
+
+def _rank(launch: Launch) -> int:
+    rank = launch.args.get("node-rank", 0)
+    return rank if isinstance(rank, int) else int("headless" in launch.args)
+
+
+def _told(launch: Launch) -> tuple[str, str, dict[str, EngineValue]]:
+    args = {flag: value for flag, value in launch.args.items() if flag not in _PER_RANK}
+    return launch.model, launch.image, args
+
+
+def read_docker(words: list[Word], origin: str, variables: Variables) -> Source:
+    """Return what the arguments of a `docker run` say.
+
+    Raises:
+        UsageError: it starts no engine, or an argument is wrong.
+    """
+    program = ProgramCall("docker", words)
+    return _contained(program, docker_run(words), origin, variables)
+
+
+def _contained(
+    program: ProgramCall, container: DockerRun, origin: str, variables: Variables
+) -> Source:
+    """The server that a container starts."""
+    inner = _inside(container, variables)
     inner.env = {**container.env, **inner.env}
     for name in container.passed:
-        if name in program.env:
-            inner.env[name] = program.env[name]
+        value = program.env.get(name, variables.values.get(name))
+        if value is not None:
+            inner.env[name] = value
         elif name not in inner.env:
             inner.left_out.append(f"-e {name}: its value is in the shell that runs it")
     inner.notes[:0] = program.notes
     inner.left_out[:0] = program.left_out
     return _source(inner, container, origin)
+
+
+def _in_container(source: Source, containers: list[DockerRun]) -> Source:
+    """The server in the container that the text starts before, and in which it is run later."""
+    if source.launch.image or not containers:
+        return source
+    container = containers[0]
+    launch = in_image(source.launch, container.image.text)
+    source.launch = replace(
+        launch,
+        env={**container.env, **launch.env},
+        volumes=tuple(container.volumes),
+        docker=container.options,
+        vllm=launch.vllm if launch.engine == engines.DEFAULT else None,
+    )
+    source.notes.append(f"it runs in the container of {container.image.text}")
+    return source
+
+
+_SILENT = re.compile(
+    r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
+    r"|sleep|export|unset|source|\.|eval|wait|log|info|warn|error|die"
+)
+"""Commands of a script that change nothing a recipe could hold."""
+
+_CHANGING = re.compile(
+    r"(?:\S*/)?(?:pip3?|uv|sed|cp|mv|ln|patch|git|apt(?:-get)?|python3?|bash|sh|source|\.|cat|tee)\b"
+)
+"""Commands before the server, in its container, by which what it runs may be changed."""
+
+_CHANGED = "what it changes is missing: the server may not start, or answer wrongly"
+_LISTED = 6
+
+
+def _around(found: Found, *, script: bool) -> list[Left]:
+    """The commands that are no launch; those of a long script by their names."""
+    why = "it is not part of the launch"
+    texts = [begin(words) for words in found.others if words]
+    if not script or len(texts) <= _LISTED:
+        return [Left(f"command `{text}`", why) for text in texts]
+    names = dict.fromkeys(text.split()[0].rpartition("/")[2] for text in texts if text)
+    told = [
+        name for name in names if re.fullmatch(r"[\w.-]+", name) and not _SILENT.fullmatch(name)
+    ]
+    more = f" and {len(told) - 12} others" if len(told) > 12 else ""
+    return [Left(f"commands of the script: {', '.join(told[:12])}{more}", why)] if told else []
 
 
 def in_image(launch: Launch, reference: str) -> Launch:
@@ -273,7 +443,7 @@ def in_image(launch: Launch, reference: str) -> Launch:
     return replace(launch, image=image, digest=digest, vllm=naming.version_in(image))
 
 
-def _inside(container: DockerRun) -> ProgramCall:
+def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
     """The program that the container runs."""
     words, line = container.words, container.image.line
     entrypoint = container.options.get("entrypoint")
@@ -281,7 +451,8 @@ def _inside(container: DockerRun) -> ProgramCall:
         words = [Word(entrypoint, line), *words]
         if entrypoint.rpartition("/")[2] == "vllm" and words[1:2] and words[1].text != "serve":
             words.insert(1, Word("serve", line))
-    program = identify(words)
+    inner = Variables({**variables.values, **container.env}, variables.defaulted)
+    program = identify(words, inner)
     serves = container.image.text.partition(":")[0].partition("@")[0]
     by_itself = serves.removeprefix("docker.io/") in table("images")["serves_by_itself"]
     if program.kind in SERVERS:
@@ -329,11 +500,17 @@ def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
         drafter=_drafter(args),
         tp=tp,
         nodes=max(ranks, _size(args, "nnodes")),
+        # vLLM joins nodes by itself then (vllm/config/parallel.py).
+        executor="mp" if _size(args, "nnodes") > 1 and engine == engines.DEFAULT else None,
         origin="command",
         engine=engine,
         kind=inferred_kind(args, base or model),
     )
-    left = [Left(text, "it is not part of the launch") for text in program.left_out]
+    why = "it is not part of the launch"
+    left = [Left(text, why) for text in program.left_out]
+    for text in dict.fromkeys(program.changes):
+        effect = _CHANGED if _CHANGING.match(text) else ""
+        left.append(Left(f"command `{text}`", why, effect))
     return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])
 
 

@@ -1,0 +1,187 @@
+"""Reads a kit: a folder with a compose file or start scripts, `.env` and a patched image.
+
+Which file says what is served is decided by its place and name; files for rank 0 and rank 1 of one
+server are one launch. Only files of the folder are read, and none of them is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from spark_cluster.config.yamlfile import did_you_mean, shown
+from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.importers.calls import LAUNCH
+from spark_cluster.importers.commandline import SCRIPT_SUFFIXES, YAML_SUFFIXES, same_server
+from spark_cluster.importers.compose import take_dockerfile
+from spark_cluster.importers.expansion import Variables, read_env
+from spark_cluster.importers.importer import PACKAGE, Choice, Given, Offer, Source
+from spark_cluster.importers.kitfiles import KitFolder
+from spark_cluster.importers.shell import split
+
+Read = Callable[[Given, Choice], Source]
+"""What reads one file of a kit."""
+
+MOST_RECIPES = 50
+"""YAML files of a kit that are tried as recipes of other tools."""
+
+_COMPOSE = re.compile(r"(?:docker-)?compose(?!.*override)[\w.-]*\.ya?ml")
+_STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
+_USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
+_EXAMPLE = re.compile(r"\.?(?:[\w.-]*env[\w.-]*(?:example|sample|template)|[\w.-]+\.env)")
+_SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?(?:\$\{?\w+\}?/)?([\w./-]+)")
+
+
+def read(folder: Path, choice: Choice, read_one: Read) -> Source:
+    """Return what a kit serves.
+
+    Args:
+        folder: of the kit.
+        choice: its variant is a file of the kit, or a service of its compose file.
+        read_one: reads a file of any kind.
+
+    Raises:
+        InvalidFile: no file of it starts an engine, or several start different servers.
+        UsageError: there is no such file or service.
+    """
+    kit = KitFolder(folder)
+    tiers = _tiers(kit)
+    named = kit.path(choice.variant) if choice.variant != "default" else None
+    if named is not None:
+        tiers, choice = [[kit.root / choice.variant]], replace(choice, variant="default")
+    failed: dict[str, SparkClusterError] = {}
+    for paths in tiers:
+        found: dict[str, Source] = {}
+        for path in paths:
+            name = str(path.relative_to(kit.root))
+            try:
+                found[name] = read_one(_given(kit, path), choice)
+            except SparkClusterError as error:
+                failed[name] = error
+        if found:
+            return _finished(kit, _chosen(kit, found), tiers)
+    raise _nothing(kit, failed, choice)
+
+
+def _tiers(kit: KitFolder) -> list[list[Path]]:
+    """The files that may say what is served, the likelier ones first."""
+    tiers: list[list[Path]] = [[] for _ in range(6)]
+    for path in kit.files():
+        below = path.parent != kit.root
+        if _COMPOSE.fullmatch(path.name):
+            tiers[3 if below else 0].append(path)
+        elif path.suffix in SCRIPT_SUFFIXES and LAUNCH.search(kit.text(path)):
+            tiers[4 if below else 1 if _STARTS.fullmatch(path.stem) else 2].append(path)
+        elif path.suffix in YAML_SUFFIXES[:2] and len(tiers[5]) < MOST_RECIPES:
+            tiers[5].append(path)
+    return tiers
+
+
+def _given(kit: KitFolder, path: Path) -> Given:
+    """A file of a kit, with the variables of the files that it reads."""
+    variables = Variables({"PWD": "."})
+    if path.suffix in YAML_SUFFIXES:
+        variables = Variables()
+        if kit.path(".env", path.parent) is None and (example := _example(kit, path.parent)):
+            read_env(kit.text(example), variables)
+    else:
+        text = kit.text(path)
+        for name in [*_SOURCED.findall(text), *([".env"] if ".env" in text else [])]:
+            sourced = kit.path(name, path.parent) or kit.path(name)
+            if sourced is None and name.endswith(".env"):
+                sourced = _example(kit, path.parent)
+            if sourced is not None and sourced != path.resolve():
+                _collect(kit.text(sourced), variables)
+    return Given(path, kit.root, {k: v for k, v in variables.values.items() if v is not None})
+
+
+def _collect(text: str, variables: Variables) -> None:
+    """Take the variables that a sourced file sets; one that is no shell text sets none."""
+    try:
+        split(text, 1, variables)
+    except UsageError:
+        read_env(text, variables)
+
+
+def _example(kit: KitFolder, folder: Path) -> Path | None:
+    """The file from which people make their `.env`; that of the first node, if there are two."""
+    found = sorted(
+        path
+        for place in {folder, kit.root, kit.root / "config"}
+        for path in _listed(place)
+        if _EXAMPLE.fullmatch(path.name) and "worker" not in path.name
+    )
+    path = kit.path(str(found[0])) if found else None
+    return path
+
+
+def _listed(folder: Path) -> Iterator[Path]:
+    yield from folder.iterdir() if folder.is_dir() else ()
+
+
+def _chosen(kit: KitFolder, found: dict[str, Source]) -> Source:
+    """The server of several files: the same one, or that of the file with the usual name.
+
+    Raises:
+        InvalidFile: they start different ones.
+    """
+    server = same_server([*found.values()])
+    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+    if server is None and len(usual) == 1:
+        server = found[usual[0]]
+        server.offers += [
+            Offer(f"--variant {name}", f"{one.kind}, serves {one.launch.model}")
+            for name, one in found.items()
+            if one is not server
+        ]
+    if server is None:
+        several = "; ".join(f"{name} ({one.launch.model})" for name, one in found.items())
+        raise InvalidFile(
+            f"its files start {len(found)} different servers: {several}",
+            where=shown(kit.root),
+            hint=f"name one of them: --variant {next(iter(found))}",
+        )
+    return server
+
+
+def _finished(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> Source:
+    """The source with the kit's Dockerfile and the files that it puts over the image's."""
+    path = source.path or kit.root
+    where = path.relative_to(kit.root) if path.is_relative_to(kit.root) else path.name
+    source.origin = f"the kit {kit.root.resolve().name}: {where}"
+    launch = source.launch
+    built = [one for one in kit.files() if one.name.startswith("Dockerfile")]
+    said = any(left.what.startswith("build of") for left in source.left_out)
+    if launch.image and "/" not in launch.image and not launch.dockerfile and not said:
+        if len(built) == 1:
+            take_dockerfile(source, kit.text(built[0]), built[0].name, {})
+    for volume in launch.volumes:
+        file = kit.path(volume.source, path.parent) or kit.path(volume.source)
+        if not volume.source.startswith("/") and PACKAGE.search(volume.target) and file:
+            source.files[volume.target] = file.read_bytes()
+    others = [str(one.relative_to(kit.root)) for tier in tiers[:2] for one in tier if one != path]
+    if others and not source.offers:
+        source.notes.append(f"other files of this kit start something, too: {', '.join(others)}")
+    return source
+
+
+def _nothing(kit: KitFolder, failed: dict[str, SparkClusterError], choice: Choice) -> InvalidFile:
+    if choice.variant != "default":
+        hint = did_you_mean(choice.variant, failed, "files")
+        return InvalidFile(f"no file or service {choice.variant}", where=shown(kit.root), hint=hint)
+    if not failed:
+        return InvalidFile(
+            "no file of this folder starts vLLM or SGLang: there is no compose file, and no script "
+            "with `vllm serve`, `docker run` or `sglang`",
+            where=shown(kit.root),
+            hint="give the command as --command 'vllm serve ...'",
+        )
+    reasons = [f"{name}: {error.message}" for name, error in [*failed.items()][:5]]
+    more = [f"and {len(failed) - 5} more"] if len(failed) > 5 else []
+    return InvalidFile(
+        "\n  ".join(["no file of this folder starts a server that can be read:", *reasons, *more]),
+        where=shown(kit.root),
+        hint="give the command as --command 'vllm serve ...', or one file of it",
+    )
