@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from spark_cluster.errors import UsageError
-from spark_cluster.importers.expansion import Variables
-from spark_cluster.importers.shell import Word, split
+from spark_cluster.importers.expansion import Variables, Word
+from spark_cluster.importers.shell import split
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 LAUNCH = re.compile(r"\b(?:vllm['\"\s]+serve|sglang\S*|api_server|(?:docker|podman)\s+run)\b")
@@ -122,6 +122,10 @@ def find_all(
             program.left_out += [f"redirection {text}" for text in command.left_out]
             program.certain = command.runs is True
             found.programs.append(program)
+    if not found.programs:  # a script may print the words of an array, to run them elsewhere
+        listed = [identify(words, variables) for words in variables.arrays.values() if words]
+        containers = [one for one in listed if one.kind == "docker"]
+        found.programs = containers or [one for one in listed if one.kind in SERVERS]
     for program in found.programs:
         program.env = {**exported, **program.env}
     return found
@@ -209,7 +213,8 @@ def _docker(rest: list[Word], variables: Variables) -> ProgramCall | None:
         return ProgramCall("docker", rest[3:])
     if _begins(rest[1:], "run"):
         return ProgramCall("docker", rest[2:])
-    for at in range(2, len(rest) if _begins(rest[1:], "exec") else 0):
+    runs = _begins(rest[1:], "exec") or _begins(rest[1:], "compose")
+    for at in range(2, len(rest) if runs else 0):
         inside = identify(rest[at:], variables)
         if inside.kind in SERVERS:
             plain = [word.text for word in rest[2:at] if "=" not in word.text and word.text != "-e"]

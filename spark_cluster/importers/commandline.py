@@ -5,6 +5,7 @@ Nothing is run, looked up or expanded: `$VAR` and `~` stay as they are written.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -26,9 +27,9 @@ from spark_cluster.importers.calls import (
     no_launch,
     several,
 )
-from spark_cluster.importers.expansion import Variables
+from spark_cluster.importers.expansion import Variables, Word
 from spark_cluster.importers.importer import Choice, Given, Left, Source, no_choice
-from spark_cluster.importers.shell import Word
+from spark_cluster.importers.servers import same_server
 from spark_cluster.models import naming
 from spark_cluster.models.naming import table
 
@@ -337,31 +338,10 @@ def _one(found: Found, origin: str, variables: Variables) -> Source:
     server = same_server(sources)
     if server is None:
         raise several([program.line for program in found.programs][: len(sources)])
-    return _in_container(server, containers)
-
-
-def same_server(sources: list[Source]) -> Source | None:
-    """Return the first rank of the server that all these start; None where they differ."""
-    first = min(sources, key=lambda one: _rank(one.launch))
-    if any(_told(one.launch) != _told(first.launch) for one in sources):
-        return None
-    if len(sources) > 1 and first.launch.nodes > 1:
-        first.notes.append(f"{len(sources)} launches are the ranks of one server")
-    return first
-
-
-_PER_RANK = ("node-rank", "headless", "nnodes", "master-addr", "master-port", "host", "port")
-"""Flags that differ between the ranks of one server."""
-
-
-def _rank(launch: Launch) -> int:
-    rank = launch.args.get("node-rank", 0)
-    return rank if isinstance(rank, int) else int("headless" in launch.args)
-
-
-def _told(launch: Launch) -> tuple[str, str, dict[str, EngineValue]]:
-    args = {flag: value for flag, value in launch.args.items() if flag not in _PER_RANK}
-    return launch.model, launch.image, args
+    staying = [one for one in containers if _stays(one)]
+    if staying and not server.launch.image:
+        put_into(server, staying[0])
+    return server
 
 
 def read_docker(words: list[Word], origin: str, variables: Variables) -> Source:
@@ -391,11 +371,17 @@ def _contained(
     return _source(inner, container, origin)
 
 
-def _in_container(source: Source, containers: list[DockerRun]) -> Source:
-    """The server in the container that the text starts before, and in which it is run later."""
-    if source.launch.image or not containers:
-        return source
-    container = containers[0]
+def containers_of(given: Given) -> list[DockerRun]:
+    """Return the containers that a script starts and that are there for later commands."""
+    containers = []
+    with contextlib.suppress(UsageError):
+        found = find_all(given.text, variables=Variables({**given.variables}), script=True)
+        containers = [docker_run(one.words) for one in found.programs if one.kind == "docker"]
+    return [one for one in containers if _stays(one)]
+
+
+def put_into(source: Source, container: DockerRun) -> None:
+    """Put a server into the container in which it is started later."""
     launch = in_image(source.launch, container.image.text)
     source.launch = replace(
         launch,
@@ -405,7 +391,11 @@ def _in_container(source: Source, containers: list[DockerRun]) -> Source:
         vllm=launch.vllm if launch.engine == engines.DEFAULT else None,
     )
     source.notes.append(f"it runs in the container of {container.image.text}")
-    return source
+
+
+def _stays(container: DockerRun) -> bool:
+    """Return whether a container is there for later commands: it has a name and goes on."""
+    return "name" in container.options or bool(container.options.get("detach"))
 
 
 _SILENT = re.compile(
@@ -421,20 +411,29 @@ _CHANGING = re.compile(
 
 _CHANGED = "what it changes is missing: the server may not start, or answer wrongly"
 _LISTED = 6
+_READS = ("source", ".")
+_UNKNOWN = "flags and variables of that file are missing; give the command with --command"
 
 
 def _around(found: Found, *, script: bool) -> list[Left]:
     """The commands that are no launch; those of a long script by their names."""
     why = "it is not part of the launch"
     texts = [begin(words) for words in found.others if words]
+    read = [words[1].text for words in found.others if len(words) > 1 and words[0].text in _READS]
+    elsewhere = [
+        Left(f"settings of {name}", "only the shell knows which file it is", _UNKNOWN)
+        for name in read
+        if "$" in name.partition("/")[0] and "/" not in name
+    ]
     if not script or len(texts) <= _LISTED:
-        return [Left(f"command `{text}`", why) for text in texts]
+        return [*(Left(f"command `{text}`", why) for text in texts), *elsewhere]
     names = dict.fromkeys(text.split()[0].rpartition("/")[2] for text in texts if text)
     told = [
         name for name in names if re.fullmatch(r"[\w.-]+", name) and not _SILENT.fullmatch(name)
     ]
     more = f" and {len(told) - 12} others" if len(told) > 12 else ""
-    return [Left(f"commands of the script: {', '.join(told[:12])}{more}", why)] if told else []
+    listed = Left(f"commands of the script: {', '.join(told[:12])}{more}", why)
+    return [*([listed] if told else []), *elsewhere]
 
 
 def in_image(launch: Launch, reference: str) -> Launch:
@@ -455,6 +454,8 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
     program = identify(words, inner)
     serves = container.image.text.partition(":")[0].partition("@")[0]
     by_itself = serves.removeprefix("docker.io/") in table("images")["serves_by_itself"]
+    if program.kind == "other" and words[:1] and words[0].text == "serve":
+        return ProgramCall("serve", words[1:])  # after the entry point `vllm`
     if program.kind in SERVERS:
         if by_itself and not entrypoint and words[:1] and words[0].text == "vllm":
             program.notes.append(
@@ -523,6 +524,9 @@ def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:
     named = flags.args.pop("model", None) or flags.args.pop("model-path", None)
     first = next(iter(program.words), Word("", 1))
     given = [*([Word(str(named), first.line)] if named is not None else []), *flags.positional]
+    for word in [one for one in given[1:] if one.text.startswith("$")]:
+        given.remove(word)
+        program.left_out.append(f"{word.text}: only the shell knows which flags it has")
     if not given:
         raise first.wrong("no model to serve", "add `--model MODEL` or its name")
     if given[1:]:

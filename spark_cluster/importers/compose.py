@@ -16,10 +16,10 @@ from typing import Any
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, load
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.importers.expansion import Variables, expand, read_env
+from spark_cluster.importers.expansion import Variables, Word, expand, read_env
 from spark_cluster.importers.importer import Choice, Given, Left, Source
 from spark_cluster.importers.kitfiles import KitFolder
-from spark_cluster.importers.shell import Word
+from spark_cluster.importers.servers import chosen
 from spark_cluster.importers.templated import as_word
 from spark_cluster.models.naming import table
 
@@ -187,7 +187,8 @@ def _server(file: ComposeFile, variant: str) -> Source:
     """The one server that the services start.
 
     Raises:
-        InvalidFile: none does, or several that differ.
+        InvalidFile: none does.
+        SeveralServers: several do, and they differ.
         UsageError: there is no such service.
     """
     named = variant != "default"
@@ -204,15 +205,8 @@ def _server(file: ComposeFile, variant: str) -> Source:
             refused[name] = error
     if not sources:
         raise _no_server(file, refused)
-    server = commandline.same_server([*sources.values()])
-    if server is None:
-        several = "; ".join(f"{name} ({one.launch.model})" for name, one in sources.items())
-        raise file.wrong(
-            ("services",),
-            f"{len(sources)} services start different servers: {several}",
-            f"name one of them: --variant {next(iter(sources))}",
-        )
-    chosen = next(name for name, one in sources.items() if one is server)
+    chose = chosen(sources, [], file.source.where(("services",)))
+    server = sources[chose]
     server.left_out += [
         Left(f"services.{name}", f"it does not start an engine: {_short(error.message)}")
         for name, error in refused.items()
@@ -220,7 +214,7 @@ def _server(file: ComposeFile, variant: str) -> Source:
     server.left_out += [
         Left(f"services.{name}", "another rank of the same server")
         for name in sources
-        if name != chosen
+        if name != chose and not server.offers
     ]
     server.notes[:0] = [*file.source.notes, *file.notes]
     return server
@@ -278,8 +272,8 @@ def _words(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[list[
             left.append(Left(f"services.{name}.{key}", why))
     for limit, value in _mapping(data.get("ulimits")).items():
         options.append(f"--ulimit={limit}={value}")
-    for variable, text in _mapping(data.get("environment")).items():
-        options.append(f"--env={variable}" if text is None else f"--env={variable}={text}")
+    for variable, value in _mapping(data.get("environment")).items():
+        options.append(f"--env={variable}" if value is None else f"--env={variable}={value}")
     for volume in data.get("volumes") or []:
         options.append(f"--volume={_volume(file, volume)}")
     entry = _command(file, ("services", name, "entrypoint"), data.get("entrypoint"))
@@ -373,8 +367,8 @@ def take_dockerfile(
     launch = source.launch
     if copied := _CONTEXT.search(text):
         why = (
-            f"{where} copies files of the kit into it ({_short(copied[1])}), which image.build does "
-            "not: build it on the nodes, or push it to a registry and name it with --image REF"
+            f"{where} copies files of the kit into it ({_short(copied[1])}), which image.build "
+            "cannot: build it on the nodes, or push it to a registry and name it with --image REF"
         )
         pulled = "/" in launch.image
         effect = "" if pulled else "the image is not there"
@@ -396,12 +390,13 @@ def _plain(text: str, arguments: Mapping[str, str | None]) -> str:
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     variables = Variables(values)
-    rest = []
-    for line in lines[start:]:
-        found = _ARGUMENT.fullmatch(line)
-        if re.match(r"(?i)[ \t]*FROM[ \t]", line):
-            line = expand(line, variables)
-        elif found and (value := arguments.get(found[1]) or values.get(found[1])):
-            line = f"ARG {found[1]}={value}"
-        rest.append(line)
-    return "\n".join(rest) + "\n"
+    return "\n".join(_line(line, arguments, variables) for line in lines[start:]) + "\n"
+
+
+def _line(line: str, arguments: Mapping[str, str | None], variables: Variables) -> str:
+    """A line of a Dockerfile, with what ARG lines before its FROM have set."""
+    if re.match(r"(?i)[ \t]*FROM[ \t]", line):
+        return expand(line, variables)
+    found = _ARGUMENT.fullmatch(line)
+    value = arguments.get(found[1]) or variables.values.get(found[1]) if found else None
+    return f"ARG {found[1]}={value}" if found and value else line

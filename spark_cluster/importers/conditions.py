@@ -96,8 +96,10 @@ class Conditions:
         self.blocks: list[Block] = []
         self.chained: Truth = True
 
-    def step(self, words: list[ShellWord], operator: str) -> tuple[int, Truth]:
-        """Take a command and the operator behind it.
+    def step(
+        self, words: list[ShellWord], operator: str, *, blank: bool = False
+    ) -> tuple[int, Truth]:
+        """Take a command and the operator behind it; a blank one is the end of a line.
 
         Returns:
             The number of keywords at its beginning, which are no part of it (all words, where it is
@@ -118,6 +120,8 @@ class Conditions:
             if words[at].text in ("case", "for", "select"):
                 return len(words), None
             at += 2 if words[at].text == "function" else 1
+        if blank:
+            operator = operator if operator == ";;" else ""
         return self._command(words[at:], at, operator, negative=negative)
 
     def _command(
@@ -134,14 +138,12 @@ class Conditions:
             return at, None if runs else runs
         if operator == ";;" and self.blocks and self.blocks[-1].kind == "esac":
             self.blocks[-1].asks = True
-        if not words:
-            return at, runs
-        known = words[0].text in ("[", "[[", "test", "true", "false")
+        known = bool(words) and words[0].text in ("[", "[[", "test", "true", "false")
         if operator == "&&":
             self.chained = both(self.chained, value) if known else self.chained
         elif operator == "||":
             self.chained = negated(value) if known else None
-        else:
+        elif operator:
             self.chained = True
         return at, runs
 

@@ -35,6 +35,25 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 _LARGEST = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word after the quotes are removed.
+
+    Attributes:
+        text: what the program would get.
+        line: where it begins in the text, from 1.
+        quoted: whether quotes were used in it.
+    """
+
+    text: str
+    line: int
+    quoted: bool = False
+
+    def wrong(self, message: str, hint: str = "") -> UsageError:
+        """Return the error that this word is, with its line."""
+        return UsageError(message, where=f"line {self.line}", hint=hint)
+
+
 @dataclass
 class Variables:
     """The values of variables, as far as the files say them.
@@ -42,11 +61,13 @@ class Variables:
     Attributes:
         values: by name; None for one that is set to something only the machine knows.
         defaulted: names for which the default that stands with them was taken.
+        arrays: words by the name of an array; the arguments of a script are none.
         doubled: `$$` stands for `$`, as in a compose file.
     """
 
     values: dict[str, str | None] = field(default_factory=dict)
     defaulted: dict[str, None] = field(default_factory=dict)
+    arrays: dict[str, list[Word]] = field(default_factory=lambda: {"@": [], "*": []})
     doubled: bool = False
 
     def set(self, name: str, text: str) -> None:
@@ -80,7 +101,9 @@ def expanded(text: str, start: int, variables: Variables, depth: int = 0) -> tup
     if variables.doubled and text.startswith("$$", start):
         return "$", start + 2
     if text.startswith("$((", start) and (end := closing(text, start + 1)) > 0:
-        return _computed(expand(text[start + 3 : end - 1], variables, depth + 1)), end + 1
+        inner = expand(text[start + 3 : end - 1], variables, depth + 1)
+        values = variables.values
+        return _computed(_NAME.sub(lambda one: values.get(one[0]) or one[0], inner)), end + 1
     if text.startswith("${", start):
         end = closing(text, start + 1)
         if end < 0:

@@ -1,7 +1,7 @@
 """The files of a kit: a folder that someone shares, of which nothing outside is ever read.
 
-A link that leads out of the folder, a path such as `../../etc/passwd`, a device or a file beyond the
-limits counts as not there.
+A link that leads out of the folder, a path such as `../../etc/passwd`, a device and a file beyond
+the limits count as not there.
 """
 
 from __future__ import annotations

@@ -14,11 +14,17 @@ from pathlib import Path
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.calls import LAUNCH
-from spark_cluster.importers.commandline import SCRIPT_SUFFIXES, YAML_SUFFIXES, same_server
+from spark_cluster.importers.commandline import (
+    SCRIPT_SUFFIXES,
+    YAML_SUFFIXES,
+    containers_of,
+    put_into,
+)
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.expansion import Variables, read_env
-from spark_cluster.importers.importer import PACKAGE, Choice, Given, Offer, Source
+from spark_cluster.importers.importer import PACKAGE, Choice, Given, Source
 from spark_cluster.importers.kitfiles import KitFolder
+from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split
 
 Read = Callable[[Given, Choice], Source]
@@ -27,7 +33,7 @@ Read = Callable[[Given, Choice], Source]
 MOST_RECIPES = 50
 """YAML files of a kit that are tried as recipes of other tools."""
 
-_COMPOSE = re.compile(r"(?:docker-)?compose(?!.*override)[\w.-]*\.ya?ml")
+_COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
 _EXAMPLE = re.compile(r"\.?(?:[\w.-]*env[\w.-]*(?:example|sample|template)|[\w.-]+\.env)")
@@ -58,10 +64,13 @@ def read(folder: Path, choice: Choice, read_one: Read) -> Source:
             name = str(path.relative_to(kit.root))
             try:
                 found[name] = read_one(_given(kit, path), choice)
+            except SeveralServers:
+                raise
             except SparkClusterError as error:
                 failed[name] = error
         if found:
-            return _finished(kit, _chosen(kit, found), tiers)
+            usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+            return _finished(kit, found[chosen(found, usual, shown(kit.root))], tiers)
     raise _nothing(kit, failed, choice)
 
 
@@ -113,37 +122,11 @@ def _example(kit: KitFolder, folder: Path) -> Path | None:
         for path in _listed(place)
         if _EXAMPLE.fullmatch(path.name) and "worker" not in path.name
     )
-    path = kit.path(str(found[0])) if found else None
-    return path
+    return kit.path(str(found[0])) if found else None
 
 
 def _listed(folder: Path) -> Iterator[Path]:
     yield from folder.iterdir() if folder.is_dir() else ()
-
-
-def _chosen(kit: KitFolder, found: dict[str, Source]) -> Source:
-    """The server of several files: the same one, or that of the file with the usual name.
-
-    Raises:
-        InvalidFile: they start different ones.
-    """
-    server = same_server([*found.values()])
-    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
-    if server is None and len(usual) == 1:
-        server = found[usual[0]]
-        server.offers += [
-            Offer(f"--variant {name}", f"{one.kind}, serves {one.launch.model}")
-            for name, one in found.items()
-            if one is not server
-        ]
-    if server is None:
-        several = "; ".join(f"{name} ({one.launch.model})" for name, one in found.items())
-        raise InvalidFile(
-            f"its files start {len(found)} different servers: {several}",
-            where=shown(kit.root),
-            hint=f"name one of them: --variant {next(iter(found))}",
-        )
-    return server
 
 
 def _finished(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> Source:
@@ -151,12 +134,16 @@ def _finished(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> Source
     path = source.path or kit.root
     where = path.relative_to(kit.root) if path.is_relative_to(kit.root) else path.name
     source.origin = f"the kit {kit.root.resolve().name}: {where}"
+    if not source.launch.image:
+        _take_container(
+            kit, source, [one for tier in (tiers[1], tiers[2], tiers[4]) for one in tier]
+        )
     launch = source.launch
     built = [one for one in kit.files() if one.name.startswith("Dockerfile")]
     said = any(left.what.startswith("build of") for left in source.left_out)
-    if launch.image and "/" not in launch.image and not launch.dockerfile and not said:
-        if len(built) == 1:
-            take_dockerfile(source, kit.text(built[0]), built[0].name, {})
+    local = launch.image and "/" not in launch.image and not launch.dockerfile
+    if local and not said and len(built) == 1:
+        take_dockerfile(source, kit.text(built[0]), built[0].name, {})
     for volume in launch.volumes:
         file = kit.path(volume.source, path.parent) or kit.path(volume.source)
         if not volume.source.startswith("/") and PACKAGE.search(volume.target) and file:
@@ -165,6 +152,17 @@ def _finished(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> Source
     if others and not source.offers:
         source.notes.append(f"other files of this kit start something, too: {', '.join(others)}")
     return source
+
+
+def _take_container(kit: KitFolder, source: Source, scripts: list[Path]) -> None:
+    """Put the server into the container that another script of the kit starts."""
+    found: dict[str, DockerRun] = {}
+    for path in scripts:
+        given = _given(kit, path)
+        for container in containers_of(given):
+            found.setdefault(container.image.text, container)
+    if len(found) == 1:
+        put_into(source, next(iter(found.values())))
 
 
 def _nothing(kit: KitFolder, failed: dict[str, SparkClusterError], choice: Choice) -> InvalidFile:

@@ -11,28 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from spark_cluster.errors import UsageError
 from spark_cluster.importers.conditions import Conditions, Truth
-from spark_cluster.importers.expansion import LONGEST_VALUE, Variables, expanded
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word after the quotes are removed.
-
-    Attributes:
-        text: what the program would get.
-        line: where it begins in the text, from 1.
-        quoted: whether quotes were used in it.
-    """
-
-    text: str
-    line: int
-    quoted: bool = False
-
-    def wrong(self, message: str, hint: str = "") -> UsageError:
-        """Return the error that this word is, with its line."""
-        return UsageError(message, where=f"line {self.line}", hint=hint)
+from spark_cluster.importers.expansion import LONGEST_VALUE, Variables, Word, expanded
 
 
 @dataclass(slots=True)
@@ -43,19 +23,23 @@ class ShellCommand:
         words: of the command, without redirections and keywords such as `then`.
         left_out: what was passed over, as it was written: redirections.
         documents: the here-documents that it reads.
+        after: the operator in front of it.
         runs: False where the text itself says that it does not, None where only the machine knows.
     """
 
     words: list[Word] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     documents: list[Word] = field(default_factory=list)
+    after: str = "\n"
     runs: Truth = True
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "local", "readonly", "declare", "typeset")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=\(")
-_ELEMENTS = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\](?::?-)?\}|([@*])|\{([@*])\})")
+_ELEMENTS = re.compile(
+    r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\](?::?-|\+\"\$\{\1\[[@*]\]\}\")?\}|([@*])|\{([@*])\})"
+)
 _BLANK = re.compile(r"[ \t]+|#[^\n]*")
 _BLANKS = re.compile(r"[ \t\n]+|#[^\n]*")
 _HIDDEN_FLAG = re.compile(r"#.{80,} --[a-z]")
@@ -129,7 +113,7 @@ class _Splitter:
         self.commands = [ShellCommand()]
         self.notes: list[str] = []
         self.variables = variables
-        self.arrays: dict[str, list[Word]] = {"@": [], "*": []}
+        self.arrays = variables.arrays
         self.conditions = Conditions()
         self.changes: list[tuple[str, str, list[Word]]] = []
         self.documents: list[tuple[ShellCommand, str]] = []
@@ -194,7 +178,9 @@ class _Splitter:
     def _next_command(self, operator: str) -> None:
         """Begin a command; one that only sets variables makes them known to those that follow."""
         command = self.commands[-1]
-        keywords, command.runs = self.conditions.step([*command.words], operator)
+        keywords, command.runs = self.conditions.step(
+            [*command.words], operator, blank=not command.words and not self.changes
+        )
         del command.words[:keywords]
         texts = [word.text for word in command.words]
         if texts[:1] and texts[0] in _DECLARATIONS:
@@ -207,7 +193,7 @@ class _Splitter:
         self._set_arrays(command)
         if operator == "\n":
             self._read_documents()
-        self.commands.append(ShellCommand())
+        self.commands.append(ShellCommand(after=operator))
 
     def _set_arrays(self, command: ShellCommand) -> None:
         for name, adds, words in self.changes:
@@ -347,7 +333,8 @@ def split(
     commands: list[ShellCommand] = []
     for command in splitter.commands:
         words = command.words
-        if commands and (not words or words[0].text.startswith("-")) and not command.documents:
+        goes_on = not words or (words[0].text.startswith("-") and command.after == "\n")
+        if commands and goes_on and not command.documents:
             if words:
                 splitter.notes.append(
                     f"line {words[0].line}: begins with an option and no backslash ends "
