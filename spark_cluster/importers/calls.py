@@ -142,17 +142,30 @@ def _written(document: Word, variables: Variables) -> Iterator[ProgramCall]:
 def _within(program: ProgramCall, found: Found) -> ProgramCall:
     """Return the program of an inner script, with the commands that go before it there."""
     program.notes = [*found.notes, *program.notes]
-    program.changes += [begin(words) for words in found.others if words]
+    program.changes += list(commands_of(found))
     return program
 
 
+_SILENT = re.compile(
+    r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
+    r"|sleep|export|unset|eval|wait|grep|log|info|warn|error|die|-.*"
+)
+"""Commands of a script that change nothing a recipe could hold."""
+
+
+def commands_of(found: Found) -> dict[str, None]:
+    """Return how the other commands of a script begin, each once."""
+    words = [words for words in found.others if words and not _SILENT.fullmatch(words[0].text)]
+    return dict.fromkeys(filter(None, map(begin, words)))
+
+
 def find(text: str, line: int = 1, variables: Variables | None = None) -> ProgramCall:
-    """Return the one launch of vLLM in a text.
+    """Return the one launch of vLLM in the text of an inner shell.
 
     Raises:
         UsageError: a quote is not closed, or there is no launch, or more than one.
     """
-    found = find_all(text, line, variables)
+    found = find_all(text, line, variables, script=True)
     certain = [program for program in found.programs if program.certain]
     programs = certain or found.programs
     if len(programs) > 1:

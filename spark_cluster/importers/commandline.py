@@ -22,6 +22,7 @@ from spark_cluster.importers.calls import (
     Found,
     ProgramCall,
     begin,
+    commands_of,
     find_all,
     identify,
     no_launch,
@@ -398,12 +399,6 @@ def _stays(container: DockerRun) -> bool:
     return "name" in container.options or bool(container.options.get("detach"))
 
 
-_SILENT = re.compile(
-    r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
-    r"|sleep|export|unset|source|\.|eval|wait|log|info|warn|error|die"
-)
-"""Commands of a script that change nothing a recipe could hold."""
-
 _CHANGING = re.compile(
     r"(?:\S*/)?(?:pip3?|uv|sed|cp|mv|ln|patch|git|apt(?:-get)?|python3?|bash|sh|source|\.|cat|tee)\b"
 )
@@ -419,6 +414,7 @@ def _around(found: Found, *, script: bool) -> list[Left]:
     """The commands that are no launch; those of a long script by their names."""
     why = "it is not part of the launch"
     texts = [begin(words) for words in found.others if words]
+    texts = [*commands_of(found)] if script else texts
     read = [words[1].text for words in found.others if len(words) > 1 and words[0].text in _READS]
     elsewhere = [
         Left(f"settings of {name}", "only the shell knows which file it is", _UNKNOWN)
@@ -427,10 +423,8 @@ def _around(found: Found, *, script: bool) -> list[Left]:
     ]
     if not script or len(texts) <= _LISTED:
         return [*(Left(f"command `{text}`", why) for text in texts), *elsewhere]
-    names = dict.fromkeys(text.split()[0].rpartition("/")[2] for text in texts if text)
-    told = [
-        name for name in names if re.fullmatch(r"[\w.-]+", name) and not _SILENT.fullmatch(name)
-    ]
+    names = dict.fromkeys(text.split()[0].rpartition("/")[2] for text in texts)
+    told = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
     more = f" and {len(told) - 12} others" if len(told) > 12 else ""
     listed = Left(f"commands of the script: {', '.join(told[:12])}{more}", why)
     return [*([listed] if told else []), *elsewhere]

@@ -270,8 +270,9 @@ def _words(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[list[
         elif key not in fields["read"] and not key.startswith("x-"):
             why = fields["reasons"].get(key, fields["otherwise"])
             left.append(Left(f"services.{name}.{key}", why))
-    for limit, value in _mapping(data.get("ulimits")).items():
-        options.append(f"--ulimit={limit}={value}")
+    for limit, value in (data.get("ulimits") or {}).items():
+        both = ":".join(map(as_word, value.values())) if isinstance(value, dict) else as_word(value)
+        options.append(f"--ulimit={limit}={both}")
     for variable, value in _mapping(data.get("environment")).items():
         options.append(f"--env={variable}" if value is None else f"--env={variable}={value}")
     for volume in data.get("volumes") or []:
@@ -390,7 +391,10 @@ def _plain(text: str, arguments: Mapping[str, str | None]) -> str:
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     variables = Variables(values)
-    return "\n".join(_line(line, arguments, variables) for line in lines[start:]) + "\n"
+    return (
+        "\n".join(_line(line, arguments, variables) for line in lines[start:] if line.strip())
+        + "\n"
+    )
 
 
 def _line(line: str, arguments: Mapping[str, str | None], variables: Variables) -> str:

@@ -20,6 +20,9 @@ LONGEST_VALUE = 200_000
 DEEPEST = 20
 """Defaults inside of defaults."""
 
+_OF_THE_MACHINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "USER", "HOSTNAME")
+"""Variables that are set wherever a script runs."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|\d+)(?:(:?[-=+?])(.*))?", re.DOTALL)
 _COMMAND = re.compile(r"\$\((?!\()|`")
@@ -69,6 +72,9 @@ class Variables:
     defaulted: dict[str, None] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=lambda: {"@": [], "*": []})
     doubled: bool = False
+
+    def __post_init__(self) -> None:
+        self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}
 
     def set(self, name: str, text: str) -> None:
         """Remember a value; one with a command in it is known to the machine only."""

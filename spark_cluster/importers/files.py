@@ -327,7 +327,7 @@ def _data(
     launch = source.launch
     vllm = {"version": launch.vllm, "supported": source.supported}
     data: dict[str, Any] = {
-        "name": name or slug(source.title or _named(launch)),
+        "name": name or slug(source.title or source.repository or _named(launch)),
         "description": " ".join(source.description.split())[:300],
         "model": _model(parts, source, model),
         "kind": launch.kind if launch.kind != "chat" else None,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-LARGEST_FILE = 512 << 10
+LARGEST_FILE = 256 << 10
 """Bytes of a file that is read; the largest start script of the public kits has 90,000."""
 
 MOST_FILES = 2000
@@ -57,6 +57,12 @@ class KitFolder:
             return inside and not os.path.lexists(place)
         except ValueError:
             return False
+
+    def has_folder(self, name: str, beside: Path) -> bool:
+        """Return whether a folder of this name, other than the kit itself, has files of the kit."""
+        place = (beside / name).resolve()
+        root = self.root.resolve()
+        return place != root and place.is_relative_to(root) and place.is_dir()
 
     def text(self, path: Path) -> str:
         """Return the text of a file that `path` has found; empty where it is not text."""

@@ -17,12 +17,13 @@ from spark_cluster.importers.calls import LAUNCH
 from spark_cluster.importers.commandline import (
     SCRIPT_SUFFIXES,
     YAML_SUFFIXES,
+    DockerRun,
     containers_of,
     put_into,
 )
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.expansion import Variables, read_env
-from spark_cluster.importers.importer import PACKAGE, Choice, Given, Source
+from spark_cluster.importers.importer import PACKAGE, Choice, Given, Left, Source
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split
@@ -40,13 +41,14 @@ _EXAMPLE = re.compile(r"\.?(?:[\w.-]*env[\w.-]*(?:example|sample|template)|[\w.-
 _SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?(?:\$\{?\w+\}?/)?([\w./-]+)")
 
 
-def read(folder: Path, choice: Choice, read_one: Read) -> Source:
+def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Source:
     """Return what a kit serves.
 
     Args:
         folder: of the kit.
         choice: its variant is a file of the kit, or a service of its compose file.
         read_one: reads a file of any kind.
+        origin: where the folder comes from, if it is no folder of this machine.
 
     Raises:
         InvalidFile: no file of it starts an engine, or several start different servers.
@@ -70,7 +72,11 @@ def read(folder: Path, choice: Choice, read_one: Read) -> Source:
                 failed[name] = error
         if found:
             usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
-            return _finished(kit, found[chosen(found, usual, shown(kit.root))], tiers)
+            source = found[chosen(found, usual, shown(kit.root))]
+            _finish(kit, source, tiers)
+            where = (source.path or kit.root).relative_to(kit.root)
+            source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
+            return source
     raise _nothing(kit, failed, choice)
 
 
@@ -129,11 +135,9 @@ def _listed(folder: Path) -> Iterator[Path]:
     yield from folder.iterdir() if folder.is_dir() else ()
 
 
-def _finished(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> Source:
-    """The source with the kit's Dockerfile and the files that it puts over the image's."""
+def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
+    """Add the kit's container, its Dockerfile and the files that it puts over the image's."""
     path = source.path or kit.root
-    where = path.relative_to(kit.root) if path.is_relative_to(kit.root) else path.name
-    source.origin = f"the kit {kit.root.resolve().name}: {where}"
     if not source.launch.image:
         _take_container(
             kit, source, [one for tier in (tiers[1], tiers[2], tiers[4]) for one in tier]
@@ -144,14 +148,29 @@ def _finished(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> Source
     local = launch.image and "/" not in launch.image and not launch.dockerfile
     if local and not said and len(built) == 1:
         take_dockerfile(source, kit.text(built[0]), built[0].name, {})
-    for volume in launch.volumes:
-        file = kit.path(volume.source, path.parent) or kit.path(volume.source)
-        if not volume.source.startswith("/") and PACKAGE.search(volume.target) and file:
-            source.files[volume.target] = file.read_bytes()
+    _carry_files(kit, source, path.parent)
     others = [str(one.relative_to(kit.root)) for tier in tiers[:2] for one in tier if one != path]
     if others and not source.offers:
         source.notes.append(f"other files of this kit start something, too: {', '.join(others)}")
-    return source
+
+
+def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
+    """Take the kit's files that are mounted over the image's; name its other ones."""
+    volumes = []
+    for volume in source.launch.volumes:
+        within = not volume.source.startswith(("/", "~", "$"))
+        file = kit.path(volume.source, folder) or kit.path(volume.source) if within else None
+        if file is not None and PACKAGE.search(volume.target):
+            source.files[volume.target] = file.read_bytes()
+        elif file is not None or (within and kit.has_folder(volume.source, folder)):
+            written = f"-v {volume.source}:{volume.target}"
+            source.left_out.append(Left(written, _OF_THE_KIT, "these files are missing there"))
+            continue
+        volumes.append(volume)
+    source.launch = replace(source.launch, volumes=tuple(volumes))
+
+
+_OF_THE_KIT = "files of the kit: copy them to a folder of the nodes, and write that under mounts"
 
 
 def _take_container(kit: KitFolder, source: Source, scripts: list[Path]) -> None:
