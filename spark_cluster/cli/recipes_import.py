@@ -60,8 +60,8 @@ def import_(
     """Make a recipe from FILE ('-' for standard input), or from a command line.
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
-    is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE. It can
-    be a kit: a compose file, a start script, a folder with them, or the URL of its git repository.
+    is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE. A kit
+    is imported by its compose file, start script or folder, or by the URL of its git repository.
     Nothing in it is executed. What a recipe cannot hold is listed with the reason.
 
     Args:

@@ -148,7 +148,7 @@ def _within(program: ProgramCall, found: Found) -> ProgramCall:
 
 _SILENT = re.compile(
     r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
-    r"|sleep|export|unset|eval|wait|grep|log|info|warn|error|die|-.*"
+    r"|sleep|export|unset|eval|exec|wait|grep|log|info|warn|error|die|-.*"
 )
 """Commands of a script that change nothing a recipe could hold."""
 

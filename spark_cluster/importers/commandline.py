@@ -295,7 +295,7 @@ def read(
     source.notes[:0] = found.notes
     source.left_out += _around(found, script=script)
     if variables.defaulted:
-        names = ", ".join(variables.defaulted)
+        names = ", ".join(name for name in variables.defaulted if not name.isdigit())
         source.notes.append(f"read with the default that stands with them: {names}")
     source.repository = _repository(source.launch.model, variables)
     return source
@@ -424,7 +424,7 @@ def _around(found: Found, *, script: bool) -> list[Left]:
     if not script or len(texts) <= _LISTED:
         return [*(Left(f"command `{text}`", why) for text in texts), *elsewhere]
     names = dict.fromkeys(text.split()[0].rpartition("/")[2] for text in texts)
-    told = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
+    told = [name for name in names if re.fullmatch(r"\w[\w.-]*", name)]
     more = f" and {len(told) - 12} others" if len(told) > 12 else ""
     listed = Left(f"commands of the script: {', '.join(told[:12])}{more}", why)
     return [*([listed] if told else []), *elsewhere]

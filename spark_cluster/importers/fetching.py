@@ -412,7 +412,7 @@ def _members(stream: IO[bytes] | gzip.GzipFile, chosen: Chosen) -> Iterator[Sour
         for number, member in enumerate(archive):
             if number > MOST_LISTED:
                 raise Failed(
-                    f"the repository '{chosen.registry.name}' lists more files than can be looked at",
+                    f"the repository '{chosen.registry.name}' lists more files than are looked at",
                     where=chosen.registry.url,
                 )
             path = member.name.removeprefix("./")

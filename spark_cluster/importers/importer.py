@@ -502,6 +502,8 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
         _patch(parts, volume, written, launch)
     elif _CACHE_FOLDER.search(target) or _holds_a_cache(target, launch):
         parts.leave(written, "models and caches have folders of their own on each node")
+    elif target == "/tmp":  # noqa: S108  (of the container)
+        parts.leave(written, "the container has a /tmp of its own")
     elif not volume.source.startswith("/"):
         why = "a recipe needs an absolute path of the node"
         if volume.source.startswith("~"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.calls import LAUNCH
@@ -23,10 +24,11 @@ from spark_cluster.importers.commandline import (
 )
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.expansion import Variables, read_env
-from spark_cluster.importers.importer import PACKAGE, Choice, Given, Left, Source
+from spark_cluster.importers.importer import PACKAGE, Choice, Given, Left, Source, folder_on_node
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split
+from spark_cluster.models.naming import is_path
 
 Read = Callable[[Given, Choice], Source]
 """What reads one file of a kit."""
@@ -139,9 +141,7 @@ def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     """Add the kit's container, its Dockerfile and the files that it puts over the image's."""
     path = source.path or kit.root
     if not source.launch.image:
-        _take_container(
-            kit, source, [one for tier in (tiers[1], tiers[2], tiers[4]) for one in tier]
-        )
+        _take_container(kit, source)
     launch = source.launch
     built = [one for one in kit.files() if one.name.startswith("Dockerfile")]
     said = any(left.what.startswith("build of") for left in source.left_out)
@@ -149,6 +149,7 @@ def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     if local and not said and len(built) == 1:
         take_dockerfile(source, kit.text(built[0]), built[0].name, {})
     _carry_files(kit, source, path.parent)
+    _leave_model_folder(source)
     others = [str(one.relative_to(kit.root)) for tier in tiers[:2] for one in tier if one != path]
     if others and not source.offers:
         source.notes.append(f"other files of this kit start something, too: {', '.join(others)}")
@@ -170,16 +171,32 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
     source.launch = replace(source.launch, volumes=tuple(volumes))
 
 
+def _leave_model_folder(source: Source) -> None:
+    """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
+    launch = source.launch
+    folder = folder_on_node(launch, launch.model)
+    if not is_path(launch.model) or is_for_models(folder):
+        return
+    above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
+    why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
+    source.left_out += [Left(f"-v {one.source}:{one.target}", why) for one in above]
+    source.launch = replace(
+        launch,
+        model=f"./{folder.rstrip('/').rpartition('/')[2]}",
+        volumes=tuple(one for one in launch.volumes if one not in above),
+    )
+
+
 _OF_THE_KIT = "files of the kit: copy them to a folder of the nodes, and write that under mounts"
 
 
-def _take_container(kit: KitFolder, source: Source, scripts: list[Path]) -> None:
+def _take_container(kit: KitFolder, source: Source) -> None:
     """Put the server into the container that another script of the kit starts."""
     found: dict[str, DockerRun] = {}
-    for path in scripts:
-        given = _given(kit, path)
-        for container in containers_of(given):
-            found.setdefault(container.image.text, container)
+    for path in kit.files():
+        if path.suffix in SCRIPT_SUFFIXES:
+            for container in containers_of(_given(kit, path)):
+                found.setdefault(container.image.text, container)
     if len(found) == 1:
         put_into(source, next(iter(found.values())))
 
