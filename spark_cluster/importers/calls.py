@@ -148,7 +148,7 @@ def _within(program: ProgramCall, found: Found) -> ProgramCall:
 
 _SILENT = re.compile(
     r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
-    r"|sleep|export|unset|eval|exec|wait|grep|log|info|warn|error|die|-.*"
+    r"|sleep|export|unset|eval|exec|wait|grep|source|\.|log|info|warn|error|die|-.*"
 )
 """Commands of a script that change nothing a recipe could hold."""
 
@@ -362,6 +362,6 @@ def begin(words: list[Word]) -> str:
     for word in (_assignments(words)[0] or words)[:3]:
         if plain and word.text.startswith("-"):
             break
-        plain.append(word.text.partition("=")[0])
+        plain.append(word.text.partition("=")[0].partition(" ")[0])
     text = " ".join(" ".join(plain).split())
     return text if len(text) <= 60 else f"{text[:56]}..."

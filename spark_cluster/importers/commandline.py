@@ -297,7 +297,17 @@ def read(
     if variables.defaulted:
         names = ", ".join(name for name in variables.defaulted if not name.isdigit())
         source.notes.append(f"read with the default that stands with them: {names}")
-    source.repository = _repository(source.launch.model, variables)
+    if repository := _repository(source.launch.model, variables):
+        source.repository = repository
+        launch = source.launch
+        source.launch = replace(
+            launch,
+            base=launch.base or naming.base_of(repository, ()),
+            quantization=launch.quantization
+            or naming.quantization_of(
+                str(launch.args.get("quantization", "")), repository, None, ()
+            ),
+        )
     return source
 
 

@@ -162,11 +162,11 @@ class ComposeImporter:
             raise given.loaded
         if choice.features:
             raise UsageError("--feature is for model files of vllm-project/recipes")
-        kit = KitFolder(given.root or given.path.parent)
-        values: dict[str, str | None] = {**given.variables}
+        kit = KitFolder((given.root or given.path.parent).absolute())
+        variables = Variables({**given.variables}, doubled=True)
         if env := kit.path(".env", given.path.parent):
-            read_env(kit.text(env), Variables(values))
-        file = ComposeFile(given.loaded, kit, Variables(values, doubled=True))
+            read_env(kit.text(env), variables)
+        file = ComposeFile(given.loaded, kit, variables)
         file.source.data["services"] = {**_included(file), **file.services}
         return _server(file, choice.variant)
 

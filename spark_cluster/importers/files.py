@@ -293,10 +293,11 @@ def _lacking(
     words = image.get("build", {}).get("dockerfile", "").split()
     # What must be there before anything is built on it.
     pulled = next((word for word in words[1:] if not word.startswith("--")), image["ref"])
-    if "/" not in pulled and not named:
+    built = any(left.what.startswith("build of") for left in parts.left_out)
+    if "/" not in pulled and not named and not built:
         yield Left(
             f"image {pulled}",
-            "it is in no registry; the other tool builds it on the nodes",
+            "it is in no registry: those who use it build it on their nodes",
             "it cannot be pulled: name an image, write image.build, or remove this entry where "
             "the nodes have it",
             blocks=True,

@@ -27,7 +27,7 @@ class KitFolder:
     """The folder of a kit.
 
     Args:
-        root: the folder.
+        root: the folder, as an absolute path.
     """
 
     root: Path
@@ -40,7 +40,7 @@ class KitFolder:
             beside: the folder that a relative name begins from; the kit's own by default.
         """
         try:
-            found = ((beside or self.root) / name).resolve()
+            found = ((beside or self.root).absolute() / name).resolve()
             inside = found.is_relative_to(self.root.resolve())
             status = found.stat() if inside else None
         except (OSError, RuntimeError, ValueError):  # a loop of links, a zero byte
@@ -53,7 +53,7 @@ class KitFolder:
         """Return whether nothing at all has this name, inside of the kit."""
         try:
             place = Path(os.path.normpath((beside or self.root).absolute() / name))
-            inside = place.is_relative_to(self.root.absolute())
+            inside = place.is_relative_to(self.root)
             return inside and not os.path.lexists(place)
         except ValueError:
             return False

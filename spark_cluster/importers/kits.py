@@ -56,7 +56,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         InvalidFile: no file of it starts an engine, or several start different servers.
         UsageError: there is no such file or service.
     """
-    kit = KitFolder(folder)
+    kit = KitFolder(folder.absolute())
     tiers = _tiers(kit)
     named = kit.path(choice.variant) if choice.variant != "default" else None
     if named is not None:
