@@ -349,7 +349,7 @@ class TestFiles:
             ("x.yaml", b"", "the file is empty"),
             ("x.yaml", b"- a\n- b\n", "found a list at the top level"),
             ("x.yaml", b"a: [\n", "never closed"),
-            ("x.yaml", b"services: {vllm: {image: x}}\n", "this is a compose file"),
+            ("x.yaml", b"services: {vllm: {image: x}}\n", "no service starts vLLM or SGLang"),
             (
                 "x.yaml",
                 b"name: x\nmodel: {name: m, served_name: m}\nimage: {ref: r}\n",

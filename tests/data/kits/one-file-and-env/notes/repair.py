@@ -1,1 +1,1 @@
-print('repaired')
+print("repaired")
