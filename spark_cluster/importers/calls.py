@@ -76,7 +76,7 @@ class ProgramCall:
 
 
 @dataclass(slots=True)
-class Found:
+class Launches:
     """The launches of a text, and what stands around them.
 
     Attributes:
@@ -92,7 +92,7 @@ class Found:
 
 def find_all(
     text: str, line: int = 1, variables: Variables | None = None, *, script: bool = False
-) -> Found:
+) -> Launches:
     """Return all launches in a text that the text itself does not rule out.
 
     Args:
@@ -106,7 +106,7 @@ def find_all(
     """
     variables = Variables() if variables is None else variables
     commands, notes = split(text, line, variables)
-    found = Found(notes=notes)
+    found = Launches(notes=notes)
     exported: dict[str, str] = {}
     for command in commands:
         if command.runs is False:
@@ -139,7 +139,7 @@ def _written(document: Word, variables: Variables) -> Iterator[ProgramCall]:
             yield _within(program, found)
 
 
-def _within(program: ProgramCall, found: Found) -> ProgramCall:
+def _within(program: ProgramCall, found: Launches) -> ProgramCall:
     """Return the program of an inner script, with the commands that go before it there."""
     program.notes = [*found.notes, *program.notes]
     program.changes += list(commands_of(found))
@@ -153,7 +153,7 @@ _SILENT = re.compile(
 """Commands of a script that change nothing a recipe could hold."""
 
 
-def commands_of(found: Found) -> dict[str, None]:
+def commands_of(found: Launches) -> dict[str, None]:
     """Return how the other commands of a script begin, each once."""
     words = [words for words in found.others if words and not _SILENT.fullmatch(words[0].text)]
     return dict.fromkeys(filter(None, map(begin, words)))

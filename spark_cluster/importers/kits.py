@@ -18,11 +18,11 @@ from spark_cluster.importers.calls import LAUNCH
 from spark_cluster.importers.commandline import (
     SCRIPT_SUFFIXES,
     YAML_SUFFIXES,
-    DockerRun,
     containers_of,
     put_into,
 )
 from spark_cluster.importers.compose import take_dockerfile
+from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, read_env
 from spark_cluster.importers.importer import PACKAGE, Choice, Given, Left, Source, folder_on_node
 from spark_cluster.importers.kitfiles import KitFolder

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from spark_cluster.importers.conditions import Conditions, Truth
-from spark_cluster.importers.expansion import LONGEST_VALUE, Variables, Word, expanded
+from spark_cluster.importers.expansion import LONGEST_VALUE, Variables, Word, closing, expanded
 
 
 @dataclass(slots=True)
@@ -52,7 +52,6 @@ _COMMENT_LINES = re.compile(r"(?:[ \t]*#[^\n]*\n)+")
 _END_OF_WORD = re.compile(rf"[ \t\n;&|()<>]|{_CONTINUATION.pattern}")
 _PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
 _IN_QUOTES = {"'": re.compile(r"[^']+"), '"': re.compile(r'\\(["\\$`\n])|[^"\\$`]+|\\')}
-_CLOSING = {"${": "}", "$(": ")", "`": "`"}
 _OWN_FOLDER = re.compile(r"\$\((?!.*\.\.).*\bpwd\b.*\)|`pwd`", re.DOTALL)
 """How a script asks for the folder that it lies in, or is run in."""
 
@@ -280,8 +279,10 @@ class _Splitter:
             return
         opening = self.text[self.at : self.at + (1 if self.text[self.at] == "`" else 2)]
         end = self.at + 1
-        if opening in _CLOSING:
-            end = self._balanced(opening) + 1
+        if opening in ("${", "$(", "`"):
+            inner = self.at + 1
+            end = self.text.find("`", inner) if opening == "`" else closing(self.text, inner)
+            end += 1
             if end <= 0:
                 raise Word(opening, self.line).wrong(f"'{opening}' is never closed", "close it")
         written = self.text[self.at : end]
@@ -299,17 +300,6 @@ class _Splitter:
 
     def _is_own_folder(self, written: str) -> bool:
         return "PWD" in self.variables.values and bool(_OWN_FOLDER.fullmatch(written))
-
-    def _balanced(self, opening: str) -> int:
-        begin, closing = self.at + len(opening), _CLOSING[opening]
-        if opening == closing:
-            return self.text.find(closing, begin)
-        depth = 1
-        for at in range(begin, len(self.text)):
-            depth += (self.text[at] == opening[-1]) - (self.text[at] == closing)
-            if depth == 0:
-                return at
-        return -1
 
 
 def split(
