@@ -1,6 +1,6 @@
 """Reads a command line that starts vLLM or SGLang: `docker run`, `vllm serve`, a Python module.
 
-Nothing is run, looked up or expanded: `$VAR` and `~` stay as they are written.
+Nothing is run or looked up: `$VAR` and `~` stay as they are written, unless the text sets them.
 """
 
 from __future__ import annotations

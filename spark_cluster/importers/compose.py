@@ -28,6 +28,18 @@ DEEPEST = 5
 
 MOST_SERVICES = 200
 
+_WORDS: Mapping[type, str] = {str: "text", list: "a list", dict: "a mapping"}
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("command", "entrypoint"), (str, list)),
+    **dict.fromkeys(("build", "extends"), (str, dict)),
+    "environment": (list, dict),
+    "env_file": (str, list, dict),
+    "image": (str,),
+    "ulimits": (dict,),
+    "volumes": (list,),
+}
+"""Fields that are read, and their types (Compose Specification, 05-services.md)."""
+
 _OVERRIDING = ("command", "entrypoint", "image", "build")
 """Fields of which a service has its own or that of the one that it extends, never both."""
 
@@ -41,6 +53,8 @@ class ComposeFile:
         kit: the folder beyond which nothing is read.
         variables: that its values may name.
         depth: files that extend or include this one.
+        notes: what was read with goodwill.
+        included: services of other files, as these have them.
     """
 
     source: Sourced
@@ -48,13 +62,14 @@ class ComposeFile:
     variables: Variables
     depth: int = 0
     notes: list[str] = field(default_factory=list)
+    included: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def services(self) -> Mapping[str, Any]:
         found = self.source.data.get("services")
         if not isinstance(found, dict) or len(found) > MOST_SERVICES:
             raise self.wrong(("services",), f"found {described(found)}, expected its services")
-        return found
+        return {**self.included, **found}
 
     def wrong(self, key: Key, message: str, hint: str = "") -> InvalidFile:
         return self.source.invalid([Problem(key, message)], hint=hint)
@@ -84,23 +99,34 @@ class ComposeFile:
 
     def service(self, name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return a service with what it extends, and with the variables that are known."""
-        own = self.services.get(name)
         key: Key = ("services", name)
-        if not isinstance(own, dict):
-            raise self.wrong(key, f"found {described(own)}, expected a service")
+        if name in self.included and name not in self.source.data["services"]:
+            return dict(self.included[name])
+        own = self._checked(key, self.services.get(name))
         data = {one: self._expanded(value) for one, value in own.items() if one != "extends"}
         data["environment"] = {**self._env_files(key, data), **_mapping(data.get("environment"))}
         base = own.get("extends")
         if not base:
             return data
         base = {"service": base} if isinstance(base, str) else base
-        if not isinstance(base, dict) or not isinstance(base.get("service"), str):
+        if not isinstance(base.get("service"), str):
             raise self.wrong((*key, "extends"), "expected the name of a service")
         place = f"{base.get('file', '')}:{base['service']}"
         if place in seen:
             raise self.wrong((*key, "extends"), f"{base['service']} extends itself")
         other = self.opened((*key, "extends"), str(base["file"])) if base.get("file") else self
         return _merged(other.service(base["service"], (*seen, place)), data)
+
+    def _checked(self, key: Key, service: Any) -> dict[str, Any]:
+        """Return a service, or raise InvalidFile for a field of a type that it does not have."""
+        if not isinstance(service, dict):
+            raise self.wrong(key, f"found {described(service)}, expected a service")
+        for name, kinds in _TYPES.items():
+            value = service.get(name)
+            if value is not None and not isinstance(value, kinds):
+                what = " or ".join(_WORDS[kind] for kind in kinds)
+                raise self.wrong((*key, name), f"found {described(value)}, expected {what}")
+        return service
 
     def _expanded(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -113,6 +139,7 @@ class ComposeFile:
 
     def _env_files(self, key: Key, data: Mapping[str, Any]) -> dict[str, str]:
         given = data.get("env_file") or []
+        values = Variables(dict(self.variables.values), self.variables.defaulted, doubled=True)
         found: dict[str, str] = {}
         for one in given if isinstance(given, list) else [given]:
             name = str(one.get("path", "") if isinstance(one, dict) else one)
@@ -120,7 +147,7 @@ class ComposeFile:
                 self.notes.append(f"env_file {name} is not in this folder: its variables are left")
                 continue
             path = self._inside((*key, "env_file"), name)
-            found |= read_env(self.kit.text(path), self.variables)
+            found |= read_env(self.kit.text(path), values)
         return found
 
 
@@ -167,7 +194,7 @@ class ComposeImporter:
         if env := kit.path(".env", given.path.parent):
             read_env(kit.text(env), variables)
         file = ComposeFile(given.loaded, kit, variables)
-        file.source.data["services"] = {**_included(file), **file.services}
+        file.included = _included(file)
         return _server(file, choice.variant)
 
 
@@ -335,9 +362,6 @@ def _built(file: ComposeFile, name: str, data: Mapping[str, Any], source: Source
     if not build:
         return
     build = {"context": build} if isinstance(build, str) else build
-    key: Key = ("services", name, "build")
-    if not isinstance(build, dict):
-        raise file.wrong(key, f"found {described(build)}, expected a folder or a mapping")
     text = build.get("dockerfile_inline")
     where = "dockerfile_inline"
     if not isinstance(text, str):
@@ -345,7 +369,7 @@ def _built(file: ComposeFile, name: str, data: Mapping[str, Any], source: Source
         path = file.kit.path(f"{folder}/{wanted}", file.source.path.parent)
         if path is None:
             raise file.wrong(
-                key,
+                ("services", name, "build"),
                 f"its image is built in {folder} by {wanted}, which is not in this folder, and "
                 "nothing outside of it is read",
                 "name an image that can be pulled: --image REF",

@@ -100,6 +100,7 @@ def read_given(given: Given, choice: Choice) -> Source:
         raise InvalidFile(error.message, where=error.where, hint=hint) from None
     if isinstance(given.loaded, Sourced):
         source.notes[:0] = given.loaded.notes
+    source.notes[:0] = given.notes
     source.notes += broken
     return source
 

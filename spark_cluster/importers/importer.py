@@ -185,11 +185,13 @@ class Given:
         path: the file.
         root: the folder beyond which nothing that it names is read; its own by default.
         variables: that it may use, from files next to it.
+        notes: what was read for it with goodwill.
     """
 
     path: Path
     root: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def loaded(self) -> Sourced | InvalidFile:

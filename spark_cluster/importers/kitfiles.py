@@ -39,30 +39,28 @@ class KitFolder:
             name: as a file of the kit writes it.
             beside: the folder that a relative name begins from; the kit's own by default.
         """
-        try:
-            found = ((beside or self.root).absolute() / name).resolve()
-            inside = found.is_relative_to(self.root.resolve())
-            status = found.stat() if inside else None
-        except (OSError, RuntimeError, ValueError):  # a loop of links, a zero byte
-            return None
-        if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
-            return None
-        return found
-
-    def is_missing(self, name: str, beside: Path | None = None) -> bool:
-        """Return whether nothing at all has this name, inside of the kit."""
-        try:
-            place = Path(os.path.normpath((beside or self.root).absolute() / name))
-            inside = place.is_relative_to(self.root)
-            return inside and not os.path.lexists(place)
-        except ValueError:
-            return False
+        place, status = self._seen(name, beside)
+        regular = status is not None and stat.S_ISREG(status.st_mode)
+        return place if regular and status and status.st_size <= LARGEST_FILE else None
 
     def has_folder(self, name: str, beside: Path) -> bool:
-        """Return whether a folder of this name, other than the kit itself, has files of the kit."""
-        place = (beside / name).resolve()
-        root = self.root.resolve()
-        return place != root and place.is_relative_to(root) and place.is_dir()
+        """Return whether a folder of this name, other than the kit itself, is in the kit."""
+        place, status = self._seen(name, beside)
+        return status is not None and stat.S_ISDIR(status.st_mode) and place != self.root.resolve()
+
+    def is_missing(self, name: str, beside: Path) -> bool:
+        """Return whether a name leads to a place in the kit at which there is nothing."""
+        place = Path(os.path.normpath(beside.absolute() / name.replace("\0", "")))
+        return place.is_relative_to(self.root) and not os.path.lexists(place)
+
+    def _seen(self, name: str, beside: Path | None) -> tuple[Path, os.stat_result | None]:
+        """A place with all links followed, and what is there; nothing outside of the kit."""
+        place = self.root
+        try:
+            place = ((beside or self.root).absolute() / name).resolve()
+            return place, place.stat() if place.is_relative_to(self.root.resolve()) else None
+        except (OSError, RuntimeError, ValueError):  # a loop of links, a zero byte
+            return place, None
 
     def text(self, path: Path) -> str:
         """Return the text of a file that `path` has found; empty where it is not text."""

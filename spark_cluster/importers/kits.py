@@ -7,7 +7,7 @@ server are one launch. Only files of the folder are read, and none of them is ru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,43 +98,41 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
 
 def _given(kit: KitFolder, path: Path) -> Given:
     """A file of a kit, with the variables of the files that it reads."""
-    variables = Variables({"PWD": "."})
-    if path.suffix in YAML_SUFFIXES:
-        variables = Variables()
-        if kit.path(".env", path.parent) is None and (example := _example(kit, path.parent)):
-            read_env(kit.text(example), variables)
-    else:
-        text = kit.text(path)
-        for name in [*_SOURCED.findall(text), *([".env"] if ".env" in text else [])]:
-            sourced = kit.path(name, path.parent) or kit.path(name)
-            if sourced is None and name.endswith(".env"):
-                sourced = _example(kit, path.parent)
-            if sourced is not None and sourced != path.resolve():
-                _collect(kit.text(sourced), variables)
-    return Given(path, kit.root, {k: v for k, v in variables.values.items() if v is not None})
+    compose, text, notes = path.suffix in YAML_SUFFIXES, kit.text(path), list[str]()
+    variables = Variables({} if compose else {"PWD": "."})
+    names = _SOURCED.findall(text) if not compose else []
+    for name in [*names, *([".env"] if compose or ".env" in text else [])]:
+        sourced = kit.path(name, path.parent) or kit.path(name)
+        if sourced is None and name.endswith(".env") and (example := _example(kit, path.parent)):
+            sourced = example
+            notes.append(f"there is no {name}: its variables are those of {example.name}")
+        if sourced is not None and sourced != path.resolve():
+            _collect(kit.text(sourced), variables, script=not compose)
+    values = {name: value for name, value in variables.values.items() if value is not None}
+    return Given(path, kit.root, values, notes)
 
 
-def _collect(text: str, variables: Variables) -> None:
-    """Take the variables that a sourced file sets; one that is no shell text sets none."""
+def _collect(text: str, variables: Variables, *, script: bool) -> None:
+    """Take the variables that a file sets for a script, or for a compose file."""
     try:
-        split(text, 1, variables)
-    except UsageError:
-        read_env(text, variables)
+        if script:
+            split(text, 1, variables)
+            return
+    except UsageError:  # it is no shell text
+        pass
+    read_env(text, variables)
 
 
 def _example(kit: KitFolder, folder: Path) -> Path | None:
     """The file from which people make their `.env`; that of the first node, if there are two."""
-    found = sorted(
+    places = dict.fromkeys([folder, kit.root, kit.root / "config"])
+    found = [
         path
-        for place in {folder, kit.root, kit.root / "config"}
-        for path in _listed(place)
-        if _EXAMPLE.fullmatch(path.name) and "worker" not in path.name
-    )
-    return kit.path(str(found[0])) if found else None
-
-
-def _listed(folder: Path) -> Iterator[Path]:
-    yield from folder.iterdir() if folder.is_dir() else ()
+        for path in kit.files()
+        if path.parent in places and _EXAMPLE.fullmatch(path.name) and "worker" not in path.name
+    ]
+    nearest = [path for place in places for path in found if path.parent == place]
+    return nearest[0] if nearest else None
 
 
 def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
@@ -175,7 +173,7 @@ def _leave_model_folder(source: Source) -> None:
     """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
     launch = source.launch
     folder = folder_on_node(launch, launch.model)
-    if not is_path(launch.model) or is_for_models(folder):
+    if not is_path(launch.model) or is_for_models(folder) or "$" in folder:
         return
     above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
     why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -85,7 +86,8 @@ def test_variables_come_from_the_example_of_env(tmp_path: Path) -> None:
     assert made.files == {"qwen3-32b.patches/scheduler.py": b"# stands in for a patched file\n"}
     assert [one["target"] for one in recipe["patches"]] == [f"{DIST}/v1/core/scheduler.py"]
     assert lost(made) == ["command `python3 /opt/notes/repair.py`", "-v ./notes:/opt/notes"]
-    (note,) = source.notes
+    example, note = source.notes
+    assert example == "there is no .env: its variables are those of .env.example"
     assert note.endswith(": ENGINE_IMAGE, HF_CACHE, DRAFTED, MODEL")
 
 
@@ -328,6 +330,30 @@ def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path: Path) -> N
     put(folder / ".env", env)
     with pytest.raises(SparkClusterError, match="more than 200,000 characters"):
         read_file(folder)
+
+
+@pytest.mark.parametrize("value", ["7", "text", "[1, [2]]", "{a: {b: 1}}", "[{a: 1}]", "null"])
+@pytest.mark.parametrize(
+    "name",
+    "command entrypoint environment env_file volumes ulimits build extends image devices ports "
+    "deploy gpus profiles".split(),
+)
+def test_any_value_of_a_field_is_read_or_refused(tmp_path: Path, name: str, value: str) -> None:
+    fields = {"command": SERVE, "image": "org/engine:1", name: value}
+    rows = "".join(f"    {key}: {one}\n" for key, one in fields.items())
+    folder = kit(tmp_path, compose_yaml=f"services:\n  engine:\n{rows}")
+    try:
+        write(read_file(folder))
+    except SparkClusterError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("name", ['"a\\0b"', '"\\e[31m"', "x" * 5000, "'../' ", "."])
+def test_odd_names_of_files_are_not_there(tmp_path: Path, name: str) -> None:
+    for fields in ({"env_file": name}, {"volumes": f"[{{source: {name}, target: /x}}]"}):
+        folder = kit(tmp_path, compose_yaml=service(SERVE, **fields))
+        with contextlib.suppress(SparkClusterError):
+            assert "x" not in read_file(folder).files
 
 
 def test_files_that_extend_each_other_end(tmp_path: Path) -> None:
