@@ -17,6 +17,7 @@ from spark_cluster.config.yamlfile import described, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import vllm_flags
 from spark_cluster.importers.calls import (
+    EXPECTED,
     SERVERS,
     Launches,
     ProgramCall,
@@ -121,6 +122,8 @@ def read(
         raise UsageError("this is not text; expected a command line")
     variables = Variables() if variables is None else variables
     found = find_all(text, variables=variables, script=script)
+    if script and not found.programs:
+        raise UsageError("no command in it starts vLLM, SGLang or a container", hint=EXPECTED)
     source = _one(found, origin, variables)
     source.notes[:0] = found.notes
     source.left_out += _around(found, script=script)

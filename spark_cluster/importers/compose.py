@@ -38,7 +38,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "ulimits": (dict,),
     "volumes": (list,),
 }
-"""Fields that are read, and their types (Compose Specification, 05-services.md)."""
+"""Fields that are read, and their types (source: compose-specification)."""
 
 _OVERRIDING = ("command", "entrypoint", "image", "build")
 """Fields of which a service has its own or that of the one that it extends, never both."""
@@ -162,7 +162,7 @@ def _mapping(given: Any) -> dict[str, str | None]:
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a service laid over the one that it extends (Compose Specification, 13-merge.md)."""
+    """Return a service laid over the one that it extends (source: compose-specification)."""
     merged = dict(base)
     for name, value in own.items():
         before = merged.get(name)

@@ -1,7 +1,7 @@
 """Variables in compose files and shell scripts: `$A`, `${A:-b}`, `$((2 * 3))`, and files of them.
 
-Nothing is run: `$(...)` and backquotes stay as they are written. The forms are those of POSIX
-(Shell Command Language, 2.6.2) and of the Compose Specification (12-interpolation.md).
+Nothing is run: `$(...)` and backquotes stay as they are written (source: posix-shell;
+compose-specification).
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def read_env(text: str, variables: Variables) -> dict[str, str]:
     """Return the variables of a `.env` file: `NAME=value` lines, quoted or not.
 
     Single quotes keep `$` as it is; a `#` after a blank begins a comment where there are no quotes
-    (Compose Specification, 05-services.md, env_file). python-dotenv reads the same, and knows
-    nothing of values that only another machine has.
+    (source: compose-specification). python-dotenv reads the same, and knows nothing of values that
+    only another machine has.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():

@@ -271,6 +271,9 @@ def _patches(data: dict[str, Any], source: Source, parts: Parts) -> dict[str, by
             parts.to_do[:] = [text for text in parts.to_do if not text.startswith(asked)]
             patch["file"] = f"{data['name']}.patches/{patch['file']}"
             files[patch["file"]] = content
+    if files:
+        folder = f"{data['name']}.patches"
+        parts.to_do.append(f"read the files in {folder}: the container runs them as vLLM's own")
     return files
 
 

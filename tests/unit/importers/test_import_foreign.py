@@ -356,7 +356,7 @@ class TestFiles:
                 "a recipe of spark-cluster already",
             ),
             ("x.yaml", b"one: 1\ntwo: 2\n", "its fields are one, two"),
-            ("x.sh", b"#!/bin/sh\necho docker x\n", "no launch of vLLM: found 'echo docker x'"),
+            ("x.sh", b"#!/bin/sh\necho docker x\n", "no command in it starts vLLM"),
             ("x.txt", b"a letter to vllm users\n", "no launch of vLLM"),
         ],
     )

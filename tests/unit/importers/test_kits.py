@@ -113,7 +113,9 @@ def test_arrays_and_conditions_of_a_script(tmp_path: Path) -> None:
     assert recipe["engine_args"] == {"max-model-len": 8192, "limit-mm-per-prompt": {"image": 1}}
     assert recipe["drafter"] == {"method": "ngram", "tokens": 4}
     assert list(made.files) == ["qwen3-32b-fp8.patches/model_fix.py"]
-    assert not made.to_do
+    assert made.to_do == [
+        "read the files in qwen3-32b-fp8.patches: the container runs them as vLLM's own"
+    ]
     unknown = "line 14: EXTRA gets --max-num-seqs under a condition that only the machine knows"
     assert any(note.startswith(unknown) for note in source.notes)
 
@@ -204,7 +206,7 @@ def test_the_folders_of_its_author_are_left_out(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"notes_txt": "vllm serve x\n"}, "no file of this folder starts vLLM or SGLang"),
-        ({"start_sh": "#!/bin/sh\nssh a docker run b\n"}, "no launch of vLLM"),
+        ({"start_sh": "#!/bin/sh\nssh a docker run b\n"}, "no command in it starts"),
         ({"compose_yaml": "services: {a: {image: nginx}}\n"}, "no service starts vLLM or SGLang"),
         ({"compose_yaml": "services: [a]\n", "x_sh": ""}, "no file of this folder starts"),
         ({"start_sh": "#!/bin/sh\ndocker run -q img vllm serve 'x\n"}, "a quote is never closed"),
@@ -335,9 +337,11 @@ def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path: Path) -> N
 @pytest.mark.parametrize("value", ["7", "text", "[1, [2]]", "{a: {b: 1}}", "[{a: 1}]", "null"])
 @pytest.mark.parametrize(
     "name",
-    "command entrypoint environment env_file volumes ulimits build extends image devices ports "
-    "deploy gpus profiles".split(),
-)
+    [
+        "command", "entrypoint", "environment", "env_file", "volumes", "ulimits", "build",
+        "extends", "image", "devices", "ports", "deploy", "gpus", "profiles",
+    ],
+)  # fmt: skip
 def test_any_value_of_a_field_is_read_or_refused(tmp_path: Path, name: str, value: str) -> None:
     fields = {"command": SERVE, "image": "org/engine:1", name: value}
     rows = "".join(f"    {key}: {one}\n" for key, one in fields.items())
