@@ -25,9 +25,9 @@ from spark_cluster.config.recipes import save as save_recipe
 from spark_cluster.config.schema import ErrorDocument, as_json
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.importers import commandline, snapshot
-from spark_cluster.importers.fetching import Update, look, take
-from spark_cluster.importers.files import read_file, write
+from spark_cluster.importers import commandline, kits, snapshot
+from spark_cluster.importers.fetching import Update, fetched_kit, is_url, look, take
+from spark_cluster.importers.files import read_file, read_given, write
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.models.lookup import Hub
 from spark_cluster.models.memory_share import GIB
@@ -60,7 +60,8 @@ def import_(
     """Make a recipe from FILE ('-' for standard input), or from a command line.
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
-    is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE.
+    is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE. A kit
+    is imported by its compose file, start script or folder, or by the URL of its git repository.
     Nothing in it is executed. What a recipe cannot hold is listed with the reason.
 
     Args:
@@ -68,7 +69,7 @@ def import_(
         output (-o, --output FILE|DIR): File or folder to write to (default: recipes/NAME.yaml).
         name (NAME): Name of the recipe (default: from what it serves).
         variant (V): Variant of a vllm-project/recipes file (default: default), or guide: the
-            command for a DGX Spark in its guide.
+            command for a DGX Spark in its guide. Of a kit: the service or the file that is meant.
         features (--feature F): Feature of a vllm-project/recipes file: F on, F=MODE, or no-F off;
             repeatable.
         model (ORG/NAME): The repository, when the source has a folder.
@@ -82,6 +83,8 @@ def import_(
     given: dict[str, Any] = {"name": name, "model": model, "image": image, "mods": mods}
     if file is not None and line is None and file.startswith("@"):
         imported = snapshot.imported(file, app.project.folder, choice, **given)
+    elif file is not None and line is None and is_url(file):
+        imported = _fetched(file, choice, given)
     else:
         imported = write(_source(file, line, choice), **given)
     path = folder / f"{imported.name}.yaml"
@@ -94,6 +97,17 @@ def import_(
         app.print_json({"ok": True, "file": str(path), **as_json(imported), "files": files})
     else:
         _show(app, path, imported)
+
+
+def _fetched(url: str, choice: Choice, given: dict[str, Any]) -> Imported:
+    """Import a kit from its repository; messages name its files as they are there."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, origin = fetched_kit(url, Path(folder))
+        try:
+            return write(kits.read(root, choice, read_given, origin), **given)
+        except SparkClusterError as error:
+            texts = [text.replace(f"{folder}/", "") for text in (error.message, error.where)]
+            raise type(error)(texts[0], where=texts[1], hint=error.hint) from None
 
 
 def _source(file: str | None, line: str | None, choice: Choice) -> Source:

@@ -28,8 +28,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from spark_cluster import __version__
@@ -38,7 +39,7 @@ from spark_cluster.config.registries import ARCHIVE_SCHEMES, GIT_SCHEMES, Index,
 from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import Failed, InvalidFile, UsageError
 from spark_cluster.importers import snapshot
-from spark_cluster.importers.snapshot import Chosen, SourceFile
+from spark_cluster.importers.snapshot import MOST_FILES, Chosen, SourceFile
 
 TIMEOUT_S = 120.0
 """Seconds for everything that is fetched of one registry."""
@@ -88,8 +89,13 @@ _TOO_LARGE = re.compile(rf"File too large|write error|died of signal {signal.SIG
 
 
 @contextlib.contextmanager
-def fetched(registry: Registry, revision: str | None) -> Iterator[Git]:
+def fetched(registry: Registry, revision: str | None, history: int = HISTORY) -> Iterator[Git]:
     """Fetch a commit, or the newest one of the branch: `Git.commit`.
+
+    Args:
+        registry: the repository.
+        revision: a commit; None for the branch.
+        history: commits of the branch.
 
     Raises:
         UsageError: git is not installed, or the repository has no such commit or branch.
@@ -102,7 +108,7 @@ def fetched(registry: Registry, revision: str | None) -> Iterator[Git]:
         (git.folder / "info/attributes").write_text(_AS_THEY_ARE)
         # A branch or a tag by its name; a commit needs no history.
         wanted = revision or registry.branch
-        depth = 1 if revision else HISTORY
+        depth = 1 if revision else history
         git.output(
             "fetch",
             "--quiet",
@@ -118,6 +124,63 @@ def fetched(registry: Registry, revision: str | None) -> Iterator[Git]:
             raise Failed(f"{registry.url}: asked for {wanted}, and {found!r} came")
         git.commit = found
         yield git
+
+
+class KitFiles(Chosen):
+    """Decides about each file of a kit: files of a text's size, hidden ones only if they are `.env`
+    or its like."""
+
+    def takes(self, path: str, size: int, *, regular: bool) -> bool:
+        *folders, name = path.split("/")
+        hidden = any(part.startswith(".") for part in folders)
+        if hidden or (name.startswith(".") and not name.startswith(".env")):
+            return False
+        if self._why_not("/".join([*folders, name.removeprefix(".")]), size, regular=regular):
+            return False
+        self._folded.add(path.casefold())
+        self._count += 1
+        if self._count > MOST_FILES:
+            raise Failed(f"more than {MOST_FILES} files", where=self.registry.url)
+        return True
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is the address of a repository rather than a file's name."""
+    return "://" in text or bool(re.match(r"git@[\w.-]+:", text))
+
+
+def fetched_kit(url: str, folder: Path) -> tuple[Path, str]:
+    """Fetch a kit: the newest commit of a repository's main branch, its text files only.
+
+    Args:
+        url: https://, ssh:// or file://, or git@HOST:PATH.
+        folder: into which its files are written, in a folder of its name.
+
+    Returns:
+        Its folder, and where it comes from.
+
+    Raises:
+        UsageError: it is no address of a repository, or git is not installed.
+        Failed: it cannot be fetched within the limits of time and size.
+    """
+    address = re.sub(r"^(git@[^:/]+):", r"ssh://\1/", url)
+    name = re.sub(r"[^\w.-]+", "-", urlsplit(address).path.rstrip("/").rpartition("/")[2])
+    try:
+        given = {"name": "kit", "url": address, "format": "spark-vllm-docker", "branch": "HEAD"}
+        registry = Registry.model_validate(given)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageError(f"this is not the address of a repository: {why}") from None
+    with fetched(registry, None, history=1) as repository:
+        origin = f"{url} at {repository.commit[:12]}"
+        root = folder / (name.removesuffix(".git").strip(".-") or "kit")
+        for file in repository.files(KitFiles(registry)):
+            place = root / file.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("xb") as stream:
+                stream.write(file.content)
+    root.mkdir(exist_ok=True)
+    return root, origin
 
 
 class Git:
@@ -185,8 +248,8 @@ class Git:
         """
         if shutil.which("git") is None:
             raise UsageError(
-                "git is not installed on this machine, which a registry that is a repository needs",
-                hint="install git, or name an archive with its sha256",
+                "git is not installed on this machine, which fetching a repository needs",
+                hint="install git (a registry can also be an archive with its sha256)",
             )
         limited = ["/bin/sh", "-c", _LIMITED, "sh", str(LARGEST_PACK // _ULIMIT_UNIT), *argv]
         process = subprocess.Popen(
@@ -201,7 +264,7 @@ class Git:
             return process.wait(max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise Failed(
-                f"the registry '{self.registry.name}' was not fetched within {TIMEOUT_S:g} s",
+                f"the repository '{self.registry.name}' was not fetched within {TIMEOUT_S:g} s",
                 where=self.registry.url,
                 hint="try again; what was taken before remains in use",
             ) from None
@@ -216,17 +279,17 @@ class Git:
         if _MISSING.search(text):
             wanted = self.registry.commit or self.registry.branch
             return UsageError(
-                f"the registry '{self.registry.name}' has no such commit or branch",
+                f"the repository '{self.registry.name}' has no such commit or branch",
                 where=self.registry.url,
                 hint=f"asked for: {wanted}",
             )
         if status == -signal.SIGXFSZ or _TOO_LARGE.search(text):
             return Failed(
-                f"the registry '{self.registry.name}' is larger than {LARGEST_PACK >> 20} MiB",
+                f"the repository '{self.registry.name}' is larger than {LARGEST_PACK >> 20} MiB",
                 where=self.registry.url,
             )
         return Failed(
-            f"git {command} of the registry '{self.registry.name}' failed: {'; '.join(last)}",
+            f"git {command} of the repository '{self.registry.name}' failed: {'; '.join(last)}",
             where=self.registry.url,
             hint="what was taken before remains in use",
         )
@@ -349,7 +412,7 @@ def _members(stream: IO[bytes] | gzip.GzipFile, chosen: Chosen) -> Iterator[Sour
         for number, member in enumerate(archive):
             if number > MOST_LISTED:
                 raise Failed(
-                    f"the registry '{chosen.registry.name}' lists more files than can be looked at",
+                    f"the repository '{chosen.registry.name}' lists more files than are looked at",
                     where=chosen.registry.url,
                 )
             path = member.name.removeprefix("./")

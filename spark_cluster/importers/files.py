@@ -25,8 +25,9 @@ from spark_cluster.config.recipes import commented, commented_text, yaml_of
 from spark_cluster.config.schema import UNMOUNTABLE, parse, problems_of
 from spark_cluster.config.yamlfile import Sourced, described, dotted, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError
-from spark_cluster.importers import templated, vllm_recipes
+from spark_cluster.importers import kits, templated, vllm_recipes
 from spark_cluster.importers.commandline import CommandFile
+from spark_cluster.importers.compose import ComposeImporter
 from spark_cluster.importers.importer import (
     Choice,
     Given,
@@ -59,8 +60,9 @@ OURS: tuple[Importer, ...] = (
 )
 """Asked first, so that no package changes what they read."""
 
-LAST: tuple[Importer, ...] = (CommandFile(),)
-"""Asked after those of other packages: a text of any kind can have a command line in it."""
+LAST: tuple[Importer, ...] = (ComposeImporter(), CommandFile())
+"""Asked after those of other packages, which may know more of a compose file; a text of any kind
+can have a command line in it."""
 
 
 def read_file(path: Path, choice: Choice | None = None) -> Source:
@@ -75,7 +77,14 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
     """
     if not path.exists():
         raise InvalidFile("no such file", where=str(path), hint=MISSING)
-    given, names, broken = Given(path), list[str](), list[str]()
+    if path.is_dir():
+        return kits.read(path, choice or Choice(), read_given)
+    return read_given(Given(path), choice or Choice())
+
+
+def read_given(given: Given, choice: Choice) -> Source:
+    """Return what a file says, as `read_file` does."""
+    names, broken = list[str](), list[str]()
     for importer in chain(OURS, _plug_ins(broken), LAST):
         names.append(importer.name)
         if importer.recognises(given):
@@ -83,7 +92,7 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
     else:
         raise _unknown(given, _tried(names, broken))
     try:
-        source = importer.read(given, choice or Choice())
+        source = importer.read(given, choice)
     except InvalidFile as error:
         if importer not in LAST or error.hint:
             raise
@@ -91,6 +100,7 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
         raise InvalidFile(error.message, where=error.where, hint=hint) from None
     if isinstance(given.loaded, Sourced):
         source.notes[:0] = given.loaded.notes
+    source.notes[:0] = given.notes
     source.notes += broken
     return source
 
@@ -124,9 +134,6 @@ def _unknown(given: Given, tried: str) -> InvalidFile:
     if isinstance(source.data.get("model"), dict) and isinstance(source.data.get("image"), dict):
         message = "this is a recipe of spark-cluster already"
         hint = "put it into the project's folder recipes/ and use its name"
-    elif isinstance(source.data.get("services"), dict):
-        message = "this is a compose file"
-        hint = "give the command of its service as --command 'vllm serve ...'"
     return InvalidFile(message, where=source.where(), hint=hint)
 
 
@@ -235,7 +242,7 @@ def write(
     parts.left_out[:0] = source.left_out
     data = _data(parts, source, name, model, image)
     image_named = data["image"]
-    files = carry_over(data, source, parts, mods)
+    files = {**_patches(data, source, parts), **carry_over(data, source, parts, mods)}
     parts.left_out[:0] = _lacking(source, parts, image_named, named=image is not None)
     if lost := [left.entry for left in parts.left_out if left.consequence]:
         data["not_carried_over"] = lost
@@ -252,6 +259,22 @@ def write(
         to_do=parts.to_do,
         files=files,
     )
+
+
+def _patches(data: dict[str, Any], source: Source, parts: Parts) -> dict[str, bytes]:
+    """Return the files of a kit that are mounted over the image's own, and name them in `data`."""
+    files: dict[str, bytes] = {}
+    for patch in data.get("patches", []):
+        content = source.files.get(patch["target"])
+        if content is not None and patch.get("origin") == "laptop":
+            asked = f"put {patch['file']} next to the recipe"
+            parts.to_do[:] = [text for text in parts.to_do if not text.startswith(asked)]
+            patch["file"] = f"{data['name']}.patches/{patch['file']}"
+            files[patch["file"]] = content
+    if files:
+        folder = f"{data['name']}.patches"
+        parts.to_do.append(f"read the files in {folder}: the container runs them as vLLM's own")
+    return files
 
 
 def _lacking(
@@ -274,10 +297,11 @@ def _lacking(
     words = image.get("build", {}).get("dockerfile", "").split()
     # What must be there before anything is built on it.
     pulled = next((word for word in words[1:] if not word.startswith("--")), image["ref"])
-    if "/" not in pulled and not named:
+    built = any(left.what.startswith("build of") for left in parts.left_out)
+    if "/" not in pulled and not named and not built:
         yield Left(
             f"image {pulled}",
-            "it is in no registry; the other tool builds it on the nodes",
+            "it is in no registry: those who use it build it on their nodes",
             "it cannot be pulled: name an image, write image.build, or remove this entry where "
             "the nodes have it",
             blocks=True,
@@ -308,7 +332,7 @@ def _data(
     launch = source.launch
     vllm = {"version": launch.vllm, "supported": source.supported}
     data: dict[str, Any] = {
-        "name": name or slug(source.title or _named(launch)),
+        "name": name or slug(source.title or source.repository or _named(launch)),
         "description": " ".join(source.description.split())[:300],
         "model": _model(parts, source, model),
         "kind": launch.kind if launch.kind != "chat" else None,
@@ -361,7 +385,7 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
     launch = source.launch
     model: dict[str, Any] = {"name": given or launch.model}
     if given is None and is_path(launch.model):
-        model["name"] = _folder_name(parts, launch)
+        model["name"] = source.repository or _folder_name(parts, launch)
     folder = folder_on_node(launch, launch.model)
     absolute = folder.startswith("/") and ".." not in folder.split("/") and "$" not in folder
     free = is_for_models(folder) or not why_refused(folder, read_only=False)

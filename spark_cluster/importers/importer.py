@@ -97,6 +97,8 @@ class Source:
         notes: what was read with goodwill.
         mods: scripts that change the container, as the file names them.
         path: the file, next to which mods may lie.
+        repository: of a model that the launch has as a folder, where the source names one.
+        files: of a kit, by the path that they are mounted over in the image.
         offers: other configurations of it that are for this hardware.
     """
 
@@ -114,6 +116,8 @@ class Source:
     notes: list[str] = field(default_factory=list)
     mods: list[str] = field(default_factory=list)
     path: Path | None = None
+    repository: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
     offers: list[Offer] = field(default_factory=list)
 
 
@@ -175,9 +179,19 @@ def no_choice(choice: Choice) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A file that someone wants to import; it is read once, when that is wanted."""
+    """A file that someone wants to import; it is read once, when that is wanted.
+
+    Attributes:
+        path: the file.
+        root: the folder beyond which nothing that it names is read; its own by default.
+        variables: that it may use, from files next to it.
+        notes: what was read for it with goodwill.
+    """
 
     path: Path
+    root: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def loaded(self) -> Sourced | InvalidFile:
@@ -257,7 +271,7 @@ class YamlImporter:
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
 _UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
-_PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
+PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
 _CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
 
 _HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
@@ -338,6 +352,8 @@ def parts_of(launch: Launch) -> Parts:
     _drafter(parts, args, launch)
     for flag, value in args.items():
         _flag(parts, flag, value, launch)
+    if launch.executor and "distributed-executor-backend" not in args:
+        parts.fields["executor"] = launch.executor
     for name, text in launch.env.items():
         _variable(parts, name, text)
     for volume in launch.volumes:
@@ -484,10 +500,12 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
     if model == target:
         _model_folder(parts, volume, written)
         return
-    if _PACKAGE.search(target):
+    if PACKAGE.search(target):
         _patch(parts, volume, written, launch)
     elif _CACHE_FOLDER.search(target) or _holds_a_cache(target, launch):
         parts.leave(written, "models and caches have folders of their own on each node")
+    elif target == "/tmp":  # noqa: S108  (of the container)
+        parts.leave(written, "the container has a /tmp of its own")
     elif not volume.source.startswith("/"):
         why = "a recipe needs an absolute path of the node"
         if volume.source.startswith("~"):

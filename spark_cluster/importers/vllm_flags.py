@@ -18,7 +18,7 @@ from spark_cluster.config.engines import DEFAULT, dialect, with_unit
 from spark_cluster.config.launch import finite
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.yamlfile import described, nearest
-from spark_cluster.importers.shell import Word
+from spark_cluster.importers.expansion import Word
 from spark_cluster.models.naming import table
 
 _DASHES = "\u2013\u2014\u2212"

@@ -20,8 +20,8 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline, vllm_flags
+from spark_cluster.importers.expansion import Word
 from spark_cluster.importers.importer import Choice, Left, Offer, Source, no_choice
-from spark_cluster.importers.shell import Word
 from spark_cluster.importers.templated import as_word, mistyped
 from spark_cluster.models.naming import quantization_named, table
 

@@ -237,7 +237,7 @@ class TestDocker:
         assert launch.volumes == (
             Volume("/a", "/b", read_only=True),
             Volume("$HOME/c", "/d"),
-            Volume("${X:-/e}", "/f"),
+            Volume("/e", "/f"),
             Volume("named", "/g"),
             Volume("/h", "/i", read_only=True),
         )

@@ -349,14 +349,14 @@ class TestFiles:
             ("x.yaml", b"", "the file is empty"),
             ("x.yaml", b"- a\n- b\n", "found a list at the top level"),
             ("x.yaml", b"a: [\n", "never closed"),
-            ("x.yaml", b"services: {vllm: {image: x}}\n", "this is a compose file"),
+            ("x.yaml", b"services: {vllm: {image: x}}\n", "no service starts vLLM or SGLang"),
             (
                 "x.yaml",
                 b"name: x\nmodel: {name: m, served_name: m}\nimage: {ref: r}\n",
                 "a recipe of spark-cluster already",
             ),
             ("x.yaml", b"one: 1\ntwo: 2\n", "its fields are one, two"),
-            ("x.sh", b"#!/bin/sh\necho docker x\n", "no launch of vLLM: found 'echo docker x'"),
+            ("x.sh", b"#!/bin/sh\necho docker x\n", "no command in it starts vLLM"),
             ("x.txt", b"a letter to vllm users\n", "no launch of vLLM"),
         ],
     )

@@ -1,0 +1,369 @@
+"""Finds the launch of an engine among the commands of a shell text: what starts it, with what.
+
+A script may start the same server on several nodes, and start other containers besides; which of
+the launches is meant is decided by who reads them (`commandline.read`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from spark_cluster.errors import UsageError
+from spark_cluster.importers.expansion import Variables, Word
+from spark_cluster.importers.shell import split
+
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+LAUNCH = re.compile(r"\b(?:vllm['\"\s]+serve|sglang\S*|api_server|(?:docker|podman)\s+run)\b")
+_SERVER = "vllm.entrypoints.openai.api_server"
+_MAIN = ("vllm.entrypoints.cli.main", "serve")
+_SGLANG = "sglang.launch_server"
+
+_WRAPPERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("nohup", "time", "exec", "command", "setsid", "numactl", "$", "%"), ()),
+    "sudo": ("-u", "-g", "-C", "-p"),
+    "env": ("-u", "-C", "-S"),
+    "nice": ("-n",),
+    "ionice": ("-c", "-n"),
+    "taskset": ("-c",),
+    "stdbuf": ("-i", "-o", "-e"),
+    "timeout": ("-s", "-k"),
+    "uvx": ("--from", "--with", "--python", "-p"),
+    "uv run": ("--with", "--python", "-p", "--project"),
+}
+"""Programs that start another one, and those of their options that take a word."""
+
+_TELLING = ("nice", "ionice", "taskset", "timeout", "numactl")
+"""Those that change how the server runs, so that it is said when they are passed over."""
+
+SERVERS = ("serve", "server", "sglang")
+"""Kinds of programs that serve a model."""
+
+EXPECTED = (
+    "expected `docker run ... IMAGE ...`, `vllm serve MODEL ...`, "
+    f"`python -m {_SERVER} --model MODEL ...` or `python -m {_SGLANG} --model-path MODEL ...`"
+)
+
+
+@dataclass(slots=True)
+class ProgramCall:
+    """A program with the words that follow it.
+
+    Attributes:
+        kind: docker, serve (`vllm serve`), server (the Python module), sglang or other.
+        words: what follows it; of another program all of them.
+        env: assignments before it, and exports before the command.
+        image: of the container, when a script of another tool starts it.
+        left_out: what stands around it and is not carried over, in words.
+        notes: what was read with goodwill.
+        changes: commands that run in the same place before it, as they begin.
+        line: where it stands.
+        certain: no condition that only the machine knows stands before it.
+        given_twice: the image's entry point starts the same program already.
+    """
+
+    kind: str
+    words: list[Word]
+    env: dict[str, str] = field(default_factory=dict)
+    image: str = ""
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    line: int = 1
+    certain: bool = True
+    given_twice: bool = False
+
+
+@dataclass(slots=True)
+class Launches:
+    """The launches of a text, and what stands around them.
+
+    Attributes:
+        programs: each launch; of a container also one that starts something else.
+        notes: what was read with goodwill.
+        others: commands that are no launch.
+    """
+
+    programs: list[ProgramCall] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    others: list[list[Word]] = field(default_factory=list)
+
+
+def find_all(
+    text: str, line: int = 1, variables: Variables | None = None, *, script: bool = False
+) -> Launches:
+    """Return all launches in a text that the text itself does not rule out.
+
+    Args:
+        text: a pasted text, or a script.
+        line: number of its first line.
+        variables: that are known before; those that the text sets are added.
+        script: only what is exported is a variable of the server; in a pasted text all are.
+
+    Raises:
+        UsageError: a quote is not closed.
+    """
+    variables = Variables() if variables is None else variables
+    commands, notes = split(text, line, variables)
+    found = Launches(notes=notes)
+    exported: dict[str, str] = {}
+    for command in commands:
+        if command.runs is False:
+            continue
+        program = identify(command.words, variables)
+        if program.kind == "export" or (program.kind == "assigned" and not script):
+            exported |= program.env
+        elif program.kind in ("other", "assigned"):
+            inner = [one for document in command.documents for one in _written(document, variables)]
+            found.programs += inner
+            found.others += [] if inner or program.kind == "assigned" else [command.words]
+        else:
+            program.left_out += [f"redirection {text}" for text in command.left_out]
+            program.certain = command.runs is True
+            found.programs.append(program)
+    if not found.programs:  # a script may print the words of an array, to run them elsewhere
+        listed = [identify(words, variables) for words in variables.arrays.values() if words]
+        containers = [one for one in listed if one.kind == "docker"]
+        found.programs = containers or [one for one in listed if one.kind in SERVERS]
+    for program in found.programs:
+        program.env = {**exported, **program.env}
+    return found
+
+
+def _written(document: Word, variables: Variables) -> Iterator[ProgramCall]:
+    """Yield the launch in a here-document: a script that is written and run later."""
+    if LAUNCH.search(document.text):
+        found = find_all(document.text, document.line, variables, script=True)
+        for program in found.programs:
+            yield _within(program, found)
+
+
+def _within(program: ProgramCall, found: Launches) -> ProgramCall:
+    """Return the program of an inner script, with the commands that go before it there."""
+    program.notes = [*found.notes, *program.notes]
+    program.changes += list(commands_of(found))
+    return program
+
+
+_SILENT = re.compile(
+    r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
+    r"|sleep|export|unset|eval|exec|wait|grep|source|\.|log|info|warn|error|die|-.*"
+)
+"""Commands of a script that change nothing a recipe could hold."""
+
+
+def commands_of(found: Launches) -> dict[str, None]:
+    """Return how the other commands of a script begin, each once."""
+    words = [words for words in found.others if words and not _SILENT.fullmatch(words[0].text)]
+    return dict.fromkeys(filter(None, map(begin, words)))
+
+
+def find(text: str, line: int = 1, variables: Variables | None = None) -> ProgramCall:
+    """Return the one launch of vLLM in the text of an inner shell.
+
+    Raises:
+        UsageError: a quote is not closed, or there is no launch, or more than one.
+    """
+    found = find_all(text, line, variables, script=True)
+    certain = [program for program in found.programs if program.certain]
+    programs = certain or found.programs
+    if len(programs) > 1:
+        raise several([program.line for program in programs])
+    if not programs:
+        raise no_launch(found.others)
+    return _within(programs[0], found)
+
+
+def several(lines: list[int], text: str = "launches of vLLM") -> UsageError:
+    """Return the error that a text has several launches, on these lines."""
+    where = [f"line {line}" for line in lines]
+    return UsageError(
+        f"there are {len(where)} {text}, on {' and '.join(where)}",
+        where=where[0],
+        hint="give them one at a time",
+    )
+
+
+def identify(words: list[Word], variables: Variables | None = None) -> ProgramCall:
+    """Return what a command starts; `export` and `assigned` when it only sets
+    variables, `other` without vLLM.
+
+    Args:
+        variables: that an inner shell sees.
+    """
+    variables = Variables() if variables is None else variables
+    if words and words[0].text in ("export", "set", "declare"):
+        return ProgramCall("export", [], _assignments(words[1:])[1])
+    rest, env, passed = _unwrapped(words)
+    if not rest:
+        return ProgramCall("assigned" if env else "other", words, env)
+    name = rest[0].text.rpartition("/")[2]
+    reader = next((reader for names, reader in _READERS if names.fullmatch(name)), None)
+    program = reader(rest, variables) if reader else None
+    if program is None:
+        return ProgramCall("other", words, env)
+    program.env = {**env, **program.env}
+    program.left_out[:0] = passed
+    program.line = words[0].line
+    return program
+
+
+def _begins(rest: list[Word], *texts: str) -> bool:
+    return tuple(word.text for word in rest[: len(texts)]) == texts
+
+
+def _vllm(rest: list[Word], _: Variables) -> ProgramCall | None:
+    return ProgramCall("serve", rest[2:]) if _begins(rest[1:], "serve") else None
+
+
+def _sglang(rest: list[Word], _: Variables) -> ProgramCall | None:
+    return ProgramCall("sglang", rest[2:]) if _begins(rest[1:], "serve") else None
+
+
+def _docker(rest: list[Word], variables: Variables) -> ProgramCall | None:
+    if _begins(rest[1:], "container", "run"):
+        return ProgramCall("docker", rest[3:])
+    if _begins(rest[1:], "run"):
+        return ProgramCall("docker", rest[2:])
+    runs = _begins(rest[1:], "exec") or _begins(rest[1:], "compose")
+    for at in range(2, len(rest) if runs else 0):
+        inside = identify(rest[at:], variables)
+        if inside.kind in SERVERS:
+            plain = [word.text for word in rest[2:at] if "=" not in word.text and word.text != "-e"]
+            inside.left_out.append(f"docker exec {' '.join(plain)}")
+            inside.env = {**_assignments_of(rest[2:at]), **inside.env}
+            return inside
+    return None
+
+
+def _assignments_of(words: list[Word]) -> dict[str, str]:
+    """Return the variables that follow `-e` or `--env`."""
+    return {
+        name: value
+        for option, word in pairwise(words)
+        if option.text in ("-e", "--env")
+        for name, equals, value in [word.text.partition("=")]
+        if equals
+    }
+
+
+def _python(rest: list[Word], _: Variables) -> ProgramCall | None:
+    at = 1
+    while at < len(rest) and rest[at].text.startswith("-") and rest[at].text != "-m":
+        at += 1
+    for kind, module in (("server", (_SERVER,)), ("sglang", (_SGLANG,)), ("serve", _MAIN)):
+        if _begins(rest[at:], "-m", *module):
+            return ProgramCall(kind, rest[at + 1 + len(module) :])
+    return None
+
+
+def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
+    """`bash -c "..."`, `bash -lc '...'`."""
+    for word, script in pairwise(rest[1:]):
+        if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
+            try:
+                return find(script.text, script.line, replace(variables, doubled=False))
+            except UsageError as error:
+                if error.message.startswith("no launch of vLLM"):
+                    return None
+                raise
+    return None
+
+
+def _launcher(rest: list[Word], variables: Variables) -> ProgramCall | None:
+    """`launch-cluster.sh -t IMAGE -e A=1 exec vllm serve ...` of spark-vllm-docker."""
+    texts = [word.text for word in rest]
+    at = texts.index("exec") if "exec" in texts else len(rest)
+    inside = identify(rest[at + 1 :], variables)
+    if inside.kind not in SERVERS:
+        return None
+    options, env = deque(texts[1:at]), dict[str, str]()
+    while options:
+        option = options.popleft()
+        if option == "-t" and options:
+            inside.image = options.popleft()
+        elif option == "-e" and options:
+            name, equals, value = options.popleft().partition("=")
+            env |= {name: value} if equals else {}
+        else:
+            inside.left_out.append(f"{texts[0].rpartition('/')[2]} {option}")
+    inside.env = {**env, **inside.env}
+    return inside
+
+
+_READERS = (
+    (re.compile(r"docker|podman|nvidia-docker"), _docker),
+    (re.compile(r"python(3(\.\d+)?)?"), _python),
+    (re.compile(r"bash|sh|dash|zsh"), _shell),
+    (re.compile(r"launch-cluster\.sh"), _launcher),
+    (re.compile(r"vllm"), _vllm),
+    (re.compile(r"sglang"), _sglang),
+)
+"""Programs by name, and what reads their words; None where they start no vLLM."""
+
+
+def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]]:
+    """Return the command without `sudo`, `nohup`, assignments and the like before the program, and
+    those of the skipped words that change how it runs.
+    """
+    env: dict[str, str] = {}
+    passed: list[str] = []
+    while True:
+        words, more = _assignments(words)
+        env |= more
+        name = words[0].text.rpartition("/")[2] if words else ""
+        at = 1
+        if _begins(words, "uv", "run"):
+            name, at = "uv run", 2
+        if name not in _WRAPPERS:
+            return words, env, passed
+        while at < len(words) and words[at].text.startswith("-"):
+            at += 2 if words[at].text in _WRAPPERS[name] else 1
+        at += name == "timeout"  # the seconds
+        if name in _TELLING:
+            passed.append(" ".join(word.text for word in words[:at]))
+        words = words[at:]
+
+
+def _assignments(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
+    env: dict[str, str] = {}
+    for at, word in enumerate(words):
+        found = _ASSIGNED.fullmatch(word.text)
+        if not found:
+            return words[at:], env
+        env[found[1]] = found[2]
+    return [], env
+
+
+def no_launch(others: list[list[Word]]) -> UsageError:
+    """Return the error that there is no launch among the commands."""
+    words = next(filter(None, others), None)
+    if words is None:
+        return UsageError("no launch of vLLM: there is no command", hint=EXPECTED)
+    rest = _unwrapped(words)[0] or words
+    name = rest[0].text.rpartition("/")[2]
+    hint = EXPECTED
+    if name == "llama-benchy":
+        hint = f"llama-benchy measures a server that runs already; {EXPECTED}"
+    elif name in ("run-recipe.sh", "run-recipe.py", "launch-cluster.sh", "sparkrun"):
+        hint = (
+            f"{name} reads the launch from a recipe: give that file to "
+            "`spark-cluster recipes import FILE`"
+        )
+    elif name == "docker" and len(rest) > 1 and rest[1].text in ("compose", "pull", "build"):
+        hint = f"`docker {rest[1].text}` starts no container by itself; {EXPECTED}"
+    return rest[0].wrong(f"no launch of vLLM: found '{begin(words)}'", hint)
+
+
+def begin(words: list[Word]) -> str:
+    """Return how a command begins, without options (a secret may follow) and assignments."""
+    plain: list[str] = []
+    for word in (_assignments(words)[0] or words)[:3]:
+        if plain and word.text.startswith("-"):
+            break
+        plain.append(word.text.partition("=")[0].partition(" ")[0])
+    text = " ".join(" ".join(plain).split())
+    return text if len(text) <= 60 else f"{text[:56]}..."

@@ -1,0 +1,197 @@
+"""Variables in compose files and shell scripts: `$A`, `${A:-b}`, `$((2 * 3))`, and files of them.
+
+Nothing is run: `$(...)` and backquotes stay as they are written (source: posix-shell;
+compose-specification).
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spark_cluster.errors import UsageError
+
+LONGEST_VALUE = 200_000
+"""Characters that a text may have with its values: `A=$B$B` doubles with each line."""
+
+DEEPEST = 20
+"""Defaults inside of defaults."""
+
+_OF_THE_MACHINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "USER", "HOSTNAME")
+"""Variables that are set wherever a script runs."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|\d+)(?:(:?[-=+?])(.*))?", re.DOTALL)
+_COMMAND = re.compile(r"\$\((?!\()|`")
+_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
+_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_LARGEST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word after the quotes are removed.
+
+    Attributes:
+        text: what the program would get.
+        line: where it begins in the text, from 1.
+        quoted: whether quotes were used in it.
+    """
+
+    text: str
+    line: int
+    quoted: bool = False
+
+    def wrong(self, message: str, hint: str = "") -> UsageError:
+        """Return the error that this word is, with its line."""
+        return UsageError(message, where=f"line {self.line}", hint=hint)
+
+
+@dataclass
+class Variables:
+    """The values of variables, as far as the files say them.
+
+    Attributes:
+        values: by name; None for one that is set to something only the machine knows.
+        defaulted: names for which the default that stands with them was taken.
+        arrays: words by the name of an array; the arguments of a script are none.
+        doubled: `$$` stands for `$`, as in a compose file.
+    """
+
+    values: dict[str, str | None] = field(default_factory=dict)
+    defaulted: dict[str, None] = field(default_factory=dict)
+    arrays: dict[str, list[Word]] = field(default_factory=lambda: {"@": [], "*": []})
+    doubled: bool = False
+
+    def __post_init__(self) -> None:
+        self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}
+
+    def set(self, name: str, text: str) -> None:
+        """Remember a value; one with a command in it is known to the machine only."""
+        self.values[name] = None if _COMMAND.search(text) else text
+
+
+def expand(text: str, variables: Variables, depth: int = 0) -> str:
+    """Return a text with the variables that are known; the others stay as they are written.
+
+    Raises:
+        UsageError: it becomes longer than any command line.
+    """
+    parts, at, size = [], 0, 0
+    while (start := text.find("$", at)) >= 0:
+        value, end = expanded(text, start, variables, depth)
+        part = text[at:start] + (text[start:end] if value is None else value)
+        parts.append(part)
+        size += len(part)
+        if size > LONGEST_VALUE:
+            raise UsageError(
+                f"a text of more than {LONGEST_VALUE:,} characters with the values of its variables"
+            )
+        at = end
+    return "".join(parts) + text[at:]
+
+
+def expanded(text: str, start: int, variables: Variables, depth: int = 0) -> tuple[str | None, int]:
+    """Return what the `$` at `start` stands for, and where it ends; None for a value that is not
+    known."""
+    if variables.doubled and text.startswith("$$", start):
+        return "$", start + 2
+    if text.startswith("$((", start) and (end := closing(text, start + 1)) > 0:
+        inner = expand(text[start + 3 : end - 1], variables, depth + 1)
+        values = variables.values
+        return _computed(_NAME.sub(lambda one: values.get(one[0]) or one[0], inner)), end + 1
+    if text.startswith("${", start):
+        end = closing(text, start + 1)
+        if end < 0:
+            return None, start + 2
+        body = text[start + 2 : end]
+        return (_parameter(body, variables, depth) if depth < DEEPEST else None), end + 1
+    if found := _NAME.match(text, start + 1):
+        return variables.values.get(found[0]), found.end()
+    return None, start + 1
+
+
+def closing(text: str, start: int) -> int:
+    """Return where the bracket at `start` is closed; -1 if it is not."""
+    opened, closed, depth = text[start], {"{": "}", "(": ")"}[text[start]], 0
+    for at in range(start, len(text)):
+        depth += (text[at] == opened) - (text[at] == closed)
+        if depth == 0:
+            return at
+    return -1
+
+
+def _parameter(body: str, variables: Variables, depth: int) -> str | None:
+    """What `${body}` stands for."""
+    found = _PARAMETER.fullmatch(body)
+    if not found:
+        return None
+    name, kind, word = found[1], found[2] or "", found[3] or ""
+    value = variables.values.get(name)
+    if value is None and (name in variables.values or not kind):
+        return None
+    if value is not None and (value or not kind.startswith(":")):
+        return expand(word, variables, depth + 1) if kind.endswith("+") else value
+    if kind.endswith("+"):
+        return ""
+    default = expand(word, variables, depth + 1)
+    if kind.endswith("?") or _COMMAND.search(default):
+        return None
+    if kind.endswith("="):
+        variables.set(name, default)
+    variables.defaulted[name] = None
+    return default.strip("\"'")
+
+
+def _computed(text: str) -> str | None:
+    """The value of a sum of whole numbers; None where it is something else."""
+    if not _SUM.fullmatch(text):
+        return None
+    try:
+        return str(_value(ast.parse(text.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
+        return None
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if not isinstance(node, ast.BinOp):
+        raise ValueError("not a sum of whole numbers")
+    value = _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if abs(value) > _LARGEST:
+        raise ValueError("larger than a shell computes")
+    return value
+
+
+def read_env(text: str, variables: Variables) -> dict[str, str]:
+    """Return the variables of a `.env` file: `NAME=value` lines, quoted or not.
+
+    Single quotes keep `$` as it is; a `#` after a blank begins a comment where there are no quotes
+    (source: compose-specification). python-dotenv reads the same, and knows nothing of values that
+    only another machine has.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        matched = _LINE.fullmatch(line.strip())
+        if not matched:
+            continue
+        name, value = matched[1], matched[2].strip()
+        quote = value[:1] if value[:1] in ("'", '"') else ""
+        if quote and (end := value.find(quote, 1)) > 0:
+            value = value[1:end]
+        else:
+            value = re.split(r"(?:^|\s)#", value, maxsplit=1)[0].strip()
+        found[name] = value if quote == "'" else expand(value, variables)
+        variables.set(name, found[name])
+    return found

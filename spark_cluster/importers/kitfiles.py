@@ -1,0 +1,91 @@
+"""The files of a kit: a folder that someone shares, of which nothing outside is ever read.
+
+A link that leads out of the folder, a path such as `../../etc/passwd`, a device and a file beyond
+the limits count as not there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LARGEST_FILE = 256 << 10
+"""Bytes of a file that is read; the largest start script of the public kits has 90,000."""
+
+MOST_FILES = 2000
+"""Files of a kit that are looked at; those beyond are not seen."""
+
+DEEPEST = 4
+"""Folders inside of folders that are looked into."""
+
+
+@dataclass(frozen=True)
+class KitFolder:
+    """The folder of a kit.
+
+    Args:
+        root: the folder, as an absolute path.
+    """
+
+    root: Path
+
+    def path(self, name: str, beside: Path | None = None) -> Path | None:
+        """Return a regular file of the kit by its name; None for anything else.
+
+        Args:
+            name: as a file of the kit writes it.
+            beside: the folder that a relative name begins from; the kit's own by default.
+        """
+        place, status = self._seen(name, beside)
+        regular = status is not None and stat.S_ISREG(status.st_mode)
+        return place if regular and status and status.st_size <= LARGEST_FILE else None
+
+    def has_folder(self, name: str, beside: Path) -> bool:
+        """Return whether a folder of this name, other than the kit itself, is in the kit."""
+        place, status = self._seen(name, beside)
+        return status is not None and stat.S_ISDIR(status.st_mode) and place != self.root.resolve()
+
+    def is_missing(self, name: str, beside: Path) -> bool:
+        """Return whether a name leads to a place in the kit at which there is nothing."""
+        place = Path(os.path.normpath(beside.absolute() / name.replace("\0", "")))
+        return place.is_relative_to(self.root) and not os.path.lexists(place)
+
+    def _seen(self, name: str, beside: Path | None) -> tuple[Path, os.stat_result | None]:
+        """A place with all links followed, and what is there; nothing outside of the kit."""
+        place = self.root
+        try:
+            place = ((beside or self.root).absolute() / name).resolve()
+            return place, place.stat() if place.is_relative_to(self.root.resolve()) else None
+        except (OSError, RuntimeError, ValueError):  # a loop of links, a zero byte
+            return place, None
+
+    def text(self, path: Path) -> str:
+        """Return the text of a file that `path` has found; empty where it is not text."""
+        try:
+            with path.open("rb") as stream:
+                return stream.read(LARGEST_FILE + 1).decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def files(self) -> Iterator[Path]:
+        """Yield the regular files by depth and name, none of hidden folders."""
+        seen, level = 0, [self.root]
+        for _ in range(DEEPEST):
+            below: list[Path] = []
+            for folder in level:
+                try:
+                    entries = sorted(os.scandir(folder), key=lambda one: one.name)
+                except OSError:
+                    continue
+                for entry in entries:
+                    seen += 1
+                    if seen > MOST_FILES:
+                        return
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                        below.append(Path(entry.path))
+                    elif self.path(entry.path) is not None:
+                        yield Path(entry.path)
+            level = below

@@ -1,0 +1,219 @@
+"""Reads a kit: a folder with a compose file or start scripts, `.env` and a patched image.
+
+Which file says what is served is decided by its place and name; files for rank 0 and rank 1 of one
+server are one launch. Only files of the folder are read, and none of them is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from spark_cluster.config.recipe import is_for_models
+from spark_cluster.config.yamlfile import did_you_mean, shown
+from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.importers.calls import LAUNCH
+from spark_cluster.importers.commandline import (
+    SCRIPT_SUFFIXES,
+    YAML_SUFFIXES,
+    containers_of,
+    put_into,
+)
+from spark_cluster.importers.compose import take_dockerfile
+from spark_cluster.importers.docker_run import DockerRun
+from spark_cluster.importers.expansion import Variables, read_env
+from spark_cluster.importers.importer import PACKAGE, Choice, Given, Left, Source, folder_on_node
+from spark_cluster.importers.kitfiles import KitFolder
+from spark_cluster.importers.servers import SeveralServers, chosen
+from spark_cluster.importers.shell import split
+from spark_cluster.models.naming import is_path
+
+Read = Callable[[Given, Choice], Source]
+"""What reads one file of a kit."""
+
+MOST_RECIPES = 50
+"""YAML files of a kit that are tried as recipes of other tools."""
+
+_COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
+_STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
+_USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
+_EXAMPLE = re.compile(r"\.?(?:[\w.-]*env[\w.-]*(?:example|sample|template)|[\w.-]+\.env)")
+_SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?(?:\$\{?\w+\}?/)?([\w./-]+)")
+
+
+def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Source:
+    """Return what a kit serves.
+
+    Args:
+        folder: of the kit.
+        choice: its variant is a file of the kit, or a service of its compose file.
+        read_one: reads a file of any kind.
+        origin: where the folder comes from, if it is no folder of this machine.
+
+    Raises:
+        InvalidFile: no file of it starts an engine, or several start different servers.
+        UsageError: there is no such file or service.
+    """
+    kit = KitFolder(folder.absolute())
+    tiers = _tiers(kit)
+    named = kit.path(choice.variant) if choice.variant != "default" else None
+    if named is not None:
+        tiers, choice = [[kit.root / choice.variant]], replace(choice, variant="default")
+    failed: dict[str, SparkClusterError] = {}
+    for paths in tiers:
+        found: dict[str, Source] = {}
+        for path in paths:
+            name = str(path.relative_to(kit.root))
+            try:
+                found[name] = read_one(_given(kit, path), choice)
+            except SeveralServers:
+                raise
+            except SparkClusterError as error:
+                failed[name] = error
+        if found:
+            usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+            source = found[chosen(found, usual, shown(kit.root))]
+            _finish(kit, source, tiers)
+            where = (source.path or kit.root).relative_to(kit.root)
+            source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
+            return source
+    raise _nothing(kit, failed, choice)
+
+
+def _tiers(kit: KitFolder) -> list[list[Path]]:
+    """The files that may say what is served, the likelier ones first."""
+    tiers: list[list[Path]] = [[] for _ in range(6)]
+    for path in kit.files():
+        below = path.parent != kit.root
+        if _COMPOSE.fullmatch(path.name):
+            tiers[3 if below else 0].append(path)
+        elif path.suffix in SCRIPT_SUFFIXES and LAUNCH.search(kit.text(path)):
+            tiers[4 if below else 1 if _STARTS.fullmatch(path.stem) else 2].append(path)
+        elif path.suffix in YAML_SUFFIXES[:2] and len(tiers[5]) < MOST_RECIPES:
+            tiers[5].append(path)
+    return tiers
+
+
+def _given(kit: KitFolder, path: Path) -> Given:
+    """A file of a kit, with the variables of the files that it reads."""
+    compose, text, notes = path.suffix in YAML_SUFFIXES, kit.text(path), list[str]()
+    variables = Variables({} if compose else {"PWD": "."})
+    names = _SOURCED.findall(text) if not compose else []
+    for name in [*names, *([".env"] if compose or ".env" in text else [])]:
+        sourced = kit.path(name, path.parent) or kit.path(name)
+        if sourced is None and name.endswith(".env") and (example := _example(kit, path.parent)):
+            sourced = example
+            notes.append(f"there is no {name}: its variables are those of {example.name}")
+        if sourced is not None and sourced != path.resolve():
+            _collect(kit.text(sourced), variables, script=not compose)
+    values = {name: value for name, value in variables.values.items() if value is not None}
+    return Given(path, kit.root, values, notes)
+
+
+def _collect(text: str, variables: Variables, *, script: bool) -> None:
+    """Take the variables that a file sets for a script, or for a compose file."""
+    try:
+        if script:
+            split(text, 1, variables)
+            return
+    except UsageError:  # it is no shell text
+        pass
+    read_env(text, variables)
+
+
+def _example(kit: KitFolder, folder: Path) -> Path | None:
+    """The file from which people make their `.env`; that of the first node, if there are two."""
+    places = dict.fromkeys([folder, kit.root, kit.root / "config"])
+    found = [
+        path
+        for path in kit.files()
+        if path.parent in places and _EXAMPLE.fullmatch(path.name) and "worker" not in path.name
+    ]
+    nearest = [path for place in places for path in found if path.parent == place]
+    return nearest[0] if nearest else None
+
+
+def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
+    """Add the kit's container, its Dockerfile and the files that it puts over the image's."""
+    path = source.path or kit.root
+    if not source.launch.image:
+        _take_container(kit, source)
+    launch = source.launch
+    built = [one for one in kit.files() if one.name.startswith("Dockerfile")]
+    said = any(left.what.startswith("build of") for left in source.left_out)
+    local = launch.image and "/" not in launch.image and not launch.dockerfile
+    if local and not said and len(built) == 1:
+        take_dockerfile(source, kit.text(built[0]), built[0].name, {})
+    _carry_files(kit, source, path.parent)
+    _leave_model_folder(source)
+    others = [str(one.relative_to(kit.root)) for tier in tiers[:2] for one in tier if one != path]
+    if others and not source.offers:
+        source.notes.append(f"other files of this kit start something, too: {', '.join(others)}")
+
+
+def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
+    """Take the kit's files that are mounted over the image's; name its other ones."""
+    volumes = []
+    for volume in source.launch.volumes:
+        within = not volume.source.startswith(("/", "~", "$"))
+        file = kit.path(volume.source, folder) or kit.path(volume.source) if within else None
+        if file is not None and PACKAGE.search(volume.target):
+            source.files[volume.target] = file.read_bytes()
+        elif file is not None or (within and kit.has_folder(volume.source, folder)):
+            written = f"-v {volume.source}:{volume.target}"
+            source.left_out.append(Left(written, _OF_THE_KIT, "these files are missing there"))
+            continue
+        volumes.append(volume)
+    source.launch = replace(source.launch, volumes=tuple(volumes))
+
+
+def _leave_model_folder(source: Source) -> None:
+    """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
+    launch = source.launch
+    folder = folder_on_node(launch, launch.model)
+    if not is_path(launch.model) or is_for_models(folder) or "$" in folder:
+        return
+    above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
+    why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
+    source.left_out += [Left(f"-v {one.source}:{one.target}", why) for one in above]
+    source.launch = replace(
+        launch,
+        model=f"./{folder.rstrip('/').rpartition('/')[2]}",
+        volumes=tuple(one for one in launch.volumes if one not in above),
+    )
+
+
+_OF_THE_KIT = "files of the kit: copy them to a folder of the nodes, and write that under mounts"
+
+
+def _take_container(kit: KitFolder, source: Source) -> None:
+    """Put the server into the container that another script of the kit starts."""
+    found: dict[str, DockerRun] = {}
+    for path in kit.files():
+        if path.suffix in SCRIPT_SUFFIXES:
+            for container in containers_of(_given(kit, path)):
+                found.setdefault(container.image.text, container)
+    if len(found) == 1:
+        put_into(source, next(iter(found.values())))
+
+
+def _nothing(kit: KitFolder, failed: dict[str, SparkClusterError], choice: Choice) -> InvalidFile:
+    if choice.variant != "default":
+        hint = did_you_mean(choice.variant, failed, "files")
+        return InvalidFile(f"no file or service {choice.variant}", where=shown(kit.root), hint=hint)
+    if not failed:
+        return InvalidFile(
+            "no file of this folder starts vLLM or SGLang: there is no compose file, and no script "
+            "with `vllm serve`, `docker run` or `sglang`",
+            where=shown(kit.root),
+            hint="give the command as --command 'vllm serve ...'",
+        )
+    reasons = [f"{name}: {error.message}" for name, error in [*failed.items()][:5]]
+    more = [f"and {len(failed) - 5} more"] if len(failed) > 5 else []
+    return InvalidFile(
+        "\n  ".join(["no file of this folder starts a server that can be read:", *reasons, *more]),
+        where=shown(kit.root),
+        hint="give the command as --command 'vllm serve ...', or one file of it",
+    )

@@ -1,0 +1,69 @@
+"""Which of several launches is meant: the ranks of one server are one, others are offered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.errors import InvalidFile
+from spark_cluster.importers.importer import Offer, Source
+
+_PER_RANK = ("node-rank", "headless", "nnodes", "master-addr", "master-port", "host", "port")
+"""Flags that differ between the ranks of one server."""
+
+
+class SeveralServers(InvalidFile):
+    """Files or services start different servers, and the user has named none of them."""
+
+
+def same_server(sources: Sequence[Source]) -> Source | None:
+    """Return the first rank of the server that all these start; None where they differ."""
+    first = min(sources, key=lambda one: _rank(one.launch))
+    if any(_told(one.launch) != _told(first.launch) for one in sources):
+        return None
+    if len(sources) > 1 and first.launch.nodes > 1:
+        first.notes.append(f"{len(sources)} launches are the ranks of one server")
+    return first
+
+
+def chosen(found: Mapping[str, Source], usual: Sequence[str], where: str) -> str:
+    """Return the name of the server that is meant; the others become its offers.
+
+    Args:
+        found: what starts a server, by file or service.
+        usual: names by which people call what they start.
+        where: the file or folder, for messages.
+
+    Raises:
+        SeveralServers: nothing tells which one is meant.
+    """
+    server = same_server([*found.values()])
+    name = next((name for name, one in found.items() if one is server), "")
+    if name:
+        return name
+    chats = [name for name, one in found.items() if one.launch.kind == "chat"]
+    for likely in (list(usual), chats):
+        if len(likely) == 1:
+            found[likely[0]].offers += [
+                Offer(f"--variant {name}", f"{one.kind} that serves {one.launch.model}")
+                for name, one in found.items()
+                if name != likely[0]
+            ]
+            return likely[0]
+    several = "; ".join(f"{name} ({one.launch.model})" for name, one in found.items())
+    raise SeveralServers(
+        f"{len(found)} different servers are started here: {several}",
+        where=where,
+        hint=f"name one of them: --variant {next(iter(found))}",
+    )
+
+
+def _rank(launch: Launch) -> int:
+    rank = launch.args.get("node-rank", 0)
+    return rank if isinstance(rank, int) else int("headless" in launch.args)
+
+
+def _told(launch: Launch) -> tuple[str, str, dict[str, EngineValue]]:
+    args = {flag: value for flag, value in launch.args.items() if flag not in _PER_RANK}
+    return launch.model, launch.image, args

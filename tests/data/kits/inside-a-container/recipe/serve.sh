@@ -1,0 +1,2 @@
+#!/bin/bash
+exec vllm serve /models/given --tensor-parallel-size 2 --distributed-executor-backend ray
