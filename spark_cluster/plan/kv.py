@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 from spark_cluster.config.schema import Hidden, Rounded
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
+from spark_cluster.models.naming import table
 from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
 
 # The rules of the arithmetic by vLLM version: one rule for each span of versions.
@@ -78,6 +79,9 @@ class Rule:
     sliding_block: Literal["asked", "smallest", "fitting"]
     cpu_kernel: int
 
+
+LOGGED: dict[str, Any] = _FILE["logged"]
+"""Families whose cache is counted as servers logged it, by the most that they took for a token."""
 
 RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
 """All rules, oldest first; each is the one before with what changed."""
@@ -322,6 +326,7 @@ class KvLayout:
             takes by itself on a GPU with CUDA 13, `flashinfer` (Hopper and Blackwell, so also a
             Spark).
         async_scheduling: the next batch is scheduled while one runs, vLLM's default on GPUs.
+        dcp: `--decode-context-parallel-size`: GPUs that share out the tokens of each request.
         device: on a CPU the same version has other kernels, float32 states of GDN layers and no
             async scheduling.
 
@@ -341,11 +346,13 @@ class KvLayout:
     drafter: DrafterLayers = NO_DRAFTER
     gdn_prefill: str | None = None
     async_scheduling: bool = True
+    dcp: int = 1
     device: Literal["gpu", "cpu"] = "gpu"
 
     def __post_init__(self) -> None:
         for what, number in (
             ("the tensor-parallel size", self.tp),
+            ("--decode-context-parallel-size", self.dcp),
             ("--block-size", self.block),
             ("--max-num-batched-tokens", self.max_num_batched_tokens),
         ):
@@ -407,12 +414,29 @@ class KvLayout:
         return self.rule.gdn_checkpoints and self.mode == "align" and flashinfer and only_gdn
 
 
+def not_known(geometry: Geometry) -> str:
+    """Return what in a model asks for a cache that vLLM lays out by a rule that is not known here;
+    empty for every other model.
+    """
+    families: dict[str, str] = table("families")["cache_not_known"]
+    family = geometry.model_type
+    return next((families[one] for one in families if family.startswith(one)), "")
+
+
 def pages(cut: KvLayout) -> list[Pages]:
     """The layers that keep a cache, kind by kind.
 
     Raises:
-        UsageError: the model cannot be divided by the tensor-parallel size.
+        UsageError: the model cannot be divided by the tensor-parallel size, or vLLM's rule for its
+            cache is not known here.
     """
+    if why := not_known(cut.geometry):
+        raise UsageError(
+            f"how vLLM lays out the KV cache of {cut.geometry.name} is not known here: {why}",
+            hint="vLLM prints it at the start: 'GPU KV cache size'",
+        )
+    if logged := LOGGED.get(cut.geometry.model_type):
+        return [Pages("latent", 1, logged["block"], logged["block"] * logged["bytes_per_token"])]
     attention = [*_attention(cut), *_latent(cut)]
     if cut.drafter.attention or cut.drafter.latent:
         attention = together([*attention, *_drafter(cut)])
@@ -486,9 +510,10 @@ def _latent(cut: KvLayout) -> Iterator[Pages]:
     else:
         width = cut.element.width(part.rank + part.rope_dim)
     yield Pages("latent", part.layers, cut.block, cut.block * width)
-    if part.index_dim:  # keys in fp8 and a scale of 4 bytes for 128 of them
+    layers = part.layers if part.index_layers is None else part.index_layers
+    if part.index_dim and layers:  # keys in fp8 and a scale of 4 bytes for 128 of them
         indexed = part.index_dim + 4 * ceil(part.index_dim, 128)
-        yield Pages("latent", part.layers, cut.block, cut.block * indexed)
+        yield Pages("latent", layers, cut.block, cut.block * indexed)
 
 
 def _state(cut: KvLayout, part: Recurrent) -> Pages:
@@ -554,11 +579,13 @@ class Pool:
         kinds: each kind of layer with the number of its groups.
         block_bytes: of one block on one GPU.
         in_flight: tokens that may be scheduled but not settled at once.
+        dcp: GPUs that share out the tokens of full and latent attention.
     """
 
     kinds: tuple[tuple[Pages, int], ...]
     block_bytes: int
     in_flight: int
+    dcp: int = 1
 
     @property
     def groups(self) -> int:
@@ -577,7 +604,13 @@ class Pool:
         """
         if length < 1:
             raise UsageError(f"--max-model-len should be at least 1, found {length}")
-        return sum(count * part.needed(length, self.in_flight) for part, count in self.kinds)
+        return sum(count * self._of(part, length) for part, count in self.kinds)
+
+    def _of(self, part: Pages, length: int) -> int:
+        """Blocks of one group of layers; windows and states are not shared out."""
+        shared = part.kind in ("full", "latent") and part.fixed is None
+        own = ceil(length, self.dcp) if shared else length
+        return part.needed(own, self.in_flight)
 
 
 def pool(layout: KvLayout) -> Pool:
@@ -595,13 +628,13 @@ def pool(layout: KvLayout) -> Pool:
         raise UsageError(f"{layout.geometry.name} keeps no KV cache of its own")
     if len({_uniform(part) for part in parts}) == 1:
         size = sum(part.layers * part.page for part in parts)
-        return Pool(((parts[0], 1),), size, layout.in_flight)
+        return Pool(((parts[0], 1),), size, layout.in_flight, layout.dcp)
     alike = together(_one_size(parts, rule))
     fewest = min(part.layers for part in alike)
     most = max(part.layers for part in alike)
     size = most if most < fewest * rule.padding_limit else fewest
     kinds = tuple((part, ceil(part.layers, size)) for part in alike)
-    return Pool(kinds, size * alike[0].page, layout.in_flight)
+    return Pool(kinds, size * alike[0].page, layout.in_flight, layout.dcp)
 
 
 def _uniform(part: Pages) -> tuple[object, ...]:
@@ -679,6 +712,8 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
     rule, words = for_version(layout.vllm)
     if layout.gdn_checkpoints and not layout.gdn_prefill:
         words += f"; {FLASHINFER_ASSUMED}"
+    if logged := LOGGED.get(layout.geometry.model_type):
+        words = f"at most what servers logged for a token: {logged['bytes_per_token']:,} bytes"
     shared = pool(layout)
     needed = shared.needed(max_model_len)
     if shared.block_bytes <= 0 or needed <= 0:

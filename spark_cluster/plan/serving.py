@@ -123,7 +123,7 @@ class ServingSetup:
             whole = latent.rank + latent.rope_dim + latent.index_dim
             packed = kind.name == FP8_DS_MLA
             width = FP8_DS_MLA_BYTES if packed else kind.width(whole)
-            total += latent.layers * width * context
+            total += latent.layers * width * latent.kept * context
         for layer in self.geometry.recurrent:  # a state is read and written
             state = state_bytes(None, self.geometry) * layer.conv_elements
             state += state_bytes(layer.state_dtype, self.geometry) * layer.state_elements
