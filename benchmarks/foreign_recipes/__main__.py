@@ -1,8 +1,9 @@
 """`python -m benchmarks.foreign_recipes FOLDER...`: import what is there, plan each offline.
 
 Each folder is a checkout of a public repository with recipes of sparkrun, spark-vllm-docker or
-vllm-project/recipes. A plan at TP 1 and TP 2 that says go or no-go is a verdict, one that ends in
-an error is not. Nothing of what is imported is run.
+vllm-project/recipes. Of each recipe a plan is made at TP 1 and TP 2. One that says go or no-go, or
+that such models (speech, pictures) are not served, is a verdict; one that ends in another error is
+not. Nothing of what is imported is run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.importers.files import read_file, write
 from spark_cluster.models.lookup import cached
 from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe
@@ -25,8 +26,10 @@ from spark_cluster.plan.room import assumed
 SIZES = (1, 2)
 SHOWN = 110
 
-Outcome = tuple[str, str, str]
-"""What was planned, its model, and the verdict: `go`, `no-go` or the error."""
+VERDICTS = ("go", "no-go", "not served")
+
+Outcome = tuple[str, str]
+"""The model, and the verdict or the error."""
 
 
 def imported(checkout: Path, into: Path) -> Iterator[Path]:
@@ -50,16 +53,18 @@ def imported(checkout: Path, into: Path) -> Iterator[Path]:
 
 def outcomes(path: Path, planner: Planner) -> Iterator[Outcome]:
     """Plan a recipe at each size."""
+    recipe = load_recipe(path, planner.project)
     for tp in SIZES:
+        subject = of_a_recipe(recipe, of_recipe(recipe, tp))
+        rooms = assumed(max(2, subject.launch.ranks))
         try:
-            recipe = load_recipe(path, planner.project)
-            subject = of_a_recipe(recipe, of_recipe(recipe, tp))
-            plan = planner.plan(subject, assumed(subject.launch.nodes), PlannedLoad())
+            plan = planner.plan(subject, rooms, PlannedLoad())
+        except Refused:
+            yield recipe.model.name, "not served"
         except SparkClusterError as error:
-            model = recipe.model.name if "recipe" in locals() else "?"
-            yield path.stem, model, error.message
+            yield recipe.model.name, error.message
         else:
-            yield path.stem, recipe.model.name, "go" if plan.feasible else "no-go"
+            yield recipe.model.name, "go" if plan.feasible else "no-go"
 
 
 def main() -> None:
@@ -71,9 +76,9 @@ def main() -> None:
             planner = Planner(Project(Path(folder)), cached())
             paths = list(imported(checkout, Path(folder)))
             found = [one for path in paths for one in outcomes(path, planner)]
-        said = [one for one in found if one[2] in ("go", "no-go")]
-        errors.update((one[1], one[2][:SHOWN]) for one in found if one not in said)
-        go = sum(one[2] == "go" for one in found)
+        said = [one for one in found if one[1] in VERDICTS]
+        errors.update((model, text[:SHOWN]) for model, text in found if text not in VERDICTS)
+        go = sum(text == "go" for _, text in found)
         share = 100 * len(said) / max(1, len(found))
         print(f"{checkout.name:40} {len(paths):4} recipes, {share:5.1f} % verdicts ({go} go)")
         verdicts, every = verdicts + len(said), every + len(found)

@@ -359,11 +359,14 @@ SHOWN = 12
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to `word`, or None when nothing is near."""
+    """The only known name that begins with `word`, else the nearest; None when nothing is near."""
     by_folded = {name.casefold().replace("-", "_"): name for name in known}
     import difflib
 
     folded = word.casefold().replace("-", "_")
+    begun = [name for name in by_folded if folded and name.startswith(folded)]
+    if len(begun) == 1:
+        return by_folded[begun[0]]
     found = difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 
