@@ -158,8 +158,8 @@ def fit(
 
 
 def _leaves_room(fitted: Fit) -> bool:
-    """Return whether weights and runtime leave room for some cache on every node."""
-    return fitted.kv_low_gib > 0 and not any(_on_node(fitted, room) for room in fitted.rooms)
+    """Return whether weights and runtime may leave room for some cache on every node."""
+    return fitted.kv_high_gib > 0 and not any(_on_node(fitted, room) for room in fitted.rooms)
 
 
 def _cache_not_known(fitted: Fit) -> UsageError:
