@@ -23,6 +23,8 @@ from spark_cluster.models.naming import has_trait, table
 from spark_cluster.models.shape import Attention, Geometry, Latent
 
 VISION = ("vision_config", "vit_config", "visual")
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 
 def from_config(config: Mapping[str, Any], name: str) -> Geometry:
@@ -41,8 +43,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
     mixture, dense = experts(keys, len(of_layers))
     heads = keys.positive("num_attention_heads", "n_head", "num_heads")
     latent = _latent(keys, of_layers, heads) or _compressed(keys, of_layers, heads)
-    blocks = keys.get("block_configs")
-    chosen = searched(keys, blocks, heads) if isinstance(blocks, list) and blocks else None
+    chosen = searched(keys, heads)
     attention = () if latent else chosen.attention if chosen else _attention(keys, of_layers, heads)
     shape = Geometry(
         name=name,
@@ -58,9 +59,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         recurrent=recurrent(keys, sum(kind in (RECURRENT, BOTH) for kind in of_layers)),
         experts=mixture,
         tied=bool(keys.get("tie_word_embeddings", default=False)),
-        max_positions=keys.number(
-            "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
-        ),
+        max_positions=keys.number(*POSITIONS, default=0),
         rotary_width=rotary_width(keys, attention, latent),
         table_parameters=_tables(keys),
         other_parameters=_tower(config) + _per_layer_embeddings(keys, len(of_layers)),
@@ -68,9 +67,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         kv_dtype=kv_dtype(config),
         dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
         known=keys.model_type in table("families")["known"],
-        mtp_layers=keys.number(
-            "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
-        ),
+        mtp_layers=keys.number(*MTP_LAYERS, default=0),
     )
     return replace(shape, not_understood=keys.not_understood())
 

@@ -261,13 +261,15 @@ class Searched:
     intermediate: int
 
 
-def searched(keys: Keys, blocks: list[Any], heads: int) -> Searched:
-    """Read layers that differ one by one.
+def searched(keys: Keys, heads: int) -> Searched | None:
+    """Read layers that differ one by one; None where the config gives none.
 
     Raises:
         InvalidFile: an entry is not understood.
     """
-    hidden = keys.positive("hidden_size")
+    blocks, hidden = keys.get("block_configs"), keys.positive("hidden_size", "n_embd", "d_model")
+    if not isinstance(blocks, list) or not blocks:
+        return None
     shared: Counter[int] = Counter()
     sizes = []
     for block in blocks:

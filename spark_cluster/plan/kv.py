@@ -135,9 +135,10 @@ NVFP4 = "nvfp4"
 NVFP4_GROUP = 16
 """Elements that share one scale of a byte."""
 
-FP8_DS_MLA = "fp8_ds_mla"
-FP8_DS_MLA_BYTES = 656
-"""Of one token: 512 in fp8, 4 scales of 4 bytes, 64 rotary elements in 16 bits (FlashMLA)."""
+DS_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Of one token of latent attention, as FlashMLA keeps it: 512 elements in fp8, 4 scales of 4 bytes
+and 64 rotary elements in 16 bits; or 512 in 4 bits with their scales and 64 rotary ones in fp8
+(vLLM 0.33, `flashmla_sparse.py`)."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,8 @@ def element(name: str, geometry: Geometry, *, latent: bool = False) -> Element:
         wanted = "bfloat16" if wanted == "auto" else wanted
     if wanted == NVFP4:
         return Element(NVFP4, packed=True)
-    if wanted == FP8_DS_MLA and latent:
-        return Element(FP8_DS_MLA)
+    if wanted in DS_MLA_BYTES and latent:
+        return Element(wanted)
     if wanted not in BYTES:
         known = ("auto", *BYTES, NVFP4)
         raise UsageError(
@@ -505,10 +506,8 @@ def _latent(cut: KvLayout) -> Iterator[Pages]:
     part: Latent | None = cut.geometry.latent
     if part is None:
         return
-    if cut.element.name == FP8_DS_MLA:
-        width = FP8_DS_MLA_BYTES
-    else:
-        width = cut.element.width(part.rank + part.rope_dim)
+    own = cut.element.width(part.rank + part.rope_dim)
+    width = DS_MLA_BYTES.get(cut.element.name, own)
     yield Pages("latent", part.layers, cut.block, cut.block * width)
     layers = part.layers if part.index_layers is None else part.index_layers
     if part.index_dim and layers:  # keys in fp8 and a scale of 4 bytes for 128 of them
@@ -709,22 +708,17 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
 
     if size <= 0:
         raise UsageError(f"a KV cache of {size} bytes holds nothing")
-    rule, words = for_version(layout.vllm)
-    if layout.gdn_checkpoints and not layout.gdn_prefill:
-        words += f"; {FLASHINFER_ASSUMED}"
-    if logged := LOGGED.get(layout.geometry.model_type):
-        words = f"at most what servers logged for a token: {logged['bytes_per_token']:,} bytes"
     shared = pool(layout)
     needed = shared.needed(max_model_len)
     if shared.block_bytes <= 0 or needed <= 0:
         raise UsageError(f"{layout.geometry.name} has no layers with a KV cache, by its config")
     blocks = size // shared.block_bytes
     concurrency = blocks / needed
-    if rule.printed == "pool":
+    if layout.rule.printed == "pool":
         tokens = blocks // shared.groups * shared.smallest_block
     else:
         tokens = int(concurrency * max_model_len)
-    usable = blocks - 1 if rule.null_block else blocks
+    usable = blocks - 1 if layout.rule.null_block else blocks
     lengths = range(1, (layout.geometry.max_positions or max_model_len) + 1)
     unit = _unit(layout)
     return KvCache(
@@ -734,9 +728,19 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
         max_concurrency=concurrency,
         gib_per_request=needed * shared.block_bytes / GIB,
         max_model_len=bisect_right(lengths, usable, key=shared.needed),
-        rule=words,
+        rule=_words(layout),
         block_size=shared.smallest_block,
     )
+
+
+def _words(layout: KvLayout) -> str:
+    """Which rule the figures follow, and what it assumes."""
+    if logged := LOGGED.get(layout.geometry.model_type):
+        return f"at most what servers logged for a token: {logged['bytes_per_token']:,} bytes"
+    words = for_version(layout.vllm)[1]
+    if layout.gdn_checkpoints and not layout.gdn_prefill:
+        return f"{words}; {FLASHINFER_ASSUMED}"
+    return words
 
 
 def bytes_for(layout: KvLayout, requests: int, length: int) -> int:

@@ -22,8 +22,7 @@ from spark_cluster.models.weights import (
     weights_of,
 )
 from spark_cluster.plan.kv import (
-    FP8_DS_MLA,
-    FP8_DS_MLA_BYTES,
+    DS_MLA_BYTES,
     element,
     state_bytes,
 )
@@ -121,8 +120,7 @@ class ServingSetup:
             total += part.layers * heads * width * seen
         if latent:
             whole = latent.rank + latent.rope_dim + latent.index_dim
-            packed = kind.name == FP8_DS_MLA
-            width = FP8_DS_MLA_BYTES if packed else kind.width(whole)
+            width = DS_MLA_BYTES.get(kind.name, kind.width(whole))
             total += latent.layers * width * latent.kept * context
         for layer in self.geometry.recurrent:  # a state is read and written
             state = state_bytes(None, self.geometry) * layer.conv_elements
