@@ -290,6 +290,8 @@ def drafter_layers(geometry: Geometry, speculative: Mapping[str, Any], model: st
         return NO_DRAFTER
     if method.endswith("mtp") and geometry.model_type.startswith("gemma4"):
         return NO_DRAFTER
+    if geometry.model_type in LOGGED:  # by servers that drafted
+        return NO_DRAFTER
     if is_mtp(speculative, model):
         return _of_mtp(geometry)
     if geometry.drafter is not None:
