@@ -201,9 +201,12 @@ def _intermediate(keys: Keys, dense_layers: int) -> int:
         return keys.positive("shared_intermediate_size", "intermediate_size")
     if keys.model_type == "gpt2":
         return keys.positive("n_inner", default=4 * keys.positive("n_embd"))
-    return keys.positive(
+    size = keys.positive(
         *("dense_intermediate_size", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_ff")
     )
+    if keys.says("use_double_wide_mlp"):  # Gemma 4 E2B: in layers that borrow a cache; the average
+        size += size * keys.number("num_kv_shared_layers", default=0) // dense_layers
+    return size
 
 
 def _tower(config: Mapping[str, Any]) -> int:
