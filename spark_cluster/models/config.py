@@ -10,17 +10,21 @@ from spark_cluster.models.layers import (
     BOTH,
     CHUNKED,
     FULL,
+    LARGEST,
     RECURRENT,
     SLIDING,
     Keys,
     experts,
     kinds,
     recurrent,
+    searched,
 )
 from spark_cluster.models.naming import has_trait, table
 from spark_cluster.models.shape import Attention, Geometry, Latent
 
 VISION = ("vision_config", "vit_config", "visual")
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 
 def from_config(config: Mapping[str, Any], name: str) -> Geometry:
@@ -38,8 +42,9 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
     of_layers = kinds(keys)
     mixture, dense = experts(keys, len(of_layers))
     heads = keys.positive("num_attention_heads", "n_head", "num_heads")
-    latent = _latent(keys, of_layers, heads)
-    attention = () if latent else _attention(keys, of_layers, heads)
+    latent = _latent(keys, of_layers, heads) or _compressed(keys, of_layers, heads)
+    chosen = searched(keys, heads)
+    attention = () if latent else chosen.attention if chosen else _attention(keys, of_layers, heads)
     shape = Geometry(
         name=name,
         model_type=keys.model_type or str(config.get("model_type", "")),
@@ -47,25 +52,22 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         layers=len(of_layers),
         hidden=keys.positive("hidden_size", "n_embd", "d_model"),
         vocab=keys.positive("vocab_size"),
-        intermediate=_intermediate(keys, dense),
-        dense_layers=dense,
+        intermediate=chosen.intermediate if chosen else _intermediate(keys, dense),
+        dense_layers=chosen.dense_layers if chosen else dense,
         attention=attention,
         latent=latent,
         recurrent=recurrent(keys, sum(kind in (RECURRENT, BOTH) for kind in of_layers)),
         experts=mixture,
         tied=bool(keys.get("tie_word_embeddings", default=False)),
-        max_positions=keys.number(
-            "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
-        ),
+        max_positions=keys.number(*POSITIONS, default=0),
         rotary_width=rotary_width(keys, attention, latent),
+        table_parameters=_tables(keys),
         other_parameters=_tower(config) + _per_layer_embeddings(keys, len(of_layers)),
         quantization=quantization(config),
         kv_dtype=kv_dtype(config),
         dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
         known=keys.model_type in table("families")["known"],
-        mtp_layers=keys.number(
-            "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
-        ),
+        mtp_layers=keys.number(*MTP_LAYERS, default=0),
     )
     return replace(shape, not_understood=keys.not_understood())
 
@@ -86,8 +88,18 @@ def _attention(keys: Keys, of_layers: list[str], heads: int) -> tuple[Attention,
         count = sum(item in alike for item in of_layers)
         if count:
             borrowed = count - sum(item in alike for item in own)
-            found.append(_one_kind(keys, kind, count, borrowed, heads))
+            queries = _heads(keys, of_layers, kind, heads) if kind in of_layers else heads
+            found.append(_one_kind(keys, kind, count, borrowed, queries))
     return tuple(found)
+
+
+def _heads(keys: Keys, of_layers: list[str], kind: str, heads: int) -> int:
+    """Query heads of a kind of layer, which may have a number of its own (Laguna, MiMo-V2)."""
+    listed = keys.get("num_attention_heads_per_layer")
+    if isinstance(listed, list) and len(listed) == len(of_layers):
+        own = listed[of_layers.index(kind)]
+        return own if isinstance(own, int) and 0 < own <= LARGEST else heads
+    return keys.positive("swa_num_attention_heads", default=heads) if kind == SLIDING else heads
 
 
 def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> Attention:
@@ -133,11 +145,50 @@ def _latent(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
         layers=sum(kind == FULL for kind in of_layers),
         q_heads=heads,
         rank=keys.positive("kv_lora_rank"),
-        rope_dim=keys.positive("qk_rope_head_dim"),
+        rope_dim=keys.number("qk_rope_head_dim"),
         nope_dim=keys.positive("qk_nope_head_dim"),
         value_dim=keys.positive("v_head_dim"),
         q_rank=keys.number("q_lora_rank", default=0) or None,
         index_dim=keys.number("index_head_dim", default=0),
+        index_heads=keys.number("index_n_heads", default=0),
+        index_layers=_index_layers(keys),
+    )
+
+
+def _index_layers(keys: Keys) -> int | None:
+    listed = keys.get("indexer_types")
+    return listed.count("full") if isinstance(listed, list) and listed else None
+
+
+INDEXED = 4
+"""Tokens a vector of the layers with an indexer (`DeepseekV4Attention` in vLLM 0.33)."""
+
+
+def _compressed(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
+    """DeepSeek V4: one vector for keys and values of all heads, which most layers keep for several
+    tokens only.
+    """
+    ratios = keys.get("compress_ratios")
+    if not isinstance(ratios, list) or not keys.says("o_lora_rank"):
+        return None
+    own = [ratio if isinstance(ratio, int) and ratio > 1 else 1 for ratio in ratios]
+    own = own[: len(of_layers)] or [1]
+    rope, width = keys.positive("qk_rope_head_dim"), keys.positive("head_dim")
+    keys.get("num_hash_layers")  # layers that choose experts by a hash: no matrix of their own
+    return Latent(
+        layers=len(of_layers),
+        q_heads=heads,
+        rank=width - rope,
+        rope_dim=rope,
+        nope_dim=width - rope,
+        value_dim=width,
+        q_rank=keys.positive("q_lora_rank"),
+        index_dim=keys.number("index_head_dim", default=0),
+        index_heads=keys.number("index_n_heads", default=0),
+        index_layers=own.count(INDEXED),
+        output_rank=keys.positive("o_lora_rank"),
+        output_groups=keys.positive("o_groups"),
+        kept=sum(1 / ratio for ratio in own) / len(own),
     )
 
 
@@ -150,7 +201,12 @@ def _intermediate(keys: Keys, dense_layers: int) -> int:
         return keys.positive("shared_intermediate_size", "intermediate_size")
     if keys.model_type == "gpt2":
         return keys.positive("n_inner", default=4 * keys.positive("n_embd"))
-    return keys.positive("intermediate_size", "ffn_dim", "ffn_hidden_size", "d_ff")
+    size = keys.positive(
+        *("dense_intermediate_size", "intermediate_size", "ffn_dim", "ffn_hidden_size", "d_ff")
+    )
+    if keys.says("use_double_wide_mlp"):  # Gemma 4 E2B: in layers that borrow a cache; the average
+        size += size * keys.number("num_kv_shared_layers", default=0) // dense_layers
+    return size
 
 
 def _tower(config: Mapping[str, Any]) -> int:
@@ -172,6 +228,21 @@ def _per_layer_embeddings(keys: Keys, layers: int) -> int:
     if not width:
         return 0
     return keys.number("vocab_size_per_layer_input", "vocab_size") * layers * width
+
+
+def _tables(keys: Keys) -> int:
+    """Entries of tables of n-grams: DeepSeek V4.1's Engram, and Qwen's embeddings of a layer, of
+    which each head has one (`ngram_vocab_size_base` rows, `heads_per_ngram` for each length).
+    """
+    rows = keys.get("engram_num_embeddings")
+    if isinstance(rows, list):
+        whole = sum(one for one in rows if isinstance(one, int) and 0 < one <= LARGEST)
+        return whole * keys.number("engram_head_dim", default=0)
+    layers = keys.get("ple_layer_ids")
+    if not isinstance(layers, list) or not keys.says("ngram_vocab_size_base"):
+        return 0
+    each = keys.number("ngram_vocab_size_base") * keys.number("ple_embed_dim", default=0)
+    return len(layers) * each
 
 
 # The tables of rotary positions, which engines load next to a model's tensors.
@@ -224,8 +295,9 @@ def quantization(config: Mapping[str, Any]) -> str | None:
     if not found and _is_not_an_object(config):
         return UNREADABLE
     method = _word(found, "quant_method")
-    if method == "modelopt" or (not method and found.get("quant_algo")):
-        return _modelopt(found)
+    experts = _of_experts(config, found)
+    if experts or method == "modelopt" or (not method and found.get("quant_algo")):
+        return experts or _modelopt(found)
     if method == "compressed-tensors":
         return _compressed_tensors(found)
     if method in ("awq", "gptq"):
@@ -234,6 +306,16 @@ def quantization(config: Mapping[str, Any]) -> str | None:
         packing = _word(found, "packing_format")
         return _named("awq" if "awq" in packing else "gptq", found.get("bits", FOUR_BITS))
     return {"fbgemm_fp8": "fp8"}.get(method, method) or None
+
+
+def _of_experts(config: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The format of experts that have one of their own, by which the model is called (DeepSeek V4:
+    the rest is FP8); empty where the config says none.
+    """
+    if "nvfp4" in _word(found, "moe_quant_algo"):
+        return "nvfp4"
+    said = _word(config, "expert_dtype") or _word(found, "expert_dtype")
+    return "mxfp4" if said == "fp4" and _word(found, "quant_method") == "fp8" else ""
 
 
 def _named(method: str, width: Any) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.naming import has_trait, table
-from spark_cluster.models.shape import Experts, Recurrent
+from spark_cluster.models.shape import Attention, Experts, Recurrent
 
 # The keys of a model's config.json, under any of the names that families give them.
 
@@ -156,7 +158,11 @@ def kinds(keys: Keys) -> list[str]:
         InvalidFile: the config names a kind of layer that is not known, or its list has another
             length than the model.
     """
-    layers = keys.positive("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    listed = keys.get("layers_block_type")
+    layers = keys.positive(
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        default=len(listed) if isinstance(listed, list) and listed else None,
+    )
     if layers > MOST_LAYERS:
         raise keys.wrong(f"'num_hidden_layers' is {layers}; models have up to {MOST_LAYERS}")
     found = _listed(keys, layers) or _patterned(keys, layers) or [_uniform(keys)] * layers
@@ -170,10 +176,14 @@ def _listed(keys: Keys, layers: int) -> list[str] | None:
     pattern = keys.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         return _translated(keys, "hybrid_override_pattern", list(pattern), "layer_letters", layers)
-    for name in ("layer_types", "layers_block_type"):
+    for name in ("layer_types", "layers_block_type", "hybrid_layer_pattern"):
         listed = keys.get(name)
         if isinstance(listed, list) and listed:
             return _translated(keys, name, listed, "layer_words", layers)
+    delta = keys.get("linear_attn_config")
+    if isinstance(delta, Mapping) and isinstance(delta.get("full_attn_layers"), list):  # Kimi
+        full = delta["full_attn_layers"]
+        return [FULL if i + 1 in full else RECURRENT for i in range(layers)]
     return None
 
 
@@ -233,6 +243,56 @@ def _uniform(keys: Keys) -> str:
     return SLIDING
 
 
+# Layers that an architecture search chose one by one (Nemotron NAS).
+
+FFN_MULTIPLE = 256
+"""A feed-forward size is rounded up to a multiple of it (`_find_multiple` in the configuration code
+of these models)."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The layers of `block_configs`: attention by its number of key-value heads, and feed-forward
+    layers, with their average size.
+    """
+
+    attention: tuple[Attention, ...]
+    dense_layers: int
+    intermediate: int
+
+
+def searched(keys: Keys, heads: int) -> Searched | None:
+    """Read layers that differ one by one; None where the config gives none.
+
+    Raises:
+        InvalidFile: an entry is not understood.
+    """
+    blocks, hidden = keys.get("block_configs"), keys.positive("hidden_size", "n_embd", "d_model")
+    if not isinstance(blocks, list) or not blocks:
+        return None
+    shared: Counter[int] = Counter()
+    sizes = []
+    for block in blocks:
+        found = Keys(block if isinstance(block, Mapping) else {}, keys.name)
+        attention, network = found.get("attention"), found.get("ffn")
+        if not (isinstance(attention, Mapping) and isinstance(network, Mapping)):
+            raise keys.wrong("'block_configs' should give each layer 'attention' and 'ffn'")
+        if not attention.get("no_op") and not attention.get("replace_with_linear"):
+            shared[Keys(attention, keys.name).positive("n_heads_in_group")] += 1
+        if network.get("no_op") or network.get("replace_with_linear"):
+            continue
+        times = network.get("ffn_mult")
+        if not isinstance(times, int | float) or not 0 < times < LARGEST:
+            raise keys.wrong("'block_configs' has a layer without 'ffn_mult'")
+        sizes.append(-(-int(2 * times * hidden / 3) // FFN_MULTIPLE) * FFN_MULTIPLE)
+    width = keys.positive("head_dim", default=max(1, hidden // heads))
+    layers = tuple(
+        Attention("full", count, heads, max(1, heads // group), width, width)
+        for group, count in sorted(shared.items())
+    )
+    return Searched(layers, len(sizes), sum(sizes) // max(1, len(sizes)))
+
+
 # A mixture of experts, as configs describe it.
 
 COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -263,7 +323,7 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
         layers=with_experts,
         intermediate=intermediate,
         shared_intermediate=_shared(keys, intermediate),
-        latent=keys.number("moe_latent_size", default=0),
+        latent=keys.number("moe_latent_size", "routed_expert_hidden_size", default=0),
     )
     if has_trait(keys.model_type, "dense_beside_experts"):
         return found, layers
@@ -275,6 +335,10 @@ def _layers(keys: Keys, layers: int) -> int:
     chosen = keys.get("moe_layers")
     if isinstance(chosen, list) and chosen:
         return len(chosen)
+    for name in ("mlp_layer_types", "moe_layer_freq"):
+        listed = keys.get(name)
+        if isinstance(listed, list) and len(listed) == layers:
+            return layers - listed.count("dense") - listed.count(0)
     if keys.says("interleave_moe_layer_step"):  # Llama 4
         return layers // keys.positive("interleave_moe_layer_step")
     if keys.says("expert_layer_period"):  # Jamba
@@ -297,7 +361,7 @@ def _shared(keys: Keys, intermediate: int) -> int:
     given = keys.number(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
-        "shared_intermediate_size",
+        *("shared_intermediate_size", "share_expert_dim"),
         default=0,
     )
     if given:
@@ -339,6 +403,8 @@ def recurrent(keys: Keys, layers: int) -> tuple[Recurrent, ...]:
         return ()
     if keys.get("linear_num_value_heads") is not None:
         return (_gdn(keys, layers),)
+    if isinstance(keys.get("linear_attn_config"), Mapping):
+        return (_kda(keys, layers),)
     if keys.get("mamba_n_heads", "mamba_num_heads") is not None:
         return (_mamba2(keys, layers),)
     if keys.get("conv_L_cache") is not None:
@@ -372,6 +438,27 @@ def _gdn(keys: Keys, layers: int) -> Recurrent:
         weights=hidden * (conv + valued + 2 * v_heads) + conv * kernel + valued * hidden,
         conv_width=kernel - 1,
         state_dtype=_state_dtype(keys),
+    )
+
+
+def _kda(keys: Keys, layers: int) -> Recurrent:
+    """Kimi's delta attention: as many keys as values, states in float32 (vLLM's
+    `kda_state_shape` and `kda_state_dtype`).
+    """
+    hidden = keys.positive("hidden_size")
+    said = Keys(keys.get("linear_attn_config"), keys.name)
+    heads, width = said.positive("num_heads"), said.positive("head_dim")
+    kernel = said.positive("short_conv_kernel_size", default=4)
+    inner = heads * width
+    return Recurrent(
+        kind="kda",
+        layers=layers,
+        conv_elements=3 * inner * (kernel - 1),
+        state_elements=inner * width,
+        # q, k, v and out; two gates of low rank; b of each head; the convolutions
+        weights=hidden * (4 * inner + 2 * width + heads) + 2 * width * inner + 3 * inner * kernel,
+        conv_width=kernel - 1,
+        state_dtype="float32",
     )
 
 

@@ -15,11 +15,10 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from spark_cluster.config.folders import laptop_cache
-from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.checkpoint import SUFFIX, Checkpoint, Tensor, read_checkpoint
 from spark_cluster.models.hub import DocumentSource, HubError, HubLibrary, Listing, is_repository
-from spark_cluster.models.naming import of_build, table
+from spark_cluster.models.naming import base_of, nearest_model, of_build, table
 from spark_cluster.models.shape import Geometry
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.store.manifest import is_commit
@@ -179,6 +178,11 @@ class Hub:
                 return kept
             raise
 
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether it is asked for a model that is not kept here."""
+        return self._source is not None
+
     def ask_through(self, source: DocumentSource) -> bool:
         """Ask another source from now on, where the hub could not be reached; False where it could
         or where nobody may be asked.
@@ -255,7 +259,8 @@ def find(
         name: repository on the hub (`google/gemma-4-31B-it`), or a folder with a config.json.
         folders: where relative names are looked for too (the project's folder).
         cache_dir: the hub's cache; by default as HF_HUB_CACHE or HF_HOME say.
-        base: the model that it is a build of, when its own name is not known.
+        base: the model that it is a build of, when its own name is not known; by default what
+            its name says.
         hub: what may be asked; by default only what was read from it before, so that nothing goes
             over a network.
         revision: of the model, on the hub.
@@ -265,6 +270,7 @@ def find(
         InvalidFile: its config.json cannot be read or lacks a key.
     """
     text, asked = str(name), hub or cached()
+    base = base or base_of(text)
     problem: HubError | None = None
     for candidate in (text, base):
         if candidate is None:
@@ -283,7 +289,7 @@ def find(
             return replace(shape, stored=None, quantization=of_build(text))
     if problem is not None:
         raise problem
-    raise _not_known(text)
+    raise _not_known(text, asked)
 
 
 def known_models() -> list[str]:
@@ -317,16 +323,21 @@ def _checkpoint(
         return otherwise
 
 
-def _not_known(text: str) -> UsageError:
+def _not_known(text: str, hub: Hub) -> UsageError:
     if looks_like_path(text):
         return UsageError(
             f"there is no folder with a config.json at {text}",
             hint="give the folder that holds the model's config.json, or its name on the hub",
         )
+    near = nearest_model(text, known_models())
+    hints = [f"did you mean '{near}'?"] if near else []
+    if not is_repository(text):
+        hints.append("give its whole name on the hub, ORG/NAME")
+    elif not hub.may_be_asked:
+        hints.append("without --offline (and HF_HUB_OFFLINE) the hub is asked for its config")
+    hints.append("give the folder with its config.json; models in the hub's cache are found")
     return UsageError(
-        f"the shape of the model {text!r} is not known here",
-        hint=f"{did_you_mean(text, known_models())}\n  or give the folder with its config.json "
-        "(models in the hub's cache are found automatically)",
+        f"the shape of the model {text!r} is not known here", hint="\n  or ".join(hints)
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Any, cast
 
 from spark_cluster.config.recipe_schema import Quantization
+from spark_cluster.config.yamlfile import nearest
 from spark_cluster.errors import InvalidFile
 
 # JSON: tables of models, images and importers, read once, and objects from files of others.
@@ -82,11 +84,11 @@ def base_of(model: str, hints: tuple[str, ...] = ()) -> str | None:
     if is_path(model):
         cached = _HUB_CACHE.search(model)
         repository = f"{cached[1]}/{cached[2]}" if cached else ""
-        if repository in table("names")["bases"]:
+        if repository in _bases():
             return repository
         texts = [repository or model.rstrip("/").rpartition("/")[2]]
         texts += [hint.rstrip("/").rpartition("/")[2] for hint in hints]
-    elif model in table("names")["bases"]:
+    elif model in _bases():
         return None
     else:
         texts = [model.rpartition("/")[2]]
@@ -118,7 +120,7 @@ def quantization_of(
     if flag and flag not in _BY_NAME:
         return None
     if named is None and not flag:
-        row = table("names")["bases"].get(base or model)
+        row = _bases().get(base or model)
         return cast(Quantization, row["native"]) if row and _is_plain(model, hints) else None
     return named
 
@@ -139,27 +141,62 @@ def is_path(model: str) -> bool:
     return model.startswith(("/", "~", ".", "$")) or model.count("/") > 1
 
 
+@cache
+def _bases() -> dict[str, dict[str, Any]]:
+    """Models that others are builds of: the format in which their authors publish them, and other
+    names. Those whose shape was read say it there (`native`).
+    """
+    found = dict(table("names")["bases"])
+    for entry in table("shapes")["models"]:
+        for name in (entry["name"], *entry["aliases"]) if "native" in entry else ():
+            found.setdefault(name, {"native": entry["native"], "also": []})
+    return found
+
+
+@cache
+def _by_key() -> dict[str, str]:
+    """Each base by its name without what says how it was built; the first of two alike."""
+    found: dict[str, str] = {}
+    for base, row in _bases().items():
+        for name in (base.rpartition("/")[2], *row["also"]):
+            found.setdefault(_key(name), base)
+    return found
+
+
 def _recognised(text: str) -> str | None:
-    data = table("names")
-    key = _key(text)
-    for base, row in data["bases"].items():
-        names = [base.rpartition("/")[2], *row["also"]]
-        if key in {_key(name) for name in names}:
-            return cast(str, base)
-    return None
+    return _by_key().get(_key(text))
 
 
 def _key(text: str) -> str:
-    """The name without what only says how it was built: `gemma426ba4b`."""
-    words = set(table("names")["build_words"])
+    """The name without what only says how it was built, and by whom: `gemma426ba4b`."""
+    data = table("names")
+    words = {*data["build_words"], *data["other_words"]}
     parts = re.split(r"[-_ ]+", text.lower())
     return re.sub(r"[^a-z0-9]", "", "".join(part for part in parts if part not in words))
+
+
+def nearest_model(name: str, known: Iterable[str]) -> str | None:
+    """Return the known model most like a name, of the same family and size; None without one.
+
+    Family and size are the words with a number: `qwen3.6`, `35b`, `a3b`, `v4`.
+    """
+    numbered = _numbers(name)
+    alike = [one for one in known if numbered and _numbers(one) == numbered]
+    return nearest(name, alike)
+
+
+def _numbers(name: str) -> set[str]:
+    data = table("names")
+    parts = re.split(r"[-_ ]+", name.rpartition("/")[2].lower())
+    return {part for part in parts if re.search(r"\d", part) and part not in data["build_words"]}
 
 
 def _named_quantization(model: str, hints: tuple[str, ...]) -> Quantization | None:
     words = table("names")["quantization_words"]
     parts = _parts(model, hints)
     found = {words[part] for part in parts if part in words}
+    if parts & {"hybrid", "mixed"} or (parts & _FOUR_BITS and found == {"fp8"}):
+        return None  # layers of several formats
     if parts & _EIGHT_BITS and found <= {"awq-int4", "gptq-int4"}:
         return None  # whose size is not known here
     if not found and parts & _FOUR_BITS and parts & {"autoround", "w4a16"}:

@@ -186,7 +186,13 @@ class Latent:
         rope_dim: elements that carry the position (`qk_rope_head_dim`).
         q_rank: of compressed queries; None when they are not compressed.
         index_dim: elements of the key that a sparse attention's indexer keeps of a token next to
-            (DeepSeek V3.2); 0 without one.
+            (DeepSeek V3.2); 0 without one. The indexer has `index_heads` heads.
+        index_layers: layers with an indexer of their own; others use that of an earlier layer
+            (GLM-5.2), or have none (DeepSeek V4). None: all.
+        output_rank: of the low-rank output, which is made in `output_groups` of heads and leaves no
+            matrix to expand keys and values (DeepSeek V4); 0: an output over all heads.
+        kept: vectors that the cache has for a token, on average of the layers: below 1 where some
+            layers keep one for several tokens.
     """
 
     layers: int
@@ -197,12 +203,17 @@ class Latent:
     value_dim: int
     q_rank: int | None = None
     index_dim: int = 0
+    index_heads: int = 0
+    index_layers: int | None = None
+    output_rank: int = 0
+    output_groups: int = 0
+    kept: float = 1.0
 
 
 @dataclass(frozen=True)
 class Recurrent:
-    """Layers with a state of constant size: gated delta net (GDN), Mamba, Mamba 2, short
-    convolutions (LFM2).
+    """Layers with a state of constant size: gated delta net (GDN), Kimi's delta attention (KDA),
+    Mamba, Mamba 2, short convolutions (LFM2).
 
     Attributes:
         conv_elements: of the convolution state of one request in one layer, before division by TP.
@@ -216,7 +227,7 @@ class Recurrent:
             None: as the model's.
     """
 
-    kind: Literal["gdn", "mamba", "mamba2", "conv"]
+    kind: Literal["gdn", "kda", "mamba", "mamba2", "conv"]
     layers: int
     conv_elements: int
     state_elements: int
@@ -262,6 +273,8 @@ class Geometry:
         max_positions: longest context, tokens.
         architectures: classes of the model, as its config names them; empty where it is not read.
         rotary_width: elements of the tables of rotary positions for one position.
+        table_parameters: of tables of n-grams (Engram, per-layer embeddings), whose format its
+            config does not say; they are in no sum.
         other_parameters: vision and audio towers and what else is read once a request at most.
         quantization: as its own config says; None for plain BF16.
         kv_dtype: what the checkpoint asks for its KV cache (`fp8`), which is what vLLM's `auto`
@@ -291,6 +304,7 @@ class Geometry:
     tied: bool = False
     max_positions: int = 0
     rotary_width: int = 0
+    table_parameters: int = 0
     architectures: tuple[str, ...] = ()
     other_parameters: int = 0
     quantization: str | None = None

@@ -79,8 +79,17 @@ def _latent(geometry: Geometry) -> int:
     else:
         queries = geometry.hidden * latent.q_rank + latent.q_rank * query
     keys = geometry.hidden * (latent.rank + latent.rope_dim)
-    keys += latent.rank * latent.q_heads * (latent.nope_dim + latent.value_dim)
-    return latent.layers * (queries + keys + latent.q_heads * latent.value_dim * geometry.hidden)
+    output = latent.q_heads * latent.value_dim
+    if latent.output_rank:
+        output *= latent.output_rank
+        output += latent.output_groups * latent.output_rank * geometry.hidden
+    else:
+        keys += latent.rank * latent.q_heads * (latent.nope_dim + latent.value_dim)
+        output *= geometry.hidden
+    indexer = latent.index_heads * ((latent.q_rank or 0) * latent.index_dim + geometry.hidden)
+    indexer += geometry.hidden * latent.index_dim
+    indexed = latent.layers if latent.index_layers is None else latent.index_layers
+    return latent.layers * (queries + keys + output) + indexed * indexer
 
 
 def formats(geometry: Geometry, quantization: Quantization) -> dict[Part, Quantization]:
@@ -97,15 +106,16 @@ def formats(geometry: Geometry, quantization: Quantization) -> dict[Part, Quanti
       with experts leave the recurrent and shared ones in BF16 (source: atlas-nvfp4). NVIDIA's
       Qwen3-Next has both in BF16 (source: model-optimizer-681). MiniMax-M2 has its experts in
       NVFP4, and in one build attention too (source: minimax-nvfp4).
-    - MXFP4 is the format of experts (gpt-oss); the rest is BF16. Images that also take
+    - MXFP4 is the format of experts (gpt-oss, DeepSeek V4); the rest is BF16, and in DeepSeek V4
+      FP8 (its config: `expert_dtype`). Images that also take
       `--mxfp4-layers` quantize what that names (`Serving.mxfp4_layers`).
     - INT4 by AutoRound leaves shared experts of models with recurrent layers in BF16 (source:
       site-one-moe); AWQ leaves recurrent layers so.
     """
-    parts, special = dict.fromkeys(MATRICES, quantization), _nvfp4(geometry)
+    parts, special = dict.fromkeys(MATRICES, quantization), _kept_by(geometry, quantization)
     if quantization == "mxfp4" and geometry.is_moe:
-        return {**dict.fromkeys(MATRICES, _KEPT), "experts": quantization}
-    if quantization == "nvfp4" and special:
+        return {**dict.fromkeys(MATRICES, _KEPT), **special, "experts": quantization}
+    if special:
         return {**parts, **special}
     if quantization == "gptq-int4" and geometry.recurrent:
         return {**parts, "shared": _KEPT}
@@ -119,21 +129,22 @@ def multiplies_in_16_bits(geometry: Geometry) -> bool:
     """Return whether a build in NVFP4 has weights in 4 bits and activations in 16 (W4A16), which
     vLLM serves with Marlin only (source: vllm-42566).
     """
-    return _nvfp4_build(geometry).get("weight_only") is True
+    return _build(geometry, "nvfp4").get("weight_only") is True
 
 
-def _nvfp4(geometry: Geometry) -> dict[Part, Quantization]:
-    """Return what builds in NVFP4 have in another format, or in NVFP4 although most have not."""
-    found: dict[Part, Quantization] = _nvfp4_build(geometry).get("keeps", {})
+def _kept_by(geometry: Geometry, quantization: Quantization) -> dict[Part, Quantization]:
+    """Return what builds in this format have in another one, where that is known."""
+    found: dict[Part, Quantization] = _build(geometry, quantization).get("keeps", {})
     return found
 
 
-def _nvfp4_build(geometry: Geometry) -> dict[str, Any]:
-    """Return what is known of a build in NVFP4."""
-    for row in table("families")["nvfp4_builds"]:
+def _build(geometry: Geometry, quantization: Quantization) -> dict[str, Any]:
+    """Return what is known of the builds of a model in a format."""
+    for row in table("families")["builds"]:
         others = row.get("not_by")
         if (
-            re.fullmatch(row["family"], geometry.model_type)
+            quantization in row["of"]
+            and re.fullmatch(row["family"], geometry.model_type)
             and row.get("moe", geometry.is_moe) == geometry.is_moe
             and geometry.name.startswith(row.get("by", ""))
             and not (others and geometry.name.startswith(others))

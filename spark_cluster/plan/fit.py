@@ -13,6 +13,7 @@ from pydantic import Field
 from spark_cluster.config.engines import with_unit
 from spark_cluster.config.launch import Launch, finite
 from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
+from spark_cluster.errors import UsageError
 from spark_cluster.models import memory_share
 from spark_cluster.models.memory_share import GIB
 from spark_cluster.models.shape import Geometry
@@ -167,7 +168,26 @@ def fit(
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
         shorter = launch.with_flags({"max-model-len": cache.max_model_len})
         return fit(shorter, geometry, rooms, whole, runtime_gib=runtime_gib)
+    if kv.not_known(geometry) and _leaves_room(fitted):
+        raise _cache_not_known(fitted)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
+
+
+def _leaves_room(fitted: Fit) -> bool:
+    """Return whether weights and runtime may leave room for some cache on every node."""
+    return fitted.kv_high_gib > 0 and not any(_on_node(fitted, room) for room in fitted.rooms)
+
+
+def _cache_not_known(fitted: Fit) -> UsageError:
+    geometry = fitted.serving.geometry
+    tables = geometry.table_parameters
+    more = f", without its tables of n-grams ({tables / 1e9:.0f} billion entries)" if tables else ""
+    return UsageError(
+        f"whether {geometry.name} fits is not known here: weights take {fitted.weights_gib:.1f} "
+        f"GiB a node{more}, runtime about {fitted.runtime.total.expected:.1f}, and vLLM's rule for "
+        f"its KV cache is not read yet: {kv.not_known(geometry)}",
+        hint="start it with a small --max-model-len; vLLM prints 'GPU KV cache size'",
+    )
 
 
 def _fitted(
@@ -254,7 +274,7 @@ def _profiling_gib(
     a model with recurrent layers a block is large: 24.6 of the 28 GiB that Qwen3.6-27B took.
     """
     activations = beside.activations.expected
-    if not beside.graphs.expected:
+    if not beside.graphs.expected or kv.not_known(serving.geometry):
         return activations
     layout = _layout(launch, serving)
     blocks = max(1, min(sequences(launch, rooms), beside.largest_graph))
@@ -276,7 +296,7 @@ def _asked_gib(launch: Launch, serving: ServingSetup) -> float:
     """KV for as many requests of full length as were asked for; one when none is given."""
     requests = int(launch.number("max-num-seqs") or 1)
     length = context_length(launch, serving.geometry)
-    if length < 1:
+    if length < 1 or kv.not_known(serving.geometry):
         return 0.0
     return kv.bytes_for(_layout(launch, serving), requests, length) / GIB
 
@@ -308,7 +328,7 @@ def kv_bytes_given(launch: Launch) -> float | None:
 
 def _cache(launch: Launch, serving: ServingSetup, kv_gib: float) -> kv.KvCache | None:
     length = context_length(launch, serving.geometry)
-    if kv_gib <= 0 or length < 1:
+    if kv_gib <= 0 or length < 1 or kv.not_known(serving.geometry):
         return None
     return kv.cache(_layout(launch, serving), int(kv_gib * GIB), length)
 
@@ -329,6 +349,7 @@ def _layout(launch: Launch, serving: ServingSetup) -> kv.KvLayout:
         drafter=_drafter(launch, serving.geometry),
         gdn_prefill=asked if asked != "auto" else None,
         async_scheduling=_switch(launch, "async-scheduling") is not False,
+        dcp=int(launch.number("decode-context-parallel-size") or 1),
         device="cpu" if launch.on_cpu else "gpu",
     )
 

@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 from spark_cluster.config.schema import Hidden, Rounded
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
+from spark_cluster.models.naming import table
 from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
 
 # The rules of the arithmetic by vLLM version: one rule for each span of versions.
@@ -78,6 +79,9 @@ class Rule:
     sliding_block: Literal["asked", "smallest", "fitting"]
     cpu_kernel: int
 
+
+LOGGED: dict[str, Any] = _FILE["logged"]
+"""Families whose cache is counted as servers logged it, by the most that they took for a token."""
 
 RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
 """All rules, oldest first; each is the one before with what changed."""
@@ -150,9 +154,10 @@ NVFP4 = "nvfp4"
 NVFP4_GROUP = 16
 """Elements that share one scale of a byte."""
 
-FP8_DS_MLA = "fp8_ds_mla"
-FP8_DS_MLA_BYTES = 656
-"""Of one token: 512 in fp8, 4 scales of 4 bytes, 64 rotary elements in 16 bits (FlashMLA)."""
+DS_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Of one token of latent attention, as FlashMLA keeps it: 512 elements in fp8, 4 scales of 4 bytes
+and 64 rotary elements in 16 bits; or 512 in 4 bits with their scales and 64 rotary ones in fp8
+(vLLM 0.33, `flashmla_sparse.py`)."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +189,8 @@ def element(name: str, geometry: Geometry, *, latent: bool = False) -> Element:
         wanted = "bfloat16" if wanted == "auto" else wanted
     if wanted == NVFP4:
         return Element(NVFP4, packed=True)
-    if wanted == FP8_DS_MLA and latent:
-        return Element(FP8_DS_MLA)
+    if wanted in DS_MLA_BYTES and latent:
+        return Element(wanted)
     if wanted not in BYTES:
         known = ("auto", *BYTES, NVFP4)
         raise UsageError(
@@ -304,6 +309,8 @@ def drafter_layers(geometry: Geometry, speculative: Mapping[str, Any], model: st
         return NO_DRAFTER
     if method.endswith("mtp") and geometry.model_type.startswith("gemma4"):
         return NO_DRAFTER
+    if geometry.model_type in LOGGED:  # by servers that drafted
+        return NO_DRAFTER
     if is_mtp(speculative, model):
         return _of_mtp(geometry)
     if geometry.drafter is not None:
@@ -341,6 +348,7 @@ class KvLayout:
             takes by itself on a GPU with CUDA 13, `flashinfer` (Hopper and Blackwell, so also a
             Spark).
         async_scheduling: the next batch is scheduled while one runs, vLLM's default on GPUs.
+        dcp: `--decode-context-parallel-size`: GPUs that share out the tokens of each request.
         device: on a CPU the same version has other kernels, float32 states of GDN layers and no
             async scheduling.
 
@@ -360,11 +368,13 @@ class KvLayout:
     drafter: DrafterLayers = NO_DRAFTER
     gdn_prefill: str | None = None
     async_scheduling: bool = True
+    dcp: int = 1
     device: Literal["gpu", "cpu"] = "gpu"
 
     def __post_init__(self) -> None:
         for what, number in (
             ("the tensor-parallel size", self.tp),
+            ("--decode-context-parallel-size", self.dcp),
             ("--block-size", self.block),
             ("--max-num-batched-tokens", self.max_num_batched_tokens),
         ):
@@ -426,12 +436,29 @@ class KvLayout:
         return self.rule.gdn_checkpoints and self.mode == "align" and flashinfer and only_gdn
 
 
+def not_known(geometry: Geometry) -> str:
+    """Return what in a model asks for a cache that vLLM lays out by a rule that is not known here;
+    empty for every other model.
+    """
+    families: dict[str, str] = table("families")["cache_not_known"]
+    family = geometry.model_type
+    return next((families[one] for one in families if family.startswith(one)), "")
+
+
 def pages(cut: KvLayout) -> list[Pages]:
     """The layers that keep a cache, kind by kind.
 
     Raises:
-        UsageError: the model cannot be divided by the tensor-parallel size.
+        UsageError: the model cannot be divided by the tensor-parallel size, or vLLM's rule for its
+            cache is not known here.
     """
+    if why := not_known(cut.geometry):
+        raise UsageError(
+            f"how vLLM lays out the KV cache of {cut.geometry.name} is not known here: {why}",
+            hint="vLLM prints it at the start: 'GPU KV cache size'",
+        )
+    if logged := LOGGED.get(cut.geometry.model_type):
+        return [Pages("latent", 1, logged["block"], logged["block"] * logged["bytes_per_token"])]
     attention = [*_attention(cut), *_latent(cut)]
     if cut.drafter.attention or cut.drafter.latent:
         attention = together([*attention, *_drafter(cut)])
@@ -500,14 +527,13 @@ def _latent(cut: KvLayout) -> Iterator[Pages]:
     part: Latent | None = cut.geometry.latent
     if part is None:
         return
-    if cut.element.name == FP8_DS_MLA:
-        width = FP8_DS_MLA_BYTES
-    else:
-        width = cut.element.width(part.rank + part.rope_dim)
+    own = cut.element.width(part.rank + part.rope_dim)
+    width = DS_MLA_BYTES.get(cut.element.name, own)
     yield Pages("latent", part.layers, cut.block, cut.block * width)
-    if part.index_dim:  # keys in fp8 and a scale of 4 bytes for 128 of them
+    layers = part.layers if part.index_layers is None else part.index_layers
+    if part.index_dim and layers:  # keys in fp8 and a scale of 4 bytes for 128 of them
         indexed = part.index_dim + 4 * ceil(part.index_dim, 128)
-        yield Pages("latent", part.layers, cut.block, cut.block * indexed)
+        yield Pages("latent", layers, cut.block, cut.block * indexed)
 
 
 def _state(cut: KvLayout, part: Recurrent) -> Pages:
@@ -573,11 +599,13 @@ class Pool:
         kinds: each kind of layer with the number of its groups.
         block_bytes: of one block on one GPU.
         in_flight: tokens that may be scheduled but not settled at once.
+        dcp: GPUs that share out the tokens of full and latent attention.
     """
 
     kinds: tuple[tuple[Pages, int], ...]
     block_bytes: int
     in_flight: int
+    dcp: int = 1
 
     @property
     def groups(self) -> int:
@@ -596,7 +624,13 @@ class Pool:
         """
         if length < 1:
             raise UsageError(f"--max-model-len should be at least 1, found {length}")
-        return sum(count * part.needed(length, self.in_flight) for part, count in self.kinds)
+        return sum(count * self._of(part, length) for part, count in self.kinds)
+
+    def _of(self, part: Pages, length: int) -> int:
+        """Blocks of one group of layers; windows and states are not shared out."""
+        shared = part.kind in ("full", "latent") and part.fixed is None
+        own = ceil(length, self.dcp) if shared else length
+        return part.needed(own, self.in_flight)
 
 
 def pool(layout: KvLayout) -> Pool:
@@ -614,13 +648,13 @@ def pool(layout: KvLayout) -> Pool:
         raise UsageError(f"{layout.geometry.name} keeps no KV cache of its own")
     if len({_uniform(part) for part in parts}) == 1:
         size = sum(part.layers * part.page for part in parts)
-        return Pool(((parts[0], 1),), size, layout.in_flight)
+        return Pool(((parts[0], 1),), size, layout.in_flight, layout.dcp)
     alike = together(_one_size(parts, rule))
     fewest = min(part.layers for part in alike)
     most = max(part.layers for part in alike)
     size = most if most < fewest * rule.padding_limit else fewest
     kinds = tuple((part, ceil(part.layers, size)) for part in alike)
-    return Pool(kinds, size * alike[0].page, layout.in_flight)
+    return Pool(kinds, size * alike[0].page, layout.in_flight, layout.dcp)
 
 
 def _uniform(part: Pages) -> tuple[object, ...]:
@@ -695,20 +729,17 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
 
     if size <= 0:
         raise UsageError(f"a KV cache of {size} bytes holds nothing")
-    rule, words = for_version(layout.vllm)
-    if layout.gdn_checkpoints and not layout.gdn_prefill:
-        words += f"; {FLASHINFER_ASSUMED}"
     shared = pool(layout)
     needed = shared.needed(max_model_len)
     if shared.block_bytes <= 0 or needed <= 0:
         raise UsageError(f"{layout.geometry.name} has no layers with a KV cache, by its config")
     blocks = size // shared.block_bytes
     concurrency = blocks / needed
-    if rule.printed == "pool":
+    if layout.rule.printed == "pool":
         tokens = blocks // shared.groups * shared.smallest_block
     else:
         tokens = int(concurrency * max_model_len)
-    usable = blocks - 1 if rule.null_block else blocks
+    usable = blocks - 1 if layout.rule.null_block else blocks
     lengths = range(1, (layout.geometry.max_positions or max_model_len) + 1)
     unit = _unit(layout)
     return KvCache(
@@ -718,9 +749,19 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
         max_concurrency=concurrency,
         gib_per_request=needed * shared.block_bytes / GIB,
         max_model_len=bisect_right(lengths, usable, key=shared.needed),
-        rule=words,
+        rule=_words(layout),
         block_size=shared.smallest_block,
     )
+
+
+def _words(layout: KvLayout) -> str:
+    """Which rule the figures follow, and what it assumes."""
+    if logged := LOGGED.get(layout.geometry.model_type):
+        return f"at most what servers logged for a token: {logged['bytes_per_token']:,} bytes"
+    words = for_version(layout.vllm)[1]
+    if layout.gdn_checkpoints and not layout.gdn_prefill:
+        return f"{words}; {FLASHINFER_ASSUMED}"
+    return words
 
 
 def bytes_for(layout: KvLayout, requests: int, length: int) -> int:

@@ -23,8 +23,7 @@ from spark_cluster.models.weights import (
     weights_of,
 )
 from spark_cluster.plan.kv import (
-    FP8_DS_MLA,
-    FP8_DS_MLA_BYTES,
+    DS_MLA_BYTES,
     element,
     state_bytes,
 )
@@ -135,9 +134,8 @@ class ServingSetup:
             total += part.layers * heads * width * seen
         if latent:
             whole = latent.rank + latent.rope_dim + latent.index_dim
-            packed = kind.name == FP8_DS_MLA
-            width = FP8_DS_MLA_BYTES if packed else kind.width(whole)
-            total += latent.layers * width * context
+            width = DS_MLA_BYTES.get(kind.name, kind.width(whole))
+            total += latent.layers * width * latent.kept * context
         for layer in self.geometry.recurrent:
             state = state_bytes(None, self.geometry) * layer.conv_elements
             state += state_bytes(layer.state_dtype, self.geometry) * layer.state_elements

@@ -26,8 +26,8 @@ BUDGETS = {
     "agent": 2_150,
     "config": 5_850,
     "runner": 2_850,
-    "models": 2_000,
-    "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
+    "models": 2_100,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
+    "plan": 3_650,  # runtime.py: what a server takes beside weights and cache, by its parts
     "issues": 2_600,
     "importers": 3_100,
     "engine": 9_250,

@@ -360,11 +360,11 @@ def test_odd_configs_give_a_geometry_or_an_error_for_the_user(changed: dict[str,
 # --- where it comes from ---------------------------------------------------------------------
 
 
-def test_every_model_of_the_table_is_read_and_known() -> None:
-    assert len(known_models()) == len(set(known_models())) > 30
+def test_every_model_of_the_table_is_read() -> None:
+    assert len(known_models()) == len(set(known_models())) > 120
     for name in known_models():
         found = find(name)
-        assert found.known, name
+        assert not found.not_understood, name
         assert found.name == name
         assert found.max_positions >= 8192
 

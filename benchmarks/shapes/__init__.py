@@ -1,0 +1,1 @@
+"""The table of models whose shape is known without a network, made from published configs."""
