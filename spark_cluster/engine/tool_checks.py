@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -344,29 +344,19 @@ def vision(question: ExactQuestion, client: Client) -> str:
     return replies.short(" ".join(found.content.split()))
 
 
+def _check(
+    kind: str,
+    one: ExactQuestion,
+    run: Callable[[ExactQuestion, Client], str],
+    *,
+    streamed: bool = False,
+) -> AnswerCheck:
+    """Return the check that asks a question."""
+    about = (one.readiness, one.title, one.text, _expected(one))
+    return AnswerCheck(f"{kind}-{one.id}", *about, partial(run, one), streamed)
+
+
 TOOL_CHECKS = (
-    *(
-        AnswerCheck(
-            f"tool-{one.id}",
-            one.readiness,
-            one.title,
-            one.text,
-            _expected(one),
-            partial(tool_call, one),
-            one.stream,
-        )
-        for one in TOOL_CALLS
-    ),
-    *(
-        AnswerCheck(
-            f"vision-{one.id}",
-            one.readiness,
-            one.title,
-            one.text,
-            _expected(one),
-            partial(vision, one),
-        )
-        for one in VISION
-        if one.title
-    ),
+    *(_check("tool", one, tool_call, streamed=one.stream) for one in TOOL_CALLS),
+    *(_check("vision", one, vision) for one in VISION if one.title),
 )
