@@ -296,17 +296,11 @@ def _shown_call(call: Mapping[str, Any]) -> str:
 
 
 def _hint(question: ExactQuestion) -> str:
+    """Return what to do where the calls of a way are wrong."""
     if "markup" in question.id:
-        return "a streaming parser doubles `<` in arguments (vLLM 38909, needs its patch)"
-    if question.results and not question.stream:
-        return (
-            "an agent's loop that is not streamed can end after one step (vLLM 39043): stream it; "
-            "otherwise the model or its chat template does not use the tool's result"
-        )
-    return (
-        "the model calls tools, but wrongly: its --chat-template or a quantization that is too "
-        "small for it; a drafter can drop calls (vLLM 41967)"
-    )
+        return str(_FILE["hints"]["markup"])
+    in_steps = question.results and not question.stream
+    return str(_FILE["hints"]["in_steps" if in_steps else "otherwise"])
 
 
 def _expected(question: ExactQuestion) -> str:

@@ -244,8 +244,7 @@ def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
     recipe, folder = server.recipe, server.cache_root
     if recipe.engine != "vllm" or recipe.venv is not None or TUNED_VARIABLE in recipe.env:
         return {}
-    sessions = {node.name: play.session(node) for node in nodes}
-    answers = ask_all(sessions, "caches", what="state", folder=folder)
+    answers = ask_all(play.sessions_of(nodes), "caches", what="state", folder=folder)
     return {
         name: [entry for entry in answer["tuned"] if entry["model"] == recipe.model.name]
         for name, answer in answers.items()
