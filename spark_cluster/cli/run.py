@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.cli.results import Recap, RunSummary
-from spark_cluster.config.folders import state_folder
+from spark_cluster.config.folders import keeping, state_folder
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.project import Project
 from spark_cluster.config.schema import as_json
 from spark_cluster.engine.memory_phases import MemoryPhases
-from spark_cluster.errors import Failed, Interrupted, SparkClusterError
+from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Event, Note, Options, RunFinished, RunStarted, Sink
@@ -52,15 +52,9 @@ class RunRecord:
         self.path = self.folder / f"{run}.jsonl"
         self._on_error = on_error
         self._broken = False
-        try:
+        with keeping("the run record cannot be written", self.path):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise Failed(
-                f"the run record cannot be written: {error.strerror}",
-                where=str(self.path),
-                hint="XDG_STATE_HOME names another folder for it",
-            ) from None
         with contextlib.suppress(OSError):  # a full disk: the first event tells
             self._forget_oldest()
 

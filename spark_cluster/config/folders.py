@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from spark_cluster.errors import Failed
 from spark_cluster.node import paths
 
 CACHES = {
@@ -36,3 +39,20 @@ def state_folder() -> Path:
     """`$XDG_STATE_HOME/spark-cluster`, by default under ~/.local/state: what runs leave here."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "spark-cluster"
+
+
+@contextlib.contextmanager
+def keeping(what: str, path: Path) -> Iterator[None]:
+    """Name a file of the state folder that cannot be written during the block.
+
+    Args:
+        what: did not work, as `the answers cannot be kept`.
+
+    Raises:
+        Failed: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        hint = "XDG_STATE_HOME names another folder for it"
+        raise Failed(f"{what}: {error.strerror}", where=str(path), hint=hint) from None

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from spark_cluster.config.folders import keeping
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.ports import LOOPBACK
@@ -189,15 +190,9 @@ def write_certificate(folder: Path, head: str, pem: str) -> Path:
         Failed: it cannot be written.
     """
     path = folder / "certificates" / f"{head}.pem"
-    try:
+    with keeping("the certificate cannot be written", path):
         durable.make_folder(path.parent)
         durable.write_file(path, pem.encode(), 0o644)
-    except OSError as error:
-        raise Failed(
-            f"the certificate cannot be written: {error.strerror}",
-            where=str(path),
-            hint="XDG_STATE_HOME names another folder for it",
-        ) from None
     return path
 
 

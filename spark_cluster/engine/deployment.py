@@ -205,11 +205,8 @@ def address_of(serve: ServeEntry, head: Node) -> str:
         return management_ip(head)
     own = _own_addresses(head)
     if serve.bind not in own:
-        raise Failed(
-            f"{serve.bind} is not one of the node's own addresses ({', '.join(sorted(own))})",
-            where=head.name,
-            hint="`serve.bind` is the head's: `loopback`, `management` or one of these addresses",
-        )
+        hint = "`serve.bind` is the head's: `loopback`, `management` or one of these addresses"
+        raise _not_its_own(serve.bind, head, hint)
     return serve.bind
 
 
@@ -224,11 +221,14 @@ def management_ip(node: Node) -> str:
         known = set()
     if own & known:
         return sorted(own & known)[0]
-    raise Failed(
-        f"{node.address} is not one of the node's own addresses ({', '.join(sorted(own))})",
-        where=node.name,
-        hint="`serve.bind: management` needs an IP address as the head's `address`",
-    )
+    hint = "`serve.bind: management` needs an IP address as the head's `address`"
+    raise _not_its_own(node.address, node, hint)
+
+
+def _not_its_own(address: str, node: Node, hint: str) -> Failed:
+    own = ", ".join(sorted(_own_addresses(node)))
+    text = f"{address} is not one of the node's own addresses ({own})"
+    return Failed(text, where=node.name, hint=hint)
 
 
 def _own_addresses(node: Node) -> set[str]:

@@ -177,8 +177,7 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
         "proxy": ["systemctl", "is-active", PROXY_UNIT],
         **{name: runtime.question(name) for name in programs},
     }
-    sessions = {node.name: play.session(node) for node in deployment.nodes}
-    answers = ask_all(sessions, "gather", commands=questions)
+    answers = ask_all(play.sessions_of(deployment.nodes), "gather", commands=questions)
     for node in deployment.nodes:
         answer = answers[node.name]
         texts = printed(answer)

@@ -165,7 +165,7 @@ def hub_folder(root: str = CACHE_ROOT) -> str:
 
 def models_on(play: Play, nodes: Iterable[Node], wanted: Wanted, hub: str) -> dict[str, Have]:
     """Return by node what it has of a model; see `all_models_on`."""
-    sessions = {node.name: play.session(node) for node in nodes}
+    sessions = play.sessions_of(nodes)
     return all_models_on(Nodes(sessions, dict.fromkeys(sessions, hub)), [wanted])[wanted]
 
 
@@ -291,7 +291,7 @@ def stored_models(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
     """Ask for the models only; see `stored`."""
     wanted = wanted_by(recipe)
     hub = hub_folder(root_of_all(play.inventory.nodes[node.name] for node in nodes))
-    sessions = {node.name: play.session(node) for node in nodes} if wanted else {}
+    sessions = play.sessions_of(nodes if wanted else ())
     return Stored(hub, all_models_on(Nodes(sessions, dict.fromkeys(sessions, hub)), wanted))
 
 

@@ -64,8 +64,7 @@ def images_on(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, ImageOnN
         Failed: an answer cannot be used.
         Unreachable: a node is lost.
     """
-    sessions = {node.name: play.session(node) for node in nodes}
-    answers = ask_all(sessions, "image", what="state", ref=ref)
+    answers = ask_all(play.sessions_of(nodes), "image", what="state", ref=ref)
     return {name: _read(name, answer["image"]) for name, answer in answers.items()}
 
 

@@ -94,7 +94,7 @@ class LoadGuard:
     def ended(self) -> tuple[str, load_watch.Reason] | None:
         """Return the node on which it has ended the load, and why; None where it has not."""
         files = {"reason": load_watch.reason_file(self._server)}
-        sessions = {n.name: self._play.session(n) for n in self._nodes if self._begun}
+        sessions = self._play.sessions_of(self._nodes if self._begun else ())
         answers = ask_all(sessions, "gather", files=files)
         found = {n: load_watch.parse(one["files"]["reason"]) for n, one in answers.items()}
         return next(((name, reason) for name, reason in found.items() if reason), None)
@@ -112,8 +112,7 @@ def _ask_guard(
 ) -> list[tuple[Node, Any]]:
     """Ask the nodes whose memory is the GPU's, all at once."""
     guarded = [node for node in nodes if not node.facts.gpu_memory.of_gpu]
-    sessions = {node.name: play.session(node) for node in guarded}
-    answers = ask_all(sessions, "load_guard", what=what, **given)
+    answers = ask_all(play.sessions_of(guarded), "load_guard", what=what, **given)
     return [(node, answers[node.name]) for node in guarded]
 
 

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -296,17 +296,11 @@ def _shown_call(call: Mapping[str, Any]) -> str:
 
 
 def _hint(question: ExactQuestion) -> str:
+    """Return what to do where the calls of a way are wrong."""
     if "markup" in question.id:
-        return "a streaming parser doubles `<` in arguments (vLLM 38909, needs its patch)"
-    if question.results and not question.stream:
-        return (
-            "an agent's loop that is not streamed can end after one step (vLLM 39043): stream it; "
-            "otherwise the model or its chat template does not use the tool's result"
-        )
-    return (
-        "the model calls tools, but wrongly: its --chat-template or a quantization that is too "
-        "small for it; a drafter can drop calls (vLLM 41967)"
-    )
+        return str(_FILE["hints"]["markup"])
+    in_steps = question.results and not question.stream
+    return str(_FILE["hints"]["in_steps" if in_steps else "otherwise"])
 
 
 def _expected(question: ExactQuestion) -> str:
@@ -344,29 +338,19 @@ def vision(question: ExactQuestion, client: Client) -> str:
     return replies.short(" ".join(found.content.split()))
 
 
+def _check(
+    kind: str,
+    one: ExactQuestion,
+    run: Callable[[ExactQuestion, Client], str],
+    *,
+    streamed: bool = False,
+) -> AnswerCheck:
+    """Return the check that asks a question."""
+    about = (one.readiness, one.title, one.text, _expected(one))
+    return AnswerCheck(f"{kind}-{one.id}", *about, partial(run, one), streamed)
+
+
 TOOL_CHECKS = (
-    *(
-        AnswerCheck(
-            f"tool-{one.id}",
-            one.readiness,
-            one.title,
-            one.text,
-            _expected(one),
-            partial(tool_call, one),
-            one.stream,
-        )
-        for one in TOOL_CALLS
-    ),
-    *(
-        AnswerCheck(
-            f"vision-{one.id}",
-            one.readiness,
-            one.title,
-            one.text,
-            _expected(one),
-            partial(vision, one),
-        )
-        for one in VISION
-        if one.title
-    ),
+    *(_check("tool", one, tool_call, streamed=one.stream) for one in TOOL_CALLS),
+    *(_check("vision", one, vision) for one in VISION if one.title),
 )

@@ -132,7 +132,7 @@ def arguments(play: Play, server: Server) -> tuple[str, ...]:
     elif quantization not in TUNED_DTYPES:
         reason = f"its weights are {quantization}, which run on other kernels than Triton's"
     if reason:
-        raise Refused(f"there is nothing to tune for {server.recipe.name}: {reason}")
+        raise _nothing_to_tune(server, reason)
     given: dict[str, Any] = {"model": server.model_path, "tp-size": server.tp}
     for flag in ("enable-expert-parallel", "trust-remote-code"):
         if flags.get(flag):
@@ -147,16 +147,19 @@ def must_be_tunable(server: Server) -> None:
         Refused: with the reason.
     """
     if server.engine != "vllm" or server.runtime != "docker":
-        raise Refused(
-            f"there is nothing to tune for {server.recipe.name}: the tuner is vLLM's, in its "
-            f"image, and this is {server.engine} in {server.runtime}"
-        )
+        what = f"{server.engine} in {server.runtime}"
+        raise _nothing_to_tune(server, f"the tuner is vLLM's, in its image, and this is {what}")
     if TUNED_VARIABLE in server.recipe.env:
-        raise Refused(
-            f"there is nothing to tune for {server.recipe.name}: its {TUNED_VARIABLE} names a "
-            "folder of its own, so that vLLM would not look for what is tuned",
+        raise _nothing_to_tune(
+            server,
+            f"its {TUNED_VARIABLE} names a folder of its own, so that vLLM would not look for what "
+            "is tuned",
             hint=f"leave {TUNED_VARIABLE} out of the recipe's env",
         )
+
+
+def _nothing_to_tune(server: Server, why: str, hint: str = "") -> Refused:
+    return Refused(f"there is nothing to tune for {server.recipe.name}: {why}", hint=hint)
 
 
 def resource(
@@ -244,8 +247,7 @@ def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
     recipe, folder = server.recipe, server.cache_root
     if recipe.engine != "vllm" or recipe.venv is not None or TUNED_VARIABLE in recipe.env:
         return {}
-    sessions = {node.name: play.session(node) for node in nodes}
-    answers = ask_all(sessions, "caches", what="state", folder=folder)
+    answers = ask_all(play.sessions_of(nodes), "caches", what="state", folder=folder)
     return {
         name: [entry for entry in answer["tuned"] if entry["model"] == recipe.model.name]
         for name, answer in answers.items()

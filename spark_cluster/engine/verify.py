@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from spark_cluster.config.folders import keeping
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import ModelKind
@@ -138,15 +139,9 @@ class KeptAnswers:
         known = last.answers if last is not None and last.text == self.text else {}
         new = replace(self, answers={**known, **self.answers})
         document = {"format": FORMAT, **asdict(new)}
-        try:
+        with keeping("the answers cannot be kept", path):
             durable.make_folder(folder)
             durable.write_file(path, json.dumps(document, indent=1).encode())
-        except OSError as error:
-            raise Failed(
-                f"the answers cannot be kept: {error.strerror}",
-                where=str(path),
-                hint="XDG_STATE_HOME names another folder for them",
-            ) from None
 
 
 def read(path: Path) -> KeptAnswers | None:

@@ -146,10 +146,7 @@ class AuthorizedKey(Resource):
                 yield None
                 return
             except OSError:
-                raise ResourceError(
-                    f"{entry.pw_dir}/{_FOLDER} is a link or not a folder",
-                    "links are not followed: the user could point one anywhere",
-                ) from None
+                raise _not_followed(f"{entry.pw_dir}/{_FOLDER} is a link or not a folder") from None
             try:
                 yield folder
             finally:
@@ -164,10 +161,7 @@ class AuthorizedKey(Resource):
         if folder is None or found is None:
             return b""
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            raise ResourceError(
-                f"{shown} is a link or not a regular file",
-                "links are not followed: the user could point one anywhere",
-            )
+            raise _not_followed(f"{shown} is a link or not a regular file")
         handle = os.open(_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         with os.fdopen(handle, "rb") as file:
             if os.fstat(handle).st_ino != found.st_ino:
@@ -243,6 +237,10 @@ class AuthorizedKey(Resource):
         before = b"".join(line for line in lines if line not in mine)
         gap = b"" if not before or before.endswith(b"\n") else b"\n"
         return before + gap + self._line()
+
+
+def _not_followed(text: str) -> ResourceError:
+    return ResourceError(text, "links are not followed: the user could point one anywhere")
 
 
 def _look(folder: int | None) -> os.stat_result | None:

@@ -17,7 +17,7 @@ from spark_cluster.node.values import ResourceError, Unknown
 from spark_cluster.resources.base import State, absolute, checks, differences, like, one_of
 from spark_cluster.resources.file import unified
 from spark_cluster.resources.image import need_image
-from spark_cluster.resources.unit import Program, end_of, must_stay, secret_path, split_mount
+from spark_cluster.resources.unit import Program, must_stay, secret_path, split_mount
 
 ID = "IMAGE-ID"
 """Stands in the arguments for the id of the image, which is known on the node."""
@@ -289,12 +289,8 @@ class Container(Program):
         docker(host, "stop", "-t", "0", self.container)
         if found["state"] == "running":  # again: how it ended is known only now
             found = self._found(host)
-        tail = end_of((log.stdout + log.stderr).strip().splitlines()[-20:])
-        status = f" with status {found['exit_code']}" if "exit_code" in found else ""
-        return ResourceError(
-            f"container {self.container} ended right after its start{status}; its log ends:{tail}",
-            f"`docker logs {self.container}` on the node has all of it",
-        )
+        tail = (log.stdout + log.stderr).strip().splitlines()[-20:]
+        return self.ended_at_once(found.get("exit_code"), tail, "docker logs")
 
 
 def _pairs(values: Mapping[str, object]) -> list[str]:

@@ -142,6 +142,21 @@ class Program(Resource):
     def forget(self, host: Host) -> None:
         """Remove what is left of one that has been ended."""
 
+    def ended_at_once(self, status: object, log: Iterable[str], shown_by: str) -> ResourceError:
+        """Return the error of a program that ended right after its start.
+
+        Args:
+            status: its exit status; None or empty where it is not known.
+            log: its last lines.
+            shown_by: the command that shows all of the log, before the program's name.
+        """
+        with_status = "" if status in (None, "") else f" with status {status}"
+        return ResourceError(
+            f"{self.kind} {self.name} ended right after its start{with_status}; its log ends:"
+            + end_of(log),
+            f"`{shown_by} {self.name}` on the node has all of it",
+        )
+
     # -- node ----------------------------------------------------------------------------------
 
     def need_sources(self, host: Host) -> None:
@@ -501,12 +516,7 @@ class Unit(Program):
         status = self._show(host).get("ExecMainStatus", "")
         host.run(("systemctl", "stop", self._full), timeout=self.stop_timeout_s + 60.0)
         lines = end_of_log(host, self._full) or [output or "(nothing)"]
-        with_status = f" with status {status}" if status else ""
-        return ResourceError(
-            f"unit {self.unit} ended right after its start{with_status}; its log ends:"
-            + end_of(lines),
-            f"`journalctl -u {self.unit}` on the node has all of it",
-        )
+        return self.ended_at_once(status, lines, "journalctl -u")
 
 
 def _state_of(known: Mapping[str, str], text: bytes | None) -> State:

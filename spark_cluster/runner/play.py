@@ -115,7 +115,11 @@ class Play:
     @property
     def sessions(self) -> dict[str, Session]:
         """The agents of all nodes, by the node's name."""
-        return {node.name: self.session(node) for node in self.nodes}
+        return self.sessions_of(self.nodes)
+
+    def sessions_of(self, nodes: Iterable[Node]) -> dict[str, Session]:
+        """Return the agents of some nodes, by the node's name."""
+        return {node.name: self.session(node) for node in nodes}
 
     @property
     def secrets(self) -> frozenset[str]:

@@ -30,7 +30,7 @@ BUDGETS = {
     "plan": 3_650,  # runtime.py: what a server takes beside weights and cache, by its parts
     "issues": 2_600,
     "importers": 3_100,
-    "engine": 9_250,
+    "engine": 9_150,
     "doctor": 2_600,
     "bench": 6_500,
     "dashboard": 400,

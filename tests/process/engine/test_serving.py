@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.resources.nft_table import normalised
+from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
 
 DATA = Path(__file__).parents[2] / "data"
@@ -224,6 +226,7 @@ def play_of(lost=(), head="spark1", cable=True, **sessions):
         connections=SimpleNamespace(
             nodes=dict.fromkeys(sessions), session=sessions.__getitem__, connection=lambda _n: None
         ),
+        together=partial(Play.together, None),
     )
 
 
