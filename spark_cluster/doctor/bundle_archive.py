@@ -18,6 +18,7 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Failed
 from spark_cluster.node import containers, durable
+from spark_cluster.node.output import shortened
 from spark_cluster.node.values import mask
 from spark_cluster.runner.session import Session
 
@@ -75,7 +76,7 @@ class BundleArchive:
         """Add a text; an empty one is not added."""
         if not text.strip():
             return
-        data = shortened(text, LARGEST)
+        data = shortened(text, LARGEST, first=0.25)
         data = masked(str(mask(data, self.secrets)))
         encoded = data.encode(errors="replace")
         if sum(map(len, self._texts.values())) + len(encoded) > MOST:
@@ -124,15 +125,6 @@ def must_be_new(path: Path) -> None:
             where=str(path),
             hint="give another one: --bundle FILE",
         )
-
-
-def shortened(text: str, limit: int) -> str:
-    """Return a text of at most about `limit` characters: how it begins, and more of its end."""
-    if len(text) <= limit:
-        return text
-    first = limit // 4
-    left_out = len(text) - limit
-    return f"{text[:first]}\n[{left_out} characters are left out here]\n{text[first + left_out :]}"
 
 
 def _contents(entries: Iterable[BundleEntry], left_out: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +14,10 @@ from urllib.parse import quote
 
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
-from spark_cluster.node.store import hub_problems
+from spark_cluster.node.store import hub_problems, manifest
 from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster.node.store.manifest import is_commit
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 MOST_NAMES = 100_000
 
 
@@ -82,7 +80,7 @@ class DocumentSource(Protocol):
 
 def is_repository(name: str) -> bool:
     """Return whether a name can be that of a repository: `organisation/model`."""
-    return bool(_REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
+    return "/" in name and manifest.is_repository(name)
 
 
 def wrong_answer(what: str) -> HubError:

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -299,12 +298,4 @@ class Guard:
 
 def _output(argv: Sequence[str]) -> str | None:
     """Return what a command prints; None where it fails or hangs, nothing where it is not there."""
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
-        )
-    except FileNotFoundError:
-        return ""
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    return own_program.printed(argv, ASK_S, missing="")

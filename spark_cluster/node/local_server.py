@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,13 +55,7 @@ _ADDRESS = re.compile(r"--node-ip-address=(\S+)")
 
 def output(argv: Sequence[str], limit_s: float = COMMAND_S) -> str | None:
     """Return what a command prints; None where it fails, hangs or is not there."""
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    return own_program.printed(argv, limit_s)
 
 
 def stop_command(name: str, runtime: str) -> list[str]:

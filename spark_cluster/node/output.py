@@ -48,12 +48,18 @@ class Kept:
         )
 
 
-def shortened(text: str, limit: int = OUTPUT_LIMIT) -> str:
-    """The text, or of a longer one its begin and its end (`limit` is in characters)."""
+def shortened(text: str, limit: int = OUTPUT_LIMIT, *, first: float = 0.5) -> str:
+    """Return the text, or of a longer one its begin and its end.
+
+    Args:
+        limit: characters that are kept.
+        first: share of them that is kept of the begin.
+    """
     if len(text) <= limit:
         return text
-    half = limit // 2
-    return text[:half] + _gap(len(text) - 2 * half) + text[-half:]
+    begin = int(limit * first)
+    left_out = len(text) - limit
+    return text[:begin] + _gap(left_out) + text[begin + left_out :]
 
 
 class Lines:

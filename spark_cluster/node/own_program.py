@@ -8,6 +8,7 @@ A program is a module with `main`, or `MODULE:FUNCTION` where a module has sever
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,23 @@ def in_unit(name: str, argv: Sequence[str], properties: Mapping[str, str]) -> li
         "--",
         *argv,
     ]
+
+
+def printed(argv: Sequence[str], limit_s: float, *, missing: str | None = None) -> str | None:
+    """Return what a command prints; None where it fails, or has not ended in `limit_s` seconds.
+
+    Args:
+        missing: what is returned where there is no such command.
+    """
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
+        )
+    except FileNotFoundError:
+        return missing
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def print_answer(job: Callable[[], Mapping[str, Any]]) -> None:
