@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from spark_cluster.bench.expansion import key_id
+from spark_cluster.bench.expansion import counted, key_id
 from spark_cluster.bench.record import (
     CellKey,
     CellResult,
@@ -300,7 +300,7 @@ class Comparison(Document):
         names: tuple[Verdict, ...] = ("worse", "better", "same", "too noisy", "too few runs")
         parts = [f"{self.count(name)} {name}" for name in names if self.count(name)]
         cells = len({(row.setup.id, row.key) for row in self.rows})
-        return f"{', '.join(parts)} (figures of {cells} {'cell' if cells == 1 else 'cells'})"
+        return f"{', '.join(parts)} (figures of {counted(cells)})"
 
 
 @dataclass

@@ -35,9 +35,9 @@ LONGEST_NAME = 72
 """Characters of the readable part of a setup's id; a cell's id is also a file's name."""
 
 
-def cells_text(count: int) -> str:
-    """A number of cells, as it is printed."""
-    return "1 cell" if count == 1 else f"{count} cells"
+def counted(number: int, word: str = "cell") -> str:
+    """A number of things, as it is printed: `1 cell`, `2 cells`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)

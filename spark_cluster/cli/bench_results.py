@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row, part_of
 from spark_cluster.bench.compare import compare as compare_runs
-from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand
+from spark_cluster.bench.expansion import Duration, Expansion, Step, counted, estimate, expand
 from spark_cluster.bench.record import (
     REPORT,
     SHOWN_PERCENTILES,
@@ -242,7 +242,7 @@ def _figures(row: Row) -> tuple[Any, ...]:
 def _left_out(app: App, found: Sequence[NotComparable]) -> None:
     for reason in dict.fromkeys(one.reason for one in found):
         cells = [f"{one.side} {one.cell}" for one in found if one.reason == reason]
-        count = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
+        count = counted(len(cells))
         app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
         for cell in cells if app.verbose or len(cells) == 1 else ():
             app.console.print(styled("  [dim]{}[/]", cell))
@@ -492,8 +492,8 @@ def _list_suites(app: App) -> None:
 def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
     console = app.console
     measured = [cell for cell in found.cells if not cell.skip]
-    cells = _counted(len(measured), "cell")
-    servers = _counted(sum(not setup.skip for setup in found.setups), "server")
+    cells = counted(len(measured), "cell")
+    servers = counted(sum(not setup.skip for setup in found.setups), "server")
     verdict = styled(
         "[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _suites_total(expected)
     )
@@ -506,10 +506,10 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
     console.print(table)
     for reason in dict.fromkeys(cell.skip for cell in found.cells if cell.skip):
         left_out = sum(cell.skip == reason for cell in found.cells)
-        console.print(styled("[yellow]{} left out:[/] {}", _counted(left_out, "cell"), reason))
+        console.print(styled("[yellow]{} left out:[/] {}", counted(left_out, "cell"), reason))
     if app.verbose:
         for cell in found.cells:
-            console.print(f"  {cell.id}  {_counted(cell.runs, 'run')}")
+            console.print(f"  {cell.id}  {counted(cell.runs, 'run')}")
     console.print(painted(f"Assumed: {'; '.join(expected.assumptions)}.", "dim"))
 
 
@@ -529,14 +529,10 @@ def _suite_row(step: Step, seconds: float | None) -> tuple[str, ...]:
 def _suites_total(expected: Duration) -> str:
     if expected.unknown and not expected.seconds:
         return "no planned speed, so no estimate"
-    more = f" and what is not known of {_counted(len(expected.unknown), 'server')}"
+    more = f" and what is not known of {counted(len(expected.unknown), 'server')}"
     return f"about {_duration_text(expected.seconds)}{more if expected.unknown else ''}"
 
 
 def _duration_text(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
