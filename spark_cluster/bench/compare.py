@@ -39,6 +39,7 @@ from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, deriv
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import Failed, UsageError, install_extra
 from spark_cluster.models.naming import table
+from spark_cluster.node.output import counted
 
 # Tests of whether two measurements differ, and by how much.
 
@@ -300,7 +301,7 @@ class Comparison(Document):
         names: tuple[Verdict, ...] = ("worse", "better", "same", "too noisy", "too few runs")
         parts = [f"{self.count(name)} {name}" for name in names if self.count(name)]
         cells = len({(row.setup.id, row.key) for row in self.rows})
-        return f"{', '.join(parts)} (figures of {cells} {'cell' if cells == 1 else 'cells'})"
+        return f"{', '.join(parts)} (figures of {counted(cells, 'cell')})"
 
 
 @dataclass

@@ -35,11 +35,6 @@ LONGEST_NAME = 72
 """Characters of the readable part of a setup's id; a cell's id is also a file's name."""
 
 
-def cells_text(count: int) -> str:
-    """A number of cells, as it is printed."""
-    return "1 cell" if count == 1 else f"{count} cells"
-
-
 @dataclass(frozen=True)
 class PlannedCell(Document):
     """A cell to measure.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_cluster.bench import describe, generators, on_node
-from spark_cluster.bench.expansion import PlannedCell, Step, cells_text, result
+from spark_cluster.bench.expansion import PlannedCell, Step, result
 from spark_cluster.bench.record import CellResult, RecordedCheck, printable
 from spark_cluster.bench.references import predictions
 from spark_cluster.bench.steps import BenchRun, is_done_there, load_base, measure, settings_of
@@ -34,6 +34,7 @@ from spark_cluster.errors import (
 from spark_cluster.node import containers
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.output import counted
 from spark_cluster.node.values import mask
 from spark_cluster.runner.play import Play
 
@@ -240,7 +241,7 @@ def _end(run: BenchRun) -> None:
     left = sum(len(run.left(step)) for step in run.pending)
     run.end("failed" if left else "complete")
     if left:
-        missing = f"no result: {cells_text(left)}"
+        missing = f"no result: {counted(left, 'cell')}"
         raise Failed(missing, hint="`bench attach` measures what is missing")
 
 
@@ -249,7 +250,7 @@ def _measure_steps(
 ) -> None:
     for number, step in enumerate(steps, 1):
         play.note(
-            f"server {number} of {len(steps)}: {step.setup.id}, {cells_text(len(step.cells))}"
+            f"server {number} of {len(steps)}: {step.setup.id}, {counted(len(step.cells), 'cell')}"
         )
         if not _measure_step(play, run, step, stop_at_first_failure=stop_at_first_failure):
             continue

@@ -13,7 +13,6 @@ import click
 from rich.table import Table
 
 from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.expansion import cells_text
 from spark_cluster.bench.fabric_run import EXPECTED_GB_S, FILE, FabricRecord
 from spark_cluster.bench.on_node import merge
 from spark_cluster.bench.record import load_record, save_document
@@ -48,6 +47,7 @@ from spark_cluster.cli.serving import recipe_for_ray
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import UsageError, VerificationFailed
+from spark_cluster.node.output import counted
 from spark_cluster.plan.estimate import Constants
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
@@ -171,10 +171,9 @@ def _run_again(
 
 def _new_run(app: App, original: Original, folder: Path, out: Path | None) -> BenchRun:
     theirs, words = original.record, ("repeat", str(folder))
-    record = new_record(app.cluster, original.suite, theirs.recipes, words, app.run_id)
-    record = record.model_copy(
-        update={"suite_text": theirs.suite_text, "repeats": original.repeats()}
-    )
+    text, repeats = theirs.suite_text, original.repeats()
+    more = {"id": app.run_id, "suite_text": text, "repeats": repeats}
+    record = new_record(app.cluster, original.suite, theirs.recipes, words, **more)
     expansion = expansion_of(original, len(app.nodes))
     return BenchRun(record, original.suite, expansion, out or Path(RESULTS) / record.id)
 
@@ -182,13 +181,13 @@ def _new_run(app: App, original: Original, folder: Path, out: Path | None) -> Be
 def _show_original(app: App, made: BenchRun, original: Original) -> None:
     """Show what would be run: every recipe that is not the user's own is shown whole."""
     console, record = app.console, original.record
-    when = f"{record.started:%Y-%m-%d}, {cells_text(len(record.cells))}, spark-cluster"
+    when = f"{record.started:%Y-%m-%d}, {counted(len(record.cells), 'cell')}, spark-cluster"
     title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
     console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster))
     for setup in made.expansion.setups:
         cells = [cell for cell in made.expansion.cells if cell.setup == setup.id and not cell.skip]
         recipe = original.recipes.get(setup.id)
-        about = f"{cells_text(len(cells))}, tp {setup.tp}"
+        about = f"{counted(len(cells), 'cell')}, tp {setup.tp}"
         if recipe is not None:
             about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
         line = styled("  [bold]{}[/]: {}", setup.id, about)

@@ -91,25 +91,23 @@ def begun(
     served = opened.inventory.serve.recipe
     chosen = names or tuple(suite.recipes) or ((served,) if served else ())
     words = (name, *(word for recipe in chosen for word in ("--recipe", recipe)))
-    record = new_record(opened, suite, chosen, ("run", *words), new_run())
     commit = commit_of(opened.project.folder)
-    record = record.model_copy(update={"project_commit": commit})
+    record = new_record(opened, suite, chosen, ("run", *words), id=new_run(), project_commit=commit)
     return of_record(opened, record, out or Path(RESULTS) / record.id, allow)
 
 
 def new_record(
-    opened: Opened, suite: Suite, recipes: tuple[str, ...], words: tuple[str, ...], run_id: str
+    opened: Opened, suite: Suite, recipes: tuple[str, ...], words: tuple[str, ...], **more: Any
 ) -> Record:
     """Return the record of a run that begins.
 
     Args:
         recipes: their names.
         words: of the command after `bench` that repeats it.
+        more: other fields of the record, its id among them.
     """
     return Record(
-        id=run_id,
         suite=suite.name,
-        suite_text=canonical(suite),
         spark_cluster=__version__,
         started=datetime.now(UTC),
         status="running",
@@ -119,6 +117,7 @@ def new_record(
         command=("spark-cluster", "bench", *words),
         recipes=recipes,
         client=opened.inventory.head.name,
+        **{"suite_text": canonical(suite), **more},
     )
 
 

@@ -42,12 +42,13 @@ from spark_cluster.bench.report.results import Results
 from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import counted, mark, painted, plain_table, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.predictions import show_fit
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.models.naming import table
+from spark_cluster.node.output import counted
 
 STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
 """Of the marks of rows."""

@@ -159,11 +159,6 @@ def joined(parts: Iterable[Text | str], between: str = "\n") -> Text:
     return Text(between).join(p if isinstance(p, Text) else painted(p) for p in parts)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 image` and `2 images`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def mark(verdict: str) -> Text:
     """The sign of `ok`, `warning`, `error`, `unknown`, ... in its colour."""
     return painted(*_MARKS[verdict])

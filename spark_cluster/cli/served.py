@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import counted, joined, mark, painted, plain_table, styled
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.options import Changing, DeclaredCommand, EndingJobs, Positive, Unloading
 from spark_cluster.errors import UsageError
+from spark_cluster.node.output import counted
 
 if TYPE_CHECKING:
     from rich.table import Table

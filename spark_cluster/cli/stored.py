@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import counted, mark, plain_table, styled
+from spark_cluster.cli.console import mark, plain_table, styled
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.extension import Allowances
@@ -38,7 +38,7 @@ from spark_cluster.engine.model_upkeep import (
     short,
 )
 from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
-from spark_cluster.node.output import gigabytes
+from spark_cluster.node.output import counted, gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
 from spark_cluster.runner.events import Options

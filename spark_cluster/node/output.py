@@ -98,3 +98,8 @@ def _said(size: int) -> str:
 def gigabytes(size: int) -> str:
     """Return a number of bytes as GB, or MB where it is less than one."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 image` and `2 images`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -32,9 +32,9 @@ BUDGETS = {
     "importers": 3_100,
     "engine": 9_150,
     "doctor": 2_600,
-    "bench": 6_500,
+    "bench": 6_300,
     "dashboard": 400,
-    "cli": 8_950,  # tables.py, changes.py: screens of 80 columns, changes in words
+    "cli": 8_850,  # tables.py, changes.py: screens of 80 columns, changes in words
     "roles, playbooks": 2_100,
     "spark_cluster_lab": 5_500,
     "__main__": 3,
