@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from benchmarks.predictions.fit import Equations
 from benchmarks.predictions.points import Measured, measured
 from spark_cluster.plan.estimate import Constants, layout
+from spark_cluster.plan.prefill import expected_seconds
 from spark_cluster.plan.speed import (
     drafting_seconds,
-    expected_seconds,
     speculative,
     step,
     step_seconds,

@@ -16,8 +16,9 @@ import numpy as np
 
 from benchmarks.predictions.points import Measured
 from spark_cluster.plan.estimate import Constants
+from spark_cluster.plan.prefill import PrefillWork, work
 from spark_cluster.plan.serving import draft_read
-from spark_cluster.plan.speed import DecodeStep, PrefillWork, step, work
+from spark_cluster.plan.speed import DecodeStep, step
 
 SHARINGS = (0.75, 0.8, 0.85, 0.9, 0.95)
 HUBER = 0.10

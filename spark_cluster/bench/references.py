@@ -46,8 +46,9 @@ from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageEr
 from spark_cluster.plan.calibrate import Calibration, Point, calibrate, is_read_bound
 from spark_cluster.plan.estimate import SMALLEST, Constants, Estimate, load_constants
 from spark_cluster.plan.evidence import SHORT, Evidence, of_own
+from spark_cluster.plan.prefill import prefill
 from spark_cluster.plan.serving import ServingSetup, serving_of
-from spark_cluster.plan.speed import prefill, request_speed
+from spark_cluster.plan.speed import request_speed
 
 DATA = Path(__file__).with_name("published.json")
 

@@ -29,8 +29,9 @@ from spark_cluster.plan import kv
 from spark_cluster.plan.estimate import WIDER, Constants, Estimate, load_constants
 from spark_cluster.plan.evidence import said
 from spark_cluster.plan.kv import DrafterLayers, KvCache, KvLayout, drafter_layers
+from spark_cluster.plan.prefill import prefill
 from spark_cluster.plan.serving import ServingSetup
-from spark_cluster.plan.speed import Speculative, decode, prefill, speculative
+from spark_cluster.plan.speed import Speculative, decode, speculative
 
 GB = 1e9
 ANSWER = 1024

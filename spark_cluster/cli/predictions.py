@@ -31,6 +31,7 @@ from spark_cluster.plan.acceptance import kind_of
 from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
 from spark_cluster.plan.estimate import CALIBRATION, Constants, Estimate, carried, exchanges
 from spark_cluster.plan.evidence import ComparedEvidence, Evidence, by_others
+from spark_cluster.plan.prefill import Prefill
 from spark_cluster.plan.room import assumed
 from spark_cluster.plan.runs import (
     UNFITTED,
@@ -41,7 +42,7 @@ from spark_cluster.plan.runs import (
     with_runtime,
 )
 from spark_cluster.plan.serving import MXFP4_LAYERS, ServingSetup, serving_of
-from spark_cluster.plan.speed import Decode, Prefill, Speculative
+from spark_cluster.plan.speed import Decode, Speculative
 
 # The document of `predict speed`.
 

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from spark_cluster.config.schema import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.errors import Failed, UsageError, install_extra
-from spark_cluster.plan import speed
+from spark_cluster.plan import prefill, speed
 from spark_cluster.plan.estimate import LIMITS, SCHEMA, Constants
 from spark_cluster.plan.serving import ServingSetup
 
@@ -199,7 +199,7 @@ class Point:
         """Return the time by the formula, seconds."""
         if self.metric == "decode_tok_s":
             return self.step(constants).seconds(constants)
-        return speed.expected_seconds(self.serving, self.prompt, int(self.context), constants)
+        return prefill.expected_seconds(self.serving, self.prompt, int(self.context), constants)
 
 
 Share = Annotated[float, Rounded(4)]
@@ -270,7 +270,7 @@ def is_read_bound(point: Point, constants: Constants | None = None) -> bool:
     if point.metric != "ttfr_ms":
         return False
     constants = constants or Constants()
-    todo = speed.work(point.serving, point.prompt, int(point.context))
+    todo = prefill.work(point.serving, point.prompt, int(point.context))
     return todo.is_read_bound(constants)
 
 

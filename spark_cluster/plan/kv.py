@@ -90,25 +90,35 @@ RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
 NONE_GIVEN = ("", "latest", "nightly")
 """Words that say of a version that it is the newest."""
 
+UNTAGGED = (0, 1)
+"""Release of builds from a source without tags, such as 0.1.dev20073: it says nothing of their
+age (setuptools-scm)."""
+
 
 def vllm_version(text: str | None) -> Version:
     """Return the version of vLLM that a plan is made for; the newest whose source was read where
     none is given. Everything in a plan that depends on the version asks here.
 
     Args:
-        text: such as `0.19.0`, `0.20.2rc1.dev9+g1234`; None, `latest`, `nightly`: none is given.
+        text: such as `0.19.0`, `0.20.2rc1.dev9+g1234`; None, `latest`, `nightly` and builds of an
+            untagged source (`0.1.dev20073`) give none.
 
     Raises:
         UsageError: it is not a version.
     """
+    return _given(text) or Version(NEWEST_READ)
+
+
+def _given(text: str | None) -> Version | None:
     if text is None or text.strip().lower() in NONE_GIVEN:
-        return Version(NEWEST_READ)
+        return None
     try:
-        return Version(text.strip())
+        found = Version(text.strip())
     except InvalidVersion:
         raise UsageError(
             f"{text!r} is not a version of vLLM", hint="such as 0.19.0; see vllm --version"
         ) from None
+    return None if found.is_devrelease and found.release == UNTAGGED else found
 
 
 def for_version(version: str | None) -> tuple[Rule, str]:
@@ -120,8 +130,8 @@ def for_version(version: str | None) -> tuple[Rule, str]:
     Raises:
         UsageError: it is not a version.
     """
-    wanted = vllm_version(version)
-    if version is None or version.strip().lower() in NONE_GIVEN:
+    wanted = _given(version)
+    if wanted is None:
         newest = RULES[-1]
         return newest, f"rule of vLLM {newest.since} (the newest; no version was given)"
     if wanted < Version(RULES[0].since):

@@ -24,13 +24,10 @@ from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.estimate import Estimate
 from spark_cluster.plan.evidence import ComparedEvidence, Evidence
 from spark_cluster.plan.fit import Fit, fit, kv_knob_bytes
+from spark_cluster.plan.prefill import Prefill
 from spark_cluster.plan.room import NodeMemory, batched_tokens
 from spark_cluster.plan.serving import BATCHED_TOKENS
-from spark_cluster.plan.speed import (
-    Decode,
-    Prefill,
-    Speculative,
-)
+from spark_cluster.plan.speed import Decode, Speculative
 
 # Configurations near one that does not fit, each of which would.
 

@@ -37,8 +37,9 @@ from spark_cluster.plan.estimate import Constants, load_constants
 from spark_cluster.plan.evidence import Evidence, by_others
 from spark_cluster.plan.fit import Fit, fit, kv_bytes_given
 from spark_cluster.plan.plan import Feasibility, Nearest, Plan, Speed, builds, nearest
+from spark_cluster.plan.prefill import prefill
 from spark_cluster.plan.room import NodeMemory
-from spark_cluster.plan.speed import decode, prefill, speculative
+from spark_cluster.plan.speed import decode, speculative
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.lookup import find
 from spark_cluster.models.weights import BYTES
 from spark_cluster.plan.estimate import Constants, load_constants
+from spark_cluster.plan.prefill import prefill, work
 from spark_cluster.plan.serving import ServingSetup, of_launch, serving_of
 from spark_cluster.plan.speed import (
     decode,
-    prefill,
     request_speed,
     speculative,
     step,
-    work,
 )
 
 contexts = st.integers(0, 200_000)

@@ -11,9 +11,10 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe
+from spark_cluster.plan.prefill import work
 from spark_cluster.plan.room import assumed
 from spark_cluster.plan.serving import ServingSetup
-from spark_cluster.plan.speed import decode, speculative, step, work
+from spark_cluster.plan.speed import decode, speculative, step
 
 
 @pytest.fixture(scope="module")

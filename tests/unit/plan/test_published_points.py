@@ -6,8 +6,9 @@ import pytest
 from speed_samples import MODELS, published
 
 from spark_cluster.plan.estimate import Estimate
+from spark_cluster.plan.prefill import prefill
 from spark_cluster.plan.serving import ServingSetup
-from spark_cluster.plan.speed import decode, prefill, speculative
+from spark_cluster.plan.speed import decode, speculative
 
 PROMPT, GENERATED = 100, 500
 """Tokens where a source does not say them; they move a figure by less than 1 %."""

@@ -8,8 +8,9 @@ import pytest
 
 from spark_cluster.models.lookup import find
 from spark_cluster.plan.estimate import Constants
+from spark_cluster.plan.prefill import work
 from spark_cluster.plan.serving import ServingSetup, draft_read, weights_read
-from spark_cluster.plan.speed import speculative, step, work
+from spark_cluster.plan.speed import speculative, step
 
 QWEN = find("nvidia/Qwen3.6-35B-A3B-NVFP4")
 NANO = find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")

@@ -15,7 +15,7 @@ from spark_cluster.plan.runtime import runtime
 from spark_cluster.plan.serving import of_launch
 
 MODEL = "Qwen/Qwen3-8B"
-NONE_GIVEN = (None, "", "latest", "Nightly", " nightly ")
+NONE_GIVEN = (None, "", "latest", "Nightly", " nightly ", "0.1.dev20073+g8e685d198")
 
 
 @pytest.mark.parametrize("text", NONE_GIVEN)
