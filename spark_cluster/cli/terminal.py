@@ -21,7 +21,7 @@ from spark_cluster.cli.console import visible
 __all__ = ["Console", "Group", "LiveLine", "RenderableType"]
 
 _UNBROKEN = re.compile(
-    r"(?:`[^`]+`|\bspark-cluster(?: (?:-i|--project) \S+)* [a-z]+"
+    r"(?:`[^`]+`|\bspark-cluster(?: (?:-i|-l|--project) \S+)* [a-z]+"
     r"(?: --[a-z][a-z-]*(?: [^\s-]\S*)?)*|\S)+"
 )
 """A word; or what is copied: a text in backticks, a command of ours with its options."""
@@ -134,9 +134,10 @@ def _pieces(line: Text, width: int) -> Iterator[Text]:
     label = _LABEL.match(plain)
     indent = label.end() if label else len(plain) - len(plain.lstrip()) + 2
     begin, end = 0, 0
+    before = label.end() if label else 0
     for word in _UNBROKEN.finditer(plain):
         used = cell_len(plain[begin : word.end()]) + (indent if begin else 0)
-        if used > width and end > max(begin, indent):
+        if used > width and end > max(begin, before):
             yield Text(" " * (indent if begin else 0)) + line[begin:end]
             begin = word.start()
         end = word.end()
