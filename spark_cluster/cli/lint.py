@@ -388,6 +388,8 @@ HEADLINES = {
 
 NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
 
+NO_ENGINE = ("no line of an engine was recognised; what looks most like an error", "yellow")
+
 
 def _headline(explanation: Explanation) -> Text:
 
@@ -395,6 +397,8 @@ def _headline(explanation: Explanation) -> Text:
     names = [log.name for log in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
+    if explanation.verdict == "unknown" and not (explanation.engine or explanation.facts):
+        headline = NO_ENGINE
     verdict = painted(*headline)
     engine = f", {explanation.engine}" if explanation.engine else ""
     return styled(
