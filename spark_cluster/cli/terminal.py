@@ -132,12 +132,12 @@ def _pieces(line: Text, width: int) -> Iterator[Text]:
         return
     plain = line.plain
     label = _LABEL.match(plain)
-    indent = label.end() if label else len(plain) - len(plain.lstrip()) + 2
+    named = label.end() if label else 0  # nothing is broken right after it
+    indent = named or len(plain) - len(plain.lstrip()) + 2
     begin, end = 0, 0
-    before = label.end() if label else 0
     for word in _UNBROKEN.finditer(plain):
         used = cell_len(plain[begin : word.end()]) + (indent if begin else 0)
-        if used > width and end > max(begin, before):
+        if used > width and end > max(begin, named):
             yield Text(" " * (indent if begin else 0)) + line[begin:end]
             begin = word.start()
         end = word.end()
