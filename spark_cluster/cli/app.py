@@ -156,15 +156,17 @@ class App:
         """A run over nodes that a command makes itself; see `Opened`."""
         return self.cluster.play
 
+    @property
+    def given(self) -> list[str]:
+        """The words of the global options that say which nodes it is about."""
+        opened = self.cluster
+        options = {"-i": opened.named, "--project": opened.named_project}
+        words = [word for name, value in options.items() if value for word in (name, str(value))]
+        return [*words, *(["-l", opened.limit] if opened.limit != "all" else [])]
+
     def command(self, words: str) -> str:
-        """Return a command to be copied, about the nodes of this one."""
-        given = {"--project": self.cluster.named_project, "-i": self.cluster.named}
-        options = [
-            f"{name} {shlex.quote(str(value))} "
-            for name, value in given.items()
-            if value is not None
-        ]
-        return f"spark-cluster {''.join(options)}{words}"
+        """Return a command about the same nodes, to be copied."""
+        return f"{shlex.join(['spark-cluster', *self.given])} {words}"
 
     def allowances(self, named: Allowances) -> Allowances:
         """Return what recipes are allowed: by the inventory, and by the options of the command."""

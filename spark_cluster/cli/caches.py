@@ -230,5 +230,6 @@ def _show_tuned(app: App, done: Tuning) -> None:
     sizes = ", ".join(map(str, done.sizes))
     console.print(styled("{} {}: [bold]{}[/]", mark("ok"), what, done.file))
     console.print(painted(f"batch sizes {sizes}; on {', '.join(done.nodes)}", "dim"))
-    use = f"spark-cluster up --recipe {done.recipe} --tp {done.tp} uses it"
-    console.print(painted(f"{use}; spark-cluster bench run tuned-kernels compares", "dim"))
+    use, compare = f"up --recipe {done.recipe} --tp {done.tp}", "bench run tuned-kernels"
+    text = f"{app.command(use)} uses it; {app.command(compare)} compares"
+    console.print(painted(text, "dim"))

@@ -387,6 +387,8 @@ HEADLINES = {
 
 NOT_RECOGNISED = ("neither an error nor a start was recognised", "yellow")
 
+NO_ENGINE = ("no line of an engine was recognised; what looks most like an error", "yellow")
+
 
 def _headline(explanation: Explanation) -> Text:
 
@@ -396,6 +398,8 @@ def _headline(explanation: Explanation) -> Text:
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
     if explanation.verdict == "no-error" and not {"up", "requests"} & {*explanation.facts}:
         headline = NOT_RECOGNISED
+    if explanation.verdict == "unknown" and not (explanation.engine or explanation.facts):
+        headline = NO_ENGINE
     verdict = painted(*headline)
     engine = f", {explanation.engine}" if explanation.engine else ""
     return styled(

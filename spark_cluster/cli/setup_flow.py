@@ -18,6 +18,7 @@ from spark_cluster.cli.app import App, exit_status
 from spark_cluster.cli.console import mark, painted, styled, visible
 from spark_cluster.cli.display import show_failure, tell
 from spark_cluster.cli.terminal import Console
+from spark_cluster.cli.up import next_commands
 from spark_cluster.config import discovery
 from spark_cluster.config.discovery import (
     DEFAULT_RECIPE,
@@ -135,10 +136,7 @@ class Flow:
 
     def words(self, *words: str) -> list[str]:
         """Return a command with the global options of this run."""
-        opened = self.app.cluster
-        options = {"-i": opened.named, "--project": opened.named_project}
-        given = [word for name, value in options.items() if value for word in (name, str(value))]
-        return [*given, *(["-l", opened.limit] if opened.limit != "all" else []), *words]
+        return [*self.app.given, *words]
 
     def line(self, *words: str) -> str:
         """Return a command as a user types it."""
@@ -217,13 +215,9 @@ class Flow:
             self.say(styled("\n{} not done: {}. Go on with:", mark("warn"), names))
             self.say(styled("  [bold]{}[/]", self.line("setup")))
             return
-        self.say(styled("\n{} it serves. What now:", mark("ok")))
-        for words, meaning in (
-            ("clients", "how curl, Python and others use it"),
-            ("tunnel", "reach it at a port of this machine"),
-            ("status", "what serves, and what is wrong"),
-        ):
-            self.say(styled("  {:<24}  [dim]{}[/]", self.line(words), meaning))
+        self.say(styled("\n{} it serves", mark("ok")))
+        if self.steps[-1].state == "nothing to do":  # `up` has said it by itself
+            self.say(next_commands(self.app))
 
     def show_way_on(self, stopped: StepFailed) -> None:
         """Print which command goes on from here."""

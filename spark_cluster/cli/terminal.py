@@ -21,7 +21,7 @@ from spark_cluster.cli.console import visible
 __all__ = ["Console", "Group", "LiveLine", "RenderableType"]
 
 _UNBROKEN = re.compile(
-    r"(?:`[^`]+`|\bspark-cluster(?: (?:-i|--project) \S+)* [a-z]+"
+    r"(?:`[^`]+`|\bspark-cluster(?: (?:-i|-l|--project) \S+)* [a-z]+"
     r"(?: --[a-z][a-z-]*(?: [^\s-]\S*)?)*|\S)+"
 )
 """A word; or what is copied: a text in backticks, a command of ours with its options."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
+from spark_cluster.cli.console import joined, mark, painted, styled, visible
 from spark_cluster.cli.options import (
     Adopting,
     Allowing,
@@ -35,6 +35,7 @@ from spark_cluster.errors import Failed, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from spark_cluster.cli.serving import UpResult
     from spark_cluster.config.recipe import Recipe
@@ -159,14 +160,23 @@ def _show_next(app: App, served: Served) -> None:
     elsewhere = on_head and head.is_local and not head.is_this_machine  # another loopback
     if not elsewhere and served.access.tls is None:  # `clients` saves the head's certificate
         _show_request(app, served)
-    table = plain_table("command", "what", whole=("command",), header=False)
-    table.add_row(app.command("clients"), "texts for Python, Open WebUI and others")
-    if not head.is_local:
-        table.add_row(app.command("tunnel"), "the endpoint at a port of this machine, over SSH")
-    table.add_row(app.command("verify"), "ask it what users and agents will ask")
-    table.add_row(app.command("dashboard"), "the nodes live, in a browser")
     console.print()
-    console.print(table)
+    console.print(next_commands(app))
+
+
+def next_commands(app: App) -> Text:
+    """Return the commands about an endpoint that serves, a line each; none is cut."""
+    found = {
+        "clients": "texts for Python, Open WebUI and others",
+        "tunnel": "the endpoint at a port of this machine, over SSH",
+        "verify": "ask it what users and agents will ask",
+        "dashboard": "the nodes live, in a browser",
+    }
+    if app.inventory.head.is_local:
+        del found["tunnel"]
+    lines = {app.command(name): what for name, what in found.items()}
+    width = max(map(len, lines))
+    return joined(styled("{}  [dim]{}[/]", line.ljust(width), what) for line, what in lines.items())
 
 
 def _show_request(app: App, served: Served) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import readme
 from chat_server import MODEL, ChatServer, Reply
 from json_schema import document as valid
+
+from spark_cluster.engine import readiness_checks
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -20,6 +24,8 @@ nodes:
   spark1: {address: spark1.example, roles: [head]}
 serve: {recipe: gpt-oss-20b}
 """
+
+PAGE = "docs/how-to/verify.md"
 
 RECIPE, TOY = "gpt-oss-20b", "lab-paris"
 """A recipe of a model that promises what it can, and one of a toy."""
@@ -96,6 +102,17 @@ def test_a_failure(run: Run, server: ChatServer, docker: object) -> None:
     assert "\x1b[31m" not in out
     status, out, _ = run("verify", "--only", "short_answers", "--json")
     assert (status, valid("verify", out)["ok"]) == (5, False)
+
+
+def test_the_sample_of_the_how_to_is_of_these_columns_and_checks(run: Run, docker: object) -> None:
+    (sample,) = [text for text in readme.blocks("text", PAGE) if text.startswith("$ ")]
+    _, summary, titles, *rows = sample.splitlines()
+    assert not readme.unlike([titles], run("verify")[1])
+    shown = [re.split("  +", row.removeprefix("✔  "))[0] for row in rows if row[0] == "✔"]
+    known = readiness_checks.of_kind("chat")
+    assert shown == [check.title for check in known if check.readiness != "vision"]
+    assert summary.startswith(f"{len(shown)} ok, {len(known) - len(shown)} not applicable  ")
+    assert [row for row in rows if row.startswith("i  not applicable, 2 tests (vision): ")]
 
 
 def test_the_other_size_is_shown(run: Run, project: Path, docker: object) -> None:

@@ -54,6 +54,11 @@ def test_a_piece_of_a_log_is_not_called_free_of_errors():
     assert not run("-", stdin=first).startswith("no error")
 
 
+def test_what_is_not_a_log_has_no_decisive_line():
+    text = run("-", stdin="Error: the mean error is 7 %, and nothing here is an engine's\n")
+    assert text.startswith("no line of an engine was recognised; what looks most like an error")
+
+
 def test_all_ranks_are_fine():
     text = run(str(DATA / "vllm_mp_rank0.log"), str(DATA / "vllm_mp_rank1.log"))
     assert text.startswith("no error")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from factories import load_inventory
+from factories import load_inventory, put
 
 from spark_cluster import Cluster
 from spark_cluster.cli import cli, setup
@@ -198,7 +198,18 @@ def test_what_goes_well_goes_on(tmp_path, capsys):
         flow.run(step, "ends", "well")
     assert (step.state, step.commands) == ("done", [flow.line("ends", "well")])
     flow.show_end()
-    assert "it serves" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "it serves" in shown
+    assert "clients" not in shown, "`up` has said it"
+
+
+def test_what_served_before_ends_with_the_next_commands(tmp_path, capsys):
+    put(tmp_path / "inventory.yaml", "nodes:\n  a: {address: 192.0.2.1, roles: [head]}\n")
+    flow = Flow(root, App(Cluster(project=tmp_path, limit="a")), Asker(yes=True))
+    with flow.step("up", "serve it") as step:
+        flow.nothing_to_do(step, "`status` finds nothing wrong")
+    flow.show_end()
+    assert f"\nspark-cluster --project {tmp_path} -l a clients " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["", "3", "1,1", "0"])
