@@ -28,6 +28,7 @@ _PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|\d+)(?:(:?[-=+?])(.*))?", re.D
 _COMMAND = re.compile(r"\$\((?!\()|`")
 _SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+_QUOTED = re.compile(r"""(['"])((?:[^\\]|\\.)*?)\1""")
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -187,11 +188,11 @@ def read_env(text: str, variables: Variables) -> dict[str, str]:
         if not matched:
             continue
         name, value = matched[1], matched[2].strip()
-        quote = value[:1] if value[:1] in ("'", '"') else ""
-        if quote and (end := value.find(quote, 1)) > 0:
-            value = value[1:end]
+        quoted = _QUOTED.match(value)
+        if quoted:
+            value = quoted[2] if quoted[1] == "'" else re.sub(r'\\(["\\])', r"\1", quoted[2])
         else:
             value = re.split(r"(?:^|\s)#", value, maxsplit=1)[0].strip()
-        found[name] = value if quote == "'" else expand(value, variables)
+        found[name] = value if quoted and quoted[1] == "'" else expand(value, variables)
         variables.set(name, found[name])
     return found

@@ -29,7 +29,7 @@ BUDGETS = {
     "models": 2_000,
     "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
     "issues": 2_600,
-    "importers": 3_100,
+    "importers": 4_250,  # kits: compose files, scripts with their variables and conditions, folders
     "engine": 9_600,
     "doctor": 2_600,
     "bench": 6_500,

@@ -192,6 +192,7 @@ def test_a_comment_that_hides_flags_is_noted() -> None:
         ("A=1\nexport B = two words # c\n#D=1\nnothing\n", {"A": "1", "B": "two words"}),
         ("A='$x # y'\nB=\"${A} z\"  # c\nC=#\n", {"A": "$x # y", "B": "$x # y z", "C": ""}),
         ("A=${B:-c}\r\nA=$B\n", {"A": "$B"}),
+        ('A="{\\"a\\": \\"b c\\"}" # d\nB=\'it\\\'s\n', {"A": '{"a": "b c"}', "B": "'it\\'s"}),
     ],
 )
 def test_files_of_variables(text: str, expected: dict[str, str]) -> None:

@@ -141,6 +141,14 @@ def test_an_image_that_is_built_there(tmp_path: Path) -> None:
     assert "copies files of the kit into it (fixes/ /opt/fixes/)" in left.why
 
 
+def test_an_image_of_a_registry_is_pulled_though_it_could_be_built(tmp_path: Path) -> None:
+    folder = kit(tmp_path, compose_yaml=service(SERVE, build="."))
+    put(folder / "Dockerfile", "FROM other:1\nCOPY a b\n")
+    made = write(read_file(folder))
+    assert recipe_of(made, tmp_path)["image"] == {"ref": "org/engine:1"}
+    assert ("build of org/engine:1", "") in [(one.what, one.consequence) for one in made.left_out]
+
+
 def test_extends_include_and_env_file_within_the_folder() -> None:
     source = source_of("extended")
     assert source.launch.env == {
