@@ -275,9 +275,7 @@ def _read(file: ComposeFile, name: str) -> Source:
     source.kind = "compose file"
     source.path = file.source.path
     source.left_out += left
-    if file.variables.defaulted:
-        names = ", ".join(file.variables.defaulted)
-        source.notes.append(f"read with the default that stands with them: {names}")
+    source.notes += file.variables.note()
     _built(file, name, data, source)
     return source
 
