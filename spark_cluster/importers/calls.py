@@ -177,11 +177,11 @@ def find(text: str, line: int = 1, variables: Variables | None = None) -> Progra
     return _within(programs[0], found)
 
 
-def several(lines: list[int], text: str = "launches of vLLM") -> UsageError:
+def several(lines: list[int]) -> UsageError:
     """Return the error that a text has several launches, on these lines."""
     where = [f"line {line}" for line in lines]
     return UsageError(
-        f"there are {len(where)} {text}, on {' and '.join(where)}",
+        f"there are {len(where)} launches of vLLM, on {' and '.join(where)}",
         where=where[0],
         hint="give them one at a time",
     )

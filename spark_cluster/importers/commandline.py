@@ -127,9 +127,7 @@ def read(
     source = _one(found, origin, variables)
     source.notes[:0] = found.notes
     source.left_out += _around(found, script=script)
-    if variables.defaulted:
-        names = ", ".join(name for name in variables.defaulted if not name.isdigit())
-        source.notes.append(f"read with the default that stands with them: {names}")
+    source.notes += variables.note()
     _name_model(source, variables)
     return source
 

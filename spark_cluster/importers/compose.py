@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.config.image_build import BUILT
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, load
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
@@ -274,9 +275,7 @@ def _read(file: ComposeFile, name: str) -> Source:
     source.kind = "compose file"
     source.path = file.source.path
     source.left_out += left
-    if file.variables.defaulted:
-        names = ", ".join(file.variables.defaulted)
-        source.notes.append(f"read with the default that stands with them: {names}")
+    source.notes += file.variables.note()
     _built(file, name, data, source)
     return source
 
@@ -290,10 +289,8 @@ def _words(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[list[
     for key, value in data.items():
         if option := fields["options"].get(key):
             for one in value if isinstance(value, list) else [value]:
-                text = _text(one)
-                options += (
-                    [f"--{option}"] if one is True else [f"--{option}={text}"] if text else []
-                )
+                if one is True or _text(one):
+                    options.append(f"--{option}" if one is True else f"--{option}={_text(one)}")
         elif key not in fields["read"] and not key.startswith("x-"):
             why = fields["reasons"].get(key, fields["otherwise"])
             left.append(Left(f"services.{name}.{key}", why))
@@ -353,7 +350,7 @@ def _command(file: ComposeFile, key: Key, given: Any) -> list[str]:
 
 
 _ARGUMENT = re.compile(r"[ \t]*ARG[ \t]+(\w+)(?:=(\S*))?[ \t]*", re.IGNORECASE)
-_CONTEXT = re.compile(r"(?im)^[ \t]*(?:COPY|ADD)[ \t]+(?!.*--from=)(.*)$")
+_CONTEXT = re.compile(r"(?im)^[ \t]*(?:COPY|ADD)[ \t]+(?!.*--from=|https?://)(.*)$")
 
 
 def _built(file: ComposeFile, name: str, data: Mapping[str, Any], source: Source) -> None:
@@ -389,17 +386,17 @@ def take_dockerfile(
         where: its name, for messages.
         arguments: of its ARG lines.
     """
-    launch = source.launch
-    if copied := _CONTEXT.search(text):
+    launch, built = source.launch, f"build of {source.launch.image}"
+    if "/" in launch.image and not launch.image.startswith(BUILT):
+        source.left_out.append(Left(built, f"the image is pulled; {where} says how it was built"))
+    elif copied := _CONTEXT.search(text):
         why = (
             f"{where} copies files of the kit into it ({_short(copied[1])}), which image.build "
             "cannot: build it on the nodes, or push it to a registry and name it with --image REF"
         )
-        pulled = "/" in launch.image
-        effect = "" if pulled else "the image is not there"
-        source.left_out.append(Left(f"build of {launch.image}", why, effect, blocks=not pulled))
-        return
-    source.launch = replace(launch, dockerfile=_plain(text, arguments))
+        source.left_out.append(Left(built, why, "the image is not there", blocks=True))
+    else:
+        source.launch = replace(launch, dockerfile=_plain(text, arguments))
 
 
 def _plain(text: str, arguments: Mapping[str, str | None]) -> str:

@@ -138,7 +138,7 @@ class Conditions:
             return at, None if runs else runs
         if operator == ";;" and self.blocks and self.blocks[-1].kind == "esac":
             self.blocks[-1].asks = True
-        known = bool(words) and words[0].text in ("[", "[[", "test", "true", "false")
+        known = bool(words) and words[0].text in ("[", "[[", "((", "test", "true", "false")
         if operator == "&&":
             self.chained = both(self.chained, value) if known else self.chained
         elif operator == "||":
@@ -188,7 +188,10 @@ class Conditions:
 
 
 def tested(words: list[ShellWord]) -> Truth:
-    """Return whether a test such as `[ "$A" = 1 ]` holds; None for anything else."""
+    """Return whether a test such as `[ "$A" = 1 ]` holds; None for anything else.
+
+    The value of `((...))` is its second word.
+    """
     texts = [word.text for word in words]
     if texts in (["true"], [":"], ["false"]):
         return texts != ["false"]
@@ -198,6 +201,8 @@ def tested(words: list[ShellWord]) -> Truth:
         texts = texts[:-1]
     known = not any("$" in text or "`" in text for text in texts)
     match texts:
+        case ["((", value] if known:
+            return value != "0"
         case ["-n" | "-z" as kind, text] if known:
             return (text != "") is (kind == "-n")
         case [first, "=" | "==" | "!=" as kind, second] if known:

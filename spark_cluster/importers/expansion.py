@@ -26,14 +26,21 @@ _OF_THE_MACHINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "USER", "HOS
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|\d+)(?:(:?[-=+?])(.*))?", re.DOTALL)
 _COMMAND = re.compile(r"\$\((?!\()|`")
-_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
+_SUM = re.compile(r"[\d\s()+*/%<>=!&|-]{1,200}")
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
-_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+_QUOTED = re.compile(r"""(['"])((?:[^\\]|\\.)*?)\1""")
+_OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
 _LARGEST = 1 << 62
 
@@ -75,6 +82,13 @@ class Variables:
 
     def __post_init__(self) -> None:
         self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}
+
+    def note(self) -> list[str]:
+        """Return a line about the defaults that were taken, if there are any."""
+        names = [name for name in self.defaulted if not name.isdigit()]
+        more = f" and {len(names) - 8} others" if len(names) > 8 else ""
+        told = f"read with the default that stands with them: {', '.join(names[:8])}{more}"
+        return [told] if names else []
 
     def set(self, name: str, text: str) -> None:
         """Remember a value; one with a command in it is known to the machine only."""
@@ -154,21 +168,31 @@ def _parameter(body: str, variables: Variables, depth: int) -> str | None:
 
 
 def _computed(text: str) -> str | None:
-    """The value of a sum of whole numbers; None where it is something else."""
+    """The value of a sum or a comparison of whole numbers; None where it is something else."""
     if not _SUM.fullmatch(text):
         return None
+    python = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
     try:
-        return str(_value(ast.parse(text.strip(), mode="eval").body))
+        return str(int(_value(ast.parse(python.strip(), mode="eval").body)))
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
         return None
 
 
-def _value(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if not isinstance(node, ast.BinOp):
-        raise ValueError("not a sum of whole numbers")
-    value = _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+def _value(node: ast.AST) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.BinOp(left=left, op=sign, right=right):
+            value = _OPERATORS[type(sign)](_value(left), _value(right))
+        case ast.Compare(left=left, ops=[sign], comparators=[right]):
+            value = _OPERATORS[type(sign)](_value(left), _value(right))
+        case ast.BoolOp(op=sign, values=values):
+            join = all if isinstance(sign, ast.And) else any
+            value = join([_value(one) for one in values])
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            value = not _value(inner)
+        case _:
+            raise ValueError("not a sum of whole numbers")
     if abs(value) > _LARGEST:
         raise ValueError("larger than a shell computes")
     return value
@@ -187,11 +211,11 @@ def read_env(text: str, variables: Variables) -> dict[str, str]:
         if not matched:
             continue
         name, value = matched[1], matched[2].strip()
-        quote = value[:1] if value[:1] in ("'", '"') else ""
-        if quote and (end := value.find(quote, 1)) > 0:
-            value = value[1:end]
+        quoted = _QUOTED.match(value)
+        if quoted:
+            value = quoted[2] if quoted[1] == "'" else re.sub(r'\\(["\\])', r"\1", quoted[2])
         else:
             value = re.split(r"(?:^|\s)#", value, maxsplit=1)[0].strip()
-        found[name] = value if quote == "'" else expand(value, variables)
+        found[name] = value if quoted and quoted[1] == "'" else expand(value, variables)
         variables.set(name, found[name])
     return found

@@ -43,6 +43,7 @@ _ELEMENTS = re.compile(
 _BLANK = re.compile(r"[ \t]+|#[^\n]*")
 _BLANKS = re.compile(r"[ \t\n]+|#[^\n]*")
 _HIDDEN_FLAG = re.compile(r"#.{80,} --[a-z]")
+_SUM = re.compile(r"\(\([^\n]*?\)\)(?=[ \t]*(?:[;&|\n]|$))")
 _OPERATOR = re.compile(r"&&|\|\||;;|[\n;&|()]")
 _REDIRECTION = re.compile(r"((?:\d*|&)(?:>>|>\||>&|<<<|<<-?|<&|>|<)&?)[ \t]*")
 # A backslash, then blanks or a comment up to the end of the line: a shell would not go on here, but
@@ -131,6 +132,11 @@ class _Splitter:
             elif redirection := _REDIRECTION.match(self.text, self.at):
                 self._take(redirection.end())
                 self._redirected(redirection[1])
+            elif (sum_ := _SUM.match(self.text, self.at)) and self._begins():
+                value, _ = expanded(f"${sum_[0]}", 0, self.variables)
+                words = [Word("((", self.line), Word("$" if value is None else value, self.line)]
+                self.commands[-1].words += words
+                self._take(sum_.end())
             elif operator := _OPERATOR.match(self.text, self.at):
                 self._take(operator.end())
                 self._next_command(operator[0])
@@ -140,6 +146,11 @@ class _Splitter:
             else:
                 self.commands[-1].words += self._words()
         self._next_command("\n")
+
+    def _begins(self) -> bool:
+        """Return whether only keywords stand before this place."""
+        words = self.commands[-1].words
+        return all(word.text in ("if", "elif", "while", "until", "!", "then") for word in words)
 
     def _take(self, end: int) -> str:
         """Return the text up to `end`, and go on behind it."""

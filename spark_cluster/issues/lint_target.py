@@ -394,7 +394,7 @@ def of_target(
     from spark_cluster.importers.files import read_file
 
     launch = read_file(path).launch
-    if path.suffix.lower() not in commandline.YAML_SUFFIXES:
+    if path.is_file() and path.suffix.lower() not in commandline.YAML_SUFFIXES:
         with contextlib.suppress(UsageError):
             return replace(of_command(path.read_text(encoding="utf-8"), tp), path=path)
     launch = launch if tp is None else launch.at_size(tp)

@@ -27,9 +27,9 @@ BUDGETS = {
     "config": 5_850,
     "runner": 2_850,
     "models": 2_100,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
-    "plan": 3_650,  # runtime.py: what a server takes beside weights and cache, by its parts
+    "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
     "issues": 2_600,
-    "importers": 3_100,
+    "importers": 4_250,  # kits: compose files, scripts with their variables and conditions, folders
     "engine": 9_150,
     "doctor": 2_600,
     "bench": 6_300,

@@ -106,3 +106,9 @@ def test_a_folder_on_the_command_line_at_80_columns(
     done = run(*argv, str(KITS / "several-models"), cwd=tmp_path)
     assert done.returncode == 2
     assert "name one of them: --variant small" in done.stderr
+
+
+def test_lint_reads_a_kit_as_the_import_does(tmp_path: Path) -> None:
+    done = run("lint", str(KITS / "built-image"), "--json", cwd=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    assert "share-not-given" in done.stdout

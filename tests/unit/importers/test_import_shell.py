@@ -158,7 +158,13 @@ def test_anything_is_split_or_refused(text: str) -> None:
         ("function f {\n run\n}", True),
         ("x || { run; }", None),
         ("while x; do y; done; run", True),
-        ("if (( 1 > 2 )); then run; fi", None),
+        ("if (( 1 > 2 )); then run; fi", False),
+        ("N=3\nif (( N < 2 || N > 2 && !(N == 4) )); then run; fi", True),
+        ("N=0\nif (( N )); then x; else run; fi", True),
+        ("((1 >= 2)) && x\nrun", True),
+        ("((0 != 0)) || run", True),
+        ("if (( UNKNOWN > 2 )); then run; fi", None),
+        ("(( i++ )); run", True),
     ],
 )
 def test_which_commands_run(text: str, runs: bool | None) -> None:
@@ -192,6 +198,7 @@ def test_a_comment_that_hides_flags_is_noted() -> None:
         ("A=1\nexport B = two words # c\n#D=1\nnothing\n", {"A": "1", "B": "two words"}),
         ("A='$x # y'\nB=\"${A} z\"  # c\nC=#\n", {"A": "$x # y", "B": "$x # y z", "C": ""}),
         ("A=${B:-c}\r\nA=$B\n", {"A": "$B"}),
+        ('A="{\\"a\\": \\"b c\\"}" # d\nB=\'it\\\'s\n', {"A": '{"a": "b c"}', "B": "'it\\'s"}),
     ],
 )
 def test_files_of_variables(text: str, expected: dict[str, str]) -> None:

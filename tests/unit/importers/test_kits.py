@@ -75,6 +75,28 @@ def test_files_for_two_nodes_are_one_server(tmp_path: Path) -> None:
     assert "2 launches are the ranks of one server" in source.notes
 
 
+@pytest.mark.parametrize(
+    ("head", "worker", "executor"),
+    [
+        ("--nnodes 2 --node-rank 0", f"{SERVE} --nnodes 2 --node-rank 1 --headless", "mp"),
+        ("--distributed-executor-backend ray", "ray start --address head:6379 --block", "ray"),
+    ],
+)
+def test_services_of_one_file_for_two_nodes(
+    tmp_path: Path, head: str, worker: str, executor: str
+) -> None:
+    size = "--tensor-parallel-size 2"
+    worker = worker.replace("--nnodes", f"{size} --nnodes")
+    text = (
+        f"services:\n  worker: {{image: 'org/e:1', command: {worker}}}\n"
+        f"  head: {{image: 'org/e:1', command: {SERVE} {size} {head}}}\n"
+    )
+    made = write(read_file(kit(tmp_path, compose_yaml=text)))
+    recipe = recipe_of(made, tmp_path)
+    assert (recipe["executor"], recipe["tensor_parallel"]["default"]) == (executor, 2)
+    assert "services.worker" in [left.what for left in made.left_out]
+
+
 def test_variables_come_from_the_example_of_env(tmp_path: Path) -> None:
     source = source_of("one-file-and-env")
     made = write(source)
@@ -139,6 +161,14 @@ def test_an_image_that_is_built_there(tmp_path: Path) -> None:
     (left,) = [one for one in made.left_out if one.blocks]
     assert left.what == "build of engine-patched:1"
     assert "copies files of the kit into it (fixes/ /opt/fixes/)" in left.why
+
+
+def test_an_image_of_a_registry_is_pulled_though_it_could_be_built(tmp_path: Path) -> None:
+    folder = kit(tmp_path, compose_yaml=service(SERVE, build="."))
+    put(folder / "Dockerfile", "FROM other:1\nCOPY a b\n")
+    made = write(read_file(folder))
+    assert recipe_of(made, tmp_path)["image"] == {"ref": "org/engine:1"}
+    assert ("build of org/engine:1", "") in [(one.what, one.consequence) for one in made.left_out]
 
 
 def test_extends_include_and_env_file_within_the_folder() -> None:
