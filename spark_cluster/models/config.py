@@ -94,19 +94,25 @@ def _attention(keys: Keys, of_layers: list[str], heads: int) -> tuple[Attention,
 
 
 def _heads(keys: Keys, of_layers: list[str], kind: str, heads: int) -> int:
-    """Query heads of a kind of layer, which may have a number of its own (Laguna, MiMo-V2)."""
+    """Query heads of a kind of layer, which may have a number of its own (Laguna, MiMo, Step)."""
     listed = keys.get("num_attention_heads_per_layer")
     if isinstance(listed, list) and len(listed) == len(of_layers):
         own = listed[of_layers.index(kind)]
         return own if isinstance(own, int) and 0 < own <= LARGEST else heads
-    return keys.positive("swa_num_attention_heads", default=heads) if kind == SLIDING else heads
+    if kind != SLIDING:
+        return heads
+    other = keys.get("attention_other_setting")
+    if isinstance(other, Mapping):
+        return Keys(other, keys.name).positive("num_attention_heads", default=heads)
+    return keys.positive("swa_num_attention_heads", default=heads)
 
 
 def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> Attention:
     hidden = keys.positive("hidden_size", "n_embd", "d_model")
     head_dim = keys.positive("head_dim", "attention_head_dim", default=max(1, hidden // heads))
     usual_kv = 1 if keys.get("multi_query") is True else heads
-    kv_heads = keys.positive("num_key_value_heads", "num_kv_heads", "n_head_kv", default=usual_kv)
+    named = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups")
+    kv_heads = keys.positive(*named, default=usual_kv)
     value_dim = keys.positive("v_head_dim", default=head_dim)
     same = False
     if kind == FULL and has_trait(keys.model_type, "other_full_heads"):
@@ -118,8 +124,8 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         head_dim = keys.positive("swa_head_dim", default=head_dim)
         value_dim = keys.positive("swa_v_head_dim", default=value_dim)
         kv_heads = keys.positive("swa_num_key_value_heads", default=kv_heads)
-    named = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}.get(kind)
-    window = keys.positive(named) if named else None
+    limit = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}.get(kind)
+    window = keys.positive(limit) if limit else None
     if heads % kv_heads:
         raise keys.wrong(
             f"'num_key_value_heads' {kv_heads} does not divide 'num_attention_heads' {heads}"

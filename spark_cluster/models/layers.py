@@ -179,6 +179,9 @@ def _listed(keys: Keys, layers: int) -> list[str] | None:
     for name in ("layer_types", "layers_block_type", "hybrid_layer_pattern"):
         listed = keys.get(name)
         if isinstance(listed, list) and listed:
+            predicting = keys.number("num_nextn_predict_layers", default=0)
+            if len(listed) == layers + predicting:  # Step names those of its drafter too
+                listed = listed[:layers]
             return _translated(keys, name, listed, "layer_words", layers)
     delta = keys.get("linear_attn_config")
     if isinstance(delta, Mapping) and isinstance(delta.get("full_attn_layers"), list):  # Kimi
@@ -332,7 +335,9 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
 
 def _layers(keys: Keys, layers: int) -> int:
     """Return how many layers have experts."""
-    chosen = keys.get("moe_layers")
+    chosen = keys.get("moe_layers", "moe_layers_enum")
+    if isinstance(chosen, str):  # Step: "3,4,5"
+        chosen = chosen.split(",")
     if isinstance(chosen, list) and chosen:
         return len(chosen)
     for name in ("mlp_layer_types", "moe_layer_freq"):

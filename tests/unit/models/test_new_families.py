@@ -166,6 +166,32 @@ def test_kinds_of_layers_with_query_heads_of_their_own() -> None:
 # --- the table -------------------------------------------------------------------------------
 
 
+def test_step_says_its_heads_and_its_layers_with_experts_in_words_of_its_own() -> None:
+    config = {
+        "model_type": "step3p5",
+        "hidden_size": 4096,
+        "intermediate_size": 11264,
+        "num_hidden_layers": 45,
+        "num_nextn_predict_layers": 3,
+        "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 12,
+        "sliding_window": 512,
+        "num_attention_heads": 64,
+        "num_attention_groups": 8,
+        "head_dim": 128,
+        "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8},
+        "moe_layers_enum": ",".join(str(i) for i in range(3, 45)),
+        "moe_num_experts": 288,
+        "moe_top_k": 8,
+        "moe_intermediate_size": 1280,
+        "share_expert_dim": 1280,
+        "max_position_embeddings": 262144,
+        "vocab_size": 128896,
+        "torch_dtype": "bfloat16",
+    }
+    assert from_config(config, "").attention == find("stepfun-ai/Step-3.5-Flash").attention
+    assert billions(from_config(config, "")) == pytest.approx(196.9, abs=0.1)
+
+
 def test_every_generated_entry_has_its_source_and_is_named_once() -> None:
     rows = {row["name"]: row for row in json.loads(SOURCES.read_text())["models"]}
     entries = [entry for entry in table("shapes")["models"] if "date" in entry]
