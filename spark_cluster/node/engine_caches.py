@@ -25,6 +25,7 @@ from urllib.parse import quote, unquote
 
 from spark_cluster.node import durable, paths
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.replies import at, decoded
 from spark_cluster.node.values import ResourceError
 
 if TYPE_CHECKING:
@@ -471,16 +472,9 @@ def parse_launches(text: str | None) -> list[LaunchRecord]:
     """Read the file's text, newest first; anything else than a record is left out."""
     if not text or len(text) > LARGEST_RECORDS:
         return []
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    records = found.get("launches") if isinstance(found, dict) else None
-    if not isinstance(records, list):
-        return []
-    made = [
-        record for one in records[:MOST_LAUNCHES] if (record := launch_from_dict(one)) is not None
-    ]
+    records = at(decoded(text), "launches")
+    listed = records[:MOST_LAUNCHES] if isinstance(records, list) else []
+    made = [record for one in listed if (record := launch_from_dict(one)) is not None]
     return sorted(made, key=lambda record: -record.last)
 
 
