@@ -122,9 +122,7 @@ def tuned(root: Path) -> list[dict[str, Any]]:
 
 def _file_names(files: Folder, path: str) -> list[str]:
     """Return the names in a folder, sorted; none where it is not one."""
-    with contextlib.suppress(OSError):
-        return sorted(name for name, _ in files.entries(path) if not name.startswith("."))
-    return []
+    return [name for name in _all_names(files, path) if not name.startswith(".")]
 
 
 def tuned_sizes(files: Folder, folder: Path) -> set[int]:
@@ -330,7 +328,7 @@ def remove(root: Path, chosen: Collection[str]) -> list[str]:
             _remove(files, part)
         removed.append(path)
     for folder in (TUNED, *(f"{above}{name}" for above in _owners(root) for name in _REMOVED_FROM)):
-        for name in _all_names(root, folder):
+        for name in _all_names(files, folder):
             if name.startswith(_LEFTOVER):
                 files.remove(f"{folder}/{name}")
     return removed
@@ -365,13 +363,13 @@ def _has_rank(root: Path, path: str) -> bool:
 
 
 def _names(root: Path, path: str) -> list[str]:
-    return [name for name in _all_names(root, path) if not name.startswith(_LEFTOVER)]
+    return [name for name in _all_names(Folder(root), path) if not name.startswith(_LEFTOVER)]
 
 
-def _all_names(root: Path, path: str) -> list[str]:
+def _all_names(files: Folder, path: str) -> list[str]:
     """Return the names in a folder that is reached without a link; as many as are listed."""
     try:
-        return sorted(name for name, _ in Folder(root).entries(path))[:MOST_ENTRIES]
+        return sorted(name for name, _ in files.entries(path))[:MOST_ENTRIES]
     except OSError:
         return []
 
