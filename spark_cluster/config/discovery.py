@@ -38,6 +38,7 @@ from spark_cluster.config.schema import is_ip
 from spark_cluster.config.topology import render
 from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.node.replies import decoded, objects_of
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo
@@ -189,14 +190,10 @@ def ip_neigh(text: str) -> list[Neighbour]:
     """Read what `ip -j neigh` of iproute2 prints, IPv6 included; entries that did not answer are
     left out.
     """
-    try:
-        entries = json.loads(text or "[]")
-    except (ValueError, RecursionError):
-        return []
     return [
         Neighbour(str(entry["dst"]), str(entry.get("dev", "")), str(entry["lladdr"]).lower())
-        for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and "lladdr" in entry and "dst" in entry
+        for entry in objects_of(decoded(text))
+        if "lladdr" in entry and "dst" in entry
         and not any(state in str(entry.get("state")) for state in ("FAILED", "INCOMPLETE"))
     ]  # fmt: skip
 

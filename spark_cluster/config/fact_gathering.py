@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import json
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from spark_cluster.config.ports import EPHEMERAL
 from spark_cluster.config.yamlfile import Key, Sourced, parse
 from spark_cluster.errors import InvalidFile
 from spark_cluster.node import nvidia_smi, paths
+from spark_cluster.node.replies import decoded, objects_of
 
 # Parsers of what a node's tools and files say; each takes text and bears what is missing.
 
@@ -178,13 +178,7 @@ def _in_order(hcas: Iterable[Hca]) -> tuple[Hca, ...]:
 
 def ip_addr(text: str) -> tuple[Interface, ...]:
     """`ip -j addr`."""
-    try:
-        rows = json.loads(text or "[]")
-    except (ValueError, RecursionError):
-        return ()
-    if not isinstance(rows, list):
-        return ()
-    return tuple(_interface(row) for row in rows if isinstance(row, dict) and row.get("ifname"))
+    return tuple(_interface(row) for row in objects_of(decoded(text)) if row.get("ifname"))
 
 
 def _interface(row: dict[str, object]) -> Interface:

@@ -19,6 +19,7 @@ from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Failed
 from spark_cluster.node import containers, durable
 from spark_cluster.node.output import shortened
+from spark_cluster.node.replies import at, decoded
 from spark_cluster.node.values import mask
 from spark_cluster.runner.session import Session
 
@@ -215,14 +216,11 @@ def without_env_values(inspected: str) -> str:
     Text that is not understood is left out: nobody knows what is in it.
     """
     text, _, _ = inspected.partition("\nError")
-    try:
-        containers = json.loads(text)
-    except (ValueError, RecursionError):
-        return ""
+    containers = decoded(text)
     if not isinstance(containers, list):
         return ""
     for container in containers:
-        config = container.get("Config") if isinstance(container, dict) else None
+        config = at(container, "Config")
         if isinstance(config, dict) and "Env" in config:
             config["Env"] = _names(config["Env"])
     return json.dumps(containers, indent=2) + "\n" if containers else ""

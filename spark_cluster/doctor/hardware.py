@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import ORDER, Issue, catalogue, recognise
 from spark_cluster.node.load_watch import SSH_STOPS_KIB
+from spark_cluster.node.replies import at, decoded, objects_of
 
 KHO = "kernel-kho"
 XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
@@ -219,12 +219,11 @@ def fwupd_devices(done: Ran) -> list[dict[str, object]]:
     Raises:
         NotSeen: it printed something else.
     """
-    try:
-        devices = json.loads(done.stdout)["Devices"]
-        return [d for d in devices if isinstance(d, dict)]
-    except (ValueError, LookupError, TypeError):
+    devices = at(decoded(done.stdout), "Devices")
+    if not isinstance(devices, list):
         output = done.output[-200:] or f"status {done.status}"
-        raise NotSeen(f"fwupdmgr did not answer in JSON: {output}") from None
+        raise NotSeen(f"fwupdmgr did not answer in JSON: {output}")
+    return objects_of(devices)
 
 
 def _meminfo(seen: Observations, name: str) -> int | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, ok, warn
 from spark_cluster.issues.rules_flags import SYSTEM_UID_MAX
+from spark_cluster.node.replies import at, decoded
 
 GIB = 2**30
 LOW_DISK = 50 * GIB
@@ -30,10 +29,9 @@ def tailscale_ssh(seen: Observations) -> Verdict:
     if not seen.has("tailscale"):
         return ok("Tailscale is not installed")
     done = seen.ran("tailscale")
-    try:
-        on = bool(json.loads(done.stdout)["RunSSH"])
-    except (ValueError, LookupError, TypeError):
-        raise NotSeen(f"tailscale debug prefs: {done.output[:200] or done.status}") from None
+    on = at(decoded(done.stdout), "RunSSH")
+    if on is None:
+        raise NotSeen(f"tailscale debug prefs: {done.output[:200] or done.status}")
     return warn("Tailscale SSH is on") if on else ok("Tailscale SSH is off")
 
 

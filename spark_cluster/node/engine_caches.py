@@ -25,6 +25,7 @@ from urllib.parse import quote, unquote
 
 from spark_cluster.node import durable, paths
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.replies import at, decoded
 from spark_cluster.node.values import ResourceError
 
 if TYPE_CHECKING:
@@ -121,9 +122,7 @@ def tuned(root: Path) -> list[dict[str, Any]]:
 
 def _file_names(files: Folder, path: str) -> list[str]:
     """Return the names in a folder, sorted; none where it is not one."""
-    with contextlib.suppress(OSError):
-        return sorted(name for name, _ in files.entries(path) if not name.startswith("."))
-    return []
+    return [name for name in _all_names(files, path) if not name.startswith(".")]
 
 
 def tuned_sizes(files: Folder, folder: Path) -> set[int]:
@@ -329,7 +328,7 @@ def remove(root: Path, chosen: Collection[str]) -> list[str]:
             _remove(files, part)
         removed.append(path)
     for folder in (TUNED, *(f"{above}{name}" for above in _owners(root) for name in _REMOVED_FROM)):
-        for name in _all_names(root, folder):
+        for name in _all_names(files, folder):
             if name.startswith(_LEFTOVER):
                 files.remove(f"{folder}/{name}")
     return removed
@@ -364,13 +363,13 @@ def _has_rank(root: Path, path: str) -> bool:
 
 
 def _names(root: Path, path: str) -> list[str]:
-    return [name for name in _all_names(root, path) if not name.startswith(_LEFTOVER)]
+    return [name for name in _all_names(Folder(root), path) if not name.startswith(_LEFTOVER)]
 
 
-def _all_names(root: Path, path: str) -> list[str]:
+def _all_names(files: Folder, path: str) -> list[str]:
     """Return the names in a folder that is reached without a link; as many as are listed."""
     try:
-        return sorted(name for name, _ in Folder(root).entries(path))[:MOST_ENTRIES]
+        return sorted(name for name, _ in files.entries(path))[:MOST_ENTRIES]
     except OSError:
         return []
 
@@ -471,16 +470,9 @@ def parse_launches(text: str | None) -> list[LaunchRecord]:
     """Read the file's text, newest first; anything else than a record is left out."""
     if not text or len(text) > LARGEST_RECORDS:
         return []
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    records = found.get("launches") if isinstance(found, dict) else None
-    if not isinstance(records, list):
-        return []
-    made = [
-        record for one in records[:MOST_LAUNCHES] if (record := launch_from_dict(one)) is not None
-    ]
+    records = at(decoded(text), "launches")
+    listed = records[:MOST_LAUNCHES] if isinstance(records, list) else []
+    made = [record for one in listed if (record := launch_from_dict(one)) is not None]
     return sorted(made, key=lambda record: -record.last)
 
 

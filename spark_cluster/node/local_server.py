@@ -33,6 +33,7 @@ from spark_cluster.node.containers import (
 )
 from spark_cluster.node.health import Completion, completion_of, request_of
 from spark_cluster.node.http import ask
+from spark_cluster.node.replies import at, decoded
 
 COMMAND_S = 20.0
 """Seconds for a question to Docker, systemd or nvidia-smi."""
@@ -195,11 +196,10 @@ def ray_obstacle(server: ContainerState, config: Mapping[str, Any]) -> str:
     size = server.number(NODES, server.number(TP, 1))
     url = f"http://127.0.0.1:{server.label(DASHBOARD)}{RAY_NODES}"
     reply = ask({"url": url, "timeout": 5.0, "bearer_file": config["ray_token"]})
-    try:
-        rows = json.loads(reply["body"])["data"]["result"]["result"]
-        alive = sum(row["state"] == "ALIVE" for row in rows)
-    except (ValueError, LookupError, TypeError):
+    rows = at(decoded(reply["body"]), "data", "result", "result")
+    if not isinstance(rows, list):
         return f"Ray's head does not answer (status {reply['status']})"
+    alive = sum(at(row, "state") == "ALIVE" for row in rows)
     return "" if alive >= size else f"Ray shows {alive} of {size} nodes: is the other one on?"
 
 

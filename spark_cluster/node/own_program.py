@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node.replies import decoded
 from spark_cluster.node.values import ResourceError, explain
 
 HERE = str(Path(__file__).resolve().parents[2])
@@ -114,10 +115,7 @@ def answer_of(stdout: str, stderr: str, what: str) -> dict[str, Any]:
         ResourceError: it failed, with its own words, or ended without a result.
     """
     last = stdout.strip().rpartition("\n")[2]
-    try:
-        answer = json.loads(last)
-    except ValueError:
-        answer = None
+    answer = decoded(last)
     if not isinstance(answer, dict):
         end = stderr.strip().rpartition("\n")[2][:300]
         raise ResourceError(f"{what} ended without a result: {end or last[:300]}")

@@ -23,6 +23,7 @@ from typing import Any
 from spark_cluster.node import durable
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, is_own, pieces, write_all
 from spark_cluster.node.durable import make_folder, read_object, sync_folder, write_file
+from spark_cluster.node.replies import decoded
 from spark_cluster.node.store.manifest import (
     INCOMPLETE,
     LOCKS,
@@ -581,11 +582,9 @@ class Records:
     def _pins(self) -> dict[str, Any]:
         path = self.folder / PINS
         try:
-            found = json.loads(path.read_bytes())
+            found = decoded(path.read_bytes())
         except FileNotFoundError:
             return {}
-        except (ValueError, RecursionError):
-            found = None
         if not isinstance(found, dict):
             raise ResourceError(
                 f"{path} cannot be read: it is damaged, or was not written by spark-cluster",

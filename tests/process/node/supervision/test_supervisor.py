@@ -283,11 +283,20 @@ def test_ray_without_the_other_node(node, free_rays):
     assert local_server.ray_obstacle(mp, node.config) == ""
 
 
+@pytest.mark.parametrize("free_rays", [b"[" * 100_000, b"{}", b"x"], indirect=True)
+def test_a_dashboard_that_answers_nonsense_ends_no_supervision(node, free_rays):
+    labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": str(free_rays)}
+    found = local_server.ray_obstacle(ContainerState(id="one", labels=labels), node.config)
+    assert found == "Ray's head does not answer (status 200)"
+
+
 @pytest.fixture
-def free_rays() -> Iterator[int]:
-    """The port of a dashboard that shows one node that is alive and one that is dead."""
+def free_rays(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of a dashboard that shows one node that is alive and one that is dead, or what a
+    test has it answer."""
     rows = [{"state": "ALIVE"}, {"state": "DEAD"}]
-    body = json.dumps({"data": {"result": {"result": rows}}}).encode()
+    usual = json.dumps({"data": {"result": {"result": rows}}}).encode()
+    body = getattr(request, "param", usual)
 
     class Dashboard(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
