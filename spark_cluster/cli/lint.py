@@ -397,10 +397,10 @@ def _headline(explanation: Explanation) -> Text:
     names = [log.name for log in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
-    if explanation.verdict == "unknown" and not (explanation.engine or explanation.facts):
-        headline = NO_ENGINE
     verdict = painted(*headline)
     engine = f", {explanation.engine}" if explanation.engine else ""
+    if explanation.verdict == "unknown" and not (engine or explanation.facts):
+        verdict = painted(*NO_ENGINE)
     return styled(
         "{}  [dim]{}: {:,} line{}{}[/]", verdict, named, lines, "s" * (lines != 1), engine
     )
