@@ -375,6 +375,9 @@ def _show_start(app: App, explanation: Explanation) -> None:
         app.console.print(styled("{} not in the logs: {}", mark("unknown"), missing))
 
 
+NO_ENGINE = ("no line of an engine was recognised; what looks most like an error", "yellow")
+"""The headline of `unknown`, where it may be no log of an engine at all."""
+
 HEADLINES = {
     "cause": ("the cause", "red"),
     "likely": ("what happened; its cause is not certain", "red"),
@@ -387,8 +390,6 @@ HEADLINES = {
 
 
 NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
-
-NO_ENGINE = ("no line of an engine was recognised; what looks most like an error", "yellow")
 
 
 def _headline(explanation: Explanation) -> Text:
