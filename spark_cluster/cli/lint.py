@@ -375,9 +375,6 @@ def _show_start(app: App, explanation: Explanation) -> None:
         app.console.print(styled("{} not in the logs: {}", mark("unknown"), missing))
 
 
-NO_ENGINE = ("no line of an engine was recognised; what looks most like an error", "yellow")
-"""The headline of `unknown`, where it may be no log of an engine at all."""
-
 HEADLINES = {
     "cause": ("the cause", "red"),
     "likely": ("what happened; its cause is not certain", "red"),
@@ -391,6 +388,8 @@ HEADLINES = {
 
 NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
 
+NO_ENGINE = ("no line of an engine was recognised; what looks most like an error", "yellow")
+
 
 def _headline(explanation: Explanation) -> Text:
 
@@ -398,10 +397,10 @@ def _headline(explanation: Explanation) -> Text:
     names = [log.name for log in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
+    if explanation.verdict == "unknown" and not (explanation.engine or explanation.facts):
+        headline = NO_ENGINE
     verdict = painted(*headline)
     engine = f", {explanation.engine}" if explanation.engine else ""
-    if explanation.verdict == "unknown" and not (engine or explanation.facts):
-        verdict = painted(*NO_ENGINE)
     return styled(
         "{}  [dim]{}: {:,} line{}{}[/]", verdict, named, lines, "s" * (lines != 1), engine
     )
