@@ -30,7 +30,7 @@ from spark_cluster.importers.calls import (
 )
 from spark_cluster.importers.docker_run import DockerRun, docker_run
 from spark_cluster.importers.expansion import Variables, Word
-from spark_cluster.importers.importer import Choice, Given, Left, Source, no_choice
+from spark_cluster.importers.importer import SCRIPT_SUFFIXES, Choice, Given, Left, Source, no_choice
 from spark_cluster.importers.servers import same_server
 from spark_cluster.models import naming
 from spark_cluster.models.naming import table
@@ -40,8 +40,6 @@ MAX_CHARACTERS = 100_000
 
 YAML_SUFFIXES = (".yaml", ".yml", ".json")
 """Of files that are no command line, whatever is in them."""
-
-SCRIPT_SUFFIXES = (".sh", ".bash")
 
 _COMMAND = re.compile(r"(?m)(^|[\s/\"'])(docker|podman|vllm|python3?)\s")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
@@ -60,12 +58,14 @@ class CommandFile:
     name = "a command line that starts vLLM"
 
     def recognises(self, given: Given) -> bool:
-        if given.path.suffix.lower() in YAML_SUFFIXES or not (given.error or is_script(given)):
-            return False
         text = given.text
-        if not text or len(text.encode()) > MAX_CHARACTERS or _CONTROL.search(text):
+        if is_script(given):
+            return bool(text)
+        if given.path.suffix.lower() in YAML_SUFFIXES or not given.error:
             return False
-        return is_script(given) or bool(_COMMAND.search(text))
+        if len(text.encode()) > MAX_CHARACTERS or _CONTROL.search(text):
+            return False
+        return bool(_COMMAND.search(text))
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
@@ -118,7 +118,7 @@ def read(
     """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"a command line of {len(text):,} characters; expected one launch of vLLM")
-    if "\0" in text:
+    if _CONTROL.search(text):
         raise UsageError("this is not text; expected a command line")
     variables = Variables() if variables is None else variables
     found = find_all(text, variables=variables, script=script)
@@ -264,10 +264,10 @@ def _around(found: Launches, *, script: bool) -> list[Left]:
     if not script or len(texts) <= _LISTED:
         return [*(Left(f"command `{text}`", why) for text in texts), *elsewhere]
     names = dict.fromkeys(text.split()[0].rpartition("/")[2] for text in texts)
-    told = [name for name in names if re.fullmatch(r"\w[\w.-]*", name)]
-    more = f" and {len(told) - 12} others" if len(told) > 12 else ""
-    listed = Left(f"commands of the script: {', '.join(told[:12])}{more}", why)
-    return [*([listed] if told else []), *elsewhere]
+    known = [name for name in names if re.fullmatch(r"\w[\w.-]*", name)]
+    more = f" and {len(known) - 12} others" if len(known) > 12 else ""
+    listed = Left(f"commands of the script: {', '.join(known[:12])}{more}", why)
+    return [*([listed] if known else []), *elsewhere]
 
 
 def in_image(launch: Launch, reference: str) -> Launch:

@@ -8,20 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
 
-
-class ShellWord(Protocol):
-    """A word of a script, as conditions look at it."""
-
-    @property
-    def text(self) -> str:
-        """What the program would get."""
-
-    @property
-    def quoted(self) -> bool:
-        """Whether quotes were used in it."""
-
+from spark_cluster.importers.expansion import Word
 
 Truth = bool | None
 """Whether something holds: None where only the machine knows."""
@@ -96,9 +84,7 @@ class Conditions:
         self.blocks: list[Block] = []
         self.chained: Truth = True
 
-    def step(
-        self, words: list[ShellWord], operator: str, *, blank: bool = False
-    ) -> tuple[int, Truth]:
+    def step(self, words: list[Word], operator: str, *, blank: bool = False) -> tuple[int, Truth]:
         """Take a command and the operator behind it; a blank one is the end of a line.
 
         Returns:
@@ -125,7 +111,7 @@ class Conditions:
         return self._command(words[at:], at, operator, negative=negative)
 
     def _command(
-        self, words: list[ShellWord], at: int, operator: str, *, negative: bool
+        self, words: list[Word], at: int, operator: str, *, negative: bool
     ) -> tuple[int, Truth]:
         runs = self.chained
         for block in self.blocks:
@@ -147,7 +133,7 @@ class Conditions:
             self.chained = True
         return at, runs
 
-    def _keyword(self, words: list[ShellWord], block: Block) -> bool:
+    def _keyword(self, words: list[Word], block: Block) -> bool:
         """Return whether the first word is a keyword, which is followed."""
         word = words[0].text
         if len(self.blocks) >= MOST_BLOCKS and word not in _ENDS:
@@ -175,7 +161,7 @@ class Conditions:
         return True
 
     def _pattern(
-        self, block: Block, words: list[ShellWord], count: int, operator: str
+        self, block: Block, words: list[Word], count: int, operator: str
     ) -> tuple[int, Truth]:
         """Take patterns of a `case`, up to the `)` behind the last one."""
         block.patterns += [word.text for word in words]
@@ -187,7 +173,7 @@ class Conditions:
         return count, None
 
 
-def tested(words: list[ShellWord]) -> Truth:
+def tested(words: list[Word]) -> Truth:
     """Return whether a test such as `[ "$A" = 1 ]` holds; None for anything else.
 
     The value of `((...))` is its second word.

@@ -17,6 +17,9 @@ from spark_cluster.errors import UsageError
 LONGEST_VALUE = 200_000
 """Characters that a text may have with its values: `A=$B$B` doubles with each line."""
 
+MOST_FILLED_IN = 4_000_000
+"""Characters of all values that are filled into a file: many words can name one long value."""
+
 DEEPEST = 20
 """Defaults inside of defaults."""
 
@@ -73,22 +76,34 @@ class Variables:
         defaulted: names for which the default that stands with them was taken.
         arrays: words by the name of an array; the arguments of a script are none.
         doubled: `$$` stands for `$`, as in a compose file.
+        filled_in: characters of all values so far.
     """
 
     values: dict[str, str | None] = field(default_factory=dict)
     defaulted: dict[str, None] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=lambda: {"@": [], "*": []})
     doubled: bool = False
+    filled_in: int = 0
 
     def __post_init__(self) -> None:
         self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}
+
+    def count(self, size: int) -> None:
+        """Count the characters of a value that is filled in.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        self.filled_in += size
+        if self.filled_in > MOST_FILLED_IN:
+            raise UsageError(f"variables stand for more than {MOST_FILLED_IN:,} characters")
 
     def note(self) -> list[str]:
         """Return a line about the defaults that were taken, if there are any."""
         names = [name for name in self.defaulted if not name.isdigit()]
         more = f" and {len(names) - 8} others" if len(names) > 8 else ""
-        told = f"read with the default that stands with them: {', '.join(names[:8])}{more}"
-        return [told] if names else []
+        text = f"read with the default that stands with them: {', '.join(names[:8])}{more}"
+        return [text] if names else []
 
     def set(self, name: str, text: str) -> None:
         """Remember a value; one with a command in it is known to the machine only."""
@@ -120,19 +135,27 @@ def expanded(text: str, start: int, variables: Variables, depth: int = 0) -> tup
     known."""
     if variables.doubled and text.startswith("$$", start):
         return "$", start + 2
-    if text.startswith("$((", start) and (end := closing(text, start + 1)) > 0:
-        inner = expand(text[start + 3 : end - 1], variables, depth + 1)
-        values = variables.values
-        return _computed(_NAME.sub(lambda one: values.get(one[0]) or one[0], inner)), end + 1
-    if text.startswith("${", start):
+    if text.startswith(("$((", "${"), start):
         end = closing(text, start + 1)
-        if end < 0:
-            return None, start + 2
-        body = text[start + 2 : end]
-        return (_parameter(body, variables, depth) if depth < DEEPEST else None), end + 1
-    if found := _NAME.match(text, start + 1):
-        return variables.values.get(found[0]), found.end()
-    return None, start + 1
+        if end < 0 or depth >= DEEPEST:
+            return None, len(text) if end < 0 else end + 1
+        value = _braced(text[start + 1 : end + 1], variables, depth)
+        end += 1
+    elif found := _NAME.match(text, start + 1):
+        value, end = variables.values.get(found[0]), found.end()
+    else:
+        return None, start + 1
+    variables.count(len(value or ""))
+    return value, end
+
+
+def _braced(body: str, variables: Variables, depth: int) -> str | None:
+    """What `${...}` or `$((...))` stands for; `body` is without the `$`."""
+    if body.startswith("{"):
+        return _parameter(body[1:-1], variables, depth)
+    inner = expand(body[2:-2], variables, depth + 1)
+    values = variables.values
+    return _computed(_NAME.sub(lambda one: values.get(one[0]) or one[0], inner))
 
 
 def closing(text: str, start: int) -> int:

@@ -29,6 +29,8 @@ from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.naming import table
 
+SCRIPT_SUFFIXES = (".sh", ".bash")
+
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""
 
@@ -196,6 +198,8 @@ class Given:
     @cached_property
     def loaded(self) -> Sourced | InvalidFile:
         """Its YAML (or JSON) with the position of every value, or why it is none."""
+        if self.path.suffix in SCRIPT_SUFFIXES and self.text:
+            return InvalidFile("this is a script", where=str(self.path))
         try:
             return load(self.path, "file", lenient=True)
         except InvalidFile as error:

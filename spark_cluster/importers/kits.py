@@ -15,16 +15,19 @@ from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.calls import LAUNCH
-from spark_cluster.importers.commandline import (
-    SCRIPT_SUFFIXES,
-    YAML_SUFFIXES,
-    containers_of,
-    put_into,
-)
+from spark_cluster.importers.commandline import YAML_SUFFIXES, containers_of, put_into
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, read_env
-from spark_cluster.importers.importer import PACKAGE, Choice, Given, Left, Source, folder_on_node
+from spark_cluster.importers.importer import (
+    PACKAGE,
+    SCRIPT_SUFFIXES,
+    Choice,
+    Given,
+    Left,
+    Source,
+    folder_on_node,
+)
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split

@@ -20,7 +20,7 @@ class SeveralServers(InvalidFile):
 def same_server(sources: Sequence[Source]) -> Source | None:
     """Return the first rank of the server that all these start; None where they differ."""
     first = min(sources, key=lambda one: _rank(one.launch))
-    if any(_told(one.launch) != _told(first.launch) for one in sources):
+    if any(_identity(one.launch) != _identity(first.launch) for one in sources):
         return None
     if len(sources) > 1 and first.launch.nodes > 1:
         first.notes.append(f"{len(sources)} launches are the ranks of one server")
@@ -64,6 +64,6 @@ def _rank(launch: Launch) -> int:
     return rank if isinstance(rank, int) else int("headless" in launch.args)
 
 
-def _told(launch: Launch) -> tuple[str, str, dict[str, EngineValue]]:
+def _identity(launch: Launch) -> tuple[str, str, dict[str, EngineValue]]:
     args = {flag: value for flag, value in launch.args.items() if flag not in _PER_RANK}
     return launch.model, launch.image, args

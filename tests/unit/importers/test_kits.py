@@ -342,10 +342,20 @@ def test_aliases_cannot_fill_the_memory(tmp_path: Path) -> None:
         "if true; then\n" * 3000 + SERVE + "\n",
         f"{SERVE} --seed $((9**9**9**9))\n",
         f"{SERVE} --seed $(({'(' * 90}1{')' * 90}))\n",
-        "cat <<E\n" * 2000 + SERVE,
+        "cat <<E\n" * 12_000 + SERVE,
+        f"{SERVE} --seed " + "$((" * 9000 + "1" + "))" * 9000 + "\n",
+        "A=" + "x" * 40_000 + "\n" + "b $A\n" * 10_000,
+        "A=(" + "x " * 20_000 + ")\n" + 'b "${A[@]}"\n' * 4_000,
+        "(" * 90_000,
+        f"{SERVE} " + "${" * 40_000,
+        f"# {'x' * 90_000} --a\n{SERVE}\n",
+        "if x; then\n" * 5000 + "A=1\n" * 5000,
     ],
-    ids=["doubled", "arrays", "defaults", "blocks", "power", "brackets", "documents"],
-)
+    ids=[
+        "doubled", "arrays", "defaults", "blocks", "power", "brackets", "documents", "sums", "long",
+        "wide", "open", "unclosed", "comment", "assignments",
+    ],
+)  # fmt: skip
 def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path: Path, text: str) -> None:
     folder = kit(tmp_path, start_sh=f"#!/bin/sh\n{text}")
     begun = time.process_time()
@@ -361,6 +371,12 @@ def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path: Path) -> N
     folder = kit(tmp_path, compose_yaml=service(f"{SERVE} --seed $A"))
     put(folder / ".env", env)
     with pytest.raises(SparkClusterError, match="more than 200,000 characters"):
+        read_file(folder)
+    put(folder / ".env", "A=" + "${" * 40_000 + "\nB=" + "$((" * 20_000)
+    assert read_file(folder).launch.model == "Qwen/Qwen3-8B"
+    put(folder / ".env", "A=" + "x" * 100_000)
+    put(folder / "compose.yaml", service(SERVE, environment=f"[{', '.join(['B=$A'] * 1000)}]"))
+    with pytest.raises(SparkClusterError, match="more than 4,000,000 characters"):
         read_file(folder)
 
 
