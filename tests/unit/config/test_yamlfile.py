@@ -8,7 +8,7 @@ import factories
 import pytest
 from factories import put
 
-from spark_cluster.config.yamlfile import Sourced, dotted, load, shown
+from spark_cluster.config.yamlfile import Sourced, dotted, load, nearest, shown
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -160,3 +160,18 @@ def test_shown_is_relative_below_the_current_folder(
 def test_dotted() -> None:
     assert dotted(("nodes", "spark1", "roles", 0)) == "nodes.spark1.roles[0]"
     assert Sourced(Path("f"), {}).where(("x",)) == "f:1"
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("qwen3-235b", "qwen3-235b-a22b-gptq-int4"),  # the only one that begins with it
+        ("Qwen3_235B", "qwen3-235b-a22b-gptq-int4"),
+        ("gemma4-31b-fp", "gemma4-31b-fp8"),  # two begin with it: the nearest
+        ("", None),
+        ("mistral", None),
+    ],
+)
+def test_the_only_name_that_begins_so_is_suggested(word: str, near: str | None) -> None:
+    names = ["gemma4-31b-fp8", "gemma4-31b-fp8-eager", "qwen3-235b-a22b-gptq-int4", "qwen3.6-27b"]
+    assert nearest(word, names) == near
