@@ -73,13 +73,21 @@ def read(row: Mapping[str, Any], folder: Path) -> Config:
 def must_fit_its_name(name: str, found: Geometry) -> None:
     """Check the parameters against those that the name says (`35B-A3B`): a config can be wrong.
 
+    Names count what sees and hears beside the language model, or leave it out.
+
     Raises:
         SystemExit: they are not about as many.
     """
     said = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)B(?![a-z]|-\d+E)", name)
     whole = (sum(parameters(found).values()) + found.table_parameters) / 1e9
-    if said and abs(whole / float(said[1]) - 1) > OFF and abs(whole - float(said[1])) > 1:
+    language = whole - found.other_parameters / 1e9
+    if said and not any(_near(size, float(said[1])) for size in (whole, language)):
         sys.exit(f"{name}: its config gives {whole:.1f} billion parameters")
+
+
+def _near(size: float, said: float) -> bool:
+    """Whether parameters, in billions, are about those of a name."""
+    return abs(size / said - 1) <= OFF or abs(size - said) <= 1
 
 
 def entry(row: Mapping[str, Any], folder: Path) -> Config:

@@ -168,7 +168,9 @@ def test_dotted() -> None:
         ("qwen3-235b", "qwen3-235b-a22b-gptq-int4"),
         ("Gemma4-31b", "gemma4-31b-fp8"),
         ("qwen3.6-35b-a3b-fp9", "qwen3.6-35b-a3b-fp8"),
+        ("Qwen3_235B", "qwen3-235b-a22b-gptq-int4"),
         ("q", None),
+        ("", None),
         ("llama", None),
     ],
 )
