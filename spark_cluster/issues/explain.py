@@ -228,7 +228,8 @@ class _Log:
         )
         echo = bool(error) and log_lines.is_echo(error)
         for issue in issues:
-            said, name = error or line.text, self.reader.source.name
+            said = error or log_lines.whole(line.text, lambda: candidate.following)
+            name = self.reader.source.name
             found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}

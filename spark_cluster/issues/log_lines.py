@@ -141,10 +141,10 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     match = _ERROR.search(line.text)
     if match is None:
         return ""
-    return _whole(next(group for group in match.groups() if group), following)
+    return whole(next(group for group in match.groups() if group), following)
 
 
-def _whole(error: str, following: Callable[[], str]) -> str:
+def whole(error: str, following: Callable[[], str]) -> str:
     """Return an error with the next line, where that says what is wrong."""
     if not _GOES_ON.search(error):
         return error
@@ -202,7 +202,7 @@ def complaint_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     if line.level in HARMLESS or line.indented or not text or _NOISE.match(text):
         return ""
     if line.level or _COMPLAINT.search(text):
-        return _whole(text, following)
+        return whole(text, following)
     return ""
 
 

@@ -83,6 +83,16 @@ def test_what_the_container_runtime_refuses_is_in_the_quote():
     assert quote.endswith("Using requested mode 'csv': mode csv needs a Jetson: unknown")
 
 
+def test_what_pydantic_says_of_a_flag_is_in_the_quote_of_a_known_issue():
+    """A launcher's words that the image's entry point took for flags (sparkrun 279)."""
+    found = of(
+        "vllm serve: error: argument --compilation-config/-cc: 1 validation error for "
+        "CompilationConfig\n  Invalid JSON: expected value at line 1 column 1\n"
+    )
+    assert found.cause.finding.id == "json-flag-value"
+    assert found.cause.finding.found.endswith("Invalid JSON: expected value at line 1 column 1")
+
+
 def test_the_watchdog_of_sglang_is_no_lack_of_memory():
     killed = "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9).\n"
     watchdog = "[2026-08-27 10:07:17] Scheduler hit watchdog timeout.\n"
