@@ -131,11 +131,12 @@ def _pieces(line: Text, width: int) -> Iterator[Text]:
         return
     plain = line.plain
     label = _LABEL.match(plain)
-    indent = label.end() if label else len(plain) - len(plain.lstrip()) + 2
+    start = label.end() if label else len(plain) - len(plain.lstrip())
+    indent = start if label else start + 2
     begin, end = 0, 0
     for word in _UNBROKEN.finditer(plain):
         used = cell_len(plain[begin : word.end()]) + (indent if begin else 0)
-        if used > width and end > max(begin, indent):
+        if used > width and end > max(begin, start):
             yield Text(" " * (indent if begin else 0)) + line[begin:end]
             begin = word.start()
         end = word.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
@@ -40,6 +40,7 @@ def test_a_line_of_40_columns(line, shown):
 
 
 @given(WORDS)
+@example(["a", "aaaaaaa日日日日日日"])  # a first word that is shorter than the indent
 def test_no_word_is_lost_or_broken(words):
     lines = wrapped(Text(" ".join(words)), 20).plain.split("\n")
     assert " ".join(lines).split() == words
