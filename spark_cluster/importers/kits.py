@@ -176,14 +176,15 @@ def _leave_model_folder(source: Source) -> None:
     """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
     launch = source.launch
     folder = folder_on_node(launch, launch.model)
-    if not is_path(launch.model) or is_for_models(folder) or "$" in folder:
+    name = folder.rstrip("/").rpartition("/")[2]
+    if not is_path(launch.model) or is_for_models(folder) or "$" in name:
         return
     above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
     why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
     source.left_out += [Left(f"-v {one.source}:{one.target}", why) for one in above]
     source.launch = replace(
         launch,
-        model=f"./{folder.rstrip('/').rpartition('/')[2]}",
+        model=f"./{name}",
         volumes=tuple(one for one in launch.volumes if one not in above),
     )
 

@@ -220,7 +220,10 @@ def test_a_chat_model_is_meant_rather_than_its_embeddings(tmp_path: Path) -> Non
 
 
 def test_the_folders_of_its_author_are_left_out(tmp_path: Path) -> None:
-    text = service("vllm serve /models/m", volumes='["/home/someone/m8:/models/m:ro", "/x:/tmp"]')
+    volumes = '["/home/someone/m8:/models/m:ro", "/x:/tmp"]'
+    text = service("vllm serve /models/m", volumes=volumes)
+    unknown = text.replace("/home/someone/m8", "$ROOT/m8")
+    assert read_file(kit(tmp_path, compose_yaml=unknown)).launch.model == "./m8"
     made = write(read_file(kit(tmp_path, compose_yaml=text)))
     recipe = recipe_of(made, tmp_path)
     assert recipe["model"]["name"] == "m8"
