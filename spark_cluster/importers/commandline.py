@@ -128,15 +128,17 @@ def read(
     source.notes[:0] = found.notes
     source.left_out += _around(found, script=script)
     source.notes += variables.note()
-    _name_model(source, variables)
+    name_model(source, variables)
     return source
 
 
-_NAMES_A_MODEL = re.compile(r"(?:\w+_)?(?:MODEL|REPO)(?:_ID|_REPO|_NAME)?")
+_NAMES_A_MODEL = re.compile(
+    r"(?!.*(?:GIT|DRAFT|ASSISTANT|EMBED|IMAGE))(?:\w+_)?(?:MODEL|REPO)(?:_ID|_REPO|_NAME)?"
+)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def _name_model(source: Source, variables: Variables) -> None:
+def name_model(source: Source, variables: Variables) -> None:
     """Give a model that is a folder its repository, where one variable names one."""
     launch = source.launch
     named = {
@@ -146,6 +148,7 @@ def _name_model(source: Source, variables: Variables) -> None:
     }
     if naming.is_path(launch.model) and len(named) == 1:
         source.repository = named.pop()
+        source.notes.append(f"the model is {source.repository}, as a variable of a script says")
         flag = str(launch.args.get("quantization", ""))
         source.launch = replace(
             launch,

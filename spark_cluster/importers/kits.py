@@ -15,7 +15,7 @@ from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.calls import LAUNCH
-from spark_cluster.importers.commandline import YAML_SUFFIXES, containers_of, put_into
+from spark_cluster.importers.commandline import YAML_SUFFIXES, containers_of, name_model, put_into
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, read_env
@@ -149,6 +149,7 @@ def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     local = launch.image and "/" not in launch.image and not launch.dockerfile
     if local and not said and len(built) == 1:
         take_dockerfile(source, kit.text(built[0]), built[0].name, {})
+    _name_by_scripts(kit, source)
     _carry_files(kit, source, path.parent)
     _leave_model_folder(source)
     others = [str(one.relative_to(kit.root)) for tier in tiers[:2] for one in tier if one != path]
@@ -176,19 +177,29 @@ def _leave_model_folder(source: Source) -> None:
     """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
     launch = source.launch
     folder = folder_on_node(launch, launch.model)
-    if not is_path(launch.model) or is_for_models(folder) or "$" in folder:
+    name = folder.rstrip("/").rpartition("/")[2]
+    if not is_path(launch.model) or is_for_models(folder) or "$" in name:
         return
     above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
     why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
     source.left_out += [Left(f"-v {one.source}:{one.target}", why) for one in above]
     source.launch = replace(
         launch,
-        model=f"./{folder.rstrip('/').rpartition('/')[2]}",
+        model=f"./{name}",
         volumes=tuple(one for one in launch.volumes if one not in above),
     )
 
 
 _OF_THE_KIT = "files of the kit: copy them to a folder of the nodes, and write that under mounts"
+
+
+def _name_by_scripts(kit: KitFolder, source: Source) -> None:
+    """Give a model that is a folder the repository that a script of the kit names."""
+    for path in kit.files():
+        if path.suffix in SCRIPT_SUFFIXES and not source.repository:
+            variables = Variables({**_given(kit, path).variables})
+            _collect(kit.text(path), variables, script=True)
+            name_model(source, variables)
 
 
 def _take_container(kit: KitFolder, source: Source) -> None:

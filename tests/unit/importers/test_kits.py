@@ -127,6 +127,16 @@ def test_a_server_is_put_into_the_container_that_waits_for_it(tmp_path: Path) ->
     assert recipe["env"] == {"KEPT": "1"}
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("MODEL_REPO=${R:-org/model}", "org/model"), ("GIT_REPO=org/code", "m"), ("X=1", "m")],
+)
+def test_another_script_names_the_repository(tmp_path: Path, line: str, name: str) -> None:
+    serve = "#!/bin/sh\nexec vllm serve /models/m\n"
+    folder = kit(tmp_path, inner__serve_sh=serve, start_sh=f"#!/bin/sh\n{line}\nfetch it\n")
+    assert recipe_of(write(read_file(folder)), tmp_path)["model"]["name"] == name
+
+
 def test_arrays_and_conditions_of_a_script(tmp_path: Path) -> None:
     source = source_of("arrays-and-conditions")
     made = write(source)
@@ -220,7 +230,10 @@ def test_a_chat_model_is_meant_rather_than_its_embeddings(tmp_path: Path) -> Non
 
 
 def test_the_folders_of_its_author_are_left_out(tmp_path: Path) -> None:
-    text = service("vllm serve /models/m", volumes='["/home/someone/m8:/models/m:ro", "/x:/tmp"]')
+    volumes = '["/home/someone/m8:/models/m:ro", "/x:/tmp"]'
+    text = service("vllm serve /models/m", volumes=volumes)
+    unknown = text.replace("/home/someone/m8", "$ROOT/m8")
+    assert read_file(kit(tmp_path, compose_yaml=unknown)).launch.model == "./m8"
     made = write(read_file(kit(tmp_path, compose_yaml=text)))
     recipe = recipe_of(made, tmp_path)
     assert recipe["model"]["name"] == "m8"
