@@ -313,12 +313,15 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
     """The experts, and how many layers have a dense feed-forward network.
 
     Raises:
-        InvalidFile: there are experts, but how many work on a token, or their size, is not said.
+        InvalidFile: there are experts, but how many work on a token, or their size, is not said; or
+            more layers have experts than there are.
     """
     count = 0 if keys.get("enable_moe_block") is False else keys.number(*COUNT, default=0)
     if count == 0:
         return None, _written(keys, "-", "mlp", default=layers)
     with_experts = _layers(keys, layers)
+    if with_experts > layers:
+        raise keys.wrong(f"says {with_experts} layers with experts, but {layers} layers in all")
     intermediate = keys.positive("moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
     found = Experts(
         count=count,
@@ -337,7 +340,7 @@ def _layers(keys: Keys, layers: int) -> int:
     """Return how many layers have experts."""
     chosen = keys.get("moe_layers", "moe_layers_enum")
     if isinstance(chosen, str):  # Step: "3,4,5"
-        chosen = chosen.split(",")
+        chosen = [number for number in chosen.split(",") if number.strip()]
     if isinstance(chosen, list) and chosen:
         return len(chosen)
     for name in ("mlp_layer_types", "moe_layer_freq"):

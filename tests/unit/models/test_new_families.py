@@ -163,6 +163,23 @@ def test_kinds_of_layers_with_query_heads_of_their_own() -> None:
     assert (full.layers, full.kv_heads, sliding.layers, sliding.kv_heads) == (9, 4, 39, 8)
 
 
+@pytest.mark.parametrize("said", [{"moe_layers_enum": "0,1,2,3,4"}, {"moe_layers": [0] * 5}])
+def test_more_layers_with_experts_than_layers_are_refused(said: dict[str, Any]) -> None:
+    config = {
+        "model_type": "step3p5",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "moe_num_experts": 8,
+        "moe_top_k": 2,
+        **said,
+    }
+    with pytest.raises(InvalidFile, match="5 layers with experts, but 4 layers in all"):
+        from_config(config, "x")
+
+
 # --- the table -------------------------------------------------------------------------------
 
 
