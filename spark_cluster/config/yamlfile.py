@@ -358,6 +358,10 @@ def _kind(node: YamlNode) -> str:
 SHOWN = 12
 
 
+_SIZE = re.compile(r"(?<![a-z0-9.])\d+(?:\.\d+)?b(?![a-z0-9])")
+"""The size of a model in a name, such as `27b`: a name with another size is of another model."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name nearest to `word`, the shortest that begins with it before all others; None
     when nothing is near."""
@@ -365,6 +369,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     import difflib
 
     folded = word.casefold().replace("-", "_")
+    sizes = {*_SIZE.findall(folded)}
+    by_folded = {one: name for one, name in by_folded.items() if sizes <= {*_SIZE.findall(one)}}
     if longer := [name for name in by_folded if name.startswith(folded) and len(folded) > 2]:
         return by_folded[min(longer, key=len)]
     found = difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)

@@ -172,6 +172,7 @@ def test_dotted() -> None:
         ("q", None),
         ("", None),
         ("llama", None),
+        ("qwen3.6-27b-fp8", None),
     ],
 )
 def test_the_beginning_of_a_name_is_nearer_than_a_likeness(word: str, name: str | None) -> None:
