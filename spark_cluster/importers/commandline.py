@@ -284,7 +284,12 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
         words = [Word(entrypoint, line), *words]
         if entrypoint.rpartition("/")[2] == "vllm" and words[1:2] and words[1].text != "serve":
             words.insert(1, Word("serve", line))
-    inner = Variables({**variables.values, **container.env}, variables.defaulted)
+    inner = Variables(
+        {**variables.values, **container.env},
+        variables.defaulted,
+        room=variables.room,
+        depth=variables.depth,
+    )
     program = identify(words, inner)
     serves = container.image.text.partition(":")[0].partition("@")[0]
     by_itself = serves.removeprefix("docker.io/") in table("images")["serves_by_itself"]
