@@ -36,6 +36,9 @@ _WRAPPERS: dict[str, tuple[str, ...]] = {
 }
 """Programs that start another one, and those of their options that take a word."""
 
+_EXEC_WORDS = 60
+"""Words of a `docker exec` among which its program is looked for."""
+
 _TELLING = ("nice", "ionice", "taskset", "timeout", "numactl")
 """Those that change how the server runs, so that it is said when they are passed over."""
 
@@ -136,7 +139,8 @@ def find_all(
 def _written(document: Word, variables: Variables) -> Iterator[ProgramCall]:
     """Yield the launch in a here-document: a script that is written and run later."""
     if LAUNCH.search(document.text):
-        found = find_all(document.text, document.line, variables, script=True)
+        inner = variables.inside(len(document.text))
+        found = find_all(document.text, document.line, inner, script=True)
         for program in found.programs:
             yield _within(program, found)
 
@@ -229,8 +233,8 @@ def _docker(rest: list[Word], variables: Variables) -> ProgramCall | None:
     if _begins(rest[1:], "run"):
         return ProgramCall("docker", rest[2:])
     runs = _begins(rest[1:], "exec") or _begins(rest[1:], "compose")
-    for at in range(2, len(rest) if runs else 0):
-        inside = identify(rest[at:], variables)
+    for at in range(2, min(len(rest), _EXEC_WORDS) if runs else 0):
+        inside = identify(rest[at:], variables.inside(len(rest)))
         if inside.kind in SERVERS:
             plain = [word.text for word in rest[2:at] if "=" not in word.text and word.text != "-e"]
             inside.left_out.append(f"docker exec {' '.join(plain)}")
@@ -265,7 +269,8 @@ def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
     for word, script in pairwise(rest[1:]):
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
             try:
-                return find(script.text, script.line, replace(variables, doubled=False))
+                inner = replace(variables.inside(len(script.text)), doubled=False)
+                return find(script.text, script.line, inner)
             except UsageError as error:
                 if error.message.startswith("no launch of vLLM"):
                     return None
@@ -277,7 +282,7 @@ def _launcher(rest: list[Word], variables: Variables) -> ProgramCall | None:
     """`launch-cluster.sh -t IMAGE -e A=1 exec vllm serve ...` of spark-vllm-docker."""
     texts = [word.text for word in rest]
     at = texts.index("exec") if "exec" in texts else len(rest)
-    inside = identify(rest[at + 1 :], variables)
+    inside = identify(rest[at + 1 :], variables.inside(len(rest)))
     if inside.kind not in SERVERS:
         return None
     options, env = deque(texts[1:at]), dict[str, str]()

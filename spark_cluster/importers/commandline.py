@@ -150,11 +150,12 @@ def name_model(source: Source, variables: Variables) -> None:
         source.repository = named.pop()
         source.notes.append(f"the model is {source.repository}, as a variable of a script says")
         flag = str(launch.args.get("quantization", ""))
+        base = naming.base_of(source.repository) or launch.base
         source.launch = replace(
             launch,
-            base=launch.base or naming.base_of(source.repository),
-            quantization=launch.quantization
-            or naming.quantization_of(flag, source.repository, launch.base),
+            base=base,
+            quantization=naming.quantization_of(flag, source.repository, base)
+            or launch.quantization,
         )
 
 
@@ -287,7 +288,12 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
         words = [Word(entrypoint, line), *words]
         if entrypoint.rpartition("/")[2] == "vllm" and words[1:2] and words[1].text != "serve":
             words.insert(1, Word("serve", line))
-    inner = Variables({**variables.values, **container.env}, variables.defaulted)
+    inner = Variables(
+        {**variables.values, **container.env},
+        variables.defaulted,
+        room=variables.room,
+        depth=variables.depth,
+    )
     program = identify(words, inner)
     serves = container.image.text.partition(":")[0].partition("@")[0]
     by_itself = serves.removeprefix("docker.io/") in table("images")["serves_by_itself"]

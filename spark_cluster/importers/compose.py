@@ -29,6 +29,9 @@ DEEPEST = 5
 
 MOST_SERVICES = 200
 
+MOST_FILES = 20
+"""Files that a compose file names: those that it includes, extends or takes variables from."""
+
 _WORDS: Mapping[type, str] = {str: "text", list: "a list", dict: "a mapping"}
 _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("command", "entrypoint"), (str, list)),
@@ -56,6 +59,7 @@ class ComposeFile:
         depth: files that extend or include this one.
         notes: what was read with goodwill.
         included: services of other files, as these have them.
+        named: what was read of the files that it names, each once.
     """
 
     source: Sourced
@@ -64,6 +68,7 @@ class ComposeFile:
     depth: int = 0
     notes: list[str] = field(default_factory=list)
     included: dict[str, dict[str, Any]] = field(default_factory=dict)
+    named: dict[Path, Sourced | None] = field(default_factory=dict)
 
     @property
     def services(self) -> Mapping[str, Any]:
@@ -79,14 +84,16 @@ class ComposeFile:
         """Return another compose file of the kit.
 
         Raises:
-            InvalidFile: it lies outside of the kit, is missing, or files name each other.
+            InvalidFile: it lies outside of the kit, is missing, files name each other, or there
+                are too many.
         """
         if self.depth >= DEEPEST:
             raise self.wrong(key, f"more than {DEEPEST} files extend one another")
         path = self._inside(key, name)
-        return ComposeFile(
-            load(path, "compose file", lenient=True), self.kit, self.variables, self.depth + 1
-        )
+        source = self.named.get(path)
+        if source is None:
+            source = self.named[path] = load(path, "compose file", lenient=True)
+        return ComposeFile(source, self.kit, self.variables, self.depth + 1, named=self.named)
 
     def _inside(self, key: Key, name: str) -> Path:
         path = self.kit.path(name, self.source.path.parent)
@@ -96,6 +103,9 @@ class ComposeFile:
                 f"{name} is not a file of this folder, and nothing outside of it is read",
                 "copy what it has into the kit, or import the folder that holds both",
             )
+        if path not in self.named and len(self.named) >= MOST_FILES:
+            raise self.wrong(key, f"more than {MOST_FILES} files are named")
+        self.named.setdefault(path)
         return path
 
     def service(self, name: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -140,15 +150,20 @@ class ComposeFile:
 
     def _env_files(self, key: Key, data: Mapping[str, Any]) -> dict[str, str]:
         given = data.get("env_file") or []
-        values = Variables(dict(self.variables.values), self.variables.defaulted, doubled=True)
+        known, room = self.variables, self.variables.room
+        values = Variables(dict(known.values), known.defaulted, doubled=True, room=room)
         found: dict[str, str] = {}
-        for one in given if isinstance(given, list) else [given]:
-            name = str(one.get("path", "") if isinstance(one, dict) else one)
+        names = [
+            str(one.get("path", "") if isinstance(one, dict) else one)
+            for one in (given if isinstance(given, list) else [given])
+        ]
+        for name in dict.fromkeys(names):
             if "$" in name or (self.kit.is_missing(name, self.source.path.parent)):
                 self.notes.append(f"env_file {name} is not in this folder: its variables are left")
                 continue
-            path = self._inside((*key, "env_file"), name)
-            found |= read_env(self.kit.text(path), values)
+            text = self.kit.text(self._inside((*key, "env_file"), name))
+            room.take(len(text))
+            found |= read_env(text, values)
         return found
 
 
@@ -201,13 +216,16 @@ class ComposeImporter:
 
 def _included(file: ComposeFile) -> dict[str, Any]:
     """Return the services of the files that a compose file includes."""
-    found: dict[str, Any] = {}
+    names: dict[str, int] = {}
     given = file.source.data.get("include") or []
     for number, one in enumerate(given if isinstance(given, list) else [given]):
         paths = one.get("path", []) if isinstance(one, dict) else one
         for path in paths if isinstance(paths, list) else [paths]:
-            other = file.opened(("include", number), str(path))
-            found |= {name: other.service(name) for name in other.services}
+            names.setdefault(str(path), number)
+    found: dict[str, Any] = {}
+    for name, number in names.items():
+        other = file.opened(("include", number), name)
+        found |= {service: other.service(service) for service in other.services}
     return found
 
 
@@ -270,7 +288,7 @@ def _read(file: ComposeFile, name: str) -> Source:
     """
     data = file.service(name)
     words, left = _words(file, name, data)
-    inner = Variables({}, file.variables.defaulted)
+    inner = Variables({}, file.variables.defaulted, room=file.variables.room)
     source = commandline.read_docker(words, file.source.path.name, inner)
     source.kind = "compose file"
     source.path = file.source.path

@@ -7,6 +7,7 @@ compose-specification).
 from __future__ import annotations
 
 import ast
+import copy
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -17,11 +18,15 @@ from spark_cluster.errors import UsageError
 LONGEST_VALUE = 200_000
 """Characters that a text may have with its values: `A=$B$B` doubles with each line."""
 
-MOST_FILLED_IN = 4_000_000
-"""Characters of all values that are filled into a file: many words can name one long value."""
+MOST_VALUES = 2_000_000
+"""Characters that all values of a kit's file may take together: `x $A $A $A ...` repeats a long one
+with every word. A start script of the public kits takes 30,000."""
 
 DEEPEST = 20
-"""Defaults inside of defaults."""
+"""Defaults and sums inside of one another."""
+
+DEEPEST_SHELL = 8
+"""Shells, `docker exec` and scripts in here-documents inside of one another."""
 
 _OF_THE_MACHINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "USER", "HOSTNAME")
 """Variables that are set wherever a script runs."""
@@ -68,6 +73,30 @@ class Word:
 
 
 @dataclass
+class Room:
+    """What is left for values, for a file and all shells inside of it.
+
+    Attributes:
+        left: characters.
+    """
+
+    left: int = MOST_VALUES
+
+    def take(self, size: int) -> None:
+        """Take room for `size` characters.
+
+        Raises:
+            UsageError: there is not enough.
+        """
+        self.left -= size
+        if self.left < 0:
+            raise UsageError(
+                f"the values of its variables repeat to more than {MOST_VALUES:,} characters",
+                hint="give the command as --command 'vllm serve ...'",
+            )
+
+
+@dataclass
 class Variables:
     """The values of variables, as far as the files say them.
 
@@ -76,27 +105,19 @@ class Variables:
         defaulted: names for which the default that stands with them was taken.
         arrays: words by the name of an array; the arguments of a script are none.
         doubled: `$$` stands for `$`, as in a compose file.
-        filled_in: characters of all values so far.
+        room: for values; shells inside of this one share it.
+        depth: shells around this one.
     """
 
     values: dict[str, str | None] = field(default_factory=dict)
     defaulted: dict[str, None] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=lambda: {"@": [], "*": []})
     doubled: bool = False
-    filled_in: int = 0
+    room: Room = field(default_factory=Room)
+    depth: int = 0
 
     def __post_init__(self) -> None:
         self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}
-
-    def count(self, size: int) -> None:
-        """Count the characters of a value that is filled in.
-
-        Raises:
-            UsageError: there are too many.
-        """
-        self.filled_in += size
-        if self.filled_in > MOST_FILLED_IN:
-            raise UsageError(f"variables stand for more than {MOST_FILLED_IN:,} characters")
 
     def note(self) -> list[str]:
         """Return a line about the defaults that were taken, if there are any."""
@@ -104,6 +125,22 @@ class Variables:
         more = f" and {len(names) - 8} others" if len(names) > 8 else ""
         text = f"read with the default that stands with them: {', '.join(names[:8])}{more}"
         return [text] if names else []
+
+    def inside(self, size: int) -> Variables:
+        """Return the same variables for a shell inside of this one.
+
+        Args:
+            size: characters of what it runs.
+
+        Raises:
+            UsageError: shells are nested too deeply, or repeat each other without end.
+        """
+        if self.depth >= DEEPEST_SHELL:
+            raise UsageError(f"more than {DEEPEST_SHELL} shells run one another")
+        self.room.take(size)
+        inner = copy.copy(self)
+        inner.depth += 1
+        return inner
 
     def set(self, name: str, text: str) -> None:
         """Remember a value; one with a command in it is known to the machine only."""
@@ -114,7 +151,7 @@ def expand(text: str, variables: Variables, depth: int = 0) -> str:
     """Return a text with the variables that are known; the others stay as they are written.
 
     Raises:
-        UsageError: it becomes longer than any command line.
+        UsageError: it becomes longer than any command line, or takes too long to read.
     """
     parts, at, size = [], 0, 0
     while (start := text.find("$", at)) >= 0:
@@ -132,30 +169,31 @@ def expand(text: str, variables: Variables, depth: int = 0) -> str:
 
 def expanded(text: str, start: int, variables: Variables, depth: int = 0) -> tuple[str | None, int]:
     """Return what the `$` at `start` stands for, and where it ends; None for a value that is not
-    known."""
-    if variables.doubled and text.startswith("$$", start):
-        return "$", start + 2
-    if text.startswith(("$((", "${"), start):
-        end = closing(text, start + 1)
-        if end < 0 or depth >= DEEPEST:
-            return None, len(text) if end < 0 else end + 1
-        value = _braced(text[start + 1 : end + 1], variables, depth)
-        end += 1
-    elif found := _NAME.match(text, start + 1):
-        value, end = variables.values.get(found[0]), found.end()
-    else:
-        return None, start + 1
-    variables.count(len(value or ""))
+    known.
+
+    Raises:
+        UsageError: its values take more room than is left.
+    """
+    value, end = _expanded(text, start, variables, depth)
+    variables.room.take(len(value or ""))
     return value, end
 
 
-def _braced(body: str, variables: Variables, depth: int) -> str | None:
-    """What `${...}` or `$((...))` stands for; `body` is without the `$`."""
-    if body.startswith("{"):
-        return _parameter(body[1:-1], variables, depth)
-    inner = expand(body[2:-2], variables, depth + 1)
-    values = variables.values
-    return _computed(_NAME.sub(lambda one: values.get(one[0]) or one[0], inner))
+def _expanded(text: str, start: int, variables: Variables, depth: int) -> tuple[str | None, int]:
+    if variables.doubled and text.startswith("$$", start):
+        return "$", start + 2
+    if text.startswith("$((", start) and (end := closing(text, start + 1)) > 0:
+        return _sum(text[start + 3 : end - 1], variables, depth), end + 1
+    if text.startswith("${", start):
+        end = closing(text, start + 1)
+        if end < 0:
+            variables.room.take(len(text) - start)  # it was read in vain
+            return None, start + 2
+        body = text[start + 2 : end]
+        return (_parameter(body, variables, depth) if depth < DEEPEST else None), end + 1
+    if found := _NAME.match(text, start + 1):
+        return variables.values.get(found[0]), found.end()
+    return None, start + 1
 
 
 def closing(text: str, start: int) -> int:
@@ -188,6 +226,19 @@ def _parameter(body: str, variables: Variables, depth: int) -> str | None:
         variables.set(name, default)
     variables.defaulted[name] = None
     return default.strip("\"'")
+
+
+def _sum(text: str, variables: Variables, depth: int) -> str | None:
+    """What `$((text))` stands for, in which variables need no `$`."""
+
+    def value(name: re.Match[str]) -> str:
+        known = variables.values.get(name[0]) or name[0]
+        variables.room.take(len(known))
+        return known
+
+    if depth >= DEEPEST:
+        return None
+    return _computed(_NAME.sub(value, expand(text, variables, depth + 1)))
 
 
 def _computed(text: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from spark_cluster.config.recipe import is_for_models
@@ -36,8 +37,14 @@ from spark_cluster.models.naming import is_path
 Read = Callable[[Given, Choice], Source]
 """What reads one file of a kit."""
 
-MOST_RECIPES = 50
-"""YAML files of a kit that are tried as recipes of other tools."""
+MOST_TRIED = 50
+"""Files of each likelihood that are tried; those beyond are not seen."""
+
+MOST_TEXT = 2_000_000
+"""Characters of all files that are tried; those beyond are not seen."""
+
+MOST_SOURCED = 20
+"""Files that a script reads variables from; those beyond are not seen."""
 
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
@@ -88,14 +95,20 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
     tiers: list[list[Path]] = [[] for _ in range(6)]
+    left = MOST_TEXT
     for path in kit.files():
-        below = path.parent != kit.root
+        below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
-            tiers[3 if below else 0].append(path)
-        elif path.suffix in SCRIPT_SUFFIXES and LAUNCH.search(kit.text(path)):
-            tiers[4 if below else 1 if _STARTS.fullmatch(path.stem) else 2].append(path)
-        elif path.suffix in YAML_SUFFIXES[:2] and len(tiers[5]) < MOST_RECIPES:
-            tiers[5].append(path)
+            likely = 3 if below else 0
+        elif path.suffix in SCRIPT_SUFFIXES and LAUNCH.search(text):
+            likely = 4 if below else 1 if _STARTS.fullmatch(path.stem) else 2
+        elif path.suffix in YAML_SUFFIXES[:2]:
+            likely = 5
+        else:
+            continue
+        if len(tiers[likely]) < MOST_TRIED and len(text) <= left:
+            tiers[likely].append(path)
+            left -= len(text)
     return tiers
 
 
@@ -103,8 +116,8 @@ def _given(kit: KitFolder, path: Path) -> Given:
     """A file of a kit, with the variables of the files that it reads."""
     compose, text, notes = path.suffix in YAML_SUFFIXES, kit.text(path), list[str]()
     variables = Variables({} if compose else {"PWD": "."})
-    names = _SOURCED.findall(text) if not compose else []
-    for name in [*names, *([".env"] if compose or ".env" in text else [])]:
+    names = dict.fromkeys(_SOURCED.findall(text) if not compose else [])
+    for name in [*[*names][:MOST_SOURCED], *([".env"] if compose or ".env" in text else [])]:
         sourced = kit.path(name, path.parent) or kit.path(name)
         if sourced is None and name.endswith(".env") and (example := _example(kit, path.parent)):
             sourced = example
@@ -142,7 +155,7 @@ def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     """Add the kit's container, its Dockerfile and the files that it puts over the image's."""
     path = source.path or kit.root
     if not source.launch.image:
-        _take_container(kit, source)
+        _take_container(kit, source, tiers)
     launch = source.launch
     built = [one for one in kit.files() if one.name.startswith("Dockerfile")]
     said = any(left.what.startswith("build of") for left in source.left_out)
@@ -202,10 +215,10 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
             name_model(source, variables)
 
 
-def _take_container(kit: KitFolder, source: Source) -> None:
+def _take_container(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     """Put the server into the container that another script of the kit starts."""
     found: dict[str, DockerRun] = {}
-    for path in kit.files():
+    for path in chain.from_iterable(tiers):
         if path.suffix in SCRIPT_SUFFIXES:
             for container in containers_of(_given(kit, path)):
                 found.setdefault(container.image.text, container)

@@ -43,7 +43,7 @@ _ELEMENTS = re.compile(
 _BLANK = re.compile(r"[ \t]+|#[^\n]*")
 _BLANKS = re.compile(r"[ \t\n]+|#[^\n]*")
 _HIDDEN_FLAG = re.compile(r"#.{80,} --[a-z]")
-_SUM = re.compile(r"\(\([^\n]{0,200}?\)\)(?=[ \t]*(?:[;&|\n]|$))")
+_SUM = re.compile(r"\(\([^\n]{0,300}?\)\)(?=[ \t]*(?:[;&|\n]|$))")
 _OPERATOR = re.compile(r"&&|\|\||;;|[\n;&|()]")
 _REDIRECTION = re.compile(r"((?:\d*|&)(?:>>|>\||>&|<<<|<<-?|<&|>|<)&?)[ \t]*")
 # A backslash, then blanks or a comment up to the end of the line: a shell would not go on here, but
@@ -55,6 +55,10 @@ _PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
 _IN_QUOTES = {"'": re.compile(r"[^']+"), '"': re.compile(r'\\(["\\$`\n])|[^"\\$`]+|\\')}
 _OWN_FOLDER = re.compile(r"\$\((?!.*\.\.).*\bpwd\b.*\)|`pwd`", re.DOTALL)
 """How a script asks for the folder that it lies in, or is run in."""
+
+
+MOST_ENDLESS = 50
+"""Here-documents without an end that are looked for."""
 
 
 class _WordBuilder:
@@ -221,7 +225,7 @@ class _Splitter:
     def _read_documents(self) -> None:
         """Take the here-documents that begin on this line."""
         for command, delimiter in self.documents:
-            if delimiter in self.endless:
+            if delimiter in self.endless or len(self.endless) >= MOST_ENDLESS:
                 continue
             line = self.line
             end = re.compile(rf"^\t*{re.escape(delimiter)}[ \t]*$", re.MULTILINE).search(
@@ -291,7 +295,7 @@ class _Splitter:
         elements = _ELEMENTS.match(self.text, self.at)
         if elements and (name := elements[1] or elements[2] or elements[3]) in self.arrays:
             self._take(elements.end())
-            self.variables.count(sum(len(word.text) + 40 for word in self.arrays[name]))
+            self.variables.room.take(sum(len(word.text) + 1 for word in self.arrays[name]))
             made.elements(self.arrays[name])
             return
         opening = self.text[self.at : self.at + (1 if self.text[self.at] == "`" else 2)]
@@ -332,7 +336,7 @@ def split(
         variables: that are known before; those that the text sets are added.
 
     Raises:
-        UsageError: a quote or a `$(` is never closed.
+        UsageError: a quote or a `$(` is never closed, or values take more room than is left.
     """
     variables = Variables() if variables is None else variables
     splitter = _Splitter(text.replace("\r\n", "\n").replace("\r", "\n"), line, variables)
