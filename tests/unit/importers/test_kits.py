@@ -128,7 +128,7 @@ def test_a_server_is_put_into_the_container_that_waits_for_it(tmp_path: Path) ->
 
 
 def test_the_repository_says_the_format_that_a_folder_does_not(tmp_path: Path) -> None:
-    """Two Sparks were told that 275 GiB of weights do not fit: taken for BF16, they are in 4 bits."""
+    """Weights of 4 bits were taken for BF16, of which two Sparks were told that they do not fit."""
     script = "MODEL_REPO=someone/Hy3-NVFP4-W4A16\ndocker run -v $D:/models image:1 "
     script += "vllm serve /models --served-model-name hy3\n"
     found = read_file(kit(tmp_path, start_sh=script))
