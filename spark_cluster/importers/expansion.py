@@ -73,7 +73,7 @@ class Word:
 
 
 @dataclass
-class Room:
+class ValueRoom:
     """What is left for values, for a file and all shells inside of it.
 
     Attributes:
@@ -113,7 +113,7 @@ class Variables:
     defaulted: dict[str, None] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=lambda: {"@": [], "*": []})
     doubled: bool = False
-    room: Room = field(default_factory=Room)
+    room: ValueRoom = field(default_factory=ValueRoom)
     depth: int = 0
 
     def __post_init__(self) -> None:

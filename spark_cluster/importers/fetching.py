@@ -59,10 +59,15 @@ LARGEST_CONTENT = 256 << 20
 MOST_LISTED = 400_000
 """Files and folders that are looked at. A small pack can list the same folder over and over."""
 
+KIT = "kit"
+"""Name of a repository that is fetched for one import, and kept nowhere."""
+
 HISTORY = 200
 """Commits of a branch that are fetched, to see whether the taken one is still among them."""
 
 _BLOCK = 64 << 10
+_NO_ADDRESS = "this is not the address of a repository"
+_KEPT = "what was taken before remains in use"
 _AS_THEY_ARE = "* -export-ignore -export-subst -filter -ident -text -working-tree-encoding !eol\n"
 """Attributes by which git writes files into an archive without a change (gitattributes(5))."""
 
@@ -164,13 +169,18 @@ def fetched_kit(url: str, folder: Path) -> tuple[Path, str]:
         Failed: it cannot be fetched within the limits of time and size.
     """
     address = re.sub(r"^(git@[^:/]+):", r"ssh://\1/", url)
-    name = re.sub(r"[^\w.-]+", "-", urlsplit(address).path.rstrip("/").rpartition("/")[2])
     try:
-        given = {"name": "kit", "url": address, "format": "spark-vllm-docker", "branch": "HEAD"}
+        parts = urlsplit(address)
+        if parts.query or parts.fragment:
+            raise UsageError(f"{_NO_ADDRESS}: it has a query in it (not shown)")
+        name = re.sub(r"[^\w.-]+", "-", parts.path.rstrip("/").rpartition("/")[2])
+        given = {"name": KIT, "url": address, "format": "spark-vllm-docker", "branch": "HEAD"}
         registry = Registry.model_validate(given)
     except ValidationError as error:
         why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(f"this is not the address of a repository: {why}") from None
+        raise UsageError(f"{_NO_ADDRESS}: {why}") from None
+    except ValueError as error:
+        raise UsageError(f"{_NO_ADDRESS}: {error}") from None
     with fetched(registry, None, history=1) as repository:
         origin = f"{url} at {repository.commit[:12]}"
         root = folder / (name.removesuffix(".git").strip(".-") or "kit")
@@ -266,7 +276,7 @@ class Git:
             raise Failed(
                 f"the repository '{self.registry.name}' was not fetched within {TIMEOUT_S:g} s",
                 where=self.registry.url,
-                hint="try again; what was taken before remains in use",
+                hint=f"try again; {_KEPT}" if self.registry.name != KIT else "try again",
             ) from None
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -291,7 +301,7 @@ class Git:
         return Failed(
             f"git {command} of the repository '{self.registry.name}' failed: {'; '.join(last)}",
             where=self.registry.url,
-            hint="what was taken before remains in use",
+            hint=_KEPT if self.registry.name != KIT else "",
         )
 
 

@@ -84,6 +84,8 @@ def test_hooks_and_filters_of_it_are_not_run(theirs: Repository, tmp_path: Path)
         ("http://example.org/a/b", "comes by https, ssh or file, not by http"),
         ("ext::sh -c touch% x://", "expected https://, ssh:// or file://"),
         ("https://me:word@example.org/a", "it has a user or a password in it"),
+        ("https://example.org/a?access_token=word", "it has a query in it"),
+        ("https://[::1", "Invalid IPv6 URL"),
         ("file:///no/such/repository", "failed"),
     ],
 )
@@ -91,7 +93,8 @@ def test_addresses_that_are_none(tmp_path: Path, url: str, message: str) -> None
     status = 1 if message == "failed" else 2
     error = imported(tmp_path, url, status=status)["error"]
     assert message in error["message"]
-    assert "word" not in error["message"].replace("password", "")
+    assert "word" not in str(error).replace("password", "")
+    assert "remains in use" not in error["hint"], "nothing of a kit was taken before"
 
 
 def test_a_folder_on_the_command_line_at_80_columns(

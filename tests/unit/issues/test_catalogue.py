@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -159,3 +160,16 @@ def test_a_wrong_file(tmp_path, text, said):
         entries.gather([path])
     assert said in str(caught.value)
     assert "x.toml" in str(caught.value)
+
+
+def test_no_sign_takes_long_on_a_line_that_repeats_its_words():
+    """A log can have a hundred thousand such lines, which differ in a number."""
+    slow = {}
+    for issue, words in entries.signs():
+        pattern = words.regex
+        text = (words.has * entries.LONGEST)[: entries.LONGEST]
+        begun = time.process_time()
+        pattern.search(text)
+        if (took := time.process_time() - begun) > 0.2:
+            slow[issue.id] = round(took, 2)
+    assert not slow
