@@ -11,8 +11,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from spark_cluster.importers.conditions import Conditions, Truth
-from spark_cluster.importers.expansion import LONGEST_VALUE, Variables, Word, closing, expanded
+from spark_cluster.importers.expansion import (
+    LONGEST_VALUE,
+    Conditions,
+    Truth,
+    Variables,
+    Word,
+    closing,
+    expanded,
+)
 
 
 @dataclass(slots=True)
