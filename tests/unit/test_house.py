@@ -29,7 +29,7 @@ BUDGETS = {
     "models": 2_100,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
     "issues": 2_600,
-    "importers": 4_310,  # kits: compose files, scripts with their variables and conditions; limits
+    "importers": 4_350,  # kits: compose files, scripts with their variables and conditions; limits
     "engine": 9_150,
     "doctor": 2_600,
     "bench": 6_300,
