@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from spark_cluster.config.facts import Facts
+from spark_cluster.config.facts import SYSTEM_UID_MAX, Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
 from spark_cluster.issues.entries import Edit
@@ -161,10 +161,6 @@ def moe_setting_on_dense(case: Case) -> RuleFinding | None:
 
 CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH")
 """With any of them a container is root on the node."""
-
-SYSTEM_UID_MAX = 999
-"""The last uid of a system user, whose semaphores logind leaves alone (source:
-systemd-docs-logind)."""
 
 OWN_UID = ("$(id -u)", "`id -u`", "$UID", "${UID}")
 """How a shell writes the uid of who types the command."""
