@@ -17,17 +17,6 @@ BREAKAGES: dict[str, Breakage] = {
     breakage.name: breakage for breakage in (*link.BREAKAGES, *system.BREAKAGES, *serving.BREAKAGES)
 }
 
-NOT_PRODUCED: dict[str, str] = {
-    "link.rdma-rate": "there is no RDMA without the hardware",
-    "link.cabling": "it takes three nodes: tests/lab/test_more_nodes.py cables them in a ring",
-    "pair.same-port": "the lab's cable cannot be moved to the other port",
-    "kernel.mstflint": "the nodes' kernel, with its modules, is this machine's",
-    "serving.image-store": "Debian's Docker is older than 29.5",
-    "system.disk": "the nodes' disk is this machine's",
-    "system.ssh-folder": "it would lock the lab out of its own node",
-}
-"""Checks whose trouble the lab cannot produce, each with the reason."""
-
 
 def find(name: str) -> Breakage:
     """The breakage of a name.
