@@ -124,6 +124,8 @@ def _show_rest(app: App, found: Status) -> None:
 
 def _advice(app: App, found: Status) -> str:
     """Return what to do, with commands about the same nodes."""
+    from spark_cluster.config.launch import quoted_options  # late, for --help
+
     logs, ping = app.command("logs"), app.command("ping")
     if found.state == "starting":
         return f"it is loading: {app.command('up')} waits for it, {logs} shows how far it is"
@@ -135,7 +137,7 @@ def _advice(app: App, found: Status) -> str:
     if found.replicas:
         repair = app.command(f"up --replicas {len(found.replicas)}")
         return f"{repair} repairs it; {logs} shows more"
-    command = app.command(f"up {found.overrides}".rstrip())
+    command = app.command(f"up {quoted_options(found.overrides)}".rstrip())
     if found.state == "stopped" and not found.problems:
         return f"to serve: {command}"
     return f"{command} repairs it; {logs} shows more"

@@ -7,6 +7,7 @@ A recipe becomes a `Launch` (`of_recipe`), and so does a command line that someo
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -319,6 +320,29 @@ Overrides = Mapping[str, EngineValue | None]
 def options_text(overrides: Overrides) -> str:
     """Return them as options of a command line, which are also the label of what runs."""
     return " ".join(_option(flag, value_text(value)) for flag, value in sorted(overrides.items()))
+
+
+_OPTIONS = re.compile(r"(?:^| )(-o|-e|--image) ")
+
+
+def quoted_options(label: str) -> str:
+    """Return the options of a label as words of a shell, for a command that users copy.
+
+    Args:
+        label: as `options_text` makes it; a container's can say anything.
+    """
+    first, *rest = _OPTIONS.split(label)
+    words = [first] if first else []
+    for option, value in zip(rest[::2], rest[1::2], strict=True):
+        words += [option, *(_unquoted(value) if option == "-e" else [value])]
+    return shlex.join(words)
+
+
+def _unquoted(value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError:
+        return [value]
 
 
 def _option(flag: str, value: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from spark_cluster.config.launch import (
     options_text,
     override,
     override_launch,
+    quoted_options,
     read_overrides,
 )
 from spark_cluster.config.recipe import Recipe
@@ -250,3 +252,18 @@ def test_any_text_is_a_value_or_refused(key: str, value: str) -> None:
     again = override(recipe, found)
     assert options_text(changed.overrides) == options_text(again.overrides)
     assert all(isinstance(word, str) for word in changed.args_for(1))
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("", []),
+        ("-o max-model-len=8192 -e 'A=b c'", ["-o", "max-model-len=8192", "-e", "A=b c"]),
+        ('-o hf-overrides={"a": 1}', ["-o", 'hf-overrides={"a": 1}']),
+        ("-o seed=1; touch x", ["-o", "seed=1; touch x"]),
+        ("$(touch x)", ["$(touch x)"]),
+        ("-e 'never closed", ["-e", "'never closed"]),
+    ],
+)
+def test_options_of_a_label_run_nothing_in_a_shell(label: str, words: list[str]) -> None:
+    assert shlex.split(quoted_options(label)) == words
