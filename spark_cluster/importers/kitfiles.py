@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_cluster.node import safe_paths
+from spark_cluster.node.values import ResourceError
+
 LARGEST_FILE = 256 << 10
 """Bytes of a file that is read; the largest start script of the public kits has 90,000."""
 
@@ -65,9 +68,9 @@ class KitFolder:
     def text(self, path: Path) -> str:
         """Return the text of a file that `path` has found; empty where it is not text."""
         try:
-            with path.open("rb") as stream:
+            with safe_paths.file_in(path.resolve()) as stream:  # it may be another by now
                 return stream.read(LARGEST_FILE + 1).decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError):
+        except (OSError, RuntimeError, UnicodeDecodeError, ResourceError):
             return ""
 
     def files(self) -> Iterator[Path]:

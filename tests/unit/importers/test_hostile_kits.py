@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from factories import put
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.importers.compose import MOST_FILES
 from spark_cluster.importers.files import read_file, write
+from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.kits import MOST_TEXT
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
@@ -119,3 +121,8 @@ def test_a_file_that_many_services_extend_is_read_once(tmp_path: Path) -> None:
     own = "".join(f"  a{n}: {{extends: {{file: a.yaml, service: s{n}}}}}\n" for n in range(99))
     files = {"compose.yaml": f"{SERVICE}{own}", "a.yaml": f"services:\n{rows}"}
     assert "name: Qwen/Qwen3-8B" in read(tmp_path, files)
+
+
+def test_a_file_that_became_a_pipe_since_it_was_found_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "start.sh")
+    assert KitFolder(tmp_path).text(tmp_path / "start.sh") == ""
