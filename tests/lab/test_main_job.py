@@ -451,7 +451,7 @@ def test_killed_worker_is_said_and_repaired(user, spark2, detected):
     assert document["state"] in ("failed", "degraded")
     said = user("status", status=5).out
     assert "Ray's container on spark2 is exited" in said
-    assert "spark-cluster up repairs it" in said
+    assert "spark-cluster -i lab up repairs it" in said
     repaired = user.json("up", "--tp", "2")
     assert repaired["changed"] > 0
     assert "Paris" in repaired["answer"]
