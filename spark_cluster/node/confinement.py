@@ -83,7 +83,9 @@ SPECIFICATIONS = (
     + """\
 printf '%s\\n' "$every"
 for node in /dev/nvidia[0-9]*; do
-  [ ! -e "$node" ] || cat "$1"/*.yaml "$1"/*.json "$2"/*.yaml "$2"/*.json 2>/dev/null |
+  [ ! -e "$node" ] ||
+    find -L "$1" "$2" -maxdepth 1 -type f '(' -name '*.yaml' -o -name '*.json' ')' \\
+      -exec cat {} + 2>/dev/null |
     grep -qw -- "$node" || printf '\\t%s\\n' "$node"
 done
 """

@@ -24,6 +24,7 @@ TEXT = """\
 name: r
 model: {name: google/gemma-4-31B-it, served_name: m}
 image: {ref: "repo/image:1"}
+engine_args: {max-model-len: 8192}
 """
 INVENTORY = "nodes: {a: {address: 127.0.0.1, port: 1}}\n"
 SHIPPED = Project(Path(__file__).parents[3], Path(__file__).parents[3])

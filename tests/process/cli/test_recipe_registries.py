@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def test_registries_and_own_recipes_are_found(theirs: Repository, project: Path)
 def test_the_answer_has_a_verdict_for_each_size_and_a_limit(project: Path) -> None:
     status, text = call(project, "recipes", "search", "llama", "fp8")
     assert status == 0
-    assert "one Spark: yes, 3 to" in text
+    assert re.search(r"one Spark: yes, \d+ to \d+ tok/s", text)
     assert "two Sparks: yes" in text
     status, text = call(project, "recipes", "search", "--limit", "1")
     assert " more: --limit " in text

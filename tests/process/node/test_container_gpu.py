@@ -77,7 +77,8 @@ class Driver:
     @property
     def missing(self) -> list[str]:
         """What is named and is not there, without the folder of this test."""
-        lines = self.run(confinement.SPECIFICATIONS).stdout.splitlines()
+        script = confinement.SPECIFICATIONS.replace("/dev/nvidia[", f"{self.root}/dev/nvidia[")
+        lines = self.run(script).stdout.splitlines()
         return [line.replace(str(self.root), "") for line in lines if "\t" in line]
 
 
@@ -177,7 +178,9 @@ def test_whatever_is_in_the_folders_the_scripts_end(driver):
     (etc / "binary.yaml").write_bytes(binary)
     many = "".join(f"- path: /nowhere/{n}\n" for n in range(20000))
     (etc / "nvidia.yaml").write_text(f"kind: nvidia.com/gpu\n{many}")
+    (driver.root / "dev/nvidia0").touch()
     missing = driver.missing
+    assert "\t/dev/nvidia0" in missing
     assert len([line for line in missing if line.startswith("/etc/nvidia.yaml")]) == 50
     assert "/etc/binary.yaml\t/c$(id)`id`" in missing
     assert driver.run(confinement.DESCRIBE).returncode == 0
