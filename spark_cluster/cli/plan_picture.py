@@ -191,7 +191,8 @@ def before(fit: Fit) -> str:
     """Return what happens before it serves: where the files come from, and how long all takes."""
     found = times(fit)
     low, high = _span(found["load_low"]), _span(found["load_high"])
-    load = low if low == high else f"{low} to {high}"
+    alike = low.rpartition(" ")[2] == high.rpartition(" ")[2]
+    load = low if low == high else f"{low.rpartition(' ')[0] if alike else low} to {high}"
     copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
     how = "send" if fit.launch.directory else "download"
     if not fit.disk_gib or all(room.has_model for room in fit.rooms):
