@@ -65,12 +65,21 @@ class KitFolder:
         except (OSError, RuntimeError, ValueError):  # a loop of links, a zero byte
             return place, None
 
+    def content(self, path: Path) -> bytes:
+        """Return a file that `path` has found, whole; empty if it has become something else since,
+        or too large."""
+        try:
+            with safe_paths.file_in(path.resolve()) as stream:
+                found = stream.read(LARGEST_FILE + 1)
+        except (OSError, RuntimeError, ResourceError):
+            return b""
+        return found if len(found) <= LARGEST_FILE else b""
+
     def text(self, path: Path) -> str:
         """Return the text of a file that `path` has found; empty where it is not text."""
         try:
-            with safe_paths.file_in(path.resolve()) as stream:  # it may be another by now
-                return stream.read(LARGEST_FILE + 1).decode("utf-8-sig")
-        except (OSError, RuntimeError, UnicodeDecodeError, ResourceError):
+            return self.content(path).decode("utf-8-sig")
+        except UnicodeDecodeError:
             return ""
 
     def files(self) -> Iterator[Path]:

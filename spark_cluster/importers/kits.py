@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from spark_cluster.config.recipe import is_for_models
@@ -177,7 +177,7 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
         within = not volume.source.startswith(("/", "~", "$"))
         file = kit.path(volume.source, folder) or kit.path(volume.source) if within else None
         if file is not None and PACKAGE.search(volume.target):
-            source.files[volume.target] = file.read_bytes()
+            source.files[volume.target] = kit.content(file)
         elif file is not None or (within and kit.has_folder(volume.source, folder)):
             written = f"-v {volume.source}:{volume.target}"
             source.left_out.append(Left(written, _OF_THE_KIT, "these files are missing there"))
@@ -208,11 +208,17 @@ _OF_THE_KIT = "files of the kit: copy them to a folder of the nodes, and write t
 
 def _name_by_scripts(kit: KitFolder, source: Source) -> None:
     """Give a model that is a folder the repository that a script of the kit names."""
-    for path in kit.files():
-        if path.suffix in SCRIPT_SUFFIXES and not source.repository:
-            variables = Variables({**_given(kit, path).variables})
-            _collect(kit.text(path), variables, script=True)
-            name_model(source, variables)
+    if not is_path(source.launch.model):
+        return
+    scripts, left = (one for one in kit.files() if one.suffix in SCRIPT_SUFFIXES), MOST_TEXT
+    for path in islice(scripts, MOST_TRIED):
+        text = kit.text(path)
+        left -= len(text)
+        if source.repository or left < 0:
+            return
+        variables = Variables({**_given(kit, path).variables})
+        _collect(text, variables, script=True)
+        name_model(source, variables)
 
 
 def _take_container(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:

@@ -13,7 +13,7 @@ from spark_cluster.errors import SparkClusterError
 from spark_cluster.importers.compose import MOST_FILES
 from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.kitfiles import KitFolder
-from spark_cluster.importers.kits import MOST_TEXT
+from spark_cluster.importers.kits import MOST_TEXT, MOST_TRIED
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
 SERVICE = f"services:\n  engine:\n    image: org/engine:1\n    command: {SERVE}\n"
@@ -105,6 +105,14 @@ def test_many_large_scripts_are_not_all_read(tmp_path: Path) -> None:
     told = read(tmp_path, {f"start{number}.sh": text for number in range(60)})
     assert "docker run: no image" in told
     assert f"and {MOST_TEXT // len(text) - 5} more" in told
+
+
+def test_many_scripts_are_not_all_searched_for_the_model_of_a_folder(tmp_path: Path) -> None:
+    """A script that starts nothing may name the repository of a model that is a folder."""
+    scripts = {f"later{number:04}.sh": "A=1; " * 20_000 for number in range(MOST_TRIED)}
+    named = {"first.sh": "vllm serve /models/m\n", "zlast.sh": "MODEL_REPO=org/late\n"}
+    assert "name: org/late" in read(tmp_path / "few", named)
+    assert "name: org/late" not in read(tmp_path / "many", {**named, **scripts})
 
 
 def test_a_compose_file_names_a_limited_number_of_files(tmp_path: Path) -> None:
