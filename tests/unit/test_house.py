@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_layers import MODULES, PACKAGE, imports, layer
+from test_layers import MODULES, PACKAGE, imports, layer, statements
 
 BUDGETS = {
     "errors": 40,
@@ -60,9 +60,10 @@ NO_CODE = {
 def code_lines(text: str) -> int:
     """Return the number of lines with code: tokens that are neither comments nor docstrings."""
     documented: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    module = ast.parse(text)
+    for node in (module, *statements(module)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
+            node, clean=False
         ):
             said = node.body[0]
             documented.update(range(said.lineno, (said.end_lineno or 0) + 1))
@@ -85,7 +86,7 @@ def tree(path: Path) -> ast.Module:
 
 def nodes_of(kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[tuple[str, ast.AST]]:
     for module, path in OURS.items():
-        yield from ((module, node) for node in ast.walk(tree(path)) if isinstance(node, kind))
+        yield from ((module, node) for node in statements(tree(path)) if isinstance(node, kind))
 
 
 OURS = {module: path for module, path in MODULES.items() if layer(module) != "spark_cluster_lab"}
@@ -120,7 +121,7 @@ def test_imports_stand_at_the_top() -> None:
     late = [
         f"{module}:{inner.lineno}"
         for module, function in nodes_of((ast.FunctionDef, ast.AsyncFunctionDef))
-        for inner in ast.walk(function)
+        for inner in statements(function)
         if isinstance(inner, ast.ImportFrom) and (inner.module or "").startswith(PACKAGE)
     ]
     assert len(set(late)) <= LATE_IMPORTS
@@ -138,7 +139,7 @@ def lengths(modules: Iterable[Path]) -> list[int]:
     return [
         (node.end_lineno or 0) - node.lineno + 1
         for path in modules
-        for node in ast.walk(tree(path))
+        for node in statements(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
 

@@ -49,7 +49,7 @@ def imports(path: Path) -> list[tuple[str, int]]:
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    for node in _statements(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -61,12 +61,12 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno  # type: ignore[attr-defined]
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
+def statements(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the statements below a node; expressions, of which there are far more, hold none."""
     for name in ("body", "orelse", "finalbody", "handlers", "cases"):
         for below in getattr(node, name, ()):
             yield below
-            yield from _statements(below)
+            yield from statements(below)
 
 
 def layer(module: str) -> str:

@@ -162,6 +162,8 @@ LAB = "packages/spark-cluster-lab/spark_cluster_lab/"
 
 def spelled(source: str) -> list[str]:
     """The texts of a module, docstrings apart, that are paths of our own on a node."""
+    if not OWN_PATH.search(source):
+        return []
     tree = ast.parse(source)
     told = {
         id(node.value)
