@@ -289,7 +289,7 @@ def texts(original: str) -> st.SearchStrategy[str]:
         junk,
         at.map(lambda end: original[:end]),
         st.builds(lambda i, one: original[:i] + one + original[i + 1 :], at, junk),
-        st.builds(lambda i, one: original.replace(original[i : i + 1] or "\n", one), at, junk),
+        st.builds(lambda i, one: original.replace(original[i : i + 1] or "\n", one, 99), at, junk),
     ]
     return st.one_of(*changes, *[_other_json(original)] * (3 if _has_parts(original) else 0))
 
