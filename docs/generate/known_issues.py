@@ -20,7 +20,7 @@ class Topic(NamedTuple):
 
 
 TOPICS = {
-    "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds")),
+    "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds", "scripts")),
     "container": Topic("Images, Docker and firewall", ("container", "registry", "compose")),
     "engine": Topic("The engine and the hub", ("engine", "hub", "sglang", "clients")),
     "software": Topic("Versions of the software", ("software",)),
