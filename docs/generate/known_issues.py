@@ -20,13 +20,15 @@ class Topic(NamedTuple):
 
 
 TOPICS = {
-    "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds", "scripts")),
-    "container": Topic("Images, Docker and firewall", ("container", "registry", "compose")),
-    "engine": Topic("The engine and the hub", ("engine", "hub", "sglang", "clients")),
+    "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds")),
+    "container": Topic("Images, Docker and firewall", ("container",)),
+    "engine": Topic("The engine and the hub", ("engine", "hub", "sglang")),
     "software": Topic("Versions of the software", ("software",)),
     "kernels": Topic("Kernels and quantization", ("kernels", "quantization")),
     "gemma4": Topic("Gemma 4", ("gemma4",)),
     "others": Topic("llama.cpp, Ollama and TensorRT-LLM", ("llamacpp", "tensorrt")),
+    "setup": Topic("Pulling, building and scripts", ("registry", "compose", "scripts")),
+    "clients": Topic("Clients and proxies", ("clients",)),
     "memory": Topic("Memory", ("memory", "host_memory")),
     "pair": Topic("Two nodes: Ray and NCCL", ("pair", "ray", "collectives", "remote")),
     "link": Topic("The ConnectX-7 link", ("link",)),
