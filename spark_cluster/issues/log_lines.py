@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_WRITTEN_ANSI = re.compile(
+    r"(?:\^\[|#033|\\033|\\x1[bB]|\\u001[bB]|\\e)\[[0-9;]{0,20}m|(?:\^M|#015)$"
+)
+"""Colours and ends of lines as `cat -v`, syslog and JSON write them: `^[[1;36m`, `#033[0m`."""
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
 _SGLANG = re.compile(
     r"^\[\d{4}-(?P<day>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d+))?"
@@ -97,7 +101,7 @@ def read(raw: str) -> ParsedLine:
     """Return the parts of a line; never fails."""
     if raw[:1] == "{":
         raw = text_of_json(raw)
-    rest = (ANSI.sub("", raw) if "\x1b" in raw else raw).rstrip()
+    rest = _WRITTEN_ANSI.sub("", (ANSI.sub("", raw) if "\x1b" in raw else raw).rstrip())
     stamp, at, rest = take_stamp(rest)
     indented = rest[:1] in (" ", "\t")
     rest = rest.strip()
@@ -206,9 +210,14 @@ def complaint_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     return ""
 
 
-# What programs that keep logs put before a line: Compose, kubectl, Docker and the journal.
+# What programs that keep or show logs put before a line: Compose, kubectl, Docker, the journal.
 
-_OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] )")
+_OURS = re.compile(
+    r"^(?:[\w.-]+ (?:vllm|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] "
+    r"| {0,16}(?:[|>│]|&gt;) | ?\[[A-Z][\w -]{1,20}\] (?=\())"
+)
+"""The last two: groups of exceptions and quotes (`    | OSError`), and a tag before the process's
+name (`[VLLM LOG] (Worker_TP3 pid=5) `)."""
 
 
 def _moment(told: Mapping[str, str | None]) -> str:
