@@ -85,7 +85,7 @@ PREFIXED = [
     (r"\u001b[1;36m(W pid=1)\u001b[0;0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
     ("    | OSError: x", ParsedLine("OSError: x")),
     ("> (W pid=1) OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
-    ("[VLLM LOG] (Worker_TP3 pid=5) OSError: x", ParsedLine("OSError: x", speaker="Worker_TP3 pid=5")),
+    ("[VLLM LOG] (W pid=5) OSError: x", ParsedLine("OSError: x", speaker="W pid=5")),
     ("[2025-06-13 01:49:41,730 E 1 1] gcs_rpc_client.h:179: Failed",
      ParsedLine("gcs_rpc_client.h:179: Failed", "06-13 01:49:41.730000", level="ERROR")),
     ("(raylet) [2025-04-02 15:02:00,117 W 13 13] (raylet) node_manager.cc:3069: x",
