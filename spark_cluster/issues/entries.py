@@ -615,10 +615,17 @@ MARKS = ("evidence", "cleared_by", "confirmed_by")
 
 @per_project
 def signs() -> tuple[Sign, ...]:
-    """Return all signs of the catalogue; causes before what follows, the most general last."""
+    """Return all signs of the catalogue; causes before what follows, the most general last.
+
+    Of two equal ones a text goes before the place where an error was raised.
+    """
     found = [(issue, words) for issue in catalogue().values() for words in issue.log]
-    kinds = ("fallback", "follows", "broad")
-    return tuple(sorted(found, key=lambda sign: [getattr(sign[0], kind) for kind in kinds]))
+
+    def generality(sign: Sign) -> tuple[bool, ...]:
+        issue, words = sign
+        return issue.fallback, issue.follows, issue.broad, words.trace is not None
+
+    return tuple(sorted(found, key=generality))
 
 
 @per_project

@@ -83,6 +83,8 @@ PREFIXED = [
     ("Nov 20 14:12:18 spark1 vllm[812]: #033[1;36m(W pid=1)#033[0;0m OSError: x#015",
      ParsedLine("OSError: x", "11-20 14:12:18.000000", speaker="W pid=1")),
     (r"\u001b[1;36m(W pid=1)\u001b[0;0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
+    (" [36m(W pid=1) [0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
+    ("[rank0]:[rank0]: OSError: x", ParsedLine("OSError: x")),
     ("    | OSError: x", ParsedLine("OSError: x")),
     ("> (W pid=1) OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
     ("[VLLM LOG] (W pid=5) OSError: x", ParsedLine("OSError: x", speaker="W pid=5")),
@@ -155,6 +157,11 @@ ERRORS = [
 @pytest.mark.parametrize(("raw", "error"), ERRORS)
 def test_errors(raw, error):
     assert error_in(read(raw)) == error
+
+
+def test_an_error_whose_text_begins_in_the_next_line():
+    assert error_in(read("(W pid=1) ValueError:"), lambda: "(W pid=1)   bad") == "ValueError: bad"
+    assert error_in(read("(W pid=1) AssertionError:")) == "AssertionError"
 
 
 def test_what_follows_from_another_error():
