@@ -22,7 +22,9 @@ class Topic(NamedTuple):
 TOPICS = {
     "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds")),
     "container": Topic("Images, Docker and firewall", ("container",)),
-    "engine": Topic("The engine and the hub", ("engine", "hub", "sglang")),
+    "engine": Topic(
+        "The engine and the hub", ("engine", "requests", "tracebacks", "hub", "sglang")
+    ),
     "software": Topic("Versions of the software", ("software",)),
     "kernels": Topic("Kernels and quantization", ("kernels", "quantization")),
     "gemma4": Topic("Gemma 4", ("gemma4",)),

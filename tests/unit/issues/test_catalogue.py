@@ -32,8 +32,11 @@ def test_every_entry():
             assert issue.edit.name == issue.flag[2:], issue.id
 
 
-def recognised(issue: Issue, line: str) -> bool:
-    return issue.id in [f.id for f in recognise(log_lines.read(line).text, evident={issue.id})]
+def recognised(issue: Issue, sample: str) -> bool:
+    """Whether a line shows it; lines above the last one are its traceback."""
+    *above, line = (log_lines.read(raw).text for raw in sample.splitlines())
+    found = recognise(line, lambda: "\n".join(above), evident={issue.id})
+    return issue.id in [f.id for f in found]
 
 
 def test_what_was_seen_is_recognised():
