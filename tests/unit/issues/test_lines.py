@@ -86,6 +86,7 @@ PREFIXED = [
     (" [36m(W pid=1) [0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
     ("[rank0]:[rank0]: OSError: x", ParsedLine("OSError: x")),
     ("    | OSError: x", ParsedLine("OSError: x")),
+    ("(W pid=1)     | OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
     ("> (W pid=1) OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
     ("[VLLM LOG] (W pid=5) OSError: x", ParsedLine("OSError: x", speaker="W pid=5")),
     ("[2025-06-13 01:49:41,730 E 1 1] gcs_rpc_client.h:179: Failed",
