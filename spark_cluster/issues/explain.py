@@ -222,8 +222,8 @@ class _Log:
             self._traces += 1
             return before.trace() if self._traces <= TRACES else ""
 
-        if line.text.startswith("raise "):  # of a traceback: the error itself comes at its end
-            return
+        if line.text.startswith("raise ") or log_lines.is_quote(line.text):
+            return  # of a traceback: the error itself comes at its end
         error = log_lines.error_in(line, lambda: candidate.following)
         issues = recognise(
             f"{line.text} {error}" if error else line.text, trace, self._marked("evidence")

@@ -33,8 +33,8 @@ _SGLANG = re.compile(
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _FILE = tomllib.loads(Path(__file__).with_name("log_lines.toml").read_text(encoding="utf-8"))
 _KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
-_ECHO, _COMPLAINT, _FAINT, _NOISE = (
-    re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise")
+_ECHO, _COMPLAINT, _FAINT, _NOISE, _QUOTES = (
+    re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise", "quotes")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
@@ -121,6 +121,8 @@ def read(raw: str) -> ParsedLine:
         level, _, rest = _stamped(rest[found.end() :])
     if rest[:5] == "[rank":
         rest = _TORCHRUN.sub("", rest).lstrip()
+    if rest[:2] == "| ":  # of a group of exceptions
+        rest = rest[2:].lstrip()
     repeats = 0
     if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
         repeats, rest = int(repeated[1]), rest[: repeated.start()]
@@ -160,6 +162,11 @@ def whole(error: str, following: Callable[[], str]) -> str:
     if not _GOES_ON.search(error):
         return error
     return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
+
+
+def is_quote(text: str) -> bool:
+    """Return True for a line that quotes a request, an answer or a chat template."""
+    return _QUOTES.match(text) is not None
 
 
 def is_echo(text: str) -> bool:
