@@ -51,7 +51,11 @@ def test_what_is_like_it_is_not_recognised():
     assert [(issue.id, line) for issue, line in like if recognised(issue, line)] == []
 
 
-NEW = ("arguments", "collectives", "host_memory", "hub", "kernels", "ray", "software")
+NEW = (
+    *("arguments", "collectives", "host_memory", "hub", "kernels", "ray", "software"),
+    *("clients", "compose", "driver", "llamacpp", "registry", "remote", "scripts", "services"),
+    "tensorrt",
+)
 
 
 def test_every_entry_for_logs_has_a_healthy_line():
