@@ -617,13 +617,15 @@ MARKS = ("evidence", "cleared_by", "confirmed_by")
 def signs() -> tuple[Sign, ...]:
     """Return all signs of the catalogue; causes before what follows, the most general last.
 
-    Of two equal ones a text goes before the place where an error was raised.
+    Of two equal ones a text goes before the place where an error was raised, but with fallbacks
+    the place says more.
     """
     found = [(issue, words) for issue in catalogue().values() for words in issue.log]
 
     def generality(sign: Sign) -> tuple[bool, ...]:
         issue, words = sign
-        return issue.fallback, issue.follows, issue.broad, words.trace is not None
+        by_place = words.trace is not None
+        return issue.fallback, issue.follows, issue.broad, by_place != issue.fallback
 
     return tuple(sorted(found, key=generality))
 

@@ -121,8 +121,9 @@ def read(raw: str) -> ParsedLine:
         level, _, rest = _stamped(rest[found.end() :])
     if rest[:5] == "[rank":
         rest = _TORCHRUN.sub("", rest).lstrip()
-    if rest[:2] == "| ":  # of a group of exceptions
-        rest = rest[2:].lstrip()
+    if rest[:2] == "| ":  # of a group of exceptions, or after the time of a viewer of logs
+        inner, moment, rest = _stamped(rest[2:].lstrip())
+        level, own = level or inner, own or moment
     repeats = 0
     if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
         repeats, rest = int(repeated[1]), rest[: repeated.start()]
