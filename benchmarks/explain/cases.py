@@ -12,7 +12,7 @@ from typing import Literal
 from spark_cluster.issues.explain import explain
 from spark_cluster.issues.log_reading import LogSource, Seen
 
-DATA = Path(__file__).parents[2] / "tests" / "data" / "public_failures.json"
+DATA = Path(__file__).parents[2] / "tests" / "data"
 
 Result = Literal["right", "wrong", "unknown"]
 
@@ -36,11 +36,17 @@ class Case:
     log: str
 
 
+def files() -> list[Path]:
+    """Return the files with cases: the first collection, then those of the folder by name."""
+    return [DATA / "public_failures.json", *sorted(DATA.glob("public_failures/*.json"))]
+
+
 def cases() -> list[Case]:
     """Return all cases."""
     return [
         Case(one["url"], one["set"], tuple(one["causes"]), "\n".join([*one["log"], ""]))
-        for one in json.loads(DATA.read_text(encoding="utf-8"))
+        for path in files()
+        for one in json.loads(path.read_text(encoding="utf-8"))
     ]
 
 

@@ -22,14 +22,19 @@ class Topic(NamedTuple):
 TOPICS = {
     "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds")),
     "container": Topic("Images, Docker and firewall", ("container",)),
-    "engine": Topic("The engine and the hub", ("engine", "hub", "sglang")),
+    "engine": Topic(
+        "The engine and the hub", ("engine", "requests", "tracebacks", "hub", "sglang")
+    ),
     "software": Topic("Versions of the software", ("software",)),
     "kernels": Topic("Kernels and quantization", ("kernels", "quantization")),
     "gemma4": Topic("Gemma 4", ("gemma4",)),
+    "others": Topic("llama.cpp, Ollama and TensorRT-LLM", ("llamacpp", "tensorrt")),
+    "setup": Topic("Pulling, building and scripts", ("registry", "compose", "scripts")),
+    "clients": Topic("Clients and proxies", ("clients",)),
     "memory": Topic("Memory", ("memory", "host_memory")),
-    "pair": Topic("Two nodes: Ray and NCCL", ("pair", "ray", "collectives")),
+    "pair": Topic("Two nodes: Ray and NCCL", ("pair", "ray", "collectives", "remote")),
     "link": Topic("The ConnectX-7 link", ("link",)),
-    "node": Topic("The node and its kernel", ("node", "kernel")),
+    "node": Topic("The node and its kernel", ("node", "driver", "kernel", "services")),
     "benchmarks": Topic("Benchmarks", ("benchmarks",)),
 }
 """Name of a page to what is on it; mkdocs.yml has them in the same order."""

@@ -351,6 +351,10 @@ class Issue(Schema):
     """with `follows`: it is the cause where the logs of all ranks show no other"""
     broad: bool = False
     """in a log: it says what happened, not why, so that a specific issue goes first"""
+    fallback: bool = False
+    """with `broad`: by where an error was raised, so that any other issue of its line goes first"""
+    request: bool = False
+    """in a log: it ends a request and not the engine, so that any other error goes first"""
     log_severity: Severity | None = None
     """in a log, where it may but need not stop the engine"""
     samples: list[str] = Field(default=[])
@@ -417,6 +421,8 @@ class Issue(Schema):
             raise ValueError("found `evidence` without `log`, expected the patterns it goes with")
         if self.confirmed_by and not self.cleared_by:
             raise ValueError("found `confirmed_by` without `cleared_by`, expected both")
+        if self.fallback and not self.broad:
+            raise ValueError("found `fallback` without `broad`, expected both")
         if self.last_cause and not self.follows:
             raise ValueError("found `last_cause` without `follows`, expected both")
         if self.log_check and not self.log:
@@ -609,9 +615,19 @@ MARKS = ("evidence", "cleared_by", "confirmed_by")
 
 @per_project
 def signs() -> tuple[Sign, ...]:
-    """Return all signs of the catalogue; causes before what follows from them."""
+    """Return all signs of the catalogue; causes before what follows, the most general last.
+
+    Of two equal ones a text goes before the place where an error was raised, but with fallbacks
+    the place says more.
+    """
     found = [(issue, words) for issue in catalogue().values() for words in issue.log]
-    return tuple(sorted(found, key=lambda sign: (sign[0].follows, sign[0].broad)))
+
+    def generality(sign: Sign) -> tuple[bool, ...]:
+        issue, words = sign
+        by_place = words.trace is not None
+        return issue.fallback, issue.follows, issue.broad, by_place != issue.fallback
+
+    return tuple(sorted(found, key=generality))
 
 
 @per_project
@@ -662,6 +678,8 @@ def recognise(
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
     for issue, words in _possible()(_DIGITS.sub("", text)):
+        if issue.fallback and found:
+            break
         if issue.id in found or not words.is_in(text):
             continue
         if issue.evidence is not None and issue.id not in evident:

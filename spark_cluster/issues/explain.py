@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from spark_cluster.config.schema import Document, Hidden, derived, printed
 from spark_cluster.issues import log_lines
@@ -216,23 +217,27 @@ class _Log:
         """Keep what a line shows; yield the names under which it is kept."""
         before = _Before(candidate, line)
 
+        @cache
         def trace() -> str:
             self._traces += 1
             return before.trace() if self._traces <= TRACES else ""
 
-        if line.text.startswith("raise "):  # of a traceback: the error itself comes at its end
-            return
+        if line.text.startswith("raise ") or log_lines.is_quote(line.text):
+            return  # of a traceback: the error itself comes at its end
         error = log_lines.error_in(line, lambda: candidate.following)
         issues = recognise(
             f"{line.text} {error}" if error else line.text, trace, self._marked("evidence")
         )
         echo = bool(error) and log_lines.is_echo(error)
+        if not error or echo:
+            issues = [issue for issue in issues if not issue.fallback]
         for issue in issues:
             said = error or log_lines.whole(line.text, lambda: candidate.following)
             name = self.reader.source.name
             found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
+            kind["weak"] = issue.request
             yield self._keep(issue.id, found, candidate, before, rank, **kind)
         if error and not issues:
             yield from self._unknown(_quoted(error), candidate, before, follows=echo)

@@ -18,6 +18,13 @@ from pathlib import Path
 from typing import Any
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_WRITTEN_ANSI = re.compile(
+    r"(?:\^\[|#033|\\033|\\x1[bB]|\\u001[bB]|\\e)\[[0-9;]{0,20}m|(?:\^M|#015)$"
+    r"|(?:^| )\[(?:\d{1,2};){0,3}\d{1,2}m(?=[ (]|$)"
+)
+"""Colours and ends of lines as `cat -v`, syslog and JSON write them, `^[[1;36m` and `#033[0m`, and
+colours whose escape was lost when they were copied, ` [36m(`."""
+_TORCHRUN = re.compile(r"^(?:\[rank\d{1,4}\]:)+ ?(?!\[)")
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
 _SGLANG = re.compile(
     r"^\[\d{4}-(?P<day>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d+))?"
@@ -26,8 +33,8 @@ _SGLANG = re.compile(
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _FILE = tomllib.loads(Path(__file__).with_name("log_lines.toml").read_text(encoding="utf-8"))
 _KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
-_ECHO, _COMPLAINT, _FAINT, _NOISE = (
-    re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise")
+_ECHO, _COMPLAINT, _FAINT, _NOISE, _QUOTES = (
+    re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise", "quotes")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
@@ -52,8 +59,9 @@ _ERROR = re.compile(
     r"|(\w+ rank=\[\d+\] died unexpectedly|Worker proc \S+ died unexpectedly)"
     r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
 )
-_BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
-"""An exception without a text, alone on its line, as a traceback ends with it."""
+_BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(:?)$")
+"""An exception without a text, alone on its line, as a traceback ends with it; with a colon its
+text may begin in the next line."""
 
 _GOES_ON = re.compile(
     r"validation errors? for \w+$|cluster was started with:$|Using requested mode '\w+'$"
@@ -97,7 +105,7 @@ def read(raw: str) -> ParsedLine:
     """Return the parts of a line; never fails."""
     if raw[:1] == "{":
         raw = text_of_json(raw)
-    rest = (ANSI.sub("", raw) if "\x1b" in raw else raw).rstrip()
+    rest = _WRITTEN_ANSI.sub("", (ANSI.sub("", raw) if "\x1b" in raw else raw).rstrip())
     stamp, at, rest = take_stamp(rest)
     indented = rest[:1] in (" ", "\t")
     rest = rest.strip()
@@ -111,6 +119,11 @@ def read(raw: str) -> ParsedLine:
     if not own and rest[:2] == "[2" and (found := _SGLANG.match(rest)):
         own, speakers = _moment(found.groupdict()), [*speakers, *found["ranks"].split()]
         level, _, rest = _stamped(rest[found.end() :])
+    if rest[:5] == "[rank":
+        rest = _TORCHRUN.sub("", rest).lstrip()
+    if rest[:2] == "| ":  # of a group of exceptions, or after the time of a viewer of logs
+        inner, moment, rest = _stamped(rest[2:].lstrip())
+        level, own = level or inner, own or moment
     repeats = 0
     if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
         repeats, rest = int(repeated[1]), rest[: repeated.start()]
@@ -137,7 +150,8 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     if line.level in HARMLESS:
         return ""
     if bare := _BARE.search(line.text):
-        return bare[1]
+        text = read(following()).text if bare[2] else ""
+        return f"{bare[1]}: {text}" if text else bare[1]
     match = _ERROR.search(line.text)
     if match is None:
         return ""
@@ -149,6 +163,11 @@ def whole(error: str, following: Callable[[], str]) -> str:
     if not _GOES_ON.search(error):
         return error
     return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
+
+
+def is_quote(text: str) -> bool:
+    """Return True for a line that quotes a request, an answer or a chat template."""
+    return _QUOTES.match(text) is not None
 
 
 def is_echo(text: str) -> bool:
@@ -206,9 +225,14 @@ def complaint_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     return ""
 
 
-# What programs that keep logs put before a line: Compose, kubectl, Docker and the journal.
+# What programs that keep or show logs put before a line: Compose, kubectl, Docker, the journal.
 
-_OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] )")
+_OURS = re.compile(
+    r"^(?:[\w.-]+ (?:vllm|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] "
+    r"| {0,16}(?:[|>│]|&gt;) | ?\[[A-Z][\w -]{1,20}\] (?=\())"
+)
+"""The last two: groups of exceptions and quotes (`    | OSError`), and a tag before the process's
+name (`[VLLM LOG] (Worker_TP3 pid=5) `)."""
 
 
 def _moment(told: Mapping[str, str | None]) -> str:

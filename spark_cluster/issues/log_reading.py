@@ -380,7 +380,7 @@ class Seen(Document):
         order: of the log among those given, and of the line in it; breaks ties. The last exception
             of a traceback of SGLang stands before the earlier ones, which it sums up.
         broad: a known issue that says what happened and not why.
-        weak: it looks like an error, but is no exception.
+        weak: it looks like an error, but is no exception; or it ended a request only.
         faint: a word of it may mean an error.
         serving: the server had come up before it.
         last_cause: it is an effect, and the cause where the logs of all ranks show no other.
@@ -415,14 +415,17 @@ class Seen(Document):
 
     @property
     def rank(self) -> int:
-        """How near to a cause it is: specific, an error, a complaint, an effect, a mere word."""
+        """How near to a cause it is: specific, an error, a refused request, a complaint, an effect,
+        a mere word."""
         if self.follows:
-            return 3 if self.known and self.finding.severity == "error" else 5
-        if self.certain:
+            return 4 if self.known and self.finding.severity == "error" else 6
+        if self.certain and not self.weak:
             return 0
         if self.faint:
-            return 4
-        return 2 if self.weak else 1
+            return 5
+        if self.weak:
+            return 2 if self.known else 3
+        return 1
 
 
 def cause_of(problems: Iterable[Seen]) -> Seen | None:
@@ -496,7 +499,7 @@ def _after_cause(seen: Seen, cause: Seen | None) -> Seen:
 def merged(found: Sequence[Seen]) -> list[Seen]:
     """Return what all logs show: each issue once, the cause first, effects and notes last.
 
-    What a general issue says of the line of a specific cause is left out.
+    What a general issue says of the line of a known cause is left out.
     """
     once: dict[tuple[str, bool], Seen] = {}
     for seen in sorted(found, key=lambda s: (s.at, s.order)):
@@ -504,7 +507,7 @@ def merged(found: Sequence[Seen]) -> list[Seen]:
         first = once.get(name)
         once[name] = seen if first is None else replace(first, count=first.count + seen.count)
     cause = cause_of(once.values())
-    of_cause = cause.where if cause is not None and cause.certain else ""
+    of_cause = cause.where if cause is not None and cause.known else ""
     kept = [s for s in once.values() if s is cause or not (s.broad and s.where == of_cause)]
     found = [seen if seen is cause else _after_cause(seen, cause) for seen in kept]
 

@@ -139,6 +139,45 @@ def test_without_times_the_order_of_files_decides():
     assert explain(two, one).cause.finding.found == "OSError: b"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(APIServer pid=2) INFO 11-20 14:00:03 [logger.py:60] Received request chatcmpl-1: prompt: "
+        "'why torch.OutOfMemoryError: CUDA out of memory?', params: x",
+        "(APIServer pid=2) INFO 11-20 14:00:04 [logger.py:90] Generated response chatcmpl-1: "
+        "output: 'jinja2.exceptions.TemplateError: x'",
+        "    {{- raise_exception('No user query found in messages.') }}",
+    ],
+)
+def test_what_a_user_wrote_or_a_template_says_is_no_error(line):
+    assert explain(f"{line}\n").problems == []
+
+
+def test_an_error_of_a_request_gives_way_to_one_of_the_engine():
+    refused = "(APIServer pid=2) ValueError: This model's maximum context length is 8192 tokens.\n"
+    assert explain(refused).cause.finding.id == "prompt-too-long"
+    assert explain(refused).verdict == "cause"
+    after = explain(f"{refused}(EngineCore pid=1) RuntimeError: strange\n")
+    assert after.cause.finding.found == "RuntimeError: strange"
+
+
+PLACE = """\
+(EngineCore pid=1)   File "/x/vllm/v1/spec_decode/eagle.py", line 5, in propose
+(EngineCore pid=1) {error}
+"""
+
+
+def test_where_an_error_was_raised_is_told_where_nothing_else_is_known():
+    """Never as a certain cause, and not beside an issue that the line itself shows."""
+    explanation = explain(PLACE.format(error="RuntimeError: strange"))
+    assert explanation.cause.finding.id == "raised-by-drafter"
+    assert explanation.verdict == "likely"
+    known = explain(PLACE.format(error="RuntimeError: No CUDA GPUs are available"))
+    assert shown(known) == [("gpu-dead", False)]
+    echo = explain(PLACE.format(error="RuntimeError: Worker failed with error 'x'"))
+    assert [p.finding.id for p in echo.problems] == [""]
+
+
 def test_repeats_are_counted_once_told():
     line = "(W pid=1) ERROR 11-20 14:00:0{0} [a.py:1] RuntimeError: No CUDA GPUs are available\n"
     (seen,) = explain("".join(line.format(n) for n in range(5))).problems

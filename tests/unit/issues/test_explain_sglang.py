@@ -42,7 +42,7 @@ During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
   File "/sgl-workspace/sglang/python/sglang/srt/model_executor/cuda_graph_runner.py", line 269
-Exception: Capture cuda graph failed: disk quota of /root/.cache
+Exception: Prepare the kernels failed: disk quota of /root/.cache
 Possible solutions:
 1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)"""
 
@@ -146,7 +146,7 @@ def test_lines_that_are_like_them_and_mean_nothing(line: str):
 def test_without_a_known_cause_the_last_line_of_the_first_traceback():
     explanation = of(BEGIN + hit(CHAIN) + SIGQUIT)
     assert explanation.cause.finding.found == (
-        "Exception: Capture cuda graph failed: disk quota of /root/.cache"
+        "Exception: Prepare the kernels failed: disk quota of /root/.cache"
     )
     assert not explanation.cause.known
     assert explanation.cause.at == "03-29 18:18:34.000000"

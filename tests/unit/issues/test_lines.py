@@ -78,6 +78,25 @@ PREFIXED = [
     ("\x1b[36mvllm-1  |\x1b[0m OSError: x", ParsedLine("OSError: x")),
     ("vllm.1.x@spark1    | OSError: x", ParsedLine("OSError: x")),
     ("[pod/vllm-0/server] OSError: x", ParsedLine("OSError: x")),
+    ("ERROR 2026-11-20 14:12:18.125 [core.py:11] OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.125000", level="ERROR")),
+    ("2026-11-20 14:12:18.125 | ERROR 11-20 13:12:18 [core.py:11] OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.125000", level="ERROR")),
+    ("2026-11-20 14:12:18 | ERROR | stderr | OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.000000", level="ERROR")),
+    ("2026-11-20 14:12:18.125 | ERROR    | a.b:c:73 - OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.125000", level="ERROR")),
+    ("^[[1;36m(W pid=1)^[[0;0m ERROR 11-20 14:12:18 [a.py:2] OSError: x^M",
+     ParsedLine("OSError: x", "11-20 14:12:18.000000", speaker="W pid=1", level="ERROR")),
+    ("Nov 20 14:12:18 spark1 vllm[812]: #033[1;36m(W pid=1)#033[0;0m OSError: x#015",
+     ParsedLine("OSError: x", "11-20 14:12:18.000000", speaker="W pid=1")),
+    (r"\u001b[1;36m(W pid=1)\u001b[0;0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
+    (" [36m(W pid=1) [0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
+    ("[rank0]:[rank0]: OSError: x", ParsedLine("OSError: x")),
+    ("    | OSError: x", ParsedLine("OSError: x")),
+    ("(W pid=1)     | OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
+    ("> (W pid=1) OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
+    ("[VLLM LOG] (W pid=5) OSError: x", ParsedLine("OSError: x", speaker="W pid=5")),
     ("[2025-06-13 01:49:41,730 E 1 1] gcs_rpc_client.h:179: Failed",
      ParsedLine("gcs_rpc_client.h:179: Failed", "06-13 01:49:41.730000", level="ERROR")),
     ("(raylet) [2025-04-02 15:02:00,117 W 13 13] (raylet) node_manager.cc:3069: x",
@@ -147,6 +166,11 @@ ERRORS = [
 @pytest.mark.parametrize(("raw", "error"), ERRORS)
 def test_errors(raw, error):
     assert error_in(read(raw)) == error
+
+
+def test_an_error_whose_text_begins_in_the_next_line():
+    assert error_in(read("(W pid=1) ValueError:"), lambda: "(W pid=1)   bad") == "ValueError: bad"
+    assert error_in(read("(W pid=1) AssertionError:")) == "AssertionError"
 
 
 def test_what_follows_from_another_error():
