@@ -146,18 +146,17 @@ def _sending(given: Given, give: Give) -> Iterator[None]:
     if serve is None:
         yield
         return
-    encrypted = bool(given["encrypted"])
-    channel = CopyChannel.of_sender(serve["secrets"], Path(given["place"]), encrypted=encrypted)
-    sender = Sender(channel, serve["addresses"], serve["spare"], give)
+    sender = Sender(_channel(given, "serve"), serve["addresses"], serve["spare"], give)
     thread = threading.Thread(target=sender.run, daemon=True)  # an error ends the process
     thread.start()
     yield
     thread.join()
 
 
-def _channel(given: Given) -> CopyChannel:
-    secrets = given["receive"]["secrets"]
-    return CopyChannel.of_receiver(secrets, encrypted=bool(given["encrypted"]))
+def _channel(given: Given, part: str) -> CopyChannel:
+    """Return the end of a copy that this node is by its part, `serve` or `receive`."""
+    sends, encrypted = part == "serve", bool(given["encrypted"])
+    return CopyChannel.of(given[part]["secrets"], sender=sends, encrypted=encrypted)
 
 
 def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any
     receiver = Receiver(
         cache,
         manifest,
-        _channel(given),
+        _channel(given, "receive"),
         asked["addresses"],
         sender=str(asked["sender"]),
         spare=asked["spare"],
@@ -232,7 +231,11 @@ def _connected(given: Given) -> Iterator[Stream]:
     Raises:
         ResourceError: none does, or another program answers.
     """
-    asked, channel, until = given["receive"], _channel(given), time.monotonic() + SILENT_S
+    asked, channel, until = (
+        given["receive"],
+        _channel(given, "receive"),
+        time.monotonic() + SILENT_S,
+    )
     sender = str(asked["sender"])
     with contextlib.ExitStack() as stack:
         for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
