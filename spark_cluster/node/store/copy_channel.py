@@ -381,7 +381,7 @@ class Sender:
         self._unproved[connection] = None
         threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: ssl.SSLSocket) -> None:
         """Answer one connection until its other end closes it."""
         with contextlib.suppress(Broken, Stranger), connection:
             try:
