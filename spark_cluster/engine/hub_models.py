@@ -311,14 +311,12 @@ class PullPreview:
     """What a pull would do.
 
     Attributes:
-        commit: of 40 hexadecimal digits.
-        size: bytes of the wanted files.
+        manifest: what the hub has, as far as it is wanted.
         missing: bytes that would be fetched.
         free: bytes free where the hub cache is.
     """
 
-    commit: str
-    size: int
+    manifest: Manifest
     missing: int
     free: int
 
@@ -381,7 +379,7 @@ def preview(play: Play, node: Node, model: HubModel) -> PullPreview:
     found = play.session(node).request(
         "store", what="preview", hub=model.cache, model=to_wire(model)
     )
-    return PullPreview(found["commit"], found["size"], found["missing"], found["free"])
+    return PullPreview(Manifest.from_document(found["manifest"]), found["missing"], found["free"])
 
 
 @dataclass(frozen=True)

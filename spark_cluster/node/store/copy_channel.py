@@ -312,8 +312,9 @@ def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:
 
 IDLE_S = 60.0
 """Seconds without a receiver after which it ends; a connection without proof does not count."""
-WRITER_GONE_S = 10.0
-"""Seconds without a writer of the model after which what is not there is not waited for."""
+WRITER_GONE_S = 15.0
+"""Seconds without a writer of the model after which what is not there is not waited for: a pull
+that begins at the same time has begun by then."""
 LIMIT_S = 24 * 3600.0
 LOOK_S = 0.2
 STRANGERS = 300

@@ -256,26 +256,22 @@ class Download:
             ResourceError: another pull of it does not end.
             OSError: it cannot be written.
         """
-        manifest = self._patiently(self.hub.manifest)
         if self.wanted.preview:
-            return self._result(manifest, self.cache.missing(manifest))
-        with alone(self.cache, manifest.repository, OTHER_PULL_S, _print):
+            seen = self._patiently(self.hub.manifest)
+            size, free = self.cache.missing(seen).size, self.cache.files.free()
+            return {"manifest": seen.document(), "missing": size, "free": free}
+        # Whoever sends on what comes sees by the lock that it is to come.
+        with alone(self.cache, self.wanted.repository, OTHER_PULL_S, _print):
+            manifest = self._patiently(self.hub.manifest)
             self.cache.files.make(self.cache.blobs(manifest.repository))
             self.cache.records.keep(manifest)
             missing = make_own(self.cache, manifest)
             self._must_have_room(manifest, missing)
             came = self._fetch(manifest, missing)
             self.cache.publish(manifest, self.wanted.revision)
-            return {**self._result(manifest, self.cache.missing(manifest)), "came": came}
-
-    def _result(self, manifest: Manifest, missing: MissingFiles) -> dict[str, Any]:
-        return {
-            "commit": manifest.commit,
-            "size": manifest.size,
-            "missing": missing.size,
-            "free": self.cache.files.free(),
-            "unchecked": sum(not file.algorithm for file in manifest.files),
-        }
+            unchecked = sum(not file.algorithm for file in manifest.files)
+            told = {"commit": manifest.commit, "size": manifest.size, "unchecked": unchecked}
+            return {**told, "came": came}
 
     def _must_have_room(self, manifest: Manifest, missing: MissingFiles) -> None:
         free = self.cache.files.free()
