@@ -28,7 +28,7 @@ from typing import Any
 from spark_cluster.node import own_program
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, MissingFiles, alone
-from spark_cluster.node.store.hub_problems import HubProblem
+from spark_cluster.node.store.hub_problems import HubProblem, problem
 from spark_cluster.node.store.manifest import (
     GIT_SHA1,
     KEPT_FREE,
@@ -312,7 +312,8 @@ class Download:
                     self._patiently(partial(self._fill, half, file, progress), half)
                 if half.settle():
                     return
-        raise hub_problems.wrong_content(repository, file.path, file.blob)
+        told = {"repository": repository, "path": file.path, "expected": file.blob}
+        raise problem("content", **told)
 
     def _fill(self, half: HalfBlob, file: StoredFile, progress: ByteProgress) -> None:
         """Fetch what a half file lacks. Raises what the hub's library does, HubProblem."""
@@ -323,7 +324,7 @@ class Download:
             self._accepted = True  # the bytes of one file show that the token was good
             progress.add(len(piece))
         if half.size != file.size:
-            raise hub_problems.wrong_answer(f"{file.path} is not of {file.size} bytes")
+            raise problem("server", what=f"{file.path} is not of {file.size} bytes")
 
     def _patiently(self, ask: Callable[[], Any], half: HalfBlob | None = None) -> Any:
         """Ask the hub, again after each failure that may pass.
@@ -341,12 +342,12 @@ class Download:
                 return ask()
             except Exception as error:
                 failures = 1 if half and half.size > before else failures + 1
-                problem = self._problem(error)
-                if not problem.passing or failures >= self.wanted.tries:
-                    raise problem from error
+                found = self._problem(error)
+                if not found.passing or failures >= self.wanted.tries:
+                    raise found from error
                 pause = self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
                 if self._stopped.wait(pause):
-                    raise problem from error
+                    raise found from error
 
     def _problem(self, error: Exception) -> HubProblem:
         """Return a failure as a problem with the hub. Raises any other."""
@@ -354,10 +355,10 @@ class Download:
             return error
         status = hub_problems.status_of(error)
         if status in (401, 403) and self.wanted.token and self._accepted:
-            return hub_problems.token_expired(self.wanted.repository, status)
+            return problem("token", repository=self.wanted.repository, status=status)
         found = hub_problems.of_library(error, self.wanted.repository, self.wanted.revision)
         if found is None and not isinstance(error, (OSError, ResourceError)):
-            raise hub_problems.wrong_answer(hub_problems.first_line(error)) from error
+            raise problem("server", what=hub_problems.first_line(error)) from error
         if found is None:
             raise error
         return found
@@ -367,6 +368,6 @@ class Download:
         wait = self.hub.wait_of(error)
         if hub_problems.status_of(error) == HTTPStatus.TOO_MANY_REQUESTS:
             if wait > LONGEST_WAIT_S:
-                raise hub_problems.busy(str(wait)) from error
+                raise problem("busy", wait=f"{wait} s") from error
             _print(f"the hub refuses more requests for {wait or 'some'} s (429); waiting")
         return min(float(wait), LONGEST_WAIT_S)
