@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
+from spark_cluster.node.store.filling import Later
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError, explain
@@ -32,7 +33,8 @@ from spark_cluster.node.values import ResourceError, explain
 STALLED_S = 10.0
 """Seconds without a byte after which a connection is given up."""
 PROOF_S = 5.0
-"""Seconds for the proof, which is the handshake of TLS, however slowly bytes come."""
+"""Seconds for a connection, and for its proof, which is the handshake of TLS, however slowly bytes
+come."""
 KEEPALIVE_S = 5
 """Seconds between probes of a silent connection; after four of them the other end is gone."""
 PIECE = 256 << 10
@@ -56,10 +58,6 @@ class Broken(Exception):
 
 class Stranger(Exception):
     """The other end does not belong to this copy."""
-
-
-class Later(Exception):
-    """The sender does not have the file yet."""
 
 
 class CopyRefused(Exception):
@@ -152,6 +150,10 @@ class Stream:
         with contextlib.suppress(Broken, Later, CopyRefused):
             self.request(DONE, 0)
             next(self.answered(memoryview(bytearray(1))), None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def cut(self) -> None:
         """End the connection from any thread; the one that uses it sees its end."""
@@ -262,9 +264,8 @@ class CopyChannel:
             timer.cancel()
         return Stream(connection, encrypted=self.encrypted)
 
-    @contextlib.contextmanager
-    def connected(self, address: str, sender: str) -> Iterator[Stream]:
-        """Yield a stream to the sender.
+    def connect(self, address: str, sender: str) -> Stream:
+        """Return a stream to the sender.
 
         Raises:
             ResourceError: someone else answers.
@@ -272,17 +273,24 @@ class CopyChannel:
         """
         try:
             to = (address, self.port)
-            connection = self.wrapped(socket.create_connection(to, timeout=STALLED_S))
+            connection = self.wrapped(socket.create_connection(to, timeout=PROOF_S))
         except OSError as error:
             raise _broken(error) from None
-        with connection:
-            try:
-                stream = self.proved(connection)
-            except Stranger as error:
-                raise ResourceError(
-                    f"what answers at {address} port {self.port} is not {sender}: {error}",
-                    "nothing of it was kept; another program may use the port",
-                ) from None
+        try:
+            return self.proved(connection)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, Stranger):
+                raise
+            raise ResourceError(
+                f"what answers at {address} port {self.port} is not {sender}: {error}",
+                "nothing of it was kept; another program may use the port",
+            ) from None
+
+    @contextlib.contextmanager
+    def connected(self, address: str, sender: str) -> Iterator[Stream]:
+        """Yield a stream to the sender, as `connect` returns it."""
+        with contextlib.closing(self.connect(address, sender)) as stream:
             yield stream
 
 

@@ -12,14 +12,13 @@ a cut, a crash or a reboot (source: hf-no-resume), and it compares sizes only.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path, PurePosixPath
@@ -27,7 +26,8 @@ from typing import Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, MissingFiles, alone
+from spark_cluster.node.store.filling import Filling, Source, WrongSize
+from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.hub_problems import HubProblem, problem
 from spark_cluster.node.store.manifest import (
     GIT_SHA1,
@@ -37,7 +37,6 @@ from spark_cluster.node.store.manifest import (
     Manifest,
     StoredFile,
 )
-from spark_cluster.node.store.verify import ByteProgress, make_own
 from spark_cluster.node.values import ResourceError
 
 FILES_AT_A_TIME = 8
@@ -234,125 +233,75 @@ class HubFiles:
         return int(hub_problems.seconds_of(headers.get("Retry-After", "")) or 0)
 
 
-class Download:
-    """The download of one revision.
+class Download(Source):
+    """The download of one revision: a source of files, which the hub gives.
 
     Args:
-        hub: where its files come from.
+        hub: where they come from.
     """
 
     def __init__(self, wanted: DownloadRequest, hub: HubFiles) -> None:
         self.wanted = wanted
         self.hub = hub
         self.cache = HubCache(Path(wanted.cache), Path(wanted.ours))
-        self._stopped = threading.Event()
         self._accepted = False
 
     def run(self) -> dict[str, Any]:
         """Do it, and return the result.
 
         Raises:
-            HubProblem: the hub does not give it, or the disk is too small.
-            ResourceError: another pull of it does not end.
+            HubProblem: the hub does not give it.
+            ResourceError: another pull of it does not end, or the disk is too small.
             OSError: it cannot be written.
         """
         if self.wanted.preview:
-            seen = self._patiently(self.hub.manifest)
+            seen = self._manifest()
             size, free = self.cache.missing(seen).size, self.cache.files.free()
             return {"manifest": seen.document(), "missing": size, "free": free}
         # Whoever sends on what comes sees by the lock that it is to come.
         with alone(self.cache, self.wanted.repository, OTHER_PULL_S, _print):
-            manifest = self._patiently(self.hub.manifest)
-            self.cache.files.make(self.cache.blobs(manifest.repository))
+            manifest = self._manifest()
             self.cache.records.keep(manifest)
-            missing = make_own(self.cache, manifest)
-            self._must_have_room(manifest, missing)
-            came = self._fetch(manifest, missing)
-            self.cache.publish(manifest, self.wanted.revision)
-            unchecked = sum(not file.algorithm for file in manifest.files)
-            told = {"commit": manifest.commit, "size": manifest.size, "unchecked": unchecked}
-            return {**told, "came": came}
+            room = self.wanted.room_left
+            filling = Filling(self.cache, manifest, self, FILES_AT_A_TIME, kept_free=room)
+            came = filling.run(self.wanted.revision)["moved"]
+        unchecked = sum(not file.algorithm for file in manifest.files)
+        told = {"commit": manifest.commit, "size": manifest.size, "unchecked": unchecked}
+        return {**told, "came": came}
 
-    def _must_have_room(self, manifest: Manifest, missing: MissingFiles) -> None:
-        free = self.cache.files.free()
-        if missing.size and missing.size + self.wanted.room_left > free:
-            raise HubProblem(
-                "space",
-                f"{manifest.repository} needs {missing.size / 1e9:.1f} GB more below "
-                f"{self.cache.root}, and {self.wanted.room_left / 1e9:.1f} GB that stay free; "
-                f"{free / 1e9:.1f} GB are free",
-                "spark-cluster models prune shows what can be removed",
-            )
-
-    def _fetch(self, manifest: Manifest, missing: MissingFiles) -> int:
-        """Fetch blobs, several at a time; return the bytes that came."""
-        progress = ByteProgress(manifest.size, "here", manifest.size - missing.size)
-
-        def one(file: StoredFile) -> None:
-            if self._stopped.is_set():
-                return
+    def _manifest(self) -> Manifest:
+        """Ask for the files of the revision, again after each failure that may pass."""
+        for failures in itertools.count(1):
             try:
-                self._fetch_blob(file, progress)
-            except BaseException:
-                self._stopped.set()
-                raise
+                return self.hub.manifest()
+            except Exception as error:  # noqa: BLE001  (`pause` raises what does not pass)
+                time.sleep(self.pause(error, failures))
+        raise AssertionError
 
-        with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
-            jobs = [pool.submit(one, file) for file in missing.blobs]
-        for job in jobs:
-            job.result()
-        return progress.read
-
-    def _fetch_blob(self, file: StoredFile, progress: ByteProgress) -> None:
-        """Have a blob, complete and right, on the disk. A wrong one is fetched once more."""
-        repository = self.wanted.repository
-        for _ in range(2):
-            with self.cache.half(repository, file) as half:
-                if half.size < file.size:
-                    self._patiently(partial(self._fill, half, file, progress), half)
-                if half.settle():
-                    return
-        told = {"repository": repository, "path": file.path, "expected": file.blob}
-        raise problem("content", **told)
-
-    def _fill(self, half: HalfBlob, file: StoredFile, progress: ByteProgress) -> None:
-        """Fetch what a half file lacks. Raises what the hub's library does, HubProblem."""
-        for piece in self.hub.content(file, half.size):
-            if half.size + len(piece) > file.size:
-                break
-            half.add(piece)
+    def content(self, file: StoredFile, begin: int) -> Iterator[bytes]:
+        """Ask the hub for a file."""
+        for piece in self.hub.content(file, begin):
             self._accepted = True  # the bytes of one file show that the token was good
-            progress.add(len(piece))
-        if half.size != file.size:
-            raise problem("server", what=f"{file.path} is not of {file.size} bytes")
+            yield piece
 
-    def _patiently(self, ask: Callable[[], Any], half: HalfBlob | None = None) -> Any:
-        """Ask the hub, again after each failure that may pass.
+    def pause(self, error: Exception, failures: int) -> float:
+        """Return the seconds until the hub is asked again; see `Source`."""
+        found = self._problem(error)
+        if not found.passing or failures >= self.wanted.tries:
+            raise found from error
+        return self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
 
-        Args:
-            half: where bytes come; a failure after which there are more is the first again.
-
-        Raises:
-            HubProblem: it does not pass, or TRIES in a row brought nothing.
-        """
-        failures = 0
-        while True:
-            before = half.size if half else 0
-            try:
-                return ask()
-            except Exception as error:
-                failures = 1 if half and half.size > before else failures + 1
-                found = self._problem(error)
-                if not found.passing or failures >= self.wanted.tries:
-                    raise found from error
-                pause = self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
-                if self._stopped.wait(pause):
-                    raise found from error
+    def wrong(self, file: StoredFile) -> ResourceError:
+        """Say that the hub's own hash is of another content."""
+        repository, path = self.wanted.repository, file.path
+        return problem("content", repository=repository, path=path, expected=file.blob)
 
     def _problem(self, error: Exception) -> HubProblem:
         """Return a failure as a problem with the hub. Raises any other."""
         if isinstance(error, HubProblem):
             return error
+        if isinstance(error, WrongSize):
+            return problem("server", what=str(error))
         status = hub_problems.status_of(error)
         if status in (401, 403) and self.wanted.token and self._accepted:
             return problem("token", repository=self.wanted.repository, status=status)
