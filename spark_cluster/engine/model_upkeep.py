@@ -69,6 +69,11 @@ class StoredModel(Revision):
     recipes: list[str]
 
     @property
+    def shown(self) -> str:
+        """Its name, with the begin of the commit."""
+        return short(self.repository, self.commit)
+
+    @property
     def remarks(self) -> str:
         """What is to be said of it: problems first."""
         parts = [self.problem, f"in use by {self.in_use}" if self.in_use else ""]
@@ -113,6 +118,11 @@ class KeptModel:
     repository: str
     commit: str
     reason: str
+
+    @property
+    def shown(self) -> str:
+        """Its name, with the begin of the commit."""
+        return short(self.repository, self.commit)
 
 
 @dataclass(frozen=True)
