@@ -73,18 +73,8 @@ class Stream:
         self.wait(STALLED_S)
 
     def wait(self, patience_s: float) -> None:
-        """Set the seconds to wait for a byte; 0 to wait until the other end is gone.
-
-        Without TLS the kernel keeps the limit (socket(7)), so that one call waits for many bytes;
-        with a limit of Python's own a call returns after each packet.
-        """
-        if self._encrypted:
-            self._connection.settimeout(patience_s or None)
-            return
-        self._connection.settimeout(None)
-        for option, limit in ((socket.SO_RCVTIMEO, patience_s), (socket.SO_SNDTIMEO, STALLED_S)):
-            seconds = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
-            self._connection.setsockopt(socket.SOL_SOCKET, option, seconds)
+        """Set the seconds to wait for a byte; 0 to wait until the other end is gone."""
+        self._connection.settimeout(patience_s or None)
 
     def request(self, number: int, begin: int) -> None:
         """Ask for a file from a byte on."""
@@ -106,19 +96,19 @@ class Stream:
         """Answer with bytes of an open file; one that cannot be read breaks the connection."""
         if begin < end:
             self._send(HEADER.pack(DATA, end - begin))
-        memory = memoryview(bytearray(PIECE))
         try:
-            while begin < end:
-                if self._encrypted:
-                    taken = os.preadv(handle, [memory[: end - begin]], begin)
+            if self._encrypted:
+                memory = memoryview(bytearray(PIECE))
+                while begin < end and (taken := os.preadv(handle, [memory[: end - begin]], begin)):
                     self._send(memory[:taken])
-                else:
-                    taken = os.sendfile(self._connection.fileno(), handle, begin, end - begin)
-                if not taken:
-                    raise Broken("the file has become shorter")
-                begin += taken
+                    begin += taken
+            elif begin < end:
+                with open(handle, "rb", buffering=0, closefd=False) as opened:
+                    begin += self._connection.sendfile(opened, begin, end - begin)
         except OSError as error:
             raise _broken(error) from None
+        if begin < end:
+            raise Broken("the file has become shorter")
         self.answer(DATA)
 
     def answered(self, memory: memoryview) -> Iterator[memoryview]:
@@ -165,10 +155,9 @@ class Stream:
         return bytes(data)
 
     def _fill(self, view: memoryview) -> None:
-        flags = 0 if self._encrypted else socket.MSG_WAITALL
         try:
             while view:
-                taken = self._connection.recv_into(view, 0, flags)
+                taken = self._connection.recv_into(view)
                 if not taken:
                     raise Broken("the connection was closed")
                 view = view[taken:]
@@ -183,8 +172,6 @@ class Stream:
 
 
 def _broken(error: OSError) -> Broken:
-    if isinstance(error, BlockingIOError):  # a limit that the kernel keeps
-        return Broken("timed out")
     return Broken(error.strerror or str(error))
 
 
