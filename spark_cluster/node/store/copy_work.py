@@ -207,7 +207,7 @@ def _receive_image(given: Given) -> dict[str, Any]:
     begun, progress = time.monotonic(), ByteProgress(int(given["size"]))
     ref, sender = given["image"], given["receive"]["sender"]
     try:
-        with _connected(given) as stream:
+        with contextlib.closing(_connected(given)) as stream:
             stream.wait(QUIET_S)
             stream.request(0, 0)
             printed = _load(stream, progress.add)
@@ -224,9 +224,8 @@ def _receive_image(given: Given) -> dict[str, Any]:
     return {"moved": progress.read, "kept": 0, "seconds": seconds, "switched": False}
 
 
-@contextlib.contextmanager
-def _connected(given: Given) -> Iterator[Stream]:
-    """Yield a stream to the sender, over the first of its addresses that answers.
+def _connected(given: Given) -> Stream:
+    """Return a stream to the sender, over the first of its addresses that answers.
 
     Raises:
         ResourceError: none does, or another program answers.
@@ -236,17 +235,18 @@ def _connected(given: Given) -> Iterator[Stream]:
         _channel(given, "receive"),
         time.monotonic() + SILENT_S,
     )
-    sender = str(asked["sender"])
-    with contextlib.ExitStack() as stack:
-        for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
-            try:
-                stream = stack.enter_context(channel.connected(address, sender))
-                break
-            except Broken as error:
-                if time.monotonic() > until:
-                    raise silent(sender, SILENT_S, f"{address}: {error}") from None
-            time.sleep(RECONNECT_S)
-        yield stream
+    addresses, sender = (
+        itertools.cycle([*asked["addresses"], *asked["spare"]]),
+        str(asked["sender"]),
+    )
+    while True:
+        address = next(addresses)
+        try:
+            return channel.connect(address, sender)
+        except Broken as error:
+            if time.monotonic() > until:
+                raise silent(sender, SILENT_S, f"{address}: {error}") from None
+        time.sleep(RECONNECT_S)
 
 
 def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:

@@ -166,6 +166,15 @@ def test_a_fabric_that_never_answers_is_left_for_the_management_network(
     assert_whole(target, manifest)
 
 
+def test_one_of_two_links_that_does_not_answer_leaves_all_to_the_other(source, target, serving):
+    _, manifest = source
+    with serving() as made, socket.create_server(("127.0.0.9", made.port)):
+        receiver = made.receiver(target, ("127.0.0.9", *made.addresses), spare=("192.0.2.1",))
+        received = receiver.run()
+    assert (received["moved"], received["switched"]) == (manifest.size, False)
+    assert_whole(target, manifest)
+
+
 def test_a_spare_address_of_another_machine_does_not_stop_the_sender(source, target, serving):
     _, manifest = source
     with serving(spare=["192.0.2.1"]) as made:
