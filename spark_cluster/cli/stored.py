@@ -105,10 +105,11 @@ def pull(
     wanted = _wanted(model)
     with app.play("models pull", app.nodes, Options()) as run:
         play = run.open()
-        node = _node(play, on)
+        node = model_upkeep.named_nodes(play, (on,))[on] if on else play.head
         hub = _hub_folders(app)[node.name]
         if offline:
-            manifest = hub_models.present(play, node, wanted, hub=hub)
+            hint = "leave --offline out to fetch it; `models copy` takes it from another node"
+            _, manifest = hub_models.require_complete(play, [node], wanted, hub, hint)
         else:
             pulled_one = hub_models.hub_model(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
@@ -385,16 +386,6 @@ def _wanted(model: str) -> Wanted:
             hint="give ORG/NAME or ORG/NAME@REVISION, for example Qwen/Qwen3-0.6B@main",
         )
     return wanted
-
-
-def _node(play: Play, name: str | None) -> Node:
-    """Return the node to pull to: the head unless one is named. Raises UsageError."""
-    if name is None:
-        return play.head
-    found = {node.name: node for node in play.nodes}
-    if name not in found:
-        raise UsageError(f"--on: no node {name!r} in this run", hint=f"one of: {', '.join(found)}")
-    return found[name]
 
 
 def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
