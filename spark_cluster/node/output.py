@@ -108,5 +108,5 @@ def counted(number: int, noun: str) -> str:
 def duration(seconds: float) -> str:
     """Return `45 s`, `12 min` or `3.4 h`."""
     if seconds < 100:
-        return f"{seconds:.0f} s"
+        return f"{max(1.0, seconds):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

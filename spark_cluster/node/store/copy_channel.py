@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
-from spark_cluster.node.store.filling import Later
+from spark_cluster.node.store.download import Later
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError, explain

@@ -20,7 +20,7 @@ from spark_cluster.node.store.copy_channel import (
     CopyRefused,
     Stream,
 )
-from spark_cluster.node.store.filling import Filling, Later, Source, WrongSize
+from spark_cluster.node.store.download import FileSource, Filling, Later, WrongSize
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, StoredFile
 from spark_cluster.node.values import ResourceError
@@ -45,7 +45,7 @@ MANAGEMENT_MB_S = 110
 
 
 @dataclass
-class Receiver(Source):
+class Receiver(FileSource):
     """A receiver: a source of files, which asks for them on several streams.
 
     Attributes:
@@ -187,7 +187,7 @@ class Receiver(Source):
             )
 
     def pause(self, error: Exception, failures: int) -> float:  # noqa: ARG002
-        """Return when to connect again, over the spare addresses when nothing comes; see `Source`.
+        """Return when to connect again, over the spare addresses if nothing comes; see `FileSource`.
 
         Raises:
             ResourceError: nothing has come for too long, or the sender cannot give a file.

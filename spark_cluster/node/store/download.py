@@ -1,24 +1,28 @@
-"""Download a revision of a model from the hub into the hub cache.
+"""Bring a revision of a model into the hub cache: from any source, and from the hub.
 
-A program, run with the Python of the hub library's environment (`huggingface_hub` with `hf_xet`)
-in a unit of its own. The request comes as JSON on standard input, the token with it: it is in no
-argument list and no environment. ByteProgress goes to standard output; the last line is the result,
-JSON too.
+The hub's part is a program, run with the Python of the hub library's environment
+(`huggingface_hub` with `hf_xet`) in a unit of its own. The request comes as JSON on standard input,
+the token with it: it is in no argument list and no environment. Progress goes to standard output;
+the last line is the result, JSON too.
 
-Files come through the library's session by HTTP with ranges, several at a time, and their hashes
-are computed as the bytes come. `hf download` is not used: since 1.18 it begins each file anew after
-a cut, a crash or a reboot (source: hf-no-resume), and it compares sizes only.
+Files come through the library's session by HTTP with ranges. `hf download` is not used: since 1.18
+it begins each file anew after a cut, a crash or a reboot (source: hf-no-resume), and it compares
+sizes only.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import shutil
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path, PurePosixPath
@@ -26,8 +30,7 @@ from typing import Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.filling import Filling, Source, WrongSize
-from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, alone
 from spark_cluster.node.store.hub_problems import HubProblem, problem
 from spark_cluster.node.store.manifest import (
     GIT_SHA1,
@@ -37,7 +40,166 @@ from spark_cluster.node.store.manifest import (
     Manifest,
     StoredFile,
 )
+from spark_cluster.node.store.verify import ByteProgress, make_own
 from spark_cluster.node.values import ResourceError
+
+# A cache is filled by several threads, each of which brings a file at a time, the largest ones
+# first. What comes is hashed as it arrives and gets its name afterwards, and what was cut is gone
+# on with. A source says how bytes come, and which failures pass.
+
+NEXT_S = 0.1
+"""Seconds in which each file that the source does not have yet is asked for once."""
+
+
+class Later(Exception):
+    """The source does not have the file yet."""
+
+
+class WrongSize(Exception):
+    """More or fewer bytes came than the file has."""
+
+
+class FileSource:
+    """Where the files of a revision come from; its methods are called from several threads."""
+
+    def content(self, file: StoredFile, begin: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of a file from a place on. Raises Later, or what `pause` judges."""
+        raise NotImplementedError
+
+    def pause(self, error: Exception, failures: int) -> float:
+        """Return the seconds to wait after a failure that may pass. Raises what it means if not.
+
+        Args:
+            failures: how many times in a row the file failed without a byte more.
+        """
+        raise NotImplementedError
+
+    def wrong(self, file: StoredFile) -> ResourceError:
+        """Return the error for a file whose content was twice not what its hash says."""
+        raise NotImplementedError
+
+    def alive(self, _size: int = 0) -> None:
+        """Take note that this side was at work, or that bytes came."""
+
+    def close(self) -> None:
+        """End all that is waited for."""
+
+
+@dataclass
+class Filling:
+    """The filling of a cache with what it lacks of a revision.
+
+    Attributes:
+        workers: threads.
+        done: what is said of the bytes that came: "here", "from spark1".
+        kept_free: bytes that stay free on the disk.
+        progress: of the bytes.
+    """
+
+    cache: HubCache
+    manifest: Manifest
+    source: FileSource
+    workers: int
+    done: str = "here"
+    kept_free: int = KEPT_FREE
+    progress: ByteProgress = field(default_factory=lambda: ByteProgress(0))
+    _files: deque[StoredFile] = field(default_factory=deque)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _failure: Exception | None = None
+
+    def run(self, revision: str = "") -> dict[str, int]:
+        """Bring what is missing, and make the revision's links; the caller is `alone`.
+
+        Args:
+            revision: the branch or tag that gets the commit at the end.
+
+        Returns:
+            The bytes that came (`moved`), and those that were there (`kept`).
+
+        Raises:
+            ResourceError: no space, what the source refuses, or a content that is not right.
+            OSError: it cannot be written.
+        """
+        missing = make_own(self.cache, self.manifest)
+        kept = self.manifest.size - missing.size
+        if missing.blobs:
+            self._must_fit(missing.size)
+            self.cache.files.make(self.cache.blobs(self.manifest.repository))
+            self.progress = ByteProgress(self.manifest.size, self.done, kept)
+            self._files.extend(sorted(missing.blobs, key=lambda file: -file.size))
+            with ThreadPoolExecutor(self.workers) as pool:
+                for _ in range(self.workers):
+                    pool.submit(self._work)
+            if self._failure is not None:
+                raise self._failure
+        self.cache.publish(self.manifest, revision)
+        return {"moved": self.progress.read, "kept": kept}
+
+    def _must_fit(self, size: int) -> None:
+        free = self.cache.files.free()
+        if size and free < size + self.kept_free:
+            raise ResourceError(
+                f"{self.manifest.repository} needs {size / 1e9:.1f} GB more below "
+                f"{self.cache.root}, and {self.kept_free / 1e9:.1f} GB that stay free; "
+                f"{free / 1e9:.1f} GB are free",
+                "`spark-cluster models prune` shows what can be removed",
+            )
+
+    def _work(self) -> None:
+        """Bring files until none is left to begin; the first error stops all threads."""
+        try:
+            while self._files and not self._stopped.is_set():
+                file = self._files.popleft()
+                if not (self._is_brought(file) or self._is_brought(file)):
+                    raise self.source.wrong(file)
+        except IndexError:  # another thread has taken the last one
+            return
+        except Exception as error:  # noqa: BLE001  (`run` raises it)
+            self._failure = self._failure or _explained(error)
+            self._stopped.set()
+            self.source.close()
+
+    def _is_brought(self, file: StoredFile) -> bool:
+        """Bring a file, or leave it for later; False where its content was wrong, and is gone."""
+        failures = 0
+        with self.cache.half(self.manifest.repository, file, self.source.alive) as half:
+            while half.size < file.size:
+                begun = half.size
+                try:
+                    self._add(half, file)
+                except Later:
+                    self._files.append(file)
+                    self._stopped.wait(NEXT_S / len(self._files))
+                    return True
+                except Exception as error:  # noqa: BLE001  (the source judges it)
+                    failures = 1 if half.size > begun else failures + 1
+                    if self._stopped.wait(self.source.pause(error, failures)):
+                        return True
+            sound = half.settle()
+        self.source.alive()
+        return sound
+
+    def _add(self, half: HalfBlob, file: StoredFile) -> None:
+        """Add what comes to a half file. Raises what its source does, or WrongSize."""
+        for piece in self.source.content(file, half.size):
+            if half.size + len(piece) > file.size:
+                raise WrongSize(f"more than the {file.size} bytes of {file.path} come")
+            half.add(piece)
+            self.progress.add(len(piece))
+            self.source.alive(len(piece))
+        if half.size < file.size:
+            raise WrongSize(f"fewer than the {file.size} bytes of {file.path} come")
+
+
+def _explained(error: Exception) -> Exception:
+    """Return an error; that of a full disk with what can be done."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = f"{error.filename or 'a file of the model'}: {error.strerror}"
+        return ResourceError(text, "make room; the next run resumes where this one ended")
+    return error
+
+
+# The hub as a source.
 
 FILES_AT_A_TIME = 8
 OTHER_PULL_S = 24 * 3600.0
@@ -233,7 +395,7 @@ class HubFiles:
         return int(hub_problems.seconds_of(headers.get("Retry-After", "")) or 0)
 
 
-class Download(Source):
+class Download(FileSource):
     """The download of one revision: a source of files, which the hub gives.
 
     Args:
@@ -285,7 +447,7 @@ class Download(Source):
             yield piece
 
     def pause(self, error: Exception, failures: int) -> float:
-        """Return the seconds until the hub is asked again; see `Source`."""
+        """Return the seconds until the hub is asked again; see `FileSource`."""
         found = self._problem(error)
         if not found.passing or failures >= self.wanted.tries:
             raise found from error
