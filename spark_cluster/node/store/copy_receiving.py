@@ -187,7 +187,7 @@ class Receiver(FileSource):
             )
 
     def pause(self, error: Exception, failures: int) -> float:  # noqa: ARG002
-        """Return when to connect again, over the spare addresses if nothing comes; see `FileSource`.
+        """Return when to connect again, over the spare addresses if nothing comes (`FileSource`).
 
         Raises:
             ResourceError: nothing has come for too long, or the sender cannot give a file.

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib import import_module
@@ -104,6 +105,8 @@ class Filling:
     kept_free: int = KEPT_FREE
     progress: ByteProgress = field(default_factory=lambda: ByteProgress(0))
     _files: deque[StoredFile] = field(default_factory=deque)
+    _wrong: set[str] = field(default_factory=set)
+    """Blobs whose content was once not what their hash says."""
     _stopped: threading.Event = field(default_factory=threading.Event)
     _failure: Exception | None = None
 
@@ -148,16 +151,22 @@ class Filling:
     def _work(self) -> None:
         """Bring files until none is left to begin; the first error stops all threads."""
         try:
-            while self._files and not self._stopped.is_set():
-                file = self._files.popleft()
-                if not (self._is_brought(file) or self._is_brought(file)):
+            while (file := self._next()) is not None and not self._stopped.is_set():
+                if self._is_brought(file):
+                    continue
+                if file.blob in self._wrong:
                     raise self.source.wrong(file)
-        except IndexError:  # another thread has taken the last one
-            return
+                self._wrong.add(file.blob)
+                self._files.append(file)
         except Exception as error:  # noqa: BLE001  (`run` raises it)
             self._failure = self._failure or _explained(error)
             self._stopped.set()
             self.source.close()
+
+    def _next(self) -> StoredFile | None:
+        with suppress(IndexError):  # another thread may have taken the last one
+            return self._files.popleft()
+        return None
 
     def _is_brought(self, file: StoredFile) -> bool:
         """Bring a file, or leave it for later; False where its content was wrong, and is gone."""
@@ -169,7 +178,7 @@ class Filling:
                     self._add(half, file)
                 except Later:
                     self._files.append(file)
-                    self._stopped.wait(NEXT_S / len(self._files))
+                    self._stopped.wait(NEXT_S / (len(self._files) or 1))
                     return True
                 except Exception as error:  # noqa: BLE001  (the source judges it)
                     failures = 1 if half.size > begun else failures + 1
@@ -182,6 +191,8 @@ class Filling:
     def _add(self, half: HalfBlob, file: StoredFile) -> None:
         """Add what comes to a half file. Raises what its source does, or WrongSize."""
         for piece in self.source.content(file, half.size):
+            if self._stopped.is_set():
+                raise Later
             if half.size + len(piece) > file.size:
                 raise WrongSize(f"more than the {file.size} bytes of {file.path} come")
             half.add(piece)
