@@ -83,7 +83,7 @@ class FileSource:
         """Take note that this side was at work, or that bytes came."""
 
     def close(self) -> None:
-        """End all that is waited for."""
+        """End what is waited for after a failure; without it files that have begun are finished."""
 
 
 @dataclass
@@ -191,8 +191,6 @@ class Filling:
     def _add(self, half: HalfBlob, file: StoredFile) -> None:
         """Add what comes to a half file. Raises what its source does, or WrongSize."""
         for piece in self.source.content(file, half.size):
-            if self._stopped.is_set():
-                raise Later
             if half.size + len(piece) > file.size:
                 raise WrongSize(f"more than the {file.size} bytes of {file.path} come")
             half.add(piece)

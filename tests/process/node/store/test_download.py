@@ -298,13 +298,6 @@ def test_a_hub_that_lies_about_a_hash(name: str, puller: Puller) -> None:
     assert not (puller.repository / "refs" / "main").exists()
 
 
-def test_one_file_that_is_wrong_ends_the_others(puller: Puller) -> None:
-    slow = Conduct(wrong=frozenset({"config.json"}), bytes_per_s=1 << 18)
-    puller.hub.conduct[MODEL] = slow
-    assert "config.json" in puller.pull()["error"]
-    assert puller.hub.sent_of(MODEL) < 2 * SHARD
-
-
 def test_a_branch_that_moves(puller: Puller) -> None:
     old = puller.pull()["commit"]
     write(puller.folder / "second", b"second")
