@@ -29,7 +29,7 @@ class Serving:
         self.place = folder / f"sender-{self.port}"
         self.place.mkdir(mode=0o700)
         self.secrets = {**copy_channel.make_secrets(self.place, Processes()), "port": self.port}
-        channel = CopyChannel.of_sender(self.secrets, self.place, encrypted=self.encrypted)
+        channel = CopyChannel.of(self.secrets, sender=True, encrypted=self.encrypted)
         files = StoredFiles(*source)
         self.sender = Sender(channel, self.addresses, given.pop("spare", ()), files)
         self.thread = threading.Thread(target=self.sender.run)
@@ -44,7 +44,8 @@ class Serving:
             self.thread.join()
 
     def channel(self, **secrets: Any) -> CopyChannel:
-        return CopyChannel.of_receiver({**self.secrets, **secrets}, encrypted=self.encrypted)
+        known = {**self.secrets, **secrets}
+        return CopyChannel.of(known, sender=False, encrypted=self.encrypted)
 
     def receiver(self, target: HubCache, addresses: Any = None, **given: Any) -> Receiver:
         secrets = {**given.pop("secrets", {}), "port": given.pop("port", self.port)}

@@ -26,7 +26,7 @@ def send(given: dict[str, Any], manifest: Manifest) -> None:
     place = Path(given["keys"]) / "copy"
     place.mkdir(mode=0o700)
     secrets = {**copy_channel.make_secrets(place, Processes()), "port": PORT}
-    channel = CopyChannel.of_sender(secrets, place, encrypted=given["encrypted"])
+    channel = CopyChannel.of(secrets, sender=True, encrypted=given["encrypted"])
     files = StoredFiles(_cache(given), manifest)
     sender = Sender(channel, given["addresses"], (), files)
     print(json.dumps(secrets), flush=True)
@@ -35,7 +35,7 @@ def send(given: dict[str, Any], manifest: Manifest) -> None:
 
 def receive(given: dict[str, Any], manifest: Manifest) -> None:
     """Fetch all."""
-    channel = CopyChannel.of_receiver(given["secrets"], encrypted=given["encrypted"])
+    channel = CopyChannel.of(given["secrets"], sender=False, encrypted=given["encrypted"])
     receiver = Receiver(
         _cache(given), manifest, channel, given["addresses"], kept_free=0, revision="main"
     )

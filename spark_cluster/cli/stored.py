@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -35,7 +35,6 @@ from spark_cluster.engine.model_upkeep import (
     StoredModels,
     copy_model,
     kept_recipes,
-    short,
 )
 from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
 from spark_cluster.node.output import counted, gigabytes
@@ -106,10 +105,11 @@ def pull(
     wanted = _wanted(model)
     with app.play("models pull", app.nodes, Options()) as run:
         play = run.open()
-        node = _node(play, on)
+        node = model_upkeep.named_nodes(play, (on,))[on] if on else play.head
         hub = _hub_folders(app)[node.name]
         if offline:
-            manifest = hub_models.present(play, node, wanted, hub=hub)
+            hint = "leave --offline out to fetch it; `models copy` takes it from another node"
+            _, manifest = hub_models.require_complete(play, [node], wanted, hub, hint)
         else:
             pulled_one = hub_models.hub_model(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
@@ -220,7 +220,7 @@ def prune_models(
         found = model_upkeep.prune(
             nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply
         )
-    _show(app, found, partial(_show_pruned_models, apply=apply), applied=apply)
+    _show(app, found, partial(_show_pruned, apply=apply), applied=apply)
     _say_unapplied(app, found, apply=apply)
 
 
@@ -246,11 +246,18 @@ def unpin(app: App, *, model: _One) -> None:
 
 
 @contextlib.contextmanager
-def _nodes(app: App) -> Iterator[Nodes]:
+def _sessions(app: App, what: str) -> Iterator[Mapping[str, Session]]:
     """Start agents on the selected nodes; they end with the block."""
-    hubs = _hub_folders(app)
     app.import_meanwhile()
-    with app.cluster.dialer.sessions(app.nodes, "models") as sessions:
+    with app.cluster.dialer.sessions(app.nodes, what) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _nodes(app: App) -> Iterator[Nodes]:
+    """Start agents that are asked about the models of their nodes."""
+    hubs = _hub_folders(app)
+    with _sessions(app, "models") as sessions:
         yield Nodes(sessions, hubs)
 
 
@@ -315,53 +322,56 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
 # -- what is shown ---------------------------------------------------------------------------------
 
 
+def _head(app: App, node: str, text: str) -> None:
+    app.console.print(styled("[bold]{}[/]  {}", node, text))
+
+
+def _show_rows(app: App, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Show a table of what a node has: its name, short figures, and remarks."""
+    figures = columns[1:-1]
+    table = plain_table(*columns, right=figures, whole=figures, header=False, wide=True)
+    for name, *cells in rows:
+        table.add_row(f"  {name}", *cells)
+    if table.rows:
+        app.console.print(table)
+
+
 def _show_stored(app: App, found: StoredModels) -> None:
     taken, count = gigabytes(found.size), counted(len(found.models), "model")
-    told = (found.node, taken, count, gigabytes(found.free))
-    line = styled("[bold]{}[/]  {} in {} in the hub's cache, {} free", *told)
-    app.console.print(line)
-    short_ones = ("size", "used")
-    table = plain_table(
-        *("name", "size", "used", "remarks"),
-        right=short_ones,
-        whole=short_ones,
-        header=False,
-        wide=True,
+    _head(app, found.node, f"{taken} in {count} in the hub's cache, {gigabytes(found.free)} free")
+    listed = (
+        (model.shown, gigabytes(model.size), _age(model.last_used), model.remarks)
+        for model in reversed(found.models)
     )
-    for model in reversed(found.models):
-        name = f"  {short(model.repository, model.commit)}"
-        table.add_row(name, gigabytes(model.size), _age(model.last_used), model.remarks)
-    if found.models:
-        app.console.print(table)
+    _show_rows(app, ("name", "size", "used", "remarks"), listed)
     if found.served_outside:
         app.console.print(f"  served from {found.served_outside}, which is not in the hub's cache")
 
 
 def _show_sizes(app: App, sizes: ModelSizes) -> None:
     whole, free = gigabytes(sizes.size), gigabytes(sizes.free)
-    line = styled("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
-    app.console.print(line)
+    _head(app, sizes.node, f"{whole} in models, {free} free on the disk")
     rows = [(taken, f"recipe {name}") for name, taken in sorted(sizes.recipes.items())]
-    for taken, what in (
+    more = (
         (sizes.prunable, "that `spark-cluster models prune --apply` would free"),
         (sizes.unfinished, "in half files, with which a pull goes on"),
         (sizes.unused, "that no revision has"),
-    ):
-        rows += [(taken, what)] if taken else []
-    for taken, what in rows:
+    )
+    for taken, what in (*rows, *(one for one in more if one[0])):
         app.console.print(styled("  {}  {}", gigabytes(taken).rjust(9), what))
 
 
-def _show_pruned_models(app: App, found: Pruned, *, apply: bool) -> None:
-    did = "freed" if apply else "would be freed"
-    app.console.print(styled("[bold]{}[/]  {} {}", found.node, gigabytes(found.freed), did))
-    verb = "removed" if apply else "would go"
-    for model in found.removed:
-        name, taken = short(model.repository, model.commit), gigabytes(model.size)
-        app.console.print(styled("  {}  {}  {}", verb, name, taken))
+def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None:
+    did, verb = ("freed", "removed") if apply else ("would be freed", "would go")
+    refused = found.refused if isinstance(found, PrunedImages) else []
+    most = "up to " if isinstance(found, PrunedImages) else ""  # images can share layers
+    _head(app, found.node, f"{most}{gigabytes(found.freed)} {did}")
+    for one in found.removed:
+        app.console.print(styled("  {}  {}  {}", verb, one.shown, gigabytes(one.size)))
+    for left in refused:
+        app.console.print(styled("  {}  {}", mark("fail"), left.reason))
     for kept in found.kept:
-        name = short(kept.repository, kept.commit)
-        app.console.print(styled("  stays  {}  [dim]{}[/]", name, kept.reason))
+        app.console.print(styled("  stays  {}  [dim]{}[/]", kept.shown, kept.reason))
 
 
 # -- pulling ---------------------------------------------------------------------------------------
@@ -376,16 +386,6 @@ def _wanted(model: str) -> Wanted:
             hint="give ORG/NAME or ORG/NAME@REVISION, for example Qwen/Qwen3-0.6B@main",
         )
     return wanted
-
-
-def _node(play: Play, name: str | None) -> Node:
-    """Return the node to pull to: the head unless one is named. Raises UsageError."""
-    if name is None:
-        return play.head
-    found = {node.name: node for node in play.nodes}
-    if name not in found:
-        raise UsageError(f"--on: no node {name!r} in this run", hint=f"one of: {', '.join(found)}")
-    return found[name]
 
 
 def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
@@ -407,14 +407,6 @@ def images() -> None:
     """Look after the container images on the nodes: what is there, used and needed; prune."""
 
 
-@contextlib.contextmanager
-def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
-    """Start agents on the selected nodes; they end with the block."""
-    app.import_meanwhile()
-    with app.cluster.dialer.sessions(app.nodes, "images") as found:
-        yield found
-
-
 def _image_needs(app: App) -> dict[str, list[str]]:
     allow = app.allowances(Allowances())
     return needs_of(kept_recipes(app.project, app.inventory.serve.recipe_names, allow))
@@ -427,25 +419,18 @@ def list_images(app: App) -> None:
     Sizes include layers that several images share.
     """
     needs = _image_needs(app)
-    with _sessions(app) as sessions:
+    with _sessions(app, "images") as sessions:
         found = stored_images(sessions, needs)
     _show(app, found, _show_images)
 
 
 def _show_images(app: App, found: StoredImages) -> None:
-    app.console.print(styled("[bold]{}[/]  {}", found.node, counted(len(found.images), "image")))
-    table = plain_table(
-        "image", "digest", "size", "remarks",
-        right=("digest", "size"), whole=("digest", "size"),
-        header=False, wide=True,
-    )  # fmt: skip
-    for image in found.images:
-        digest = (image.digests[0].partition("@")[2] if image.digests else image.id)[7:19]
-        parts = [f"in use by {', '.join(image.used_by)}" if image.used_by else "", *image.recipes]
-        remarks = "; ".join(part for part in parts if part)
-        table.add_row(f"  {image.shown}", digest, gigabytes(image.size), remarks)
-    if found.images:
-        app.console.print(table)
+    _head(app, found.node, counted(len(found.images), "image"))
+    listed = (
+        (image.shown, image.short_digest, gigabytes(image.size), image.remarks)
+        for image in found.images
+    )
+    _show_rows(app, ("image", "digest", "size", "remarks"), listed)
 
 
 @images.command("prune")
@@ -466,13 +451,13 @@ def prune_images(
         apply: Remove them; without it they are only listed.
     """
     needs = _image_needs(app)
-    with _sessions(app) as sessions:
+    with _sessions(app, "images") as sessions:
         listed = stored_images(sessions, needs)
         _must_be_there(images, listed)
         found = [planned(one, images, int(free * 1e9)) for one in listed]
         if apply:
             found = remove(sessions, found)
-    _show(app, found, partial(_show_pruned_images, apply=apply), applied=apply)
+    _show(app, found, partial(_show_pruned, apply=apply), applied=apply)
     _say_unapplied(app, found, apply=apply)
     return 1 if any(one.refused for one in found) else 0
 
@@ -482,18 +467,3 @@ def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:
     for name in names:
         if not any(is_named(image, [name]) for one in listed for image in one.images):
             raise Failed(f"{name} is on no node", hint="`spark-cluster images list` shows them")
-
-
-def _show_pruned_images(app: App, found: PrunedImages, *, apply: bool) -> None:
-    did = "freed" if apply else "would be freed"
-    line = styled("[bold]{}[/]  up to {} {}", found.node, gigabytes(found.freed), did)
-    app.console.print(line)
-    verb = "removed" if apply else "would go"
-    for image in found.removed:
-        line = styled("  {}  {}  {}", verb, image.shown, gigabytes(image.size))
-        app.console.print(line)
-    for refused in found.refused:
-        app.console.print(styled("  {}  {}", mark("fail"), refused.reason))
-    for kept in found.kept:
-        line = styled("  stays  {}  [dim]{}[/]", kept.name, kept.reason)
-        app.console.print(line)

@@ -7,7 +7,6 @@ sent on while the rest is still on its way.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,6 @@ from spark_cluster.engine.hub_models import (
     Stored,
     Wanted,
     hub_model,
-    models_on,
     must_be_the_hubs,
     nowhere_complete,
     preview,
@@ -40,7 +38,7 @@ from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
 from spark_cluster.engine.readiness import Member, behind, members, with_servers
 from spark_cluster.engine.start import obsolete_programs, token
-from spark_cluster.errors import Failed, Refused
+from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.node import confinement
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, folder_name, snapshot_folder
@@ -141,8 +139,6 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
 
 ADOPT_S = 6 * 3600.0
 """Longest time for taking a model over from another cache of a node, seconds."""
-LOOK_S = 1.0
-"""Seconds between two looks whether a pull has said what it fetches."""
 
 
 def fetch(
@@ -284,6 +280,7 @@ class _Model:
         source, others = self._split(name)
         targets = [node for node in others if node.name in missing]
         if targets:
+            must_be_the_hubs(self.play, manifest, source, targets[0], offline=self.offline)
             self._copy(manifest, source, targets)
         return manifest.commit
 
@@ -338,36 +335,22 @@ class _Model:
             self.play.note(text, warning=True, node=node)
         if not others:
             return pull(self.play, node, model)
-        ended = threading.Event()
 
-        def pulling() -> Manifest:
+        failed = list[SparkClusterError]()
+
+        def copying() -> None:
             try:
-                return pull(self.play, node, model)
-            finally:
-                ended.set()
-
-        def copying() -> str:
-            manifest = self._described(node, seen.commit, ended)
-            if manifest is None:
-                return ""
-            self._copy(manifest, node, others)
-            return manifest.commit
+                self._copy(seen.manifest, node, others)
+            except SparkClusterError as error:
+                failed.append(error)
 
         pulled: Manifest
-        pulled, copied = self.play.together(pulling, copying)
-        if copied != pulled.commit:  # the branch has moved meanwhile, or the pull was quicker
+        pulled, _ = self.play.together(lambda: pull(self.play, node, model), copying)
+        if pulled.commit != seen.manifest.commit:  # the branch has moved meanwhile
             self._copy(pulled, node, others)
+        elif failed:
+            raise failed[0]
         return pulled
-
-    def _described(self, node: Node, commit: str, ended: threading.Event) -> Manifest | None:
-        """Wait until the pull has written what it fetches; None if it has ended before."""
-        pinned = Wanted(self.wanted.repository, commit)
-        while not ended.is_set():
-            have = models_on(self.play, [node], pinned, self.stored.hub)[node.name]
-            if have.manifest is not None:
-                return have.manifest
-            ended.wait(LOOK_S)
-        return None
 
     def _must_fit(self, nodes: Sequence[Node], seen: PullPreview) -> None:
         """Look at the disks of those that it is copied to, before the first byte is fetched.
@@ -376,8 +359,8 @@ class _Model:
             Refused: one is too small.
         """
         for node in nodes:
-            have = self.found[node.name]
-            missing = seen.size - (have.present if have.commit == seen.commit else 0)
+            have, wanted = self.found[node.name], seen.manifest
+            missing = wanted.size - (have.present if have.commit == wanted.commit else 0)
             if missing + KEPT_FREE > have.free:
                 raise Refused(
                     f"{self.wanted.repository} needs {gigabytes(missing)} more in the hub cache, "
@@ -388,7 +371,6 @@ class _Model:
 
     def _copy(self, manifest: Manifest, source: Node, targets: Sequence[Node]) -> None:
         """Copy it, and say what was moved."""
-        must_be_the_hubs(self.play, manifest, source, targets[0], offline=self.offline)
         done = copy(
             self.play,
             manifest,

@@ -207,6 +207,21 @@ def nowhere_complete(wanted: Wanted, found: Mapping[str, Have], hint: str) -> Re
     )
 
 
+def require_complete(
+    play: Play, nodes: Iterable[Node], wanted: Wanted, hub: str, hint: str
+) -> tuple[str, Manifest]:
+    """Return the first of some nodes that has a model whole, with its files; only they are asked.
+
+    Raises:
+        Refused: none has, with what each lacks.
+    """
+    here = models_on(play, nodes, wanted, hub)
+    found = complete_on(here)
+    if found is None:
+        raise nowhere_complete(wanted, here, hint)
+    return found
+
+
 @dataclass(frozen=True)
 class Stored:
     """What nodes have of the models of a recipe.
@@ -311,14 +326,12 @@ class PullPreview:
     """What a pull would do.
 
     Attributes:
-        commit: of 40 hexadecimal digits.
-        size: bytes of the wanted files.
+        manifest: what the hub has, as far as it is wanted.
         missing: bytes that would be fetched.
         free: bytes free where the hub cache is.
     """
 
-    commit: str
-    size: int
+    manifest: Manifest
     missing: int
     free: int
 
@@ -381,7 +394,7 @@ def preview(play: Play, node: Node, model: HubModel) -> PullPreview:
     found = play.session(node).request(
         "store", what="preview", hub=model.cache, model=to_wire(model)
     )
-    return PullPreview(found["commit"], found["size"], found["missing"], found["free"])
+    return PullPreview(Manifest.from_document(found["manifest"]), found["missing"], found["free"])
 
 
 @dataclass(frozen=True)
@@ -404,23 +417,6 @@ class PulledModel:
         """A line about it."""
         size = f"{self.files} files, {self.bytes / 1e9:.2f} GB"
         return f"{self.repository}@{self.commit[:12]} is on {self.node}: {size}"
-
-
-def present(play: Play, node: Node, wanted: Wanted, *, hub: str) -> Manifest:
-    """Return the files of a revision that a node has whole; nothing but the node is asked.
-
-    Raises:
-        Refused: it lacks some.
-    """
-    have = models_on(play, [node], wanted, hub)[node.name]
-    if have.manifest is None or not have.complete:
-        raise Refused(
-            f"{wanted.repository}@{wanted.revision} is incomplete: {have.shortfall}",
-            where=node.name,
-            hint="leave --offline out to fetch it; spark-cluster models copy takes it from "
-            "another node that has it",
-        )
-    return have.manifest
 
 
 def warning(repository: str, node: str, found: PullPreview) -> str:

@@ -290,6 +290,17 @@ class StoredImage:
         """Its first name, or the beginning of its id."""
         return self.names[0] if self.names else self.id[7:19]
 
+    @property
+    def short_digest(self) -> str:
+        """The begin of its digest; of an image that no registry has, of its id."""
+        return (self.digests[0].partition("@")[2] if self.digests else self.id)[7:19]
+
+    @property
+    def remarks(self) -> str:
+        """What is to be said of it: who uses it, which recipes need it."""
+        used = f"in use by {', '.join(self.used_by)}" if self.used_by else ""
+        return "; ".join(part for part in (used, *self.recipes) if part)
+
 
 @dataclass(frozen=True)
 class StoredImages:
@@ -305,6 +316,11 @@ class KeptImage:
 
     name: str
     reason: str
+
+    @property
+    def shown(self) -> str:
+        """Its name."""
+        return self.name
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,12 @@ from spark_cluster.engine.hub_models import (
     Nodes,
     OnProgress,
     Wanted,
-    complete_on,
     hub_folder,
     hub_model,
     models_on,
     must_be_the_hubs,
-    nowhere_complete,
     pull,
+    require_complete,
 )
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.node_copies import Copied, copy, copy_folder
@@ -67,6 +66,11 @@ class StoredModel(Revision):
     """
 
     recipes: list[str]
+
+    @property
+    def shown(self) -> str:
+        """Its name, with the begin of the commit."""
+        return short(self.repository, self.commit)
 
     @property
     def remarks(self) -> str:
@@ -113,6 +117,11 @@ class KeptModel:
     repository: str
     commit: str
     reason: str
+
+    @property
+    def shown(self) -> str:
+        """Its name, with the begin of the commit."""
+        return short(self.repository, self.commit)
 
 
 @dataclass(frozen=True)
@@ -462,11 +471,9 @@ def copy_model(
     wanted = Wanted.named(name)
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
-    here = models_on(play, senders, wanted, hub)
-    found = complete_on(here)
-    if found is None:
-        raise nowhere_complete(wanted, here, "`spark-cluster models pull` fetches it from the hub")
-    sender, manifest = nodes[found[0]], found[1]
+    hint = "`spark-cluster models pull` fetches it from the hub"
+    sending, manifest = require_complete(play, senders, wanted, hub, hint)
+    sender = nodes[sending]
     others = _others(nodes, targets, sender, wanted.repository)
     if not play.check:
         must_be_the_hubs(play, manifest, sender, others[0])

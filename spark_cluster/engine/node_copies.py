@@ -20,7 +20,7 @@ from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
-from spark_cluster.node.output import gigabytes
+from spark_cluster.node.output import duration, gigabytes
 from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S, WARNING
 from spark_cluster.node.store.manifest import MOST_FILES, Manifest
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
@@ -210,15 +210,11 @@ def _warn(play: Play, way: Route, size: int) -> None:
     slow, quick = size / (MANAGEMENT_MB_S * 1e6), size / (FABRIC_GB_S * 1e9)
     play.note(
         f"no fabric between {way.source.name} and {way.target.name}: {size / 1e9:.1f} GB go over "
-        f"{way.addresses[0]}, on 1 Gbit/s about {_duration(slow)} instead of {_duration(quick)}; "
+        f"{way.addresses[0]}, on 1 Gbit/s about {duration(slow)} instead of {duration(quick)}; "
         "`spark-cluster provision` sets the link up",
         warning=True,
         node=way.target,
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(1.0, seconds):.0f} s"
 
 
 @dataclass(frozen=True)

@@ -85,12 +85,12 @@ def is_repository(name: str) -> bool:
 
 def wrong_answer(what: str) -> HubError:
     """Say that an answer came that cannot be used."""
-    return HubError(hub_problems.wrong_answer(what))
+    return HubError(hub_problems.problem("server", what=what))
 
 
 def unreachable(reason: str) -> HubError:
     """Say that no answer came."""
-    return HubError(hub_problems.unreachable(reason))
+    return HubError(hub_problems.problem("unreachable", reason=reason))
 
 
 def listing_of(text: bytes, repository: str) -> Listing:

@@ -103,3 +103,10 @@ def gigabytes(size: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 image` and `2 images`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return `45 s`, `12 min` or `3.4 h`."""
+    if seconds < 100:
+        return f"{max(1.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,8 +1,9 @@
 """The channel of a copy: connections on which the receiver asks for files and the sender answers.
 
-Both ends prove that they know the token of this copy, which neither of them sends. With encryption
-they do so in TLS 1.3, and the receiver accepts no certificate but the one made for this copy.
-Without, anyone on the way can read the content, which is still what its hashes say.
+Each connection begins in TLS 1.3. Both ends have the key and the certificate that were made for
+this copy, show the certificate, and accept no other one: so each proves to the other that it knows
+the key, which neither of them sends. Without encryption both leave TLS after that; anyone on the
+way can then read the content, which is still what its hashes say.
 
 A request is the number of a file and the byte to begin at. An answer is a sequence of chunks, each
 with its kind and length; an empty one ends it. The receiver is in `copy_receiving`.
@@ -11,9 +12,7 @@ with its kind and length; an empty one ends it. The receiver is in `copy_receivi
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
-import secrets
 import selectors
 import socket
 import ssl
@@ -21,11 +20,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
+from spark_cluster.node.store.download import Later
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError, explain
@@ -33,11 +33,10 @@ from spark_cluster.node.values import ResourceError, explain
 STALLED_S = 10.0
 """Seconds without a byte after which a connection is given up."""
 PROOF_S = 5.0
-"""Seconds for the TLS handshake and the proof together, however slowly bytes come."""
+"""Seconds for a connection, and for its proof, which is the handshake of TLS, however slowly bytes
+come."""
 KEEPALIVE_S = 5
 """Seconds between probes of a silent connection; after four of them the other end is gone."""
-NONCE, PROOF = 32, 32
-"""Bytes."""
 PIECE = 256 << 10
 """Bytes that are read, hashed and written at a time: few enough to stay in a core's cache."""
 LONGEST_REASON = 300
@@ -61,50 +60,21 @@ class Stranger(Exception):
     """The other end does not belong to this copy."""
 
 
-class Later(Exception):
-    """The sender does not have the file yet."""
-
-
 class CopyRefused(Exception):
     """The sender cannot give the file; the message is its own."""
 
 
 class Stream:
-    """A connection whose ends have proved the token. All methods raise Broken."""
+    """A connection whose ends have proved the key. All methods raise Broken."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: ssl.SSLSocket, *, encrypted: bool) -> None:
         self._connection = connection
-        self._encrypted = isinstance(connection, ssl.SSLSocket)
+        self._encrypted = encrypted
         self.wait(STALLED_S)
 
     def wait(self, patience_s: float) -> None:
-        """Set the seconds to wait for a byte; 0 to wait until the other end is gone.
-
-        Without TLS the kernel keeps the limit (socket(7)), so that one call waits for many bytes;
-        with a limit of Python's own a call returns after each packet.
-        """
-        if self._encrypted:
-            self._connection.settimeout(patience_s or None)
-            return
-        self._connection.settimeout(None)
-        for option, limit in ((socket.SO_RCVTIMEO, patience_s), (socket.SO_SNDTIMEO, STALLED_S)):
-            seconds = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
-            self._connection.setsockopt(socket.SOL_SOCKET, option, seconds)
-
-    def prove(self, token: str, *, sender: bool) -> None:
-        """Prove the token, and have the other end prove it. Raises Stranger, too."""
-        ours = secrets.token_bytes(NONCE)
-        self._send(ours)
-        nonces = [ours, self._exactly(NONCE)]
-        both = b"".join(nonces if sender else reversed(nonces))
-
-        def proof(*, sender: bool) -> bytes:
-            side = b"sender" if sender else b"receiver"
-            return hmac.digest(token.encode(), b"spark-cluster copy " + side + both, "sha256")
-
-        self._send(proof(sender=sender))
-        if not hmac.compare_digest(self._exactly(PROOF), proof(sender=not sender)):
-            raise Stranger("it does not know the secret of this copy")
+        """Set the seconds to wait for a byte; 0 to wait until the other end is gone."""
+        self._connection.settimeout(patience_s or None)
 
     def request(self, number: int, begin: int) -> None:
         """Ask for a file from a byte on."""
@@ -126,19 +96,19 @@ class Stream:
         """Answer with bytes of an open file; one that cannot be read breaks the connection."""
         if begin < end:
             self._send(HEADER.pack(DATA, end - begin))
-        memory = memoryview(bytearray(PIECE))
         try:
-            while begin < end:
-                if self._encrypted:
-                    taken = os.preadv(handle, [memory[: end - begin]], begin)
+            if self._encrypted:
+                memory = memoryview(bytearray(PIECE))
+                while begin < end and (taken := os.preadv(handle, [memory[: end - begin]], begin)):
                     self._send(memory[:taken])
-                else:
-                    taken = os.sendfile(self._connection.fileno(), handle, begin, end - begin)
-                if not taken:
-                    raise Broken("the file has become shorter")
-                begin += taken
+                    begin += taken
+            elif begin < end:
+                with open(handle, "rb", buffering=0, closefd=False) as opened:
+                    begin += self._connection.sendfile(opened, begin, end - begin)
         except OSError as error:
             raise _broken(error) from None
+        if begin < end:
+            raise Broken("the file has become shorter")
         self.answer(DATA)
 
     def answered(self, memory: memoryview) -> Iterator[memoryview]:
@@ -146,7 +116,7 @@ class Stream:
 
         Raises:
             Later: the sender does not have the file yet.
-            Refused: it cannot give it.
+            CopyRefused: it cannot give it.
         """
         while True:
             kind, size = HEADER.unpack(self._exactly(HEADER.size))
@@ -171,6 +141,10 @@ class Stream:
             self.request(DONE, 0)
             next(self.answered(memoryview(bytearray(1))), None)
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
     def cut(self) -> None:
         """End the connection from any thread; the one that uses it sees its end."""
         cut(self._connection)
@@ -181,10 +155,9 @@ class Stream:
         return bytes(data)
 
     def _fill(self, view: memoryview) -> None:
-        flags = 0 if self._encrypted else socket.MSG_WAITALL
         try:
             while view:
-                taken = self._connection.recv_into(view, 0, flags)
+                taken = self._connection.recv_into(view)
                 if not taken:
                     raise Broken("the connection was closed")
                 view = view[taken:]
@@ -199,8 +172,6 @@ class Stream:
 
 
 def _broken(error: OSError) -> Broken:
-    if isinstance(error, BlockingIOError):  # a limit that the kernel keeps
-        return Broken("timed out")
     return Broken(error.strerror or str(error))
 
 
@@ -216,51 +187,49 @@ class CopyChannel:
     """One end of a copy.
 
     Args:
-        tls: None for no encryption.
         sender: which end it is.
+        encrypted: TLS lasts as long as the connection, and not for the proof only.
     """
 
     port: int
-    token: str = field(repr=False)
-    tls: ssl.SSLContext | None
+    tls: ssl.SSLContext
     sender: bool
+    encrypted: bool
 
     @classmethod
-    def of_sender(cls, secrets: Mapping[str, Any], folder: Path, *, encrypted: bool) -> CopyChannel:
-        """Return the end whose `make_secrets` returned these, with its key in the folder."""
-        tls = None
-        if encrypted:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.minimum_version, tls.num_tickets = ssl.TLSVersion.TLSv1_3, 0
-            tls.load_cert_chain(folder / "certificate", folder / "key")
-        return cls(int(secrets["port"]), str(secrets["token"]), tls, sender=True)
+    def of(cls, secrets: Mapping[str, Any], *, sender: bool, encrypted: bool) -> CopyChannel:
+        """Return an end.
 
-    @classmethod
-    def of_receiver(cls, secrets: Mapping[str, Any], *, encrypted: bool) -> CopyChannel:
-        """Return the other end."""
-        tls = None
-        if encrypted:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            tls.minimum_version, tls.check_hostname = ssl.TLSVersion.TLSv1_3, False
-            tls.verify_flags |= NO_CHECK_TIME
-            tls.load_verify_locations(cadata=str(secrets["certificate"]))
-        return cls(int(secrets["port"]), str(secrets["token"]), tls, sender=False)
+        Args:
+            secrets: what `make_secrets` returned, and the `port`.
+        """
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if sender else ssl.PROTOCOL_TLS_CLIENT)
+        tls.minimum_version, tls.check_hostname = ssl.TLSVersion.TLSv1_3, False
+        tls.verify_mode = ssl.CERT_REQUIRED
+        tls.verify_flags |= NO_CHECK_TIME
+        if sender:
+            tls.num_tickets = 0
+        with os.fdopen(os.memfd_create("key"), "wb") as own:  # OpenSSL reads it from a file only
+            own.write(str(secrets["key"]).encode())
+            own.flush()
+            path = f"/proc/self/fd/{own.fileno()}"
+            tls.load_verify_locations(path)
+            tls.load_cert_chain(path)
+        return cls(int(secrets["port"]), tls, sender, encrypted)
 
-    def wrapped(self, connection: socket.socket) -> socket.socket:
+    def wrapped(self, connection: socket.socket) -> ssl.SSLSocket:
         """Prepare a new connection; no byte is sent yet. Raises OSError."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
             connection.setsockopt(socket.IPPROTO_TCP, option, KEEPALIVE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-        if self.tls is None:
-            return connection
         return self.tls.wrap_socket(
             connection, server_side=self.sender, do_handshake_on_connect=False
         )
 
-    def proved(self, connection: socket.socket) -> Stream:
-        """Return the stream of a wrapped connection once both ends have proved the token.
+    def proved(self, connection: ssl.SSLSocket) -> Stream:
+        """Return the stream of a wrapped connection once both ends have proved the key.
 
         Raises:
             Stranger: the other end is not of this copy.
@@ -270,57 +239,65 @@ class CopyChannel:
         timer.daemon = True
         timer.start()
         try:
-            stream = Stream(connection)
-            if isinstance(connection, ssl.SSLSocket):
-                connection.do_handshake()
-            stream.prove(self.token, sender=self.sender)
+            connection.settimeout(PROOF_S)
+            connection.do_handshake()
+            if not self.encrypted:
+                connection.unwrap()
         except ssl.SSLCertVerificationError:
             raise Stranger("it has another certificate") from None
         except OSError as error:
             raise _broken(error) from None
         finally:
             timer.cancel()
-        return stream
+        return Stream(connection, encrypted=self.encrypted)
 
-    @contextlib.contextmanager
-    def connected(self, address: str, sender: str) -> Iterator[Stream]:
-        """Yield a stream to the sender.
+    def connect(self, address: str, sender: str) -> Stream:
+        """Return a stream to the sender.
 
         Raises:
             ResourceError: someone else answers.
             Broken: nobody answers in time.
         """
         try:
-            connection = socket.create_connection((address, self.port), timeout=STALLED_S)
-            connection = self.wrapped(connection)
+            to = (address, self.port)
+            connection = self.wrapped(socket.create_connection(to, timeout=PROOF_S))
         except OSError as error:
             raise _broken(error) from None
-        with connection:
-            try:
-                stream = self.proved(connection)
-            except Stranger as error:
-                raise ResourceError(
-                    f"what answers at {address} port {self.port} is not {sender}: {error}",
-                    "nothing of it was kept; another program may use the port",
-                ) from None
+        try:
+            return self.proved(connection)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, Stranger):
+                raise
+            raise ResourceError(
+                f"what answers at {address} port {self.port} is not {sender}: {error}",
+                "nothing of it was kept; another program may use the port",
+            ) from None
+
+    @contextlib.contextmanager
+    def connected(self, address: str, sender: str) -> Iterator[Stream]:
+        """Yield a stream to the sender, as `connect` returns it."""
+        with contextlib.closing(self.connect(address, sender)) as stream:
             yield stream
 
 
 def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:
-    """Make the token and the certificate of a copy, and in the sender's folder its key; return what
-    the receiver needs.
+    """Make the `key` of a copy with its certificate, in PEM, which both ends need.
+
+    Args:
+        folder: of this copy; only root can open it.
 
     Raises:
         ResourceError: openssl fails.
     """
+    own = folder / "key.pem"
     argv = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
     words = ("-nodes", "-subj", "/CN=spark-cluster copy", "-days", "365")
-    places = ("-keyout", f"{folder}/key", "-out", f"{folder}/certificate")
     environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8"}
-    made = processes.run((*argv, *words, *places), env=environment, timeout=30.0, umask=0o077)
+    command = (*argv, *words, "-keyout", str(own), "-out", str(own))  # one file for both
+    made = processes.run(command, env=environment, timeout=30.0, umask=0o077)
     made.check("making a certificate for a copy")
-    certificate = (folder / "certificate").read_text()
-    return {"token": secrets.token_hex(32), "certificate": certificate}
+    return {"key": own.read_text()}
 
 
 # The sender of a copy: listens on a node's own addresses, and gives receivers what is copied.
@@ -330,8 +307,9 @@ def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:
 
 IDLE_S = 60.0
 """Seconds without a receiver after which it ends; a connection without proof does not count."""
-WRITER_GONE_S = 10.0
-"""Seconds without a writer of the model after which what is not there is not waited for."""
+WRITER_GONE_S = 15.0
+"""Seconds without a writer of the model after which what is not there is not waited for: a pull
+that begins at the same time has begun by then."""
 LIMIT_S = 24 * 3600.0
 LOOK_S = 0.2
 STRANGERS = 300
@@ -399,7 +377,7 @@ class Sender:
         self._unproved[connection] = None
         threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: ssl.SSLSocket) -> None:
         """Answer one connection until its other end closes it."""
         with contextlib.suppress(Broken, Stranger), connection:
             try:

@@ -146,18 +146,17 @@ def _sending(given: Given, give: Give) -> Iterator[None]:
     if serve is None:
         yield
         return
-    encrypted = bool(given["encrypted"])
-    channel = CopyChannel.of_sender(serve["secrets"], Path(given["place"]), encrypted=encrypted)
-    sender = Sender(channel, serve["addresses"], serve["spare"], give)
+    sender = Sender(_channel(given, "serve"), serve["addresses"], serve["spare"], give)
     thread = threading.Thread(target=sender.run, daemon=True)  # an error ends the process
     thread.start()
     yield
     thread.join()
 
 
-def _channel(given: Given) -> CopyChannel:
-    secrets = given["receive"]["secrets"]
-    return CopyChannel.of_receiver(secrets, encrypted=bool(given["encrypted"]))
+def _channel(given: Given, part: str) -> CopyChannel:
+    """Return the end of a copy that this node is by its part, `serve` or `receive`."""
+    sends, encrypted = part == "serve", bool(given["encrypted"])
+    return CopyChannel.of(given[part]["secrets"], sender=sends, encrypted=encrypted)
 
 
 def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any
     receiver = Receiver(
         cache,
         manifest,
-        _channel(given),
+        _channel(given, "receive"),
         asked["addresses"],
         sender=str(asked["sender"]),
         spare=asked["spare"],
@@ -208,7 +207,7 @@ def _receive_image(given: Given) -> dict[str, Any]:
     begun, progress = time.monotonic(), ByteProgress(int(given["size"]))
     ref, sender = given["image"], given["receive"]["sender"]
     try:
-        with _connected(given) as stream:
+        with contextlib.closing(_connected(given)) as stream:
             stream.wait(QUIET_S)
             stream.request(0, 0)
             printed = _load(stream, progress.add)
@@ -225,25 +224,29 @@ def _receive_image(given: Given) -> dict[str, Any]:
     return {"moved": progress.read, "kept": 0, "seconds": seconds, "switched": False}
 
 
-@contextlib.contextmanager
-def _connected(given: Given) -> Iterator[Stream]:
-    """Yield a stream to the sender, over the first of its addresses that answers.
+def _connected(given: Given) -> Stream:
+    """Return a stream to the sender, over the first of its addresses that answers.
 
     Raises:
         ResourceError: none does, or another program answers.
     """
-    asked, channel, until = given["receive"], _channel(given), time.monotonic() + SILENT_S
-    sender = str(asked["sender"])
-    with contextlib.ExitStack() as stack:
-        for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
-            try:
-                stream = stack.enter_context(channel.connected(address, sender))
-                break
-            except Broken as error:
-                if time.monotonic() > until:
-                    raise silent(sender, SILENT_S, f"{address}: {error}") from None
-            time.sleep(RECONNECT_S)
-        yield stream
+    asked, channel, until = (
+        given["receive"],
+        _channel(given, "receive"),
+        time.monotonic() + SILENT_S,
+    )
+    addresses, sender = (
+        itertools.cycle([*asked["addresses"], *asked["spare"]]),
+        str(asked["sender"]),
+    )
+    while True:
+        address = next(addresses)
+        try:
+            return channel.connect(address, sender)
+        except Broken as error:
+            if time.monotonic() > until:
+                raise silent(sender, SILENT_S, f"{address}: {error}") from None
+        time.sleep(RECONNECT_S)
 
 
 def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:

@@ -1,25 +1,29 @@
-"""Download a revision of a model from the hub into the hub cache.
+"""Bring a revision of a model into the hub cache: from any source, and from the hub.
 
-A program, run with the Python of the hub library's environment (`huggingface_hub` with `hf_xet`)
-in a unit of its own. The request comes as JSON on standard input, the token with it: it is in no
-argument list and no environment. ByteProgress goes to standard output; the last line is the result,
-JSON too.
+The hub's part is a program, run with the Python of the hub library's environment
+(`huggingface_hub` with `hf_xet`) in a unit of its own. The request comes as JSON on standard input,
+the token with it: it is in no argument list and no environment. Progress goes to standard output;
+the last line is the result, JSON too.
 
-Files come through the library's session by HTTP with ranges, several at a time, and their hashes
-are computed as the bytes come. `hf download` is not used: since 1.18 it begins each file anew after
-a cut, a crash or a reboot (source: hf-no-resume), and it compares sizes only.
+Files come through the library's session by HTTP with ranges. `hf download` is not used: since 1.18
+it begins each file anew after a cut, a crash or a reboot (source: hf-no-resume), and it compares
+sizes only.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path, PurePosixPath
@@ -27,8 +31,8 @@ from typing import Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, MissingFiles, alone
-from spark_cluster.node.store.hub_problems import HubProblem
+from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, alone
+from spark_cluster.node.store.hub_problems import HubProblem, problem
 from spark_cluster.node.store.manifest import (
     GIT_SHA1,
     KEPT_FREE,
@@ -39,6 +43,172 @@ from spark_cluster.node.store.manifest import (
 )
 from spark_cluster.node.store.verify import ByteProgress, make_own
 from spark_cluster.node.values import ResourceError
+
+# A cache is filled by several threads, each of which brings a file at a time, the largest ones
+# first. What comes is hashed as it arrives and gets its name afterwards, and what was cut is gone
+# on with. A source says how bytes come, and which failures pass.
+
+NEXT_S = 0.1
+"""Seconds in which each file that the source does not have yet is asked for once."""
+
+
+class Later(Exception):
+    """The source does not have the file yet."""
+
+
+class WrongSize(Exception):
+    """More or fewer bytes came than the file has."""
+
+
+class FileSource:
+    """Where the files of a revision come from; its methods are called from several threads."""
+
+    def content(self, file: StoredFile, begin: int) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of a file from a place on. Raises Later, or what `pause` judges."""
+        raise NotImplementedError
+
+    def pause(self, error: Exception, failures: int) -> float:
+        """Return the seconds to wait after a failure that may pass. Raises what it means if not.
+
+        Args:
+            failures: how many times in a row the file failed without a byte more.
+        """
+        raise NotImplementedError
+
+    def wrong(self, file: StoredFile) -> ResourceError:
+        """Return the error for a file whose content was twice not what its hash says."""
+        raise NotImplementedError
+
+    def alive(self, _size: int = 0) -> None:
+        """Take note that this side was at work, or that bytes came."""
+
+    def close(self) -> None:
+        """End what is waited for after a failure; without it files that have begun are finished."""
+
+
+@dataclass
+class Filling:
+    """The filling of a cache with what it lacks of a revision.
+
+    Attributes:
+        workers: threads.
+        done: what is said of the bytes that came: "here", "from spark1".
+        kept_free: bytes that stay free on the disk.
+        progress: of the bytes.
+    """
+
+    cache: HubCache
+    manifest: Manifest
+    source: FileSource
+    workers: int
+    done: str = "here"
+    kept_free: int = KEPT_FREE
+    progress: ByteProgress = field(default_factory=lambda: ByteProgress(0))
+    _files: deque[StoredFile] = field(default_factory=deque)
+    _wrong: set[str] = field(default_factory=set)
+    """Blobs whose content was once not what their hash says."""
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _failure: Exception | None = None
+
+    def run(self, revision: str = "") -> dict[str, int]:
+        """Bring what is missing, and make the revision's links; the caller is `alone`.
+
+        Args:
+            revision: the branch or tag that gets the commit at the end.
+
+        Returns:
+            The bytes that came (`moved`), and those that were there (`kept`).
+
+        Raises:
+            ResourceError: no space, what the source refuses, or a content that is not right.
+            OSError: it cannot be written.
+        """
+        missing = make_own(self.cache, self.manifest)
+        kept = self.manifest.size - missing.size
+        if missing.blobs:
+            self._must_fit(missing.size)
+            self.cache.files.make(self.cache.blobs(self.manifest.repository))
+            self.progress = ByteProgress(self.manifest.size, self.done, kept)
+            self._files.extend(sorted(missing.blobs, key=lambda file: -file.size))
+            with ThreadPoolExecutor(self.workers) as pool:
+                for _ in range(self.workers):
+                    pool.submit(self._work)
+            if self._failure is not None:
+                raise self._failure
+        self.cache.publish(self.manifest, revision)
+        return {"moved": self.progress.read, "kept": kept}
+
+    def _must_fit(self, size: int) -> None:
+        free = self.cache.files.free()
+        if size and free < size + self.kept_free:
+            raise ResourceError(
+                f"{self.manifest.repository} needs {size / 1e9:.1f} GB more below "
+                f"{self.cache.root}, and {self.kept_free / 1e9:.1f} GB that stay free; "
+                f"{free / 1e9:.1f} GB are free",
+                "`spark-cluster models prune` shows what can be removed",
+            )
+
+    def _work(self) -> None:
+        """Bring files until none is left to begin; the first error stops all threads."""
+        try:
+            while (file := self._next()) is not None and not self._stopped.is_set():
+                if self._is_brought(file):
+                    continue
+                if file.blob in self._wrong:
+                    raise self.source.wrong(file)
+                self._wrong.add(file.blob)
+                self._files.append(file)
+        except Exception as error:  # noqa: BLE001  (`run` raises it)
+            self._failure = self._failure or _explained(error)
+            self._stopped.set()
+            self.source.close()
+
+    def _next(self) -> StoredFile | None:
+        with suppress(IndexError):  # another thread may have taken the last one
+            return self._files.popleft()
+        return None
+
+    def _is_brought(self, file: StoredFile) -> bool:
+        """Bring a file, or leave it for later; False where its content was wrong, and is gone."""
+        failures = 0
+        with self.cache.half(self.manifest.repository, file, self.source.alive) as half:
+            while half.size < file.size:
+                begun = half.size
+                try:
+                    self._add(half, file)
+                except Later:
+                    self._files.append(file)
+                    self._stopped.wait(NEXT_S / (len(self._files) or 1))
+                    return True
+                except Exception as error:  # noqa: BLE001  (the source judges it)
+                    failures = 1 if half.size > begun else failures + 1
+                    if self._stopped.wait(self.source.pause(error, failures)):
+                        return True
+            sound = half.settle()
+        self.source.alive()
+        return sound
+
+    def _add(self, half: HalfBlob, file: StoredFile) -> None:
+        """Add what comes to a half file. Raises what its source does, or WrongSize."""
+        for piece in self.source.content(file, half.size):
+            if half.size + len(piece) > file.size:
+                raise WrongSize(f"more than the {file.size} bytes of {file.path} come")
+            half.add(piece)
+            self.progress.add(len(piece))
+            self.source.alive(len(piece))
+        if half.size < file.size:
+            raise WrongSize(f"fewer than the {file.size} bytes of {file.path} come")
+
+
+def _explained(error: Exception) -> Exception:
+    """Return an error; that of a full disk with what can be done."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = f"{error.filename or 'a file of the model'}: {error.strerror}"
+        return ResourceError(text, "make room; the next run resumes where this one ended")
+    return error
+
+
+# The hub as a source.
 
 FILES_AT_A_TIME = 8
 OTHER_PULL_S = 24 * 3600.0
@@ -234,134 +404,81 @@ class HubFiles:
         return int(hub_problems.seconds_of(headers.get("Retry-After", "")) or 0)
 
 
-class Download:
-    """The download of one revision.
+class Download(FileSource):
+    """The download of one revision: a source of files, which the hub gives.
 
     Args:
-        hub: where its files come from.
+        hub: where they come from.
     """
 
     def __init__(self, wanted: DownloadRequest, hub: HubFiles) -> None:
         self.wanted = wanted
         self.hub = hub
         self.cache = HubCache(Path(wanted.cache), Path(wanted.ours))
-        self._stopped = threading.Event()
         self._accepted = False
 
     def run(self) -> dict[str, Any]:
         """Do it, and return the result.
 
         Raises:
-            HubProblem: the hub does not give it, or the disk is too small.
-            ResourceError: another pull of it does not end.
+            HubProblem: the hub does not give it.
+            ResourceError: another pull of it does not end, or the disk is too small.
             OSError: it cannot be written.
         """
-        manifest = self._patiently(self.hub.manifest)
         if self.wanted.preview:
-            return self._result(manifest, self.cache.missing(manifest))
-        with alone(self.cache, manifest.repository, OTHER_PULL_S, _print):
-            self.cache.files.make(self.cache.blobs(manifest.repository))
+            seen = self._manifest()
+            size, free = self.cache.missing(seen).size, self.cache.files.free()
+            return {"manifest": seen.document(), "missing": size, "free": free}
+        # Whoever sends on what comes sees by the lock that it is to come.
+        with alone(self.cache, self.wanted.repository, OTHER_PULL_S, _print):
+            manifest = self._manifest()
             self.cache.records.keep(manifest)
-            missing = make_own(self.cache, manifest)
-            self._must_have_room(manifest, missing)
-            came = self._fetch(manifest, missing)
-            self.cache.publish(manifest, self.wanted.revision)
-            return {**self._result(manifest, self.cache.missing(manifest)), "came": came}
+            room = self.wanted.room_left
+            filling = Filling(self.cache, manifest, self, FILES_AT_A_TIME, kept_free=room)
+            came = filling.run(self.wanted.revision)["moved"]
+        unchecked = sum(not file.algorithm for file in manifest.files)
+        told = {"commit": manifest.commit, "size": manifest.size, "unchecked": unchecked}
+        return {**told, "came": came}
 
-    def _result(self, manifest: Manifest, missing: MissingFiles) -> dict[str, Any]:
-        return {
-            "commit": manifest.commit,
-            "size": manifest.size,
-            "missing": missing.size,
-            "free": self.cache.files.free(),
-            "unchecked": sum(not file.algorithm for file in manifest.files),
-        }
-
-    def _must_have_room(self, manifest: Manifest, missing: MissingFiles) -> None:
-        free = self.cache.files.free()
-        if missing.size and missing.size + self.wanted.room_left > free:
-            raise HubProblem(
-                "space",
-                f"{manifest.repository} needs {missing.size / 1e9:.1f} GB more below "
-                f"{self.cache.root}, and {self.wanted.room_left / 1e9:.1f} GB that stay free; "
-                f"{free / 1e9:.1f} GB are free",
-                "spark-cluster models prune shows what can be removed",
-            )
-
-    def _fetch(self, manifest: Manifest, missing: MissingFiles) -> int:
-        """Fetch blobs, several at a time; return the bytes that came."""
-        progress = ByteProgress(manifest.size, "here", manifest.size - missing.size)
-
-        def one(file: StoredFile) -> None:
-            if self._stopped.is_set():
-                return
+    def _manifest(self) -> Manifest:
+        """Ask for the files of the revision, again after each failure that may pass."""
+        for failures in itertools.count(1):
             try:
-                self._fetch_blob(file, progress)
-            except BaseException:
-                self._stopped.set()
-                raise
+                return self.hub.manifest()
+            except Exception as error:  # noqa: BLE001  (`pause` raises what does not pass)
+                time.sleep(self.pause(error, failures))
+        raise AssertionError
 
-        with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
-            jobs = [pool.submit(one, file) for file in missing.blobs]
-        for job in jobs:
-            job.result()
-        return progress.read
-
-    def _fetch_blob(self, file: StoredFile, progress: ByteProgress) -> None:
-        """Have a blob, complete and right, on the disk. A wrong one is fetched once more."""
-        repository = self.wanted.repository
-        for _ in range(2):
-            with self.cache.half(repository, file) as half:
-                if half.size < file.size:
-                    self._patiently(partial(self._fill, half, file, progress), half)
-                if half.settle():
-                    return
-        raise hub_problems.wrong_content(repository, file.path, file.blob)
-
-    def _fill(self, half: HalfBlob, file: StoredFile, progress: ByteProgress) -> None:
-        """Fetch what a half file lacks. Raises what the hub's library does, HubProblem."""
-        for piece in self.hub.content(file, half.size):
-            if half.size + len(piece) > file.size:
-                break
-            half.add(piece)
+    def content(self, file: StoredFile, begin: int) -> Iterator[bytes]:
+        """Ask the hub for a file."""
+        for piece in self.hub.content(file, begin):
             self._accepted = True  # the bytes of one file show that the token was good
-            progress.add(len(piece))
-        if half.size != file.size:
-            raise hub_problems.wrong_answer(f"{file.path} is not of {file.size} bytes")
+            yield piece
 
-    def _patiently(self, ask: Callable[[], Any], half: HalfBlob | None = None) -> Any:
-        """Ask the hub, again after each failure that may pass.
+    def pause(self, error: Exception, failures: int) -> float:
+        """Return the seconds until the hub is asked again; see `FileSource`."""
+        found = self._problem(error)
+        if not found.passing or failures >= self.wanted.tries:
+            raise found from error
+        return self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
 
-        Args:
-            half: where bytes come; a failure after which there are more is the first again.
-
-        Raises:
-            HubProblem: it does not pass, or TRIES in a row brought nothing.
-        """
-        failures = 0
-        while True:
-            before = half.size if half else 0
-            try:
-                return ask()
-            except Exception as error:
-                failures = 1 if half and half.size > before else failures + 1
-                problem = self._problem(error)
-                if not problem.passing or failures >= self.wanted.tries:
-                    raise problem from error
-                pause = self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
-                if self._stopped.wait(pause):
-                    raise problem from error
+    def wrong(self, file: StoredFile) -> ResourceError:
+        """Say that the hub's own hash is of another content."""
+        repository, path = self.wanted.repository, file.path
+        return problem("content", repository=repository, path=path, expected=file.blob)
 
     def _problem(self, error: Exception) -> HubProblem:
         """Return a failure as a problem with the hub. Raises any other."""
         if isinstance(error, HubProblem):
             return error
+        if isinstance(error, WrongSize):
+            return problem("server", what=str(error))
         status = hub_problems.status_of(error)
         if status in (401, 403) and self.wanted.token and self._accepted:
-            return hub_problems.token_expired(self.wanted.repository, status)
+            return problem("token", repository=self.wanted.repository, status=status)
         found = hub_problems.of_library(error, self.wanted.repository, self.wanted.revision)
         if found is None and not isinstance(error, (OSError, ResourceError)):
-            raise hub_problems.wrong_answer(hub_problems.first_line(error)) from error
+            raise problem("server", what=hub_problems.first_line(error)) from error
         if found is None:
             raise error
         return found
@@ -371,6 +488,6 @@ class Download:
         wait = self.hub.wait_of(error)
         if hub_problems.status_of(error) == HTTPStatus.TOO_MANY_REQUESTS:
             if wait > LONGEST_WAIT_S:
-                raise hub_problems.busy(str(wait)) from error
+                raise problem("busy", wait=f"{wait} s") from error
             _print(f"the hub refuses more requests for {wait or 'some'} s (429); waiting")
         return min(float(wait), LONGEST_WAIT_S)

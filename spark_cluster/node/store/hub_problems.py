@@ -5,7 +5,7 @@ Each problem has a kind, a sentence and the fix. No library is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from spark_cluster.node.values import ResourceError
@@ -32,64 +32,72 @@ class HubProblem(ResourceError):
         return self.kind in ("unreachable", "server", "busy")
 
 
-def missing(repository: str, suggestion: str = "") -> HubProblem:
-    """Say that there is no such repository, and what may have been meant."""
-    spelling = f"check the spelling ({suggestion})" if suggestion else "check the spelling"
-    return HubProblem(
-        "missing",
-        f"the hub has no model {repository!r} that is visible from here",
-        f"{spelling}; for a private model set HF_TOKEN to a token that may read it",
-    )
-
-
-def gated(repository: str) -> HubProblem:
-    """Say that the authors must give access first."""
-    return HubProblem(
-        "gated",
-        f"the model {repository!r} is gated: its authors give access on request",
-        f"accept its conditions at https://huggingface.co/{repository} and set HF_TOKEN to a "
+PROBLEMS = {
+    "missing": (
+        "the hub has no model {repository!r} that is visible from here",
+        "check the spelling{suggestion}; for a private model set HF_TOKEN to a token that may read "
+        "it",
+    ),
+    "gated": (
+        "the model {repository!r} is gated: its authors give access on request",
+        "accept its conditions at https://huggingface.co/{repository} and set HF_TOKEN to a "
         "token of that account; or give a folder with its config.json",
-    )
-
-
-def no_revision(repository: str, revision: str) -> HubProblem:
-    """Say that the repository has no such branch, tag or commit."""
-    return HubProblem(
-        "revision",
-        f"the model {repository!r} has no revision {revision!r} on the hub",
+    ),
+    "gated, disabled": ("the hub has disabled access to {repository!r}", ""),
+    "gated, refused": (
+        "the hub refuses to show {repository!r} ({status})",
+        "the token in HF_TOKEN is not valid or may not read it: make one with read access at "
+        f"{TOKENS}, or unset it",
+    ),
+    "revision": (
+        "the model {repository!r} has no revision {revision!r} on the hub",
         "give a branch, tag or commit that the model's page lists under 'Files'",
-    )
-
-
-def no_file(repository: str, name: str = "") -> HubProblem:
-    """Say that the repository lacks a file."""
-    what = f"no file {name!r}" if name else "no such file"
-    return HubProblem("file", f"{repository} has {what} on the hub")
-
-
-def disabled(repository: str) -> HubProblem:
-    """Say that the hub itself has closed the repository."""
-    return HubProblem("gated", f"the hub has disabled access to {repository!r}")
-
-
-def refused(repository: str, status: int) -> HubProblem:
-    """Say that the token is not accepted."""
-    return HubProblem(
-        "gated",
-        f"the hub refuses to show {repository!r} ({status})",
-        "the token in HF_TOKEN is not valid or may not read it: make one with read access "
-        f"at {TOKENS}, or unset it",
-    )
-
-
-def token_expired(repository: str, status: int) -> HubProblem:
-    """Say that the token was accepted at first and is not any more."""
-    return HubProblem(
-        "token",
-        f"the hub accepted the token for {repository!r} at first and refuses it now ({status}): "
+    ),
+    "file": ("{repository} has no such file on the hub", ""),
+    "token": (
+        "the hub accepted the token for {repository!r} at first and refuses it now ({status}): "
         "it has expired or was revoked",
         f"make a token with read access at {TOKENS}, set HF_TOKEN to it and run the command "
         "again: the files and parts of files that came are kept",
+    ),
+    "busy": (
+        "the hub refuses more requests from this address for now (429)",
+        "wait {wait}, or set HF_TOKEN, which allows more; --offline uses what is known here",
+    ),
+    "unreachable": (
+        "the hub cannot be reached: {reason}",
+        "check the network and HTTPS_PROXY; --offline uses what is known here, and a folder "
+        "with the model's config.json works without the hub",
+    ),
+    "server": (
+        "the hub's answer cannot be used: {what}",
+        "try again later; --offline uses what is known here",
+    ),
+    "content": (
+        "{path} of {repository}: the hub says that its hash is {expected}, and what it sent, "
+        "twice, has another; it was thrown away",
+        "a proxy or mirror in between may change files: unset HF_ENDPOINT and HTTPS_PROXY and "
+        "try again; otherwise report it on the model's page",
+    ),
+}
+"""Kind of a problem, and after a comma which one of this kind, to its message and its fix."""
+
+
+def problem(name: str, **told: object) -> HubProblem:
+    """Return a problem.
+
+    Args:
+        name: in PROBLEMS.
+        told: what its sentences name in braces.
+    """
+    message, hint = PROBLEMS[name]
+    return HubProblem(name.partition(",")[0], message.format(**told), hint.format(**told))
+
+
+def missing(repository: str, suggestion: str = "") -> HubProblem:
+    """Say that there is no such repository, and what may have been meant."""
+    return problem(
+        "missing", repository=repository, suggestion=f" ({suggestion})" if suggestion else ""
     )
 
 
@@ -98,70 +106,32 @@ def seconds_of(retry_after: str) -> str:
     return retry_after if retry_after.isdecimal() and len(retry_after) < 6 else ""
 
 
-def busy(wait_s: str) -> HubProblem:
-    """Say that too many requests came from here."""
-    wait = f"wait {wait_s} s" if wait_s else "wait some minutes"
-    return HubProblem(
-        "busy",
-        "the hub refuses more requests from this address for now (429)",
-        f"{wait}, or set HF_TOKEN, which allows more; --offline uses what is known here",
-    )
-
-
-def unreachable(reason: str) -> HubProblem:
-    """Say that no answer came."""
-    return HubProblem(
-        "unreachable",
-        f"the hub cannot be reached: {reason}",
-        "check the network and HTTPS_PROXY; --offline uses what is known here, and a folder "
-        "with the model's config.json works without the hub",
-    )
-
-
-def wrong_answer(what: str) -> HubProblem:
-    """Say that an answer came that cannot be used."""
-    return HubProblem(
-        "server",
-        f"the hub's answer cannot be used: {what}",
-        "try again later; --offline uses what is known here",
-    )
-
-
-def wrong_content(repository: str, name: str, expected: str) -> HubProblem:
-    """Say that a file's bytes are not those that the hub's own hash names, twice."""
-    return HubProblem(
-        "content",
-        f"{name} of {repository}: the hub says that its hash is {expected}, and what it sent, "
-        "twice, has another; it was thrown away",
-        "a proxy or mirror in between may change files: unset HF_ENDPOINT and HTTPS_PROXY and "
-        "try again; otherwise report it on the model's page",
-    )
-
-
 def of_answer(
     status: int, headers: Mapping[str, str], repository: str, revision: str
 ) -> HubProblem:
     """Return what an answer of the hub that gives nothing means, by its status and headers."""
     code, words = headers.get("X-Error-Code", ""), headers.get("X-Error-Message", "")
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return busy(seconds_of(headers.get("Retry-After", "")))
+        wait_s = seconds_of(headers.get("Retry-After", ""))
+        return problem("busy", wait=f"{wait_s} s" if wait_s else "some minutes")
     if code in _BY_CODE:
-        return _BY_CODE[code](repository, revision)
+        told = {"repository": repository, "revision": revision, "suggestion": ""}
+        return problem(_BY_CODE[code], **told)
     if words == "Access to this resource is disabled.":
-        return disabled(repository)
+        return problem("gated, disabled", repository=repository)
     bad_token = status == HTTPStatus.UNAUTHORIZED and words.startswith("Invalid credentials")
     if status == HTTPStatus.FORBIDDEN or bad_token:
-        return refused(repository, status)
+        return problem("gated, refused", repository=repository, status=status)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND):
         return missing(repository)
-    return wrong_answer(f"status {status}")
+    return problem("server", what=f"status {status}")
 
 
-_BY_CODE: Mapping[str, Callable[[str, str], HubProblem]] = {
-    "GatedRepo": lambda repository, _: gated(repository),
-    "RepoNotFound": lambda repository, _: missing(repository),
-    "RevisionNotFound": no_revision,
-    "EntryNotFound": lambda repository, _: no_file(repository),
+_BY_CODE = {
+    "GatedRepo": "gated",
+    "RepoNotFound": "missing",
+    "RevisionNotFound": "revision",
+    "EntryNotFound": "file",
 }
 """The hub's X-Error-Code. Source: huggingface_hub/utils/_http.py, hf_raise_for_status."""
 
@@ -181,12 +151,12 @@ def of_library(error: BaseException, repository: str, revision: str) -> HubProbl
     if "HFValidationError" in names:
         return missing(repository)
     if "OfflineModeIsEnabled" in names:
-        return unreachable("HF_HUB_OFFLINE is set")
+        return problem("unreachable", reason="HF_HUB_OFFLINE is set")
     if names & {"HTTPError", "InvalidURL", "StreamError", "LocalEntryNotFoundError"}:
-        return unreachable(first_line(error))
+        return problem("unreachable", reason=first_line(error))
     # A mirror that lacks a header, or more or fewer bytes than were announced.
     if "FileMetadataError" in names or (type(error) is OSError and error.errno is None):
-        return wrong_answer(first_line(error))
+        return problem("server", what=first_line(error))
     return None
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from spark_cluster.node import own_program
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, pieces, write_all
 from spark_cluster.node.durable import make_folder, read_object, write_file
+from spark_cluster.node.output import duration
 from spark_cluster.node.store.hub_cache import HubCache, MissingFiles, OnRead, alone
 from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError, explain
@@ -295,15 +296,8 @@ def progress_line(what: str, done: int, total: int, moved: int, seconds: float) 
     if not moved or seconds <= 0:
         return f"{size} {what}"
     rate = moved / seconds
-    left = f", {_duration(max(0, total - done) / rate)} left" if total else ""
+    left = f", {duration(max(0, total - done) / rate)} left" if total else ""
     return f"{size} {what}, {rate / 1e6:.0f} MB/s{left}"
-
-
-def _duration(seconds: float) -> str:
-    """Return `45 s`, `12 min` or `3.4 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 PIECE = 4 << 20

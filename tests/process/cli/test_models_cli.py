@@ -183,7 +183,7 @@ def test_a_pull_looks_where_the_inventory_has_the_caches(run, cache, project):
     assert run("models", "pull", "org/model", "--offline")[0] == 4
     status, _, err = run("models", "pull", "org/model", "--offline", "--on", "spark9")
     assert status == 2
-    assert "no node 'spark9' in this run" in err
+    assert "spark9 is not in this run" in err
     with_model(HubCache(project / "spark1" / hub_folder("/data/engine").lstrip("/")))
     status, out, _ = run("models", "pull", "org/model", "--offline", "--json")
     assert status == 0

@@ -146,7 +146,7 @@ def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., 
 def kept_busy(copy: Copy) -> Iterator[None]:
     """A receiver that knows the secret and stays: by itself the sender would not end."""
     (place,) = (copy.folder / "spark1").glob("run/spark-cluster/copies/*/offered.json")
-    channel = CopyChannel.of_receiver(json.loads(place.read_text()), encrypted=True)
+    channel = CopyChannel.of(json.loads(place.read_text()), sender=False, encrypted=True)
     with channel.connected("127.0.0.1", "spark1") as stream:
         stream.request(0, 0)
         assert b"".join(map(bytes, stream.answered(memoryview(bytearray(99))))) == b"config"

@@ -58,7 +58,7 @@ class Cluster:
         self.compared: list[tuple[str, str]] = []
         self.pulled = NEW
         self.refusal: Failed | None = None
-        self.described = threading.Event()
+        self.copying = threading.Event()
         self.options = Options()
 
     def note(self, text: str, **_options: Any) -> None:
@@ -90,22 +90,20 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
         play.done.append(("preview", node.name))
-        return PullPreview(NEW, SIZE, SIZE, 1 << 40)
+        return PullPreview(manifest(NEW), SIZE, 1 << 40)
 
     def pull(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
         if play.refusal is not None:
             raise play.refusal
-        assert play.described.wait(10)
+        assert play.copying.wait(10), "it is copied meanwhile"
         play.done.append(("pull", node.name))
         return manifest(play.pulled)
 
-    def models_on(play: Cluster, nodes: Any, wanted: Wanted, _hub: str) -> dict[str, Have]:
-        assert wanted.revision == NEW, "the very commit that is pulled"
-        play.described.set()
-        return {node.name: have(NEW, missing=SIZE) for node in nodes}
-
     def copy(play: Cluster, files: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
+        play.copying.set()
         names = ",".join(node.name for node in targets)
+        if files.commit == NEW != play.pulled:
+            raise Failed("its download there has ended without it", where=targets[0].name)
         play.done.append(("copy", source.name, names, files.commit[:1]))
         return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
 
@@ -113,7 +111,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         play.compared.append((holder.name, receiver.name))
 
     for name, function in (
-        ("preview", preview), ("pull", pull), ("models_on", models_on), ("copy", copy),
+        ("preview", preview), ("pull", pull), ("copy", copy),
         ("must_be_the_hubs", compare),
     ):  # fmt: skip
         monkeypatch.setattr(fetch, name, function)
@@ -148,7 +146,7 @@ def test_a_branch_that_moved_during_the_pull_is_copied_afterwards(cluster):
     two = cluster(spark1=have(), spark2=have())
     two.pulled = OLD
     assert two.bring()["org/model"].endswith(OLD)
-    assert two.done[-1] == ("copy", "spark1", "spark2", "a")
+    assert two.done[-2:] == [("pull", "spark1"), ("copy", "spark1", "spark2", "a")]
 
 
 def test_who_has_it_sends_it_when_the_hub_has_the_same(cluster):

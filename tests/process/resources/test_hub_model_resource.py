@@ -14,6 +14,7 @@ from spark_cluster.agent.messages import ACTIONS, check_reply
 from spark_cluster.engine.hub_models import PullPreview, warning
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
+from spark_cluster.node.store.manifest import SHA256, Manifest, StoredFile
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources import HubModel, InvalidResource
 from spark_cluster.resources.base import to_wire
@@ -79,8 +80,8 @@ def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub: LabHub,
     asked = {"what": "preview", "hub": "/srv/hub", "model": to_wire(model(hub, "main"))}
     found = operations.act(Host(root=node.root), {"op": "store", **asked})
     check_reply(found, "store", ACTIONS["store"]["preview"])
-    assert (found["commit"], found["size"]) == (hub.commit("org/model"), 7002)
-    assert found["missing"] == found["size"]
+    assert found["manifest"]["commit"] == hub.commit("org/model")
+    assert found["missing"] == 7002
     assert not list((node.root / "srv/hub").rglob("config.json"))
     node.apply(model(hub))
     assert operations.act(Host(root=node.root), {"op": "store", **asked})["missing"] == 0
@@ -118,7 +119,9 @@ def test_an_end_without_a_result_is_told(stdout: str, stderr: str, words: str) -
 
 
 def test_a_large_download_states_bytes_time_and_space() -> None:
-    text = warning("org/m", "spark1", PullPreview("a" * 40, 200 * 10**9, 180 * 10**9, 900 * 10**9))
+    file = StoredFile("w", 200 * 10**9, "a" * 64, SHA256)
+    seen = PullPreview(Manifest("org/m", "a" * 40, (file,)), 180 * 10**9, 900 * 10**9)
+    text = warning("org/m", "spark1", seen)
     assert text == (
         "org/m: 180 GB are to be fetched, which takes 0.5 h at 100 MB/s; spark1 has 900 GB free"
     )

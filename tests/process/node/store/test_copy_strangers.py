@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,9 @@ from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_channel
-from spark_cluster.node.store.copy_channel import DONE, Broken, Stranger, Stream
+from spark_cluster.node.store.copy_channel import DONE, Broken
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.verify import verify
-from spark_cluster.node.values import ResourceError
 
 MODEL = {"config.json": b"{}", "model.safetensors": content(100_000, 1)}
 ELSEWHERE = "127.0.0.2"
@@ -41,64 +41,32 @@ def is_received(sender: Serving) -> bool:
     return verify(target, sender.manifest).sound and moved == sender.manifest.size
 
 
-@contextlib.contextmanager
-def handshaken(sender: Serving) -> Iterator[socket.socket]:
-    """A connection to the sender, with TLS where it has it, and without a proof."""
-    with sender.channel().wrapped(
-        socket.create_connection(("127.0.0.1", sender.port), timeout=HANG_S)
-    ) as connection:
-        if isinstance(connection, ssl.SSLSocket):
-            connection.do_handshake()
-        yield connection
-
-
-def test_without_the_key_no_byte_of_the_model_is_sent(sender, tmp_path):
-    """With a secret of another copy, which a stranger can make; all else is the sender's."""
+@pytest.mark.parametrize("shows", ["another certificate", "none"])
+def test_without_the_key_no_byte_of_the_model_is_sent(sender, tmp_path, shows):
+    """Of a stranger who takes whatever the sender shows; all else is the receiver's."""
     (tmp_path / "stranger").mkdir()
-    token = copy_channel.make_secrets(tmp_path / "stranger", Processes())["token"]
-    with handshaken(sender) as connection:
-        stream = Stream(connection)
-        with pytest.raises(Stranger, match="does not know the secret"):
-            stream.prove(token, sender=False)
-        for number in (0, DONE):
-            with pytest.raises(Broken):
-                stream.request(number, 0)
-                list(stream.answered(memoryview(bytearray(1))))
+    secrets = copy_channel.make_secrets(tmp_path / "stranger", Processes())
+    channel = sender.channel(**secrets)
+    if shows == "none":
+        channel = replace(channel, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    channel.tls.check_hostname = False
+    channel.tls.verify_mode = ssl.CERT_NONE
+    for number in (0, DONE):
+        with contextlib.suppress(Broken), channel.connected("127.0.0.1", "spark1") as stream:
+            stream.request(number, 0)
+            assert not list(stream.answered(memoryview(bytearray(1))))
+            raise AssertionError("it was answered")
     assert sender.thread.is_alive(), "a stranger cannot say that the copy is done"
     assert is_received(sender)
 
 
-def test_who_listens_to_a_receiver_does_not_get_the_secret(sender, tmp_path, monkeypatch):
-    """Nor can it be sent again: the proof is of nonces of this connection."""
-    heard = list[bytes]()
-    monkeypatch.setattr(copy_channel, "PROOF_S", 1.0)
-    with socket.create_server((ELSEWHERE, sender.port)) as mute:
-        receiver = sender.receiver(
-            HubCache(tmp_path / "t", tmp_path / "o"), (ELSEWHERE,), silent_s=1.0, streams=1
-        )
-        with contextlib.suppress(ResourceError):
-            receiver.run()
-        mute.settimeout(HANG_S)
-        near, _ = mute.accept()
-        near.settimeout(1.0)
-        with near, contextlib.suppress(OSError):
-            near.sendall(bytes(32))
-            while data := near.recv(1 << 16):
-                heard.append(data)
-    assert heard
-    assert sender.secrets["token"].encode() not in b"".join(heard)
-
-
-def test_a_proof_of_one_end_is_none_of_the_other(sender):
-    """A stranger sends back what the sender has sent: its nonce, and its proof."""
-    with handshaken(sender) as connection:
-        for _ in range(2):
-            data = b""
-            while len(data) < 32:
-                data += connection.recv(32 - len(data))
-            connection.sendall(data)
+def test_who_stays_in_plain_text_gets_nothing(sender):
+    """The end of TLS, by which both ends agree to go on without, needs the key before it."""
+    address = ("127.0.0.1", sender.port)
+    with socket.create_connection(address, timeout=HANG_S) as connection:
+        connection.sendall(copy_channel.REQUEST.pack(0, 0))
         with contextlib.suppress(ConnectionError):
-            assert connection.recv(1) == b""
+            assert len(connection.recv(1 << 16, socket.MSG_WAITALL)) < 20, "an alert of TLS"
     assert is_received(sender)
 
 
@@ -142,10 +110,8 @@ def test_strangers_who_say_nothing_keep_no_receiver_out(sender, host):
 
 def test_who_drips_has_no_more_time_than_who_is_silent(sender, monkeypatch):
     monkeypatch.setattr(copy_channel, "PROOF_S", 1.0)
-    record = b"\x16\x03\x01\x02\x00" if sender.encrypted else b""  # 512 bytes of a greeting
+    record = b"\x16\x03\x01\x02\x00"  # 512 bytes of a greeting
     with socket.create_connection(("127.0.0.1", sender.port), timeout=HANG_S) as connection:
-        if not sender.encrypted:
-            connection.recv(32, socket.MSG_WAITALL)
         connection.settimeout(0.1)
         for byte in record + b"\x01" * 500:
             try:
@@ -191,7 +157,5 @@ def test_the_oldest_stranger_goes_for_a_new_connection(sender, monkeypatch):
             address = ("127.0.0.1", sender.port)
             held.append(stack.enter_context(socket.create_connection(address, timeout=HANG_S)))
             until(lambda n=number: len(sender.sender._unproved) == min(n + 1, 2), what="taken in")
-        if not sender.encrypted:
-            held[0].recv(32, socket.MSG_WAITALL)
         assert held[0].recv(1) == b""
         assert is_received(sender)

@@ -308,7 +308,7 @@ def test_a_blob_that_others_can_write_is_copied_once_and_not_fetched(victim, how
     with pytest.raises(ResourceError, match="is not complete yet"):
         victim.cache.publish(victim.manifest)
     if by == "copy":
-        monkeypatch.setattr(copy_receiving.Receiver, "_fetch", None)  # nothing is asked for
+        monkeypatch.setattr(copy_receiving.Receiver, "content", None)  # nothing is asked for
         _received(victim)
     else:
         assert victim.ask("verify", **REVISION)["missing"] == []

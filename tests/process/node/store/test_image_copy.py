@@ -63,7 +63,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], d
                 assert sent.result(HANG_S)["moved"] == 0, "the sender has ended by itself"
                 return done
             finally:
-                channel = CopyChannel.of_receiver(secrets, encrypted=True)
+                channel = CopyChannel.of(secrets, sender=False, encrypted=True)
                 with suppress(Broken), channel.connected("127.0.0.1", "spark1") as stream:
                     stream.leave()
 
