@@ -8,10 +8,10 @@ from typing import Any
 
 
 def load(test: str, name: str) -> dict[str, Any]:
-    """Return what a file beside a test says.
+    """Return what a file beside a test, or below its folder, says.
 
     Args:
         test: the test's `__file__`.
         name: of the file.
     """
-    return tomllib.loads(Path(test).with_name(name).read_text())
+    return tomllib.loads((Path(test).parent / name).read_text())

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_cases import ALL_DOWN, FRAGMENTED, REPLUGGED, SICK, SWAP, kernel, sysfs
+from doctor_cases import ALL_DOWN, FRAGMENTED, REPLUGGED, SICK, SWAP, UNLIKE, kernel
 from doctor_samples import (
-    HCAS,
     LOG,
     PARTS,
     STARTED,
-    UNITS,
     answer,
     environment,
     inspected,
-    interface,
     interfaces,
     logged,
     ran,
@@ -200,57 +197,6 @@ def test_a_healthy_pair_gives_no_alarm() -> None:
 
 
 # --- nodes compared ----------------------------------------------------------------------------
-
-OTHER_ARGS = [
-    "serve",
-    "/srv/models/gemma",
-    "--tensor-parallel-size",
-    "2",
-    "--max-model-len",
-    "4096",
-]
-RANK = inspected(2, "spark-ray", Path="vllm", Args=[*OTHER_ARGS, "--headless", "--node-rank=1"])
-
-AVAHI = UNITS.replace("LoadState=not-found\nActiveState=inactive", "ActiveState=active")
-
-UNLIKE: list[tuple[str, dict[str, Any], str, str]] = [
-    # check, what differs on the second node, status, words
-    ("pair.os", {"dgx": 'DGX_OTA_VERSION="7.6.0"\n'}, "warn", "spark2 ubuntu 24.04, DGX OS 7.6.0"),
-    ("pair.kernel", {"kernel": "6.17.0-1014-nvidia\n"}, "warn", "spark2 6.17.0-1014-nvidia"),
-    ("pair.driver", {"gpu": "NVIDIA GB10, 12.1, 580.95.05, 45, 11.17, 2405\n"}, "warn",
-     "spark2 580.95.05"),
-    ("pair.firmware", {"fw_ver": sysfs("fw_ver", "rocep1s0f0", "28.44.1000")}, "warn",
-     "spark2 28.44.1000, 28.45.4028"),
-    ("pair.system-firmware", {"devices": '{"Devices": [{"Name": "USB-PD", "Version": "0x507"}]}'},
-     "warn", "USB-PD: spark1 0x00000516, spark2 0x507"),
-    ("pair.machine-id", {"machine_id": "1c4c4544004b3510804cb4c04f4e3232\n"}, "fail",
-     "spark1 and spark2 both have 1c4c45"),
-    ("pair.host-keys", {"host_keys": trees(1)["host_keys"]}, "fail",
-     "spark1 and spark2 share ssh-ed25519"),
-    ("pair.mtu", {"ip": json.dumps([r | {"mtu": 1500} for r in interfaces(2)])}, "fail",
-     "spark1 9000, spark2 1500"),
-    ("pair.same-port", {"hcas": HCAS.replace("f0np0 (Down)", "f0np0 (U)")
-                        .replace("f1np1 (Up)", "f1np1 (Down)").replace("(U)", "(Up)")}, "fail",
-     "spark2 enp1s0f0np0, enP2p1s0f0np0"),
-    ("pair.subnets", {"ip": json.dumps([interface("enp1s0f1np1", "10.0.0.2/24"),
-                                        *interfaces(2)[4:]])}, "fail",
-     "spark1 has 192.168.177.11/24, spark2 has 10.0.0.2/24"),
-    ("pair.subnets", {"ip": json.dumps(interfaces(1))}, "fail", "both have 192.168.177.11"),
-    ("pair.images", {"containers": inspected(2, "spark-ray", Image="sha256:0123456789ab")}, "fail",
-     "spark2 sha256:0123456789ab"),
-    ("pair.ray-version", {"versions": "==> spark-ray\nray=2.50.0\nvllm=0.32.0\n"}, "fail",
-     "spark2 ray 2.50.0, vllm 0.32.0"),
-    ("pair.engine-args", {"containers": RANK}, "fail",
-     "--enable-auto-tool-choice: spark1 spark-vllm has it, spark2 spark-ray lacks it"),
-    ("pair.clock", {"clock": "1795183991.0\n"}, "warn", "600 s apart"),
-    ("pair.names", {"hosts": "127.0.0.1 localhost\n"}, "warn", "spark2 has no name for spark1"),
-    ("pair.names", {"units": AVAHI, "avahi": 's "spark2-30"\n'}, "warn",
-     "avahi announces spark2 as spark2-30.local"),
-    ("pair.model-files", {"models": "==> /srv/models/gemma\n1024 config.json\n"}, "fail",
-     "spark2: 1 files of /srv/models/gemma are missing or another size: model.safetensors"),
-    ("pair.model-files", {"models": "==> /srv/models/gemma\n9 config.json\n"
-                          "31457280000 model.safetensors\n"}, "fail", "config.json"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("id", "changes", "status", "words"), UNLIKE)
