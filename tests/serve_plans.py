@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from factories import make_recipe
+from factories import make_node, make_recipe
 
 from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.image_build import RecipeImage
@@ -15,7 +17,7 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Venv
-from spark_cluster.config.topology import Node
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server
 from spark_cluster.engine.hub_models import hub_folder
@@ -27,6 +29,17 @@ from spark_cluster.node.store.manifest import snapshot_folder
 from spark_cluster.runner.play import Play
 
 OF_RECIPE = {"engine", "runtime", "executor", "ray", "ready_timeout_s"}
+
+
+def linked_nodes(*names: str) -> tuple[Node, ...]:
+    """Return nodes of these names, the head first, whose addresses on their link end in 11, 12, ..."""
+    return tuple(
+        replace(
+            make_node(name, head=number == 1, address=f"10.0.0.{number}"),
+            links=(Link("enp1s0f1np1", IPv4Interface(f"192.168.177.{10 + number}/24")),),
+        )
+        for number, name in enumerate(names, 1)
+    )
 
 
 def inventory_of(*nodes: Node, **serve: Any) -> Inventory:

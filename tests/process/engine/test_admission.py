@@ -292,19 +292,6 @@ def test_the_hint_names_the_arguments(spark):
 # -- stages, replicas and imports --------------------------------------------------------------
 
 
-def test_stages_take_nodes():
-    nodes = [make_node("a"), make_node("b", head=False), make_node("c", head=False)]
-    plan = server_for(make_recipe(pipeline_parallel=2), *nodes, tp=1)
-    assert [node.name for node in plan.nodes] == ["a", "b"]
-    assert (plan.tp, plan.size) == (1, 2)
-    assert "--pipeline-parallel-size" in plan.args
-    assert plan.labels["spark-cluster.nodes"] == "2"
-    with pytest.raises(
-        Refused, match="--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes"
-    ):
-        server_for(make_recipe(pipeline_parallel=2), *nodes, tp=2)
-
-
 def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known(spark):
     entry = NotCarriedOver(what="--b", why="of a mod", consequence="it does not start", blocks=True)
     model = make_recipe().model.model_copy(update={"name": "example/unknown", "base": None})
