@@ -32,7 +32,7 @@ OF_RECIPE = {"engine", "runtime", "executor", "ray", "ready_timeout_s"}
 
 
 def linked_nodes(*names: str) -> tuple[Node, ...]:
-    """Return nodes of these names, the head first, whose addresses on their link end in 11, 12, ..."""
+    """Return nodes, the head first, whose addresses on their link end in 11, 12 and so on."""
     return tuple(
         replace(
             make_node(name, head=number == 1, address=f"10.0.0.{number}"),

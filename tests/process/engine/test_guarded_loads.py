@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
-from free_ports import free_port
 from health_server import HealthServer
 from serve_plans import bare_server
 
@@ -64,7 +63,7 @@ class Guarded:
 
 @pytest.fixture
 def health() -> Iterator[HealthServer]:
-    made = HealthServer(free_port(), 503)
+    made = HealthServer(status=503)
     yield made
     made.close()
 
@@ -80,7 +79,7 @@ class Loading:
         play = self.cluster.play
         nodes = [node for node in play.nodes if node.name in ("spark1", *ranks)]
         server = bare_server(
-            *nodes, port=self.health.port, executor="mp", labels={}, ready_timeout_s=60
+            *nodes, port=self.health.server_port, executor="mp", labels={}, ready_timeout_s=60
         )
         readiness.healthy(play, server, **more)
 
@@ -146,7 +145,7 @@ def test_a_load_is_guarded_on_all_nodes_until_it_is_ready(loading: Loading) -> N
     loading.worker.when_begun = loading.is_ready
     loading.wait("spark2")
     told = {"server": SERVER, "programs": [SERVER, "spark-ray"], "limit_s": 60 * LONGEST}
-    url = f"http://127.0.0.1:{loading.health.port}/health"
+    url = f"http://127.0.0.1:{loading.health.server_port}/health"
     for one, asks in ((loading.head, url), (loading.worker, "")):
         assert one.told == [{**told, "health": asks, "root": str(one.node.root)}]
         assert one.actions == ["begin", "end"]

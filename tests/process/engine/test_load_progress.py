@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 from factories import make_node, make_recipe, put
 from scratch_nodes import ScratchNode, play_over
 from serve_plans import server_for
+from web_server import Answer, Asked, WebServer
 
 from spark_cluster.engine import readiness
 from spark_cluster.engine.deployment import Endpoint
@@ -35,28 +35,17 @@ else:
 IDLE = "PID TIME COMMAND\n7 9 python3\n"
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(WebServer):
     """It is asked for its health; each time `works` is called first."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.works: Callable[[int], None] = lambda _asked: None
-        self.healthy, self.asked = threading.Event(), 0
+        self.healthy = threading.Event()
+        super().__init__()
 
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.asked += 1
-        self.server.works(self.server.asked)
-        self.send_response(200 if self.server.healthy.is_set() else 503)
-        self.end_headers()
-
-    def log_message(self, *_args: object) -> None:
-        pass
+    def answer(self, _asked: Asked) -> Answer:
+        self.works(len(self.asked))
+        return 200 if self.healthy.is_set() else 503, ""
 
 
 class Start:
@@ -88,11 +77,8 @@ class Start:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
-    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    with Server() as made:
+        yield made
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
 
     for name, server in zip((CHAT, EMBEDDING), servers, strict=False):
         server.when_asked = lambda name=name: at_work.append((name, *started()))
-    ports = [server.port for server in servers]
+    ports = [server.server_port for server in servers]
     deployment = deployment_of(port=ports[2], engine_port=ports[0])
     found = members(cluster, GONE, GONE, deployment=deployment)
     admitted = Admitted({CHATS: 0.74, LOADS: None}, new=frozenset({CHATS, LOADS}))

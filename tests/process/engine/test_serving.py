@@ -13,7 +13,6 @@ import pytest
 from chat_server import ChatServer, Reply
 from fake_cluster import FakeCluster, Make
 from fake_programs import Said, missing
-from free_ports import free_port
 from health_server import HealthServer
 from serve_plans import bare_server
 
@@ -679,7 +678,7 @@ def test_serving_without_ray(status):
 @pytest.fixture
 def health() -> Iterator[HealthServer]:
     """An engine that takes no request yet."""
-    made = HealthServer(free_port(), 503)
+    made = HealthServer(status=503)
     yield made
     made.close()
 
@@ -696,7 +695,7 @@ def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
 
 def loads(loading, health, **more):
     """A server over the nodes, which answers its health."""
-    return bare_server(*loading.play.nodes, port=health.port, ready_timeout_s=60, **more)
+    return bare_server(*loading.play.nodes, port=health.server_port, ready_timeout_s=60, **more)
 
 
 @pytest.mark.parametrize(
