@@ -6,12 +6,9 @@ import email
 import io
 import json
 import math
-import threading
 import wave
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from fake_cluster import FakeCluster, Make
 from hypothesis import given
 from hypothesis import strategies as st
 from serve_plans import server_for, snapshot_of
+from web_server import Answer, Asked, WebServer
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
@@ -43,7 +41,7 @@ KIND_RUNGS = {
 }
 
 
-class Server:
+class Server(WebServer):
     """A server that speaks vLLM's formats; each field is a way to go wrong.
 
     Args:
@@ -58,36 +56,19 @@ class Server:
         self.scores = [0.001, 0.999]
         self.paths = {"/v1/embeddings", "/v1/rerank", "/v1/audio/transcriptions"}
         self.text: Any = ""
-        self.model = "m"
         self.raw: tuple[int, str] | None = None
-        self.asked: list[tuple[str, bytes, str]] = []
-        outer = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.asked.append((self.path, body, self.headers["Content-Type"]))
-                status, text = outer.reply(self.path, body)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def reply(self, path: str, body: bytes) -> tuple[int, str]:
+    def answer(self, asked: Asked) -> Answer:
         if self.raw is not None:
             return self.raw
-        if path not in self.paths:
+        if asked.path not in self.paths:
             return 404, '{"detail":"Not Found"}'
-        if path == "/v1/audio/transcriptions":
-            return 200, json.dumps({"text": self.text, "usage": {"type": "duration", "seconds": 1}})
-        asked = json.loads(body)
-        found = self.embeddings(asked) if path == "/v1/embeddings" else self.ranking(path)
+        if asked.path == "/v1/audio/transcriptions":
+            return 200, {"text": self.text, "usage": {"type": "duration", "seconds": 1}}
+        found = self.ranking(asked.path)
+        if asked.path == "/v1/embeddings":
+            found = self.embeddings(asked.document)
         return 200, json.dumps(found).replace(f'"{NAN}"', NAN)
 
     def embeddings(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -97,41 +78,32 @@ class Server:
             rows = [self.second]
         data = [{"index": at, "object": "embedding", "embedding": row}
                 for at, row in enumerate(rows)]  # fmt: skip
-        return {"object": "list", "model": self.model, "data": data[::-1]}
+        return {"object": "list", "model": "m", "data": data[::-1]}
 
     def ranking(self, path: str) -> dict[str, Any]:
         key = "score" if path == "/score" else "relevance_score"
         rows = [{"index": at, key: score} for at, score in enumerate(self.scores)]
         rows.sort(key=lambda row: -float(row[key]))
-        return {"model": self.model, "data" if path == "/score" else "results": rows}
+        return {"model": "m", "data" if path == "/score" else "results": rows}
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint("127.0.0.1", self.http.server_port, "m", "hunter2")
+        return Endpoint("127.0.0.1", self.server_port, "m", "hunter2")
 
     def climb(self, rung: str, **known: Any) -> str:
         client = Client(self.session, self.endpoint, "spark1", **known)
         return KIND_RUNGS[rung](client)
 
 
-@contextmanager
-def serving(cluster: FakeCluster) -> Iterator[Server]:
-    """Yield a server that is asked from the head."""
-    made = Server(cluster.play.session(cluster.play.head))
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
-
-
 @pytest.fixture
 def server(one_node: FakeCluster) -> Iterator[Server]:
-    with serving(one_node) as made:
+    with Server(one_node.play.session(one_node.play.head)) as made:
         yield made
 
 
 def test_an_embedding_model_that_works(server: Server) -> None:
     assert server.climb("embedding") == "3 numbers; cosine 0.96 related, 0.48 unrelated"
-    first, second = (json.loads(body) for _, body, _ in server.asked)
+    first, second = (asked.document for asked in server.asked)
     assert (first["encoding_format"], len(first["input"]), len(second["input"])) == ("float", 3, 1)
     assert server.climb("embedding", dimensions=(3, 768))
 
@@ -140,15 +112,16 @@ def test_a_reranker_that_works_at_each_path(server: Server) -> None:
     for path in ("/v1/rerank", "/rerank", "/score"):
         server.paths = {path}
         assert server.climb("reranking") == "relevant 0.999, irrelevant 0.001"
-        assert server.asked[-1][0] == path
-    asked = json.loads(server.asked[0][1])
+        assert server.asked[-1].path == path
+    asked = server.asked[0].document
     assert asked["documents"].index("Paris is the capital of France.") == readiness_checks.RELEVANT
 
 
 def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
     assert "whether words are right is not verified" in server.climb("transcription")
-    _, body, content_type = server.asked[0]
-    parts = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    (asked,) = server.asked
+    head = f"Content-Type: {asked.headers['Content-Type']}\r\n\r\n"
+    parts = email.message_from_bytes(head.encode() + asked.body)
     fields = {part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
               for part in parts.walk() if not part.is_multipart()}  # fmt: skip
     assert fields["model"] == b"m"
@@ -331,7 +304,7 @@ ODD = st.recursive(
 @pytest.fixture(scope="module")
 def foreign(one_node: FakeCluster) -> Iterator[Server]:
     """A server that answers each request with the same."""
-    with serving(one_node) as made:
+    with Server(one_node.play.session(one_node.play.head)) as made:
         yield made
 
 
