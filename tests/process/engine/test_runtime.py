@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import get_args
@@ -106,12 +105,6 @@ def test_the_beginning_of_a_log(run, tmp_path: Path) -> None:
     assert run(runtime.beginning("spark-vllm", 12)) == "logs spark-v"
     made(tmp_path)
     assert len(run(runtime.beginning("spark-vllm", 12))) == 12
-
-
-def test_nothing_is_there() -> None:
-    for nothing in ("", "[]\n"):
-        assert containers.parse(nothing) == ContainerState("absent")
-    assert containers.parse(json.dumps([{"State": {"Status": "created"}}])).status == "created"
 
 
 @pytest.mark.parametrize("name", get_args(runtime.Name))
