@@ -79,12 +79,12 @@ def test_what_fits_is_let_in(spark):
 
 
 def test_what_does_not_fit_is_refused_with_what_would(spark):
-    cluster = spark(60)
+    cluster, large = spark(60), override(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2})
     with pytest.raises(Refused, match=r"a: the weights take 58\.8 GiB while loading") as caught:
-        admit(cluster, make_recipe("gemma4-31b-fp8"))
-    assert "spark-cluster plan gemma4-31b-fp8 --tp 1" in caught.value.hint
+        admit(cluster, large)
+    assert "spark-cluster plan gemma4-31b-fp8 --tp 1 -o max-num-seqs=2" in caught.value.hint
     assert "--force launches anyway" in caught.value.hint
-    admit(cluster, make_recipe("gemma4-31b-fp8"), force=True)
+    admit(cluster, large, force=True)
     assert "58.8 GiB" in cluster.notes[0]
 
 
@@ -281,12 +281,6 @@ def test_without_them_it_is_another_server_and_says_so():
     told = admission.overrides_changed(running_as(plan), plain)
     assert told.startswith("the server runs with -o max-num-seqs=2, and now the recipe as it is")
     assert admission.overrides_changed(FREE, plan) == ""
-
-
-def test_the_hint_names_the_arguments(spark):
-    with pytest.raises(Refused) as caught:
-        admit(spark(60), override(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2}))
-    assert "spark-cluster plan gemma4-31b-fp8 --tp 1 -o max-num-seqs=2" in caught.value.hint
 
 
 # -- stages, replicas and imports --------------------------------------------------------------

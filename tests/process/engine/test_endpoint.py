@@ -87,6 +87,7 @@ def test_nothing_shows_the_key(key):
     found = of(api_key=key("sk-very-secret"))
     assert "sk-very-secret" not in f"{found!r} {found.access()} {found.access().to_dict()}"
     assert found.headers["Authorization"] == "Bearer sk-very-secret"
+    assert "Authorization" not in of().headers
 
 
 def test_a_request_is_what_a_user_sends(key):

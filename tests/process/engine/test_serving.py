@@ -22,7 +22,7 @@ from serve_plans import bare_server
 from spark_cluster.config.facts import Facts, GpuProcess, Hca
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import ray, readiness, runtime, state, vram
-from spark_cluster.engine.deployment import Endpoint, probe_once
+from spark_cluster.engine.deployment import probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
@@ -560,11 +560,6 @@ def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading, h
         readiness.healthy(loading.play, loads(loading, health), again)
 
 
-def test_healthy_at_last(loading, health):
-    health.status = 200
-    assert readiness.healthy(loading.play, loads(loading, health))
-
-
 # -- the answer --------------------------------------------------------------------------------
 
 
@@ -629,13 +624,6 @@ def test_a_reply_of_an_odd_shape(server, ask, text):
     server.raw = (200, text)
     with pytest.raises(VerificationFailed, match="the server's reply is not a chat completion"):
         ask()
-
-
-def test_the_key_is_in_the_header_and_nowhere_else():
-    endpoint = Endpoint("10.0.0.1", 8000, "paris", "hunter2")
-    assert endpoint.headers["Authorization"] == "Bearer hunter2"
-    assert "hunter2" not in repr(endpoint) + endpoint.url
-    assert "Authorization" not in Endpoint("10.0.0.1", 8000, "paris").headers
 
 
 # -- VRAM --------------------------------------------------------------------------------------

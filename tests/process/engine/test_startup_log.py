@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import FakeCluster, Make
-from fake_programs import missing
 from waiting import HANG_S
 
 from spark_cluster.config.recipe_schema import Readiness
@@ -102,11 +101,3 @@ def test_a_real_log():
     assert "does not contain" in missing
     assert "; it says: " in missing
     assert "version" in missing.partition("; it says: ")[2]
-
-
-def test_a_node_without_docker(fake_cluster):
-    cluster = fake_cluster("spark1", "spark2")
-    cluster.head.run_container("spark-vllm")
-    cluster.head.log("spark-vllm", MARLIN)
-    cluster.nodes["spark2"].programs["docker"] = missing
-    runtime.must_fit(cluster.play, cluster.play.nodes, Readiness(log_expect=[WANTED]))

@@ -17,7 +17,6 @@ from spark_cluster.config.extension import Allowances
 from spark_cluster.config.folders import CACHES as UP_CACHES
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.secret import SecretReference
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -30,15 +29,6 @@ from spark_cluster.runner.events import Note, Options
 
 def pair():
     return make_node("a"), make_node("b", head=False)
-
-
-def test_labels_name_what_status_reads(monkeypatch):
-    monkeypatch.setenv("A_KEY", "hunter2")
-    plan = server_for(make_recipe(), *pair(), api_key=SecretReference(env="A_KEY"))
-    labels = plan.labels
-    assert labels["spark-cluster.endpoint"].endswith("/v1")
-    assert labels["spark-cluster.tp"] == "2"
-    assert "hunter2" not in str(plan)
 
 
 def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
