@@ -17,6 +17,7 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Venv
+from spark_cluster.config.schema import parse
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server
@@ -40,6 +41,12 @@ def linked_nodes(*names: str) -> tuple[Node, ...]:
         )
         for number, name in enumerate(names, 1)
     )
+
+
+def recipe_of(name: str, served_name: str = "m", **more: Any) -> Recipe:
+    """Return a recipe of a model that says nothing else."""
+    model = {"name": name, "served_name": served_name}
+    return parse(Recipe, {"name": "r", "model": model, "image": {"ref": "i:1"}, **more})
 
 
 def inventory_of(*nodes: Node, **serve: Any) -> Inventory:

@@ -28,13 +28,6 @@ TOOLS = [check for check in CHAT if check.startswith("tool-")]
 HTML = str(tool_checks.TOOL_CALLS[6].calls[0].arguments["content"])
 
 
-@pytest.fixture
-def server(one_node: FakeCluster) -> Iterator[ChatServer]:
-    made = ChatServer(session=one_node.play.session(one_node.play.head))
-    yield made
-    made.close()
-
-
 def failed(server: ChatServer, check: str, **known: Any) -> VerificationFailed:
     with pytest.raises(VerificationFailed) as caught:
         CHAT[check].run(server.client(**known))

@@ -61,13 +61,6 @@ class Guarded:
         return found + ["begin"] * len(self.told) + ["end"] * (ends - len(self.told))
 
 
-@pytest.fixture
-def health() -> Iterator[HealthServer]:
-    made = HealthServer(status=503)
-    yield made
-    made.close()
-
-
 class Loading:
     """A server over two nodes that loads."""
 
@@ -88,8 +81,9 @@ class Loading:
 
 
 @pytest.fixture
-def loading(fake_cluster: Make, health: HealthServer) -> Loading:
-    return Loading(fake_cluster(), health)
+def loading(fake_cluster: Make) -> Iterator[Loading]:
+    with HealthServer(status=503) as health:
+        yield Loading(fake_cluster(), health)
 
 
 # -- before the load -------------------------------------------------------------------------------
@@ -217,3 +211,45 @@ def test_one_that_ended_is_started_again_after_its_memory_was_prepared(loading: 
 
     loading.wait(again=readiness.Again(begin))
     assert sorted(loading.head.actions) == ["begin", "end", "prepare"]
+
+
+# -- a program that ends while it loads ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        ({"status": "exited", "exit_code": 1}, "the rank on spark2 is exited while loading"),
+        ({"status": "exited"}, "the rank on spark2 is exited while loading"),
+        ({"restarts": 1}, "the rank on spark2 restarted while loading"),
+    ],
+)
+def test_a_rank_that_ends_while_loading(loading: Loading, after: dict[str, Any], text: str) -> None:
+    """The server would wait ten minutes for it (DistStoreError)."""
+    worker, asked = loading.worker.node, iter(range(9))
+    worker.log(SERVER, "ValueError: no room\n")
+    loading.health.when_asked = lambda: next(asked) and worker.run_container(SERVER, **after)
+    with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
+        loading.wait("spark2")
+    assert STOP in worker.calls("docker"), "or it starts again and again"
+
+
+def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading: Loading) -> None:
+    """Its engine had died a moment before the run, and its API ended while it was waited for."""
+    head = loading.head.node
+    head.log(SERVER, "ValueError: no room\n")
+    head.run_container(SERVER, status="restarting")
+
+    def begin() -> None:
+        assert head.containers[SERVER] == "exited", "nothing else may start it meanwhile"
+        loading.is_ready()
+
+    again = readiness.Again(begin)
+    loading.wait(again=again)
+    assert not again, "there is no second time"
+    note = next(one for one in loading.cluster.notes if "starting it again" in one)
+    assert "has ended: the server is restarting while loading: ValueError: no room" in note
+    loading.health.status = 503
+    head.run_container(SERVER, status="restarting")
+    with pytest.raises(Failed, match="is restarting while loading"):
+        loading.wait(again=again)

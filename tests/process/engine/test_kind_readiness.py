@@ -15,11 +15,10 @@ import pytest
 from fake_cluster import FakeCluster, Make
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_plans import server_for, snapshot_of
+from serve_plans import recipe_of, server_for, snapshot_of
 from web_server import Answer, Asked, WebServer
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.engine import deployment, readiness_checks
 from spark_cluster.engine.answer_checks import Client
 from spark_cluster.engine.deployment import Endpoint
@@ -327,10 +326,8 @@ def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
 def test_up_climbs_with_the_size_that_the_models_files_say(
     server: Server, fake_cluster: Make, hidden: int, verified: bool
 ) -> None:
-    model = {"name": "org/embed", "served_name": "m"}
-    recipe = parse(Recipe, {"name": "r", "model": model, "image": {"ref": "i:1"}})
     cluster = fake_cluster("spark1")
-    plan = replace(server_for(recipe, cluster.play.head), endpoint=server.endpoint)
+    plan = replace(server_for(recipe_of("org/embed"), cluster.play.head), endpoint=server.endpoint)
     size = json.dumps({"hidden_size": hidden})
     cluster.head.put(f"{snapshot_of('org/embed')}/config.json", size)
     if verified:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,8 @@ from typing import Any
 
 import pytest
 from cases import load
-from chat_server import ChatServer, Reply
-from fake_cluster import FakeCluster, Make
+from chat_server import Reply
 from fake_programs import Said, missing
-from health_server import HealthServer
-from serve_plans import bare_server
 
 from spark_cluster.config.facts import Facts, GpuProcess, Hca
 from spark_cluster.config.recipe_schema import Probe
@@ -497,77 +493,7 @@ def test_an_answer_without_words_is_one(status):
     assert (found.state, found.problems) == ("serving", ())
 
 
-# -- loading -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def health() -> Iterator[HealthServer]:
-    """An engine that takes no request yet."""
-    made = HealthServer(status=503)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
-    """Two nodes whose containers say why they end."""
-    cluster = fake_cluster("spark1", "spark2")
-    for node in cluster.nodes.values():
-        node.run_container(SERVER)
-        node.log(SERVER, "ValueError: no room\n")
-    return cluster
-
-
-def loads(loading, health, **more):
-    """A server over the nodes, which answers its health."""
-    return bare_server(*loading.play.nodes, port=health.server_port, ready_timeout_s=60, **more)
-
-
-@pytest.mark.parametrize(
-    ("after", "text"),
-    [
-        ({"status": "exited", "exit_code": 1}, "the rank on spark2 is exited while loading"),
-        ({"status": "exited"}, "the rank on spark2 is exited while loading"),
-        ({"restarts": 1}, "the rank on spark2 restarted while loading"),
-    ],
-)
-def test_a_rank_that_ends_while_loading(loading, health, after, text):
-    """The server would wait ten minutes for it (DistStoreError)."""
-    worker, asked = loading.nodes["spark2"], iter(range(9))
-    health.when_asked = lambda: next(asked) and worker.run_container(SERVER, **after)
-    with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
-        readiness.healthy(loading.play, loads(loading, health, executor="mp"))
-    assert worker.calls("docker")[-1] == ["stop", "-t", "5", SERVER], "or it starts again and again"
-
-
-def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading, health):
-    """Its engine had died a moment before the run, and its API ended while it was waited for."""
-    head = loading.head
-    head.run_container(SERVER, status="restarting")
-
-    def begin():
-        assert head.containers[SERVER] == "exited", "nothing else may start it meanwhile"
-        health.status = 200
-
-    again = readiness.Again(begin)
-    assert readiness.healthy(loading.play, loads(loading, health), again)
-    assert not again, "there is no second time"
-    note = next(one for one in loading.notes if "starting it again" in one)
-    assert "has ended: the server is restarting while loading: ValueError: no room" in note
-    health.status = 503
-    head.run_container(SERVER, status="restarting")
-    with pytest.raises(Failed, match="is restarting while loading"):
-        readiness.healthy(loading.play, loads(loading, health), again)
-
-
 # -- the answer --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(one_node):
-    made = ChatServer(session=one_node.play.session(one_node.play.head))
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -9,14 +9,13 @@ from ipaddress import IPv4Interface
 
 import pytest
 from fake_cluster import Make
-from serve_plans import bare_server, deployment_for
+from serve_plans import bare_server, deployment_for, recipe_of
 from web_server import Answer, Asked, WebServer
 
 from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.facts import GpuProcess as ProcessHeld
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
-from spark_cluster.config.schema import parse
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import readiness, readiness_checks, result, runtime
 from spark_cluster.engine.deployment import Endpoint, Server
@@ -163,8 +162,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> N
 
 
 def sglang_recipe(**more: object) -> Recipe:
-    base = {"name": "r", "model": {"name": "o/m", "served_name": "m"}, "image": {"ref": "i:1"}}
-    return parse(Recipe, {**base, "engine": "sglang", **more})
+    return recipe_of("o/m", engine="sglang", **more)
 
 
 def test_a_rung_that_an_engine_cannot_climb() -> None:
