@@ -7,7 +7,7 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from factories import make_node, make_recipe
+from factories import make_node, make_recipe, put
 
 from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.image_build import RecipeImage
@@ -30,6 +30,35 @@ from spark_cluster.node.store.manifest import snapshot_folder
 from spark_cluster.runner.play import Play
 
 OF_RECIPE = {"engine", "runtime", "executor", "ray", "ready_timeout_s"}
+
+
+PROGRAM = """\
+from factories import SHIPPED
+from spark_cluster.resources import Container
+
+Settings = SHIPPED.load_role("{role}").settings_model
+
+def role(node, settings):
+    made = settings.server
+    names = made.node_names[:1] if "{role}" == "vllm" and made.on_ray else made.node_names
+    if node.name in names:
+        name = "spark-ray" if "{role}" == "ray" else made.program
+        words = tuple(made.args) if "{role}" == "vllm" else ({words})
+        labels = dict(made.labels)
+        yield Container(name, made.image, words, entrypoint="", labels=labels, stays_s=0)
+"""
+
+
+def own_programs(project: Path, *roles: str, words: str = '"ray",') -> None:
+    """Have these roles, `vllm` or `ray`, start their containers without a Spark's devices and
+    folders.
+
+    Args:
+        words: the command of Ray's container, in Python.
+    """
+    for role in roles:
+        text = PROGRAM.format(role=role, words=words)
+        put(project / f"roles/{role}/__init__.py", text)
 
 
 def linked_nodes(*names: str) -> tuple[Node, ...]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factories import make_recipe, put
+from factories import make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from free_ports import free_port
 from ray_server import RayServer, ray_server
-from serve_plans import deployment_for, located, starting
+from serve_plans import deployment_for, located, own_programs, starting
 
 from spark_cluster.engine import readiness, runtime
 from spark_cluster.engine.deployment import Deployment
@@ -21,20 +21,6 @@ from spark_cluster.engine.ray import TOKEN_FILE, RayState
 from spark_cluster.engine.ray_cluster import must_keep_its_jobs
 from spark_cluster.engine.start import start, start_ray_alone
 from spark_cluster.errors import Failed, Refused, VerificationFailed
-
-OWN = """\
-from factories import SHIPPED
-from spark_cluster.resources import Container
-
-Settings = SHIPPED.load_role("{role}").settings_model
-
-def role(node, settings):
-    made = settings.server
-    if node.name in made.node_names{only}:
-        labels = dict(made.labels)
-        yield Container("{name}", made.image, ("{role}",), entrypoint="", labels=labels, stays_s=0)
-"""
-"""In place of a role: its container, without the devices and folders of a Spark."""
 
 ADDRESSES = ("192.168.177.11", "192.168.177.12")
 
@@ -47,10 +33,7 @@ class Starts:
         self._seen: dict[str, int] = {}
         ray.has_nodes(*ADDRESSES)
         cluster.marked("endpoint")
-        own = {"ray": (RAY, ""), "vllm": (SERVER, "[:1]")}
-        for role, (name, only) in own.items():
-            text = OWN.format(role=role, name=name, only=only)
-            put(cluster.project / f"roles/{role}/__init__.py", text)
+        own_programs(cluster.project, "ray", "vllm")
         for node in cluster.nodes.values():
             node.have_image(self.deployment().first.image)
             node.put(TOKEN_FILE, "5eed" * 16)
@@ -91,9 +74,7 @@ def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> 
 def test_a_new_ray_has_no_token_that_was_read_before_the_last_one_ended(starts: Starts) -> None:
     """Another recipe's containers had that token, and can have told it to anyone."""
     play = starts.cluster.play
-    text = OWN.replace('("{role}",)', '("{role}", made.ray_token)')
-    file = starts.cluster.project / "roles/ray/__init__.py"
-    put(file, text.format(role="ray", name=RAY, only=""))
+    own_programs(starts.cluster.project, "ray", words='"ray", made.ray_token')
     start(play, replace(starting(play, starts.deployment(), 0.4), ray_token="told to others"))
     words = [word for call in starts.cluster.head.calls("docker") for word in call]
     assert "5eed" * 16 in words

@@ -13,6 +13,7 @@ from factories import make_recipe, put
 from fake_cluster import FakeCluster, Make
 from fake_programs import Said
 from free_ports import BESIDE_RAY, free_port
+from serve_plans import own_programs
 
 from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.engine.deployment import Deployment
@@ -27,21 +28,6 @@ ROLES = (
     *("haproxy", "firewall", "containers", "caches", "start_limit", "models", "endpoint"),
     "model_loader",
 )
-OWN_SERVER = """\
-from factories import SHIPPED
-from spark_cluster.resources import Container
-
-Settings = SHIPPED.load_role("vllm").settings_model
-
-def role(node, settings):
-    made = settings.server
-    yield Container(
-        made.program, made.image, tuple(made.args), entrypoint="", labels=dict(made.labels),
-        stays_s=0,
-    )
-"""
-"""In place of the role `vllm`: its container without the devices and folders of a Spark."""
-
 NO_HAPROXY = """\
 from factories import SHIPPED
 from spark_cluster.resources import Command
@@ -73,7 +59,7 @@ class Up:
         serve = f"bind: loopback, port: {port}, engine_port: {port + 1}, recipes: [{listed}]"
         self.cluster: FakeCluster = make("spark1", more=f"serve: {{{serve}}}\n", options=options)
         self.cluster.marked(*ROLES)
-        put(self.cluster.project / "roles/vllm/__init__.py", OWN_SERVER)
+        own_programs(self.cluster.project, "vllm")
         self.cluster.head.programs["nft"] = lambda _words, _stdin: ""  # it works here
         self.cluster.head.put("/srv/models/m/.complete")
         self.cluster.head.have_image(make_recipe().image.ref)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from factories import SHIPPED, make_inventory, make_node, make_recipe, put
+from factories import SHIPPED, make_inventory, make_node, make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
-from serve_plans import deployment_for, located, server_for, snapshot_of, starting
+from serve_plans import deployment_for, located, own_programs, server_for, snapshot_of, starting
 
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.folders import CACHES as UP_CACHES
@@ -189,18 +189,6 @@ def test_an_engine_in_a_virtual_environment(pair_up, tp):
     assert server.limits["MEMLOCK"] == "infinity"
 
 
-OWN_SERVER = """\
-from factories import SHIPPED
-from spark_cluster.resources import Container
-
-Settings = SHIPPED.load_role("vllm").settings_model
-
-def role(node, settings):
-    labels = dict(settings.server.labels)
-    yield Container("spark-vllm", "image:1", ("serve",), entrypoint="", labels=labels, stays_s=0)
-"""
-
-
 @pytest.mark.parametrize(
     ("running", "starts"), [("", {"a": 1, "b": 1}), ("ab", {"a": 0, "b": 0}),
                             ("b", {"a": 2, "b": 1}), ("a", {"a": 1, "b": 2})]
@@ -209,9 +197,9 @@ def test_ranks_begin_together_or_not_at_all(fake_cluster, running, starts):
     """A new rank does not join others that have begun; no one waits for Ray here."""
     cluster = fake_cluster("a", "b")
     cluster.marked("ray", "endpoint")
-    put(cluster.project / "roles/vllm/__init__.py", OWN_SERVER)
+    own_programs(cluster.project, "vllm")
     for node in cluster.nodes.values():
-        node.have_image("image:1")
+        node.have_image(make_recipe().image.ref)
     play = cluster.play
     deployment = deployment_for(make_recipe(executor="mp"), *play.nodes)
     start(play, starting(play, deployment, 0.7))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from chat_server import ChatServer, Reply
-from factories import make_recipe, put
+from factories import make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from free_ports import BESIDE_RAY, free_port
+from serve_plans import own_programs
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Readiness
@@ -22,20 +23,6 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.events import Result
 
 ROLES = ("network", "firewall", "containers", "caches", "start_limit", "models", "ray", "endpoint")
-OWN_SERVER = """\
-from factories import SHIPPED
-from spark_cluster.resources import Container
-
-Settings = SHIPPED.load_role("vllm").settings_model
-
-def role(node, settings):
-    made = settings.server
-    yield Container(
-        "spark-vllm", made.image, tuple(made.args), entrypoint="", labels=dict(made.labels),
-        stays_s=0,
-    )
-"""
-"""In place of the role `vllm`: its container without the devices and folders of a Spark."""
 ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
 
 
@@ -55,7 +42,7 @@ class Up:
         serve = f"serve: {{bind: loopback, port: {port}}}\n"
         self.cluster: FakeCluster = make("spark1", "spark2", more=serve)
         self.cluster.marked(*ROLES)
-        put(self.cluster.project / "roles/vllm/__init__.py", OWN_SERVER)
+        own_programs(self.cluster.project, "vllm")
         for node in self.cluster.nodes.values():
             node.put("/srv/models/m/.complete")
             node.have_image(recipe().image.ref)
