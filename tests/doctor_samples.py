@@ -22,22 +22,24 @@ Answer = dict[str, Any]
 PARTS = ("commands", "files", "trees", "requests")
 
 PINS = load_pins(Path(__file__).parents[1] / "roles/drivers/pins.json")
-HEALTHY = Path(__file__).parent / "data/doctor/healthy.toml"
 
 
 @cache
-def healthy(number: int) -> dict[str, Any]:
-    """Return what the file says of node 1 or 2; not to be changed."""
-    text = HEALTHY.read_text()
+def _read(file: str, number: int) -> dict[str, Any]:
+    text = (Path(__file__).parent / "data/doctor" / file).read_text()
     for name, value in (("<n>", number), ("<peer>", 3 - number), ("<lan>", 2 + number)):
         text = text.replace(name, str(value))
     return tomllib.loads(text)
 
 
+def healthy(number: int) -> dict[str, Any]:
+    """Return what the file says of node 1 or 2; not to be changed."""
+    return _read("healthy.toml", number)
+
+
 IDS = {"spark-vllm": "a" * 64, "spark-ray": "b" * 64}
 IMAGE: str = healthy(1)["container"]["Image"]
 STARTED: str = healthy(1)["container"]["State"]["StartedAt"]
-NVRM: str = healthy(1)["files"]["nvrm"]
 UNITS: str = healthy(1)["commands"]["units"]
 HCAS: str = healthy(1)["commands"]["hcas"]
 LOG = (
@@ -233,11 +235,7 @@ def logged(text: str, *, name: str = "spark-vllm", at: str = "2026-11-20T15:00:0
 
 
 def on_gpus(number: int, **changes: Any) -> Observations:
-    """Node 1 or 2 of `lab up --gpus`, an H100 each, that serve together in a virtual environment.
-
-    As two such nodes answered in November 2026: no Docker, RDMA, fwupd or sshd; `fabric0` is the
-    link that the inventory names.
-    """
+    """Node 1 or 2 of `lab up --gpus`, which serve together in a virtual environment."""
     address, env = f"10.90.1.{10 + number}", {"VLLM_HOST_IP": f"10.90.1.{10 + number}"}
     ray = ("ray", "start", "--block", f"--node-ip-address={address}")
     units = {"spark-ray": Unit("spark-ray", (*ray, "--head") if number == 1 else ray, env=env)}
@@ -245,25 +243,13 @@ def on_gpus(number: int, **changes: Any) -> Observations:
         serve = ("vllm", "serve", "/srv/models/paris", "--tensor-parallel-size", "2")
         units["spark-vllm"] = Unit("spark-vllm", serve, env=env, labels={"spark-cluster.tp": "2"})
     known = "ActiveState=active\nNRestarts=0\nExecMainStartTimestamp=Wed 2026-11-25 09:02:38 UTC\n"
+    file = _read("gpus.toml", number)
     told = {
-        "gpu": "NVIDIA H100 80GB HBM3, 9.0, 580.159.04, 35, 121.11, 1980, 2147, 78923\n",
-        "ip": json.dumps(
-            [
-                interface("eth0", f"10.90.0.{10 + number}/24", mtu=1500),
-                interface("fabric0", f"{address}/24"),
-            ]
-        ),
-        "nvrm": NVRM.replace("580.126.09", "580.159.04"),
-        "ssh_folder": "directory root 700\n",
-        "hcas": "",
-        **dict.fromkeys(("history", "devices", "docker", "containers", "images", "logs")),
-        "tools": "nvidia-smi\nsystemctl\njournalctl\nfind\nnft\n",
-        "versions": "==> spark-ray\nray=2.60.0\nvllm=0.26.0\n",
-        "models": "==> /srv/models/paris\n1024 config.json\n47310000 model.safetensors\n",
+        **file["answers"],
+        **dict.fromkeys(file["silent"]),
+        "ip": json.dumps([row_of(**row) for row in file["interfaces"]]),
         **{name: unit.text + known for name, unit in units.items()},
         "ray": ray_nodes("10.90.1.11", "10.90.1.12"),
-        **dict.fromkeys(("fw_ver", "board_id", "width", "host_keys", "gids?", "types?")),
-        "pci": {"/sys/bus/pci/devices/0000:00:06.0/vendor": "0x10de\n"},
     }
     context = {"user": "root", "fabric": ("fabric0",)}
     return replace(seen(number, context=context, **{**told, **changes}), node=f"gpu{number}")

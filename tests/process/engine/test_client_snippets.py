@@ -35,39 +35,12 @@ KEYED = ClientTarget(
     "https://10.0.0.5:8443/v1", "gemma", key_variable="MY_KEY", ca_file="/home/a/spark 1.pem"
 )
 
-COMPLETION = {
-    "id": "1",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "gemma",
-    "choices": [
-        {
-            "index": 0,
-            "finish_reason": "stop",
-            "message": {"role": "assistant", "content": "Hello."},
-        }
-    ],
-    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-}
-MESSAGE = {
-    "id": "1",
-    "type": "message",
-    "role": "assistant",
-    "model": "gemma",
-    "content": [{"type": "text", "text": "Hello."}],
-    "stop_reason": "end_turn",
-    "usage": {"input_tokens": 1, "output_tokens": 1},
-}
-
 
 @pytest.fixture
 def server():
-    """Answers a chat completion."""
-
-    def answer(asked):
-        return 200, MESSAGE if asked.path == "/v1/messages" else COMPLETION
-
-    with WebServer(answer) as made:
+    """Answers a chat completion, in the form of either API."""
+    replies = json.loads(Path(__file__).with_name("client_replies.json").read_text())
+    with WebServer(lambda asked: (200, replies[asked.path])) as made:
         yield made
 
 

@@ -132,28 +132,53 @@ def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
 
 
 S, R, U = readiness_checks.SENTENCE, readiness_checks.RELATED, readiness_checks.UNRELATED
-EMBEDDINGS = [
-    ({S: [NAN, 0.8, 0.0]}, "the embedding holds nan, expected finite numbers"),
-    ({S: [None, 0.8, 0.0]}, "the embedding holds None, expected finite numbers"),
-    ({S: [0.0, 0.0, 0.0]}, "a vector has the length 0, expected 1"),
-    ({S: [3.0, 4.0, 0.0]}, "a vector has the length 5, expected 1"),
-    ({R: [0.6, 0.8]}, "vectors have 2, 3 numbers, expected 2"),
-    ({R: []}, "an embedding is not a list of numbers"),
-    ({R: "AAAA"}, "an embedding is not a list of numbers"),
-    ({text: [0.6, 0.8, 0.0] for text in (S, R, U)}, "different things have the same vector"),
-    ({R: [0.0, 0.0, 1.0]}, "is nearer to 'The central bank"),
+RAW = [
+    ((200, "<html>proxy</html>"), "answers '<html>proxy</html>', expected a JSON document"),
+    ((200, ""), "answers 'nothing'"),
+    ((200, '{"model": "other"}'), "'other' answered, not 'm'"),
+    ((200, '{"error": {"message": "no such API", "code": 400}}'), "failed (status 200): no such"),
+    ((400, '{"error": {"message": "does not support it"}}'), "(status 400): does not support it"),
+    ((404, '{"error": {"message": "model m does not exist"}}'), "404): model m does not exist"),
+    ((500, "Internal Server Error"), "(status 500): Internal Server Error"),
+    ((404, '{"detail":"Not Found"}'), "(status 404)"),
+]
+NO_SCORE = '{"results": [{"index": 0, "relevance_score": null}, {"index": 1}]}'
+VECTORS_ALIKE = dict.fromkeys((S, R, U), [0.6, 0.8, 0.0])
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    *((rung, {"raw": raw}, text) for rung in KIND_RUNGS for raw, text in RAW),
+    *(
+        ("embedding", {"vectors": {**VECTORS, **wrong}}, text)
+        for wrong, text in (
+            ({S: [NAN, 0.8, 0.0]}, "the embedding holds nan, expected finite numbers"),
+            ({S: [None, 0.8, 0.0]}, "the embedding holds None, expected finite numbers"),
+            ({S: [0.0, 0.0, 0.0]}, "a vector has the length 0, expected 1"),
+            ({S: [3.0, 4.0, 0.0]}, "a vector has the length 5, expected 1"),
+            ({R: [0.6, 0.8]}, "vectors have 2, 3 numbers, expected 2"),
+            ({R: []}, "an embedding is not a list of numbers"),
+            ({R: "AAAA"}, "an embedding is not a list of numbers"),
+            (VECTORS_ALIKE, "different things have the same vector"),
+            ({R: [0.0, 0.0, 1.0]}, "is nearer to 'The central bank"),
+        )
+    ),
+    ("embedding", {"second": [0.8, 0.6, 0.0]}, "another vector the second time (cosine 0.960"),
+    ("reranking", {"scores": [0.9, 0.1]}, "gets 0.1 for 'What is the capital of France?'"),
+    ("reranking", {"scores": [0.5, 0.5]}, "expected more for the first"),
+    ("reranking", {"scores": [0.5]}, "1 of 2 documents have a score"),
+    ("reranking", {"scores": []}, "0 of 2 documents have a score"),
+    ("reranking", {"raw": (200, NO_SCORE)}, "the score holds None"),
+    ("transcription", {"text": None}, "expected a document with 'text'"),
 ]
 
 
-@pytest.mark.parametrize(("vectors", "text"), EMBEDDINGS, ids=[text for _, text in EMBEDDINGS])
-def test_embeddings_that_are_wrong(server: Server, vectors: dict[str, Any], text: str) -> None:
-    server.vectors |= vectors
-    failed(server, "embedding", text)
-
-
-def test_embeddings_that_change(server: Server) -> None:
-    server.second = [0.8, 0.6, 0.0]
-    failed(server, "embedding", "the same text gives another vector the second time (cosine 0.960")
+@pytest.mark.parametrize(
+    ("rung", "fields", "text"), WRONG, ids=[f"{rung}: {text}" for rung, _, text in WRONG]
+)
+def test_what_is_wrong_is_found(
+    server: Server, rung: str, fields: dict[str, Any], text: str
+) -> None:
+    for name, value in fields.items():
+        setattr(server, name, value)
+    failed(server, rung, text)
 
 
 def test_embeddings_of_another_size_than_the_config_says(server: Server) -> None:
@@ -166,56 +191,11 @@ def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Serve
     assert server.climb("embedding", normalized=False)
 
 
-RERANKING = [
-    ([0.9, 0.1], "gets 0.1 for 'What is the capital of France?'"),
-    ([0.5, 0.5], "expected more for the first"),
-    ([0.5], "1 of 2 documents have a score"),
-    ([], "0 of 2 documents have a score"),
-]
-
-
-@pytest.mark.parametrize(("scores", "text"), RERANKING)
-def test_scores_that_are_wrong(server: Server, scores: list[float], text: str) -> None:
-    server.scores = scores
-    failed(server, "reranking", text)
-
-
-def test_a_score_that_is_no_number(server: Server) -> None:
-    server.raw = (200, '{"results": [{"index": 0, "relevance_score": null}, {"index": 1}]}')
-    failed(server, "reranking", "the score holds None")
-
-
-RAW = [
-    ((200, "<html>proxy</html>"), "answers '<html>proxy</html>', expected a JSON document"),
-    ((200, ""), "answers 'nothing'"),
-    ((200, '{"model": "other"}'), "'other' answered, not 'm'"),
-    ((200, '{"error": {"message": "no such API", "code": 400}}'), "failed (status 200): no such"),
-    ((400, '{"error": {"message": "does not support it"}}'), "(status 400): does not support it"),
-    ((404, '{"error": {"message": "model m does not exist"}}'), "404): model m does not exist"),
-    ((500, "Internal Server Error"), "(status 500): Internal Server Error"),
-    ((404, '{"detail":"Not Found"}'), "(status 404)"),
-]
-
-
-@pytest.mark.parametrize("rung", KIND_RUNGS)
-@pytest.mark.parametrize(("raw", "text"), RAW)
-def test_replies_of_something_else(
-    server: Server, rung: str, raw: tuple[int, str], text: str
-) -> None:
-    server.raw = raw
-    failed(server, rung, text)
-
-
 def test_a_chat_model_behind_a_recipe_of_another_kind(server: Server) -> None:
     server.paths = {"/v1/chat/completions"}
     assert "--runner pooling" in failed(server, "embedding", "/v1/embeddings is not there").hint
     assert "--convert" in failed(server, "reranking", "nor /rerank nor /score is there").hint
     assert "vllm[audio]" in failed(server, "transcription", "transcriptions is not there").hint
-
-
-def test_a_transcript_without_text(server: Server) -> None:
-    server.text = None
-    failed(server, "transcription", "expected a document with 'text'")
 
 
 def test_a_server_that_is_not_there(server: Server) -> None:
