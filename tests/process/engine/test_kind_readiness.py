@@ -143,7 +143,7 @@ RAW = [
     ((404, '{"detail":"Not Found"}'), "(status 404)"),
 ]
 NO_SCORE = '{"results": [{"index": 0, "relevance_score": null}, {"index": 1}]}'
-VECTORS_ALIKE = dict.fromkeys((S, R, U), [0.6, 0.8, 0.0])
+VECTORS_ALIKE = {text: [0.6, 0.8, 0.0] for text in (S, R, U)}
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     *((rung, {"raw": raw}, text) for rung in KIND_RUNGS for raw, text in RAW),
     *(
