@@ -33,6 +33,9 @@ DATA = Path(__file__).parents[2] / "data"
 PROBE = Probe(question="What is the capital of France?", expect="Paris")
 
 
+LOGS = load(__file__, "logs.toml")
+
+
 def log(name):
     return (DATA / name).read_text()
 
@@ -76,31 +79,10 @@ def test_the_earliest_of_all_ranks():
     assert found.at == "2026-11-20T14:12:18.9Z"
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("a.OutOfMemoryError: CUDA out of memory.", "a.OutOfMemoryError: CUDA out of memory."),
-        ("(E pid=1) ERROR 11-20 14:12:18 [a.py:1] KeyError: 'x'", "KeyError: 'x'"),
-        ("worker 1 failed: ValueError('no room')", "ValueError('no room')"),
-        ('    raise RuntimeError("not the text of an error")', None),
-        ("INFO 11-20 14:12:18 [a.py:1] handled OSError: it is fine", None),
-        ("  File /opt/a/b/SomeError.py, line 3", None),
-        ("no errors", None),
-        (
-            "2026-11-20T14:12:19Z (APIServer pid=1) a.ValidationError: 1 validation error for M\n"
-            "2026-11-20T14:12:19Z (APIServer pid=1)   Value error, too long (9) [type=value_error]",
-            "a.ValidationError: 1 validation error for M: Value error, too long (9)",
-        ),
-        (
-            "2026-11-20T14:12:19Z RuntimeError: Version mismatch: The cluster was started with:\n"
-            "2026-11-20T14:12:19Z     Ray: 2.60.0\n",
-            "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_an_error(line, text):
-    found = runtime.first_error({"x": line})
-    assert (found.text if found else None) == text
+@pytest.mark.parametrize("case", LOGS["error"], ids=lambda case: case.get("text", case["line"]))
+def test_what_is_an_error(case):
+    found = runtime.first_error({"x": case["line"]})
+    assert (found.text if found else None) == case.get("text")
 
 
 def test_last_line():

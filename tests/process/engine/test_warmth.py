@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cases import load
 from factories import make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
@@ -115,40 +117,12 @@ def test_some_recipes_need_no_node_to_be_asked() -> None:
 
 # -- what a log says -----------------------------------------------------------------------------
 
-AT = "/c/vllm/torch_compile_cache"
-FIRST = f"""\
-INFO [backends.py:1094] Using cache directory: {AT}/03b9cb4e9b/rank_0_0/backbone for vLLM's
-INFO [backends.py:1155] Dynamo bytecode transform time: 17.09 s
-INFO [backends.py:393] Compiling a graph for compile range (1, 8192) takes 61.05 s
-INFO [decorators.py:708] saved AOT compiled function to {AT}/{KEY}/rank_0_0/model
-INFO [monitor.py:53] torch.compile took 90.82 s in total
-(Worker_TP1) INFO [monitor.py:53] torch.compile took 91.50 s in total
-"""
-SECOND = f"""\
-INFO [backends.py:292] Directly load the compiled graph(s) for compile range (1, 8192) from the
-INFO [decorators.py:311] Directly load AOT compilation from path {AT}/{KEY}/rank_0_0/model
-INFO [monitor.py:53] torch.compile took 2.18 s in total
-"""
-PARTLY = "Directly load the compiled graph(s) for\nCompiling a graph for compile range (1, 8192)\n"
 
-
-@pytest.mark.parametrize(
-    ("log", "keys", "outcome", "seconds"),
-    [
-        (FIRST, ("03b9cb4e9b", KEY), "compiled", 91.5),
-        (SECOND, (KEY,), "loaded", 2.18),
-        (PARTLY, (), "compiled", 0.0),
-        ("torch.compile takes 45.20 s in total\n", (), "compiled", 45.2),
-        ("torch.compile and initial profiling run took 3.37 s in total", (), "compiled", 3.37),
-        ("Enforce eager set, disabling torch.compile and CUDAGraphs.\n", (), "", 0.0),
-        ("torch.compile took 9e999 s, 1234567890.5 s; torch_compile_cache/../../x", (), "", 0.0),
-    ],
-)
-def test_a_log_says_whether_it_compiled(
-    log: str, keys: tuple[str, ...], outcome: str, seconds: float
-) -> None:
-    found = launches.logged(re.findall(launches.LOGGED, log))
-    assert found == {"keys": keys, "outcome": outcome, "compile_s": seconds}
+@pytest.mark.parametrize("case", load(__file__, "logs.toml")["compiled"])
+def test_a_log_says_whether_it_compiled(case: dict[str, Any]) -> None:
+    found = launches.logged(re.findall(launches.LOGGED, case["log"]))
+    keys = tuple(case.get("keys", ()))
+    assert found == {"keys": keys, "outcome": case["outcome"], "compile_s": case["seconds"]}
 
 
 def test_a_node_that_lies_about_its_log_is_not_believed() -> None:
