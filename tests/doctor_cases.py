@@ -88,14 +88,18 @@ def changes(case: dict[str, Any], number: int = 1) -> dict[str, Any]:
     return found
 
 
-def _cases(table: str, number: int) -> list[Case]:
-    rows = load(__file__, "data/doctor/sick.toml")[table]
-    return [(row["check"], changes(row, number), row["status"], row["found"]) for row in rows]
+def _cases(file: str, table: str = "node", number: int = 1) -> list[Case]:
+    return [
+        (row["check"], changes(row, number), row["status"], row.get("found", ""))
+        for row in load(__file__, f"data/doctor/{file}")[table]
+    ]
 
 
-SICK = _cases("node", 1)
+SICK = _cases("sick.toml")
 
-UNLIKE = _cases("pair", 2)
+NOT_SICK = _cases("not_sick.toml")
+
+UNLIKE = _cases("sick.toml", "pair", 2)
 """The same of the second node of two, of which the first one is healthy."""
 
 SICK += [
