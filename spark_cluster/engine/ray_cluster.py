@@ -267,7 +267,6 @@ class RayJobs:
         self,
         question: Callable[[], T],
         what: str,
-        limit_s: float = ANSWER_S,
         hint: str = "spark-cluster ray list shows the jobs",
     ) -> T:
         """Return Ray's answer to a question.
@@ -277,9 +276,9 @@ class RayJobs:
         """
         answer = start(question)
         try:
-            found = answer.result(limit_s)
+            found = answer.result(ANSWER_S)
         except TimeoutError:
-            why = f"nothing came within {limit_s:g} s"
+            why = f"nothing came within {ANSWER_S:g} s"
         except Exception as error:  # noqa: BLE001  (what a head can make Ray's client raise)
             why = last_line(str(error).rstrip(". \n")) or type(error).__name__
         else:
