@@ -267,6 +267,7 @@ class RayJobs:
         self,
         question: Callable[[], T],
         what: str,
+        limit_s: float | None = None,
         hint: str = "spark-cluster ray list shows the jobs",
     ) -> T:
         """Return Ray's answer to a question.
@@ -274,11 +275,11 @@ class RayJobs:
         Raises:
             Failed: there is none in time, or one that Ray does not give; with `what`.
         """
-        answer = start(question)
+        answer, limit_s = start(question), limit_s or ANSWER_S
         try:
-            found = answer.result(ANSWER_S)
+            found = answer.result(limit_s)
         except TimeoutError:
-            why = f"nothing came within {ANSWER_S:g} s"
+            why = f"nothing came within {limit_s:g} s"
         except Exception as error:  # noqa: BLE001  (what a head can make Ray's client raise)
             why = last_line(str(error).rstrip(". \n")) or type(error).__name__
         else:
