@@ -307,7 +307,7 @@ TWO = told_by_ray(1.0, 1.0)
 @pytest.mark.parametrize(
     ("way", "case"),
     [
-        pytest.param(way, case, id=f"{way}: {case.get('found') or case['problems']}"[:60])
+        pytest.param(way, case, id=f"{way}: {case.get('found') or case['problems'] or 'well'}"[:60])
         for way, cases in load(__file__, "states.toml").items()
         for case in cases
     ],
