@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from doctor_cases import ALL_DOWN, NOT_SICK, SICK, SWAP, UNLIKE
 from doctor_samples import (
-    PARTS,
     STARTED,
     answer,
     environment,
@@ -19,7 +18,6 @@ from doctor_samples import (
     interface,
     interfaces,
     on_gpus,
-    ran,
     seen,
     trees,
     with_env,
@@ -28,9 +26,7 @@ from hostile.agent import answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_cluster.config import fact_gathering
-from spark_cluster.doctor import examine, serving
-from spark_cluster.doctor.check import Check
+from spark_cluster.doctor import examine
 from spark_cluster.doctor.observations import (
     CheckResult,
     Observations,
@@ -307,11 +303,6 @@ def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> N
 # --- logs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", serving.SEARCHES, ids=lambda rule: rule.id)
-def test_a_node_finds_the_lines_that_a_rule_is_about(rule: serving.LogSearch) -> None:
-    assert any(word in rule.sample for word in rule.words)
-
-
 def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> None:
     from spark_cluster.node.containers import ContainerState, LogLine, moment, parse_state
 
@@ -421,15 +412,10 @@ def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
     assert {(id, issue) for id, issue in every - sick if id not in known} == set()
 
 
-def test_names_are_unique_and_sources_are_known() -> None:
+def test_names_are_unique_and_say_what_was_looked_at() -> None:
     ids = [check.id for check in examine.ALL]
     assert len(ids) == len(set(ids))
-    told = seen(1).answer
-    known = {name for part in PARTS for name in told[part]}
-    for check in (*examine.NODE, *examine.PAIR):
-        assert isinstance(check, Check)
-        assert set(check.needs) <= known, check.id
-        assert check.looked_at
+    assert all(check.looked_at for check in (*examine.NODE, *examine.PAIR))
 
 
 def test_findings_are_sorted_and_selected() -> None:
@@ -439,17 +425,6 @@ def test_findings_are_sorted_and_selected() -> None:
     assert order == sorted(order, key=["fail", "warn", "unknown", "ok"].index)
     assert {f.area for f in examine.judge([sick], only=["link"])} == {"link"}
     assert [f.id for f in examine.judge([sick], only=["memory.swap"])] == ["memory.swap"]
-
-
-def test_the_samples_answer_what_is_asked() -> None:
-    from spark_cluster.doctor.observations import Context, question
-
-    asked, told = question(Context("nvidia", serving.WORDS)), seen(1).answer
-    of_facts = {*fact_gathering.COMMANDS, *fact_gathering.FILES, *fact_gathering.NETPLAN}
-    for part in PARTS:
-        assert set(told[part]) - of_facts == set(asked[part]) - of_facts
-    json.dumps(asked)
-    assert ran("x")["status"] == 0
 
 
 def test_fixes_name_commands_and_roles_that_exist() -> None:

@@ -17,7 +17,6 @@ from waiting import HANG_S
 from web_server import WebServer
 
 from spark_cluster.config.inventory_schema import ServeEntry
-from spark_cluster.engine import client_target
 from spark_cluster.engine.client_target import (
     CLIENTS,
     ClientTarget,
@@ -242,7 +241,6 @@ def test_other_kinds_have_requests_of_their_own(kind):
 
 def test_snippets_are_named_as_on_the_command_line():
     assert [snippet.client for snippet in snippets(PLAIN)] == list(CLIENTS)
-    assert client_target.CLIENTS is CLIENTS
 
 
 # -- what they are made of --------------------------------------------------------------------
