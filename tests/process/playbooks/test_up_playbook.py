@@ -119,6 +119,8 @@ def test_one_that_answers_wrongly_is_left(up: Up) -> None:
     assert up.starts() == [1, 1]
 
 
+# -- several models ------------------------------------------------------------------------------
+
 NAMES = ("gemma", "words")
 PROGRAMS = [f"spark-vllm-{name}" for name in NAMES]
 ROLES_OF_SEVERAL = (
@@ -142,9 +144,6 @@ def model(name: str) -> ServedModel:
     recipe = make_recipe(readiness=Readiness(rungs=["answer"]), gpu_memory_utilization=0.4)
     known = recipe.model.model_copy(update={"path": "/srv/models/m", "served_name": name})
     return ServedModel(recipe.model_copy(update={"name": name, "model": known}), "spark1")
-
-
-# -- several models ------------------------------------------------------------------------------
 
 
 class UpOfSeveral:
