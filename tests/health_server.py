@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+
+from web_server import Answer, Asked, WebServer
 
 
-class HealthServer:
+class HealthServer(WebServer):
     """A server on a port of the loopback.
 
     Attributes:
@@ -15,23 +15,11 @@ class HealthServer:
         when_asked: is called for each request, before its answer.
     """
 
-    def __init__(self, port: int, status: int = 200) -> None:
-        self.port, self.status = port, status
+    def __init__(self, port: int = 0, status: int = 200) -> None:
+        self.status = status
         self.when_asked: Callable[[], object] = lambda: None
-        server = self
+        super().__init__(port=port)
 
-        class Asked(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.when_asked()
-                self.send_response(server.status)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), Asked)
-        Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+    def answer(self, asked: Asked) -> Answer:
+        self.when_asked()
+        return self.status, ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from factories import make_recipe
+from factories import make_node, make_recipe, put
 
 from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.image_build import RecipeImage
@@ -15,7 +17,8 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Venv
-from spark_cluster.config.topology import Node
+from spark_cluster.config.schema import parse
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server
 from spark_cluster.engine.hub_models import hub_folder
@@ -27,6 +30,52 @@ from spark_cluster.node.store.manifest import snapshot_folder
 from spark_cluster.runner.play import Play
 
 OF_RECIPE = {"engine", "runtime", "executor", "ray", "ready_timeout_s"}
+
+
+PROGRAM = """\
+from factories import SHIPPED
+from spark_cluster.resources import Container
+
+Settings = SHIPPED.load_role("{role}").settings_model
+
+def role(node, settings):
+    made = settings.server
+    names = made.node_names[:1] if "{role}" == "vllm" and made.on_ray else made.node_names
+    if node.name in names:
+        name = "spark-ray" if "{role}" == "ray" else made.program
+        words = tuple(made.args) if "{role}" == "vllm" else ({words})
+        labels = dict(made.labels)
+        yield Container(name, made.image, words, entrypoint="", labels=labels, stays_s=0)
+"""
+
+
+def own_programs(project: Path, *roles: str, words: str = '"ray",') -> None:
+    """Have these roles, `vllm` or `ray`, start their containers without a Spark's devices and
+    folders.
+
+    Args:
+        words: the command of Ray's container, in Python.
+    """
+    for role in roles:
+        text = PROGRAM.format(role=role, words=words)
+        put(project / f"roles/{role}/__init__.py", text)
+
+
+def linked_nodes(*names: str) -> tuple[Node, ...]:
+    """Return nodes, the head first, whose addresses on their link end in 11, 12 and so on."""
+    return tuple(
+        replace(
+            make_node(name, head=number == 1, address=f"10.0.0.{number}"),
+            links=(Link("enp1s0f1np1", IPv4Interface(f"192.168.177.{10 + number}/24")),),
+        )
+        for number, name in enumerate(names, 1)
+    )
+
+
+def recipe_of(name: str, served_name: str = "m", **more: Any) -> Recipe:
+    """Return a recipe of a model that says nothing else."""
+    model = {"name": name, "served_name": served_name}
+    return parse(Recipe, {"name": "r", "model": model, "image": {"ref": "i:1"}, **more})
 
 
 def inventory_of(*nodes: Node, **serve: Any) -> Inventory:

@@ -267,7 +267,7 @@ class RayJobs:
         self,
         question: Callable[[], T],
         what: str,
-        limit_s: float = ANSWER_S,
+        limit_s: float | None = None,
         hint: str = "spark-cluster ray list shows the jobs",
     ) -> T:
         """Return Ray's answer to a question.
@@ -275,7 +275,7 @@ class RayJobs:
         Raises:
             Failed: there is none in time, or one that Ray does not give; with `what`.
         """
-        answer = start(question)
+        answer, limit_s = start(question), limit_s or ANSWER_S
         try:
             found = answer.result(limit_s)
         except TimeoutError:

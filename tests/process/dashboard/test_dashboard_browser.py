@@ -7,19 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import factories
 import pytest
 import replayed
 import waiting
 from browser import Browser, browser, installed
+from web_server import WebServer
 
 from spark_cluster.cli.top import leading_to
-from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.dashboard.server import QUESTIONS
 from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status
 
@@ -190,30 +188,17 @@ def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[tuple[str, list[str]]]:
-    """The address of a server on another port, as of a tunnel's end, and what it was sent."""
-    sent: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            sent.append(f"{self.path} {self.headers}")
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{LOOPBACK}:{server.server_port}/", sent
-        server.shutdown()
+def elsewhere() -> Iterator[WebServer]:
+    """A server on another port, as of a tunnel's end."""
+    with WebServer(lambda _asked: (200, "")) as server:
+        yield server
 
 
 def test_another_port_of_this_machine_is_not_sent_the_token(
-    page: Browser, address: str, elsewhere: tuple[str, list[str]]
+    page: Browser, address: str, elsewhere: WebServer
 ) -> None:
-    where, sent = elsewhere
-    page.open(where, width=1280)
+    page.open(f"{elsewhere.url}/", width=1280)
+    sent = [f"{asked.path} {asked.headers}" for asked in elsewhere.asked]
     assert sent
     assert address.partition("token=")[2] not in "".join(sent)
     assert "cookie" not in "".join(sent).lower()

@@ -14,7 +14,7 @@ from spark_cluster.config.inventory import Inventory
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import NodeSource, ok
-from spark_cluster.errors import Failed, Unreachable, UsageError
+from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.runner import dialer
 from spark_cluster.runner.session import Session
 
@@ -122,14 +122,42 @@ def test_exit_status(changes: dict[str, Any], unreached: dict[str, Any], status:
     assert examine.Diagnosis(found, unreached).exit_code == status
 
 
-def test_names_that_can_be_chosen() -> None:
-    examine.must_be_known(["link", "pair.mtu", "system.reachable"])
-    with pytest.raises(UsageError, match="no such area or check"):
-        examine.must_be_known(["lnk"])
-
-
 def test_what_a_shipped_check_brings_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     swap = NodeSource("/proc/swaps", path="/proc/swaps")
     check = Check("memory.x", "x", lambda _: ok("none"), ("swaps",), "risks", sources={"x": swap})
     monkeypatch.setattr(examine, "ALL", (check,))
     assert examine.sources_of_checks() == {"x": swap}
+
+
+SILENT = Unreachable("10.0.0.2:22 did not answer within 10 s", hint="check that it is on")
+
+
+@pytest.mark.parametrize(
+    ("address", "pings", "cause"),
+    [
+        ("10.0.0.2", True, "its memory is exhausted"),
+        ("10.0.0.2", False, "it is off"),
+        ("100.101.102.103", None, "Tailscale SSH takes port 22"),
+        ("spark2.local", None, ""),
+    ],
+)
+def test_why(address: str, pings: bool | None, cause: str) -> None:
+    result = examine.unreached("spark2", address, SILENT, pings)
+    assert (result.id, result.status) == ("system.reachable", "fail")
+    assert cause in result.cause
+    assert "did not answer within 10 s" in result.found
+    assert result.fix
+
+
+def test_what_is_worth_a_ping() -> None:
+    assert examine.worth_a_ping(SILENT)
+    assert not examine.worth_a_ping(Unreachable("THE HOST KEY HAS CHANGED: x came"))
+    assert not examine.worth_a_ping(Failed("sudo asks for the password"))
+
+
+def test_pings_of_this_machine() -> None:
+    assert examine.pings("127.0.0.1") in (True, None)
+
+
+def test_reached() -> None:
+    assert examine.reached("spark1", 0.31).found == "answered in 0.3 s"

@@ -80,8 +80,7 @@ def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
     ids = [result.id for result in examine.judge([seen()])]
     assert len(ids) == len(examine.NODE) + 1
     assert "own.thing" in ids
-    examine.must_be_known(["own"])
-    examine.must_be_known(["own.thing"])
+    examine.must_be_known(["own", "own.thing", "link", "pair.mtu", "system.reachable"])
     with pytest.raises(UsageError, match="no such area or check") as caught:
         examine.must_be_known(["other"])
     assert "own" in caught.value.hint

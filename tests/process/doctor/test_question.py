@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from doctor_samples import containers
+from factories import put
 from waiting import HANG_S
 
 from spark_cluster.doctor import examine, observations, serving
@@ -37,8 +39,7 @@ esac
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., str]:
     """Runs a script where `docker` is a fake with files next to it."""
-    (tmp_path / "docker").write_text(DOCKER)
-    (tmp_path / "docker").chmod(0o755)
+    put(tmp_path / "docker", DOCKER, 0o755)
     (tmp_path / "names").write_text(
         "web nginx:1 nginx\nspark-vllm vllm:1 vllm\ntray-app x:1 sh\n"
         "spark-pause vllm:1 sleep infinity\n"
@@ -61,6 +62,16 @@ def test_only_containers_of_engines_are_looked_at(run: Callable[..., str]) -> No
     assert json.loads(run("containers"))[0]["Name"] == "/spark-ray"
 
 
+@contextmanager
+def engine(*path: str) -> Iterator[int]:
+    """Yield the PID of a process with this PATH, as of an engine."""
+    with subprocess.Popen(["/bin/sleep", "1000"], env={"PATH": ":".join(path)}) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def test_versions_are_read_from_the_containers_files(
     run: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -68,13 +79,9 @@ def test_versions_are_read_from_the_containers_files(
     packages = ("env/lib/python3.12/site-packages", "usr/lib/python3/dist-packages")
     for folder, version in zip(packages, ("0.32.0+cu130", "0.11.0"), strict=True):
         (tmp_path / folder / f"vllm-{version}.dist-info").mkdir(parents=True)
-    path = ":".join(f"{tmp_path}/{bin}" for bin in ("none/*/bin", "env/bin", "usr/bin"))
-    with subprocess.Popen(["/bin/sleep", "1000"], env={"PATH": path}) as engine:
-        try:
-            (tmp_path / "pid").write_text(str(engine.pid))
-            assert run("versions", "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
-        finally:
-            engine.kill()
+    with engine(*(f"{tmp_path}/{bin}" for bin in ("none/*/bin", "env/bin", "usr/bin"))) as pid:
+        (tmp_path / "pid").write_text(str(pid))
+        assert run("versions", "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
 
 
 def test_versions_of_a_unit_are_read_without_docker(tmp_path: Path) -> None:
@@ -84,18 +91,12 @@ def test_versions_of_a_unit_are_read_without_docker(tmp_path: Path) -> None:
     programs.mkdir()
     for name in ("sh", "tr", "sed"):
         (programs / name).symlink_to(str(shutil.which(name)))
-    with subprocess.Popen(["/bin/sleep", "1000"], env={"PATH": f"{tmp_path}/env/bin"}) as engine:
-        try:
-            (programs / "systemctl").write_text(
-                f'#!/bin/sh\n[ "$5" = spark-ray.service ] && echo {engine.pid} || echo 0\n'
-            )
-            (programs / "systemctl").chmod(0o755)
-            argv = observations.shell(observations.script("versions"), "code")
-            done = subprocess.run(
-                argv, env={"PATH": str(programs)}, capture_output=True, text=True, check=True
-            )
-        finally:
-            engine.kill()
+    with engine(f"{tmp_path}/env/bin") as pid:
+        asked = f'[ "$5" = spark-ray.service ] && echo {pid} || echo 0'
+        put(programs / "systemctl", f"#!/bin/sh\n{asked}\n", 0o755)
+        argv = observations.shell(observations.script("versions"), "code")
+        path = {"PATH": str(programs)}
+        done = subprocess.run(argv, env=path, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("==> spark-ray\nray=2.60.0\n", "")
 
 
@@ -130,8 +131,7 @@ def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_p
     journalctl = tmp_path / "journalctl"
     lines = [f"2026-11-20T14:00:00.{n:06}+00:00 spark1 spark-vllm[7]: {n}" for n in range(1000)]
     (tmp_path / "journal").write_text("\n".join([*lines, lines[0] + " EngineDeadError"]) + "\n")
-    journalctl.write_text('#!/bin/sh\necho "$@" >> "${0%/*}/asked"\ncat "${0%/*}/journal"\n')
-    journalctl.chmod(0o755)
+    put(journalctl, '#!/bin/sh\necho "$@" >> "${0%/*}/asked"\ncat "${0%/*}/journal"\n', 0o755)
     assert run("unit-logs", str(tmp_path), "EngineDeadError") == ""
     (tmp_path / "spark-vllm.service").touch()
     found = run("unit-logs", str(tmp_path), "EngineDeadError", "another")
@@ -153,8 +153,7 @@ def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
     flood = [stamp.format(30, n) + "PCIe Bus Error: severity=Corrected" for n in range(1000)]
     oops = [stamp.format(1, 0) + "pc : mst_ioctl", stamp.format(0, 0) + "Unable to handle kernel"]
     (tmp_path / "journal").write_text("\n".join([*reversed(oops), *flood, "routine"]) + "\n")
-    journalctl.write_text('#!/bin/sh\necho "$@" >"${0%/*}/asked"\ncat "${0%/*}/journal"\n')
-    journalctl.chmod(0o755)
+    put(journalctl, '#!/bin/sh\necho "$@" >"${0%/*}/asked"\ncat "${0%/*}/journal"\n', 0o755)
     kept = run("kernel", "-1", "pc : ", "severity=", "Unable to handle").splitlines()
     assert kept[:2] == [oops[1], oops[0]]
     assert kept[2:] == flood[-observations.KEPT_LINES :]

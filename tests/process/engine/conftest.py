@@ -1,4 +1,4 @@
-"""Ports and nodes between which tests copy, and a hub."""
+"""A server that a node asks, ports and nodes between which tests copy, and a hub."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from pathlib import Path
 
 import checkpoints
 import pytest
+from chat_server import ChatServer
 from checkpoints import SMALL
 from fake_cluster import FakeCluster, Make
 from free_ports import free_port
 
 from spark_cluster.engine import node_copies
 from spark_cluster_lab.hub import LabHub, serve
+
+
+@pytest.fixture
+def server(one_node: FakeCluster) -> Iterator[ChatServer]:
+    """A server that answers as a chat model does, and is asked from a node."""
+    made = ChatServer(session=one_node.play.session(one_node.play.head))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -79,12 +79,12 @@ def test_what_fits_is_let_in(spark):
 
 
 def test_what_does_not_fit_is_refused_with_what_would(spark):
-    cluster = spark(60)
+    cluster, large = spark(60), override(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2})
     with pytest.raises(Refused, match=r"a: the weights take 58\.8 GiB while loading") as caught:
-        admit(cluster, make_recipe("gemma4-31b-fp8"))
-    assert "spark-cluster plan gemma4-31b-fp8 --tp 1" in caught.value.hint
+        admit(cluster, large)
+    assert "spark-cluster plan gemma4-31b-fp8 --tp 1 -o max-num-seqs=2" in caught.value.hint
     assert "--force launches anyway" in caught.value.hint
-    admit(cluster, make_recipe("gemma4-31b-fp8"), force=True)
+    admit(cluster, large, force=True)
     assert "58.8 GiB" in cluster.notes[0]
 
 
@@ -283,26 +283,7 @@ def test_without_them_it_is_another_server_and_says_so():
     assert admission.overrides_changed(FREE, plan) == ""
 
 
-def test_the_hint_names_the_arguments(spark):
-    with pytest.raises(Refused) as caught:
-        admit(spark(60), override(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2}))
-    assert "spark-cluster plan gemma4-31b-fp8 --tp 1 -o max-num-seqs=2" in caught.value.hint
-
-
 # -- stages, replicas and imports --------------------------------------------------------------
-
-
-def test_stages_take_nodes():
-    nodes = [make_node("a"), make_node("b", head=False), make_node("c", head=False)]
-    plan = server_for(make_recipe(pipeline_parallel=2), *nodes, tp=1)
-    assert [node.name for node in plan.nodes] == ["a", "b"]
-    assert (plan.tp, plan.size) == (1, 2)
-    assert "--pipeline-parallel-size" in plan.args
-    assert plan.labels["spark-cluster.nodes"] == "2"
-    with pytest.raises(
-        Refused, match="--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes"
-    ):
-        server_for(make_recipe(pipeline_parallel=2), *nodes, tp=2)
 
 
 def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known(spark):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from chat_server import STORY, ChatServer, Reply, text_of
+from cases import load
+from chat_server import ChatServer, Reply, text_of
 from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,14 +26,6 @@ CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
 TOOLS = [check for check in CHAT if check.startswith("tool-")]
 HTML = str(tool_checks.TOOL_CALLS[6].calls[0].arguments["content"])
-GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
-
-
-@pytest.fixture
-def server(one_node: FakeCluster) -> Iterator[ChatServer]:
-    made = ChatServer(session=one_node.play.session(one_node.play.head))
-    yield made
-    made.close()
 
 
 def failed(server: ChatServer, check: str, **known: Any) -> VerificationFailed:
@@ -65,17 +59,36 @@ def test_every_rung_has_checks_and_every_check_is_described() -> None:
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize("check", ASKING)
-def test_another_model_answers(server: ChatServer, check: str) -> None:
-    """A router that is refused by one model asks another one and does not say so."""
+CASES = load(__file__, "wrong_answers.toml")["case"]
+GROUPS = {
+    "asking": ASKING,
+    "tools": TOOLS,
+    "streamed": [check for check in CHAT if CHAT[check].streamed],
+}
 
-    def change(_request: dict[str, Any], reply: Reply) -> None:
-        reply.model = "qwen"
 
-    server.change = change
-    error = failed(server, check)
-    assert "'qwen' answered, not 'gemma'" in error.message
-    assert "router" in error.hint
+@pytest.mark.parametrize(
+    ("check", "case"),
+    [
+        pytest.param(check, case, id=f"{check}: {case['found']}"[:60])
+        for case in CASES
+        for check in (GROUPS.get(str(case["checks"])) or case["checks"])
+    ],
+)
+def test_what_is_wrong_is_found(server: ChatServer, check: str, case: dict[str, Any]) -> None:
+    for name, value in case.get("server", {}).items():
+        setattr(server, name, value)
+    if "reply" in case:
+        server.change = lambda *_: Reply(**{"content": None, **case["reply"]})
+    elif "altered" in case:
+        server.change = lambda _request, reply: replace(reply, **case["altered"])
+    elif "refuse" in case:
+        server.refuse = lambda _request: (400, case["refuse"])
+    known = {name: case[name] for name in ("flags", "patience_s") if name in case}
+    error = failed(server, check, **known)
+    assert case["found"] in error.message
+    assert case.get("hint", "") in error.hint
+    assert isinstance(error, NotApplicable) == case.get("not_applicable", False)
 
 
 @pytest.mark.parametrize("check", ASKING)
@@ -86,87 +99,14 @@ def test_a_server_that_is_not_there(one_node: FakeCluster, check: str) -> None:
         CHAT[check].run(client)
 
 
-@pytest.mark.parametrize("check", ASKING)
-@pytest.mark.parametrize(
-    ("raw", "text"),
-    [
-        ((200, ""), "is not a chat completion: it is empty"),
-        ((200, "<html>proxy</html>"), "is not a chat completion: <html>"),
-        ((500, "Internal Server Error"), "status 500): Internal Server Error"),
-    ],
-)
-def test_replies_of_something_else(
-    server: ChatServer, check: str, raw: tuple[int, str], text: str
-) -> None:
-    server.raw = raw
-    assert text in failed(server, check).message
-
-
-@pytest.mark.parametrize("check", ASKING)
-def test_a_slow_server(server: ChatServer, check: str) -> None:
-    server.delay_s = 60.0
-    assert "the request failed (status 0)" in failed(server, check, patience_s=0.2).message
-
-
-@pytest.mark.parametrize("check", [check for check in CHAT if CHAT[check].streamed])
-def test_a_stream_that_is_cut(server: ChatServer, check: str) -> None:
-    server.cut = True
-    assert "the stream ended without [DONE]" in failed(server, check).message
-
-
 @pytest.mark.parametrize("check", TOOLS)
-def test_a_server_without_the_parser_flags(server: ChatServer, check: str) -> None:
-    """vLLM refuses such a request, and a router in front of it would ask another model."""
-    server.refuse = lambda request: (
-        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser')
-        if request.get("tools")
-        else None
-    )
-    error = failed(server, check)
-    assert isinstance(error, NotApplicable)
-    assert 'status 400): "auto" tool choice' in error.message
-    assert "router" in error.hint
-
-
-@pytest.mark.parametrize("check", TOOLS)
-def test_a_request_with_tools_that_is_refused_for_another_reason(
-    server: ChatServer, check: str
-) -> None:
-    server.refuse = lambda _request: (400, "max_tokens is too large")
-    assert not isinstance(failed(server, check), NotApplicable)
-
-
-@pytest.mark.parametrize("check", TOOLS)
-@pytest.mark.parametrize(
-    "text", [GEMMA, "call:{}x", '<tool_call>\n{"name": "x"}', '{"name": "{}", "arguments": {}}']
-)
-def test_a_call_that_stays_text(server: ChatServer, check: str, text: str) -> None:
+@pytest.mark.parametrize("text", ["call:{}x", '{"name": "{}", "arguments": {}}'])
+def test_a_call_of_the_tool_that_stays_text(server: ChatServer, check: str, text: str) -> None:
     def change(request: dict[str, Any], _reply: Reply) -> Reply:
         return Reply(text.replace("{}", request["tools"][0]["function"]["name"], 1))
 
     server.change = change
     assert "the call stays in the text" in failed(server, check).message
-
-
-@pytest.mark.parametrize("check", TOOLS)
-@pytest.mark.parametrize(
-    ("calls", "text"),
-    [
-        ([], "the tool was not called; the model says 'It is sunny.'"),
-        ([("get_weather", '{"city": "Par')], 'the call is get_weather({"city": "Par)'),
-        ([("get_weather", '{"city": <|"|>Paris<|"|>}')], "expected a JSON object"),
-        ([("get_weather", "{}")], "the call was get_weather({})"),
-        ([("get_news", "{}")], "the call was get_news({})"),
-    ],
-)
-def test_wrong_calls(
-    server: ChatServer, check: str, calls: list[tuple[str, str]], text: str
-) -> None:
-    def change(_request: dict[str, Any], _reply: Reply) -> Reply:
-        return Reply("" if calls else "It is sunny.", calls=calls)
-
-    server.change = change
-    assert text in failed(server, check).message
 
 
 def test_markup_that_a_streaming_parser_doubles(server: ChatServer) -> None:
@@ -193,60 +133,6 @@ def test_an_agent_that_never_ends(server: ChatServer) -> None:
     server.change = lambda _request, _reply: Reply(calls=[("get_weather", '{"city": "Paris"}')])
     assert "called too much" in failed(server, "tool-steps").message
     assert len(server.asked) == 4
-
-
-WRONG = [
-    ("short-answers", Reply("Paris."), "expected '42'"),
-    ("short-answers", Reply("!!!!"), "the model says '!!!!', expected 'paris'"),
-    ("short-answers", Reply(""), "the model says '', expected 'paris'"),
-    ("short-answers", Reply("<pad><pad>"), "expected 'paris'"),
-    ("coherence", Reply("!" * 400), "only 0% of it are letters: '!!!!"),
-    ("coherence", Reply(STORY + "<pad>"), "it has the special token <pad>"),
-    ("coherence", Reply(STORY[:300] + "and so it was. " * 80), "it repeats itself"),
-    ("coherence", Reply(""), "the reply is empty"),
-    ("coherence", Reply("Paris"), "it is much too short: 'Paris'"),
-    ("reasoning", Reply("Five cents."), "there is no reasoning"),
-    ("reasoning", Reply("thought\nLet x ...", "x"), "the reasoning is in the text"),
-    ("reasoning", Reply("<think>\nx</think> Five", "x"), "the reasoning is in the text"),
-    ("reasoning", Reply("Five <|channel>thought", "x"), "the reasoning is in the text"),
-    ("reasoning", Reply("Five.", "<think>Let x"), "its field has delimiters"),
-    ("vision-colour", Reply("A black picture."), 'a red square was shown; "A black picture."'),
-    ("vision-colour", Reply(None), "a red square was shown; the answer is empty"),
-    ("vision-scene", Reply("A house and a tree."), "has no sun"),
-]
-
-
-@pytest.mark.parametrize(("check", "reply", "text"), WRONG)
-def test_wrong_answers(server: ChatServer, check: str, reply: Reply, text: str) -> None:
-    server.change = lambda _request, _reply: reply
-    error = failed(server, check)
-    assert text in error.message
-    assert not isinstance(error, NotApplicable)
-
-
-def test_a_launch_without_a_reasoning_parser(server: ChatServer) -> None:
-    server.change = lambda _request, _reply: Reply("Five cents.")
-    error = failed(server, "reasoning", flags={"tool-call-parser": "gemma4"})
-    assert isinstance(error, NotApplicable)
-    assert not isinstance(
-        failed(server, "reasoning", flags={"reasoning-parser": "gemma4"}), NotApplicable
-    )
-
-
-def test_reasoning_in_the_text_is_a_fault_with_and_without_a_parser(server: ChatServer) -> None:
-    server.change = lambda _request, _reply: Reply("<think>x</think> Five cents.")
-    assert not isinstance(failed(server, "reasoning", flags={}), NotApplicable)
-
-
-@pytest.mark.parametrize(
-    "reason",
-    ["paris is not a multimodal model", "At most 0 image(s) may be provided in one prompt"],
-)
-def test_a_model_that_sees_nothing(server: ChatServer, reason: str) -> None:
-    server.refuse = lambda _request: (400, reason)
-    error = failed(server, "vision-scene")
-    assert isinstance(error, NotApplicable)
-    assert reason in error.message
 
 
 def test_a_launch_without_the_vision_tower(server: ChatServer) -> None:
@@ -353,11 +239,6 @@ def test_deep_and_long_json_is_no_traceback(foreign: ChatServer, body: str) -> N
         assert "expected a JSON object" in verdict(foreign, check, sent)
 
 
-def test_an_error_inside_of_a_stream(server: ChatServer) -> None:
-    server.raw = (200, 'data: {"error": {"message": "EngineDeadError"}}\n\n')
-    assert "EngineDeadError" in failed(server, "tool-one-streamed").message
-
-
 def test_a_call_with_an_index_beyond_all_reason() -> None:
     part = {"index": 10**9, "function": {"name": "x", "arguments": "{}"}}
     event = {"model": "m", "choices": [{"delta": {"tool_calls": [part]}}]}
@@ -391,36 +272,6 @@ def test_logprobs_that_change(
 def test_two_tokens_that_are_as_likely_may_change_places() -> None:
     assert readiness_checks.unstable(SAME, [*SAME[:2], ("Sunday", -0.3)]) == ""
     assert readiness_checks.unstable(SAME, [(token, value - 0.1) for token, value in SAME]) == ""
-
-
-def test_a_server_without_logprobs(server: ChatServer) -> None:
-    server.refuse = lambda _request: (400, "Requested logprobs of 1, max allowed is 0")
-    assert isinstance(failed(server, "logprobs"), NotApplicable)
-
-
-# -- structured output -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("Paris", "does not follow the schema"),
-        ('{"city": "Paris"}', "does not follow the schema"),
-        ('{"city": "Lyon", "in_europe": true}', "does not follow the schema"),
-        ('{"city": ["Paris"], "in_europe": true}', "does not follow the schema"),
-        ('{"city": "Paris", "in_europe": "yes"}', "does not follow the schema"),
-        ('{"city": "Paris", "in_europe": true', "does not follow the schema"),
-        ('{"city": "Rome", "in_europe": true}', "expected {'city': 'Paris'"),
-    ],
-)
-def test_structured_output_that_is_none(server: ChatServer, content: str, text: str) -> None:
-    server.change = lambda _request, _reply: Reply(content)
-    assert text in failed(server, "structured-output").message
-
-
-def test_a_server_without_structured_output(server: ChatServer) -> None:
-    server.refuse = lambda _request: (400, "response_format json_schema is not supported")
-    assert isinstance(failed(server, "structured-output"), NotApplicable)
 
 
 # -- several at once -------------------------------------------------------------------------------
@@ -468,9 +319,6 @@ def test_the_launch_states_the_context_where_the_list_of_models_does_not(
 ) -> None:
     server.context_stated = None
     assert "states 2048" in CHAT["context"].run(server.client(flags={"max-model-len": "2048"}))
-    error = failed(server, "context", flags={})
-    assert isinstance(error, NotApplicable)
-    assert "states no context" in error.message
 
 
 @pytest.mark.parametrize(("depth", "code"), readiness_checks.NEEDLES)
@@ -485,22 +333,10 @@ def test_a_fact_that_is_lost_at_one_depth(server: ChatServer, depth: float, code
 
 
 def test_a_prompt_that_is_cut(server: ChatServer) -> None:
-    server.change = lambda _request, reply: Reply(
-        reply.content, prompt_tokens=min(reply.prompt_tokens, 2000)
+    server.change = lambda _request, reply: replace(
+        reply, prompt_tokens=min(reply.prompt_tokens, 2000)
     )
     assert "it was cut" in failed(server, "context").message
-
-
-def test_a_server_that_takes_less_than_it_states(server: ChatServer) -> None:
-    server.context_stated = 8000
-    error = failed(server, "context")
-    assert "a prompt of the stated length (8000 tokens) is refused" in error.message
-    assert "maximum context length" in error.message
-
-
-def test_a_server_that_counts_no_tokens(server: ChatServer) -> None:
-    server.change = lambda _request, reply: Reply(reply.content, prompt_tokens=0)
-    assert "counted 0 tokens" in failed(server, "context").message
 
 
 def test_a_stream_is_cut_at_its_lines_only() -> None:

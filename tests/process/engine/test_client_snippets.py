@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import ast
-import http.server
 import json
 import os
 import shutil
 import ssl
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 from waiting import HANG_S
+from web_server import WebServer
 
 from spark_cluster.config.inventory_schema import ServeEntry
-from spark_cluster.engine import client_target
 from spark_cluster.engine.client_target import (
     CLIENTS,
     ClientTarget,
@@ -36,55 +34,18 @@ KEYED = ClientTarget(
     "https://10.0.0.5:8443/v1", "gemma", key_variable="MY_KEY", ca_file="/home/a/spark 1.pem"
 )
 
-COMPLETION = {
-    "id": "1",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "gemma",
-    "choices": [
-        {
-            "index": 0,
-            "finish_reason": "stop",
-            "message": {"role": "assistant", "content": "Hello."},
-        }
-    ],
-    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-}
-MESSAGE = {
-    "id": "1",
-    "type": "message",
-    "role": "assistant",
-    "model": "gemma",
-    "content": [{"type": "text", "text": "Hello."}],
-    "stop_reason": "end_turn",
-    "usage": {"input_tokens": 1, "output_tokens": 1},
-}
-
-
-class Server(http.server.BaseHTTPRequestHandler):
-    """Answers a chat completion to the right key."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.seen.append((self.path, self.headers.get("Authorization"), json.loads(body)))
-        answer = MESSAGE if self.path == "/v1/messages" else COMPLETION
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def server():
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    made.seen = []
-    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    """Answers a chat completion, in the form of either API."""
+    replies = json.loads(Path(__file__).with_name("client_replies.json").read_text())
+    with WebServer(lambda asked: (200, replies[asked.path])) as made:
+        yield made
+
+
+def seen(server):
+    """Return the path, the key and the document of each request."""
+    return [(one.path, one.headers["Authorization"], one.document) for one in server.asked]
 
 
 @pytest.fixture
@@ -120,43 +81,51 @@ def text(client, of):
     return next(snippet.text for snippet in snippets(of) if snippet.client == client)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-@pytest.mark.parametrize("keyed", [True, False])
-def test_the_curl_command_runs(server, keyed):
-    command = text("curl", target(server, key_variable="MY_KEY" if keyed else ""))
-    ran(["sh", "-ec", command], MY_KEY=KEY)
-    path, key, body = server.seen[0]
-    assert path == "/v1/chat/completions"
-    assert key == (f"Bearer {KEY}" if keyed else None)
-    assert body["model"] == "gemma"
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_curl_and_python_trust_the_certificate_of_the_node(tls_server):
-    given = target(tls_server, key_variable="MY_KEY", ca_file=str(tls_server.certificate))
-    ran(["sh", "-ec", text("curl", given)], MY_KEY=KEY)
-    for client in PROGRAMS:
-        assert ran([sys.executable, "-c", text(client, given)], MY_KEY=KEY) == "Hello.\n"
-    assert [key for _, key, _ in tls_server.seen] == [f"Bearer {KEY}"] * 4
-
-
 PROGRAMS = {
     "python": "/v1/chat/completions",
     "anthropic": "/v1/messages",
     "litellm": "/v1/chat/completions",
 }
 """Python programs, which run with the real library, and where each asks."""
+RUNS = ["curl", *PROGRAMS]
 
 
-@pytest.mark.parametrize("keyed", [True, False])
-@pytest.mark.parametrize("client", PROGRAMS)
-def test_the_python_program_runs(server, client, keyed):
-    program = text(client, target(server, key_variable="MY_KEY" if keyed else ""))
-    assert ran([sys.executable, "-c", program], MY_KEY=KEY) == "Hello.\n"
-    path, key, body = server.seen[0]
-    assert path == PROGRAMS[client]
-    assert key == (f"Bearer {KEY}" if keyed else "Bearer none")
+def run_client(client, given):
+    """Run the snippet of a client as its user does."""
+    command = text(client, given)
+    if client != "curl":
+        assert ran([sys.executable, "-c", command], MY_KEY=KEY) == "Hello.\n"
+    elif shutil.which("curl") is None:
+        pytest.skip("no curl here")
+    else:
+        ran(["sh", "-ec", command], MY_KEY=KEY)
+
+
+def must_have_asked(server, client, key):
+    ((path, given, body),) = seen(server)
+    assert path == PROGRAMS.get(client, "/v1/chat/completions")
+    assert given == key
     assert (body["model"], body["messages"][0]["role"]) == ("gemma", "user")
+
+
+@pytest.mark.parametrize("client", RUNS)
+def test_a_client_without_a_key_runs(server, client):
+    run_client(client, target(server))
+    must_have_asked(server, client, None if client == "curl" else "Bearer none")
+
+
+@pytest.mark.parametrize("client", RUNS)
+def test_a_client_sends_the_key_and_trusts_the_certificate_of_the_node(tls_server, client):
+    certificate = str(tls_server.certificate)
+    run_client(client, target(tls_server, key_variable="MY_KEY", ca_file=certificate))
+    must_have_asked(tls_server, client, f"Bearer {KEY}")
+
+
+@pytest.mark.parametrize("client", PROGRAMS)
+def test_a_program_with_a_key_and_without_a_certificate(client):
+    program = text(client, ClientTarget(PLAIN.url, "gemma", key_variable="MY_KEY"))
+    ast.parse(program)
+    assert "MY_KEY" in program
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -166,7 +135,7 @@ def test_llm_finds_the_model_in_its_file(server, tmp_path, keyed):
     (tmp_path / "keys.json").write_text(json.dumps({"spark": KEY}))
     argv = [sys.executable, "-m", "llm", "-m", "gemma", "--no-stream", "Hi"]
     assert ran(argv, LLM_USER_PATH=str(tmp_path)) == "Hello.\n"
-    assert server.seen[0][1] == f"Bearer {KEY}" if keyed else True
+    assert seen(server)[0][1] == f"Bearer {KEY}" if keyed else True
 
 
 def test_claude_code_gets_the_address_below_which_the_messages_are():
@@ -272,7 +241,6 @@ def test_other_kinds_have_requests_of_their_own(kind):
 
 def test_snippets_are_named_as_on_the_command_line():
     assert [snippet.client for snippet in snippets(PLAIN)] == list(CLIENTS)
-    assert client_target.CLIENTS is CLIENTS
 
 
 # -- what they are made of --------------------------------------------------------------------

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from factories import make_recipe
+from factories import make_node, make_recipe
 
-from spark_cluster.config.facts import Facts, Interface
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry, Tls
 from spark_cluster.config.secret import SecretReference
-from spark_cluster.config.topology import Node
 from spark_cluster.engine import deployment, proxy
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import Failed, UsageError
@@ -24,10 +21,9 @@ from spark_cluster.runner.session import Answer
 RECIPE = make_recipe("lab-paris")
 
 
-def of(**serve):
-    own = (IPv4Interface("10.0.0.1/24"), IPv4Interface("192.168.177.11/24"))
-    head = Node("a", "10.0.0.1", facts=Facts(interfaces=(Interface("e", True, addresses=own),)))
+def of(address="10.0.0.1", own=("10.0.0.1/24", "192.168.177.11/24"), **serve):
     inventory = Inventory(Path("inventory.yaml"), {}, {}, ServeEntry(**serve), (), 9000)
+    head = make_node("a", address=address, own=own)
     return deployment.endpoint_of(inventory, head, RECIPE.model.served_name)
 
 
@@ -64,12 +60,20 @@ def test_behind_a_proxy_vllm_has_a_port_of_its_own(key):
     assert of(api_key=key("sk-1"), engine_port=7000).engine_url == "http://127.0.0.1:7000/v1"
 
 
-def test_an_address_that_the_head_does_not_have():
-    with pytest.raises(
-        Failed, match=r"10\.9\.9\.9 is not one of the node's own addresses"
-    ) as caught:
-        of(bind="10.9.9.9", open=True)
+@pytest.mark.parametrize(
+    ("address", "bind"), [("10.0.0.1", "10.9.9.9"), ("10.9.9.9", "management")]
+)
+def test_an_address_that_the_head_does_not_have(address, bind):
+    """The second one is behind a forwarded port, say: binding to it could not work."""
+    with pytest.raises(Failed, match=r"10\.9\.9\.9 is not one of the node's own addre") as caught:
+        of(address, bind=bind, open=True)
+    assert caught.value.where == "a"
     assert "192.168.177.11" in str(caught.value)
+
+
+def test_the_address_of_a_head_that_is_known_by_its_name():
+    own = ("127.0.0.1/8", "10.0.0.1/24")
+    assert of("localhost", own, bind="management", open=True).url == "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize("text", ["two words", "a,b", "schlüssel", "tab\there", '"quoted"'])
@@ -83,6 +87,7 @@ def test_nothing_shows_the_key(key):
     found = of(api_key=key("sk-very-secret"))
     assert "sk-very-secret" not in f"{found!r} {found.access()} {found.access().to_dict()}"
     assert found.headers["Authorization"] == "Bearer sk-very-secret"
+    assert "Authorization" not in of().headers
 
 
 def test_a_request_is_what_a_user_sends(key):

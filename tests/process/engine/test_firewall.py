@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import factories
 import pytest
+from cases import load
 from factories import make_recipe
 from serve_plans import bare_server
 
@@ -35,6 +37,9 @@ def inventory(folder: Path, more: str = "") -> Inventory:
     return factories.make_inventory(folder, NODES + more)
 
 
+CASES = load(__file__, "engine_ports.toml")
+
+
 def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:
     ports = EnginePorts()
     assert ports.clash() == ""
@@ -45,17 +50,9 @@ def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:
         assert not EPHEMERAL[0] <= port <= EPHEMERAL[1]
 
 
-@pytest.mark.parametrize(
-    ("ports", "words"),
-    [
-        (EnginePorts(gcs=18305), "18301-18309 and 18305 overlap"),
-        (EnginePorts(gcs=18301), "overlap"),
-        (EnginePorts(dashboard=6379), "6379 and 6379 overlap"),
-        (EnginePorts(min_worker_port=30000, max_worker_port=33000), "the kernel's own range"),
-    ],
-)
-def test_ports_that_cannot_be(ports: EnginePorts, words: str) -> None:
-    assert words in ports.clash()
+@pytest.mark.parametrize("case", CASES["clash"], ids=lambda case: case["words"])
+def test_ports_that_cannot_be(case: dict[str, Any]) -> None:
+    assert case["words"] in EnginePorts(**case["ports"]).clash()
 
 
 def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None:
@@ -71,35 +68,21 @@ def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None
     assert vllm_ports({}) == vllm_ports({"VLLM_PORT": ""}) == ()
 
 
-@pytest.mark.parametrize(
-    "text", ["\N{SUPERSCRIPT TWO}", "70000", "0", " 21000", "+21000", "-1", "2_1", "00002199999"]
-)
+@pytest.mark.parametrize("text", CASES["not_a_port"])
 def test_a_port_of_vllm_that_is_none(text: str) -> None:
     """vLLM takes some of them all the same, and its ports would not be closed."""
     with pytest.raises(UsageError, match=r"VLLM_PORT: found .*, expected a port from 1 to 65535"):
         vllm_ports({"VLLM_PORT": text})
 
 
-@pytest.mark.parametrize(
-    ("flags", "ports"),
-    [
-        ({"kv-events-config": {"endpoint": "tcp://*:6557", "replay_endpoint": "tcp://0.0.0.0:6558"}},
-         {5557, 6557, 6558}),
-        ({"kv-events-config": '{"endpoint": "tcp://[::]:6557"}'}, {5557, 6557}),
-        ({"kv-transfer-config": {"kv_port": "21001", "kv_connector_extra_config":
-          {"proxy_port": 21002, "bind": "10.0.0.2:21003", "lookup": "tcp://10.7.7.7:21004"}}},
-         {5600, 8998, 14579, 21001, 21002, 21003}),
-        ({"kv-transfer-config.kv_port": 21001}, {21001}),
-        ({"ec-transfer-config": {"ec_connector": "x"}}, {14579}),
-        ({"data-parallel-size": 2, "data-parallel-rpc-port": 13345}, {29550, 13345}),
-        ({"max-model-len": 8192, "served-model-name": "a:5557", "port": 99999}, set()),
-        ({"a-port": "²", "b-port": "5" * 5000, "c": "tcp://*:99999", "d-port": "-1"}, set()),
-    ],
-)  # fmt: skip
-def test_ports_that_the_arguments_of_the_engine_open(
-    flags: dict[str, object], ports: set[int]
-) -> None:
-    assert recipe_ports(flags, {}, {"10.0.0.1", "10.0.0.2"}) == ports
+@pytest.mark.parametrize("case", CASES["opened"], ids=lambda case: str([*case["flags"]]))
+def test_ports_that_the_arguments_of_the_engine_open(case: dict[str, Any]) -> None:
+    assert recipe_ports(case["flags"], {}, {"10.0.0.1", "10.0.0.2"}) == set(case["ports"])
+
+
+def test_a_port_of_thousands_of_digits_is_none() -> None:
+    """Python refuses to read as a number what has more than 4,300 of them."""
+    assert recipe_ports({"a-port": "5" * 5000}, {}, set()) == set()
 
 
 def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path) -> None:

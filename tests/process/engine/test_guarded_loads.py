@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
-from free_ports import free_port
 from health_server import HealthServer
 from serve_plans import bare_server
 
@@ -62,13 +61,6 @@ class Guarded:
         return found + ["begin"] * len(self.told) + ["end"] * (ends - len(self.told))
 
 
-@pytest.fixture
-def health() -> Iterator[HealthServer]:
-    made = HealthServer(free_port(), 503)
-    yield made
-    made.close()
-
-
 class Loading:
     """A server over two nodes that loads."""
 
@@ -80,7 +72,7 @@ class Loading:
         play = self.cluster.play
         nodes = [node for node in play.nodes if node.name in ("spark1", *ranks)]
         server = bare_server(
-            *nodes, port=self.health.port, executor="mp", labels={}, ready_timeout_s=60
+            *nodes, port=self.health.server_port, executor="mp", labels={}, ready_timeout_s=60
         )
         readiness.healthy(play, server, **more)
 
@@ -89,8 +81,9 @@ class Loading:
 
 
 @pytest.fixture
-def loading(fake_cluster: Make, health: HealthServer) -> Loading:
-    return Loading(fake_cluster(), health)
+def loading(fake_cluster: Make) -> Iterator[Loading]:
+    with HealthServer(status=503) as health:
+        yield Loading(fake_cluster(), health)
 
 
 # -- before the load -------------------------------------------------------------------------------
@@ -146,7 +139,7 @@ def test_a_load_is_guarded_on_all_nodes_until_it_is_ready(loading: Loading) -> N
     loading.worker.when_begun = loading.is_ready
     loading.wait("spark2")
     told = {"server": SERVER, "programs": [SERVER, "spark-ray"], "limit_s": 60 * LONGEST}
-    url = f"http://127.0.0.1:{loading.health.port}/health"
+    url = f"http://127.0.0.1:{loading.health.server_port}/health"
     for one, asks in ((loading.head, url), (loading.worker, "")):
         assert one.told == [{**told, "health": asks, "root": str(one.node.root)}]
         assert one.actions == ["begin", "end"]
@@ -218,3 +211,45 @@ def test_one_that_ended_is_started_again_after_its_memory_was_prepared(loading: 
 
     loading.wait(again=readiness.Again(begin))
     assert sorted(loading.head.actions) == ["begin", "end", "prepare"]
+
+
+# -- a program that ends while it loads ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        ({"status": "exited", "exit_code": 1}, "the rank on spark2 is exited while loading"),
+        ({"status": "exited"}, "the rank on spark2 is exited while loading"),
+        ({"restarts": 1}, "the rank on spark2 restarted while loading"),
+    ],
+)
+def test_a_rank_that_ends_while_loading(loading: Loading, after: dict[str, Any], text: str) -> None:
+    """The server would wait ten minutes for it (DistStoreError)."""
+    worker, asked = loading.worker.node, iter(range(9))
+    worker.log(SERVER, "ValueError: no room\n")
+    loading.health.when_asked = lambda: next(asked) and worker.run_container(SERVER, **after)
+    with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
+        loading.wait("spark2")
+    assert STOP in worker.calls("docker"), "or it starts again and again"
+
+
+def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading: Loading) -> None:
+    """Its engine had died a moment before the run, and its API ended while it was waited for."""
+    head = loading.head.node
+    head.log(SERVER, "ValueError: no room\n")
+    head.run_container(SERVER, status="restarting")
+
+    def begin() -> None:
+        assert head.containers[SERVER] == "exited", "nothing else may start it meanwhile"
+        loading.is_ready()
+
+    again = readiness.Again(begin)
+    loading.wait(again=again)
+    assert not again, "there is no second time"
+    note = next(one for one in loading.cluster.notes if "starting it again" in one)
+    assert "has ended: the server is restarting while loading: ValueError: no room" in note
+    loading.health.status = 503
+    head.run_container(SERVER, status="restarting")
+    with pytest.raises(Failed, match="is restarting while loading"):
+        loading.wait(again=again)

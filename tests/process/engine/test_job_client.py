@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from free_ports import free_port
 from ray_server import TOKEN, RayServer, ray_server
 from waiting import HANG_S, until
 
@@ -101,11 +102,9 @@ def test_a_wrong_token_is_refused(server):
         jobs_of(server, "f" * 64)
 
 
-def test_no_server_at_all(tmp_path):
-    with ray_server(tmp_path) as server:
-        pass
+def test_no_server_at_all():
     with pytest.raises(Failed, match="Ray does not answer"):
-        jobs_of(server)
+        RayJobs(f"http://127.0.0.1:{free_port()}", TOKEN, "spark1")
 
 
 def test_the_token_goes_to_the_given_head_only(server, tmp_path, monkeypatch):

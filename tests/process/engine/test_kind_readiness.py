@@ -6,22 +6,19 @@ import email
 import io
 import json
 import math
-import threading
 import wave
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster, Make
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_plans import server_for, snapshot_of
+from serve_plans import recipe_of, server_for, snapshot_of
+from web_server import Answer, Asked, WebServer
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.engine import deployment, readiness_checks
 from spark_cluster.engine.answer_checks import Client
 from spark_cluster.engine.deployment import Endpoint
@@ -43,7 +40,7 @@ KIND_RUNGS = {
 }
 
 
-class Server:
+class Server(WebServer):
     """A server that speaks vLLM's formats; each field is a way to go wrong.
 
     Args:
@@ -58,36 +55,19 @@ class Server:
         self.scores = [0.001, 0.999]
         self.paths = {"/v1/embeddings", "/v1/rerank", "/v1/audio/transcriptions"}
         self.text: Any = ""
-        self.model = "m"
         self.raw: tuple[int, str] | None = None
-        self.asked: list[tuple[str, bytes, str]] = []
-        outer = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.asked.append((self.path, body, self.headers["Content-Type"]))
-                status, text = outer.reply(self.path, body)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def reply(self, path: str, body: bytes) -> tuple[int, str]:
+    def answer(self, asked: Asked) -> Answer:
         if self.raw is not None:
             return self.raw
-        if path not in self.paths:
+        if asked.path not in self.paths:
             return 404, '{"detail":"Not Found"}'
-        if path == "/v1/audio/transcriptions":
-            return 200, json.dumps({"text": self.text, "usage": {"type": "duration", "seconds": 1}})
-        asked = json.loads(body)
-        found = self.embeddings(asked) if path == "/v1/embeddings" else self.ranking(path)
+        if asked.path == "/v1/audio/transcriptions":
+            return 200, {"text": self.text, "usage": {"type": "duration", "seconds": 1}}
+        found = self.ranking(asked.path)
+        if asked.path == "/v1/embeddings":
+            found = self.embeddings(asked.document)
         return 200, json.dumps(found).replace(f'"{NAN}"', NAN)
 
     def embeddings(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -97,41 +77,32 @@ class Server:
             rows = [self.second]
         data = [{"index": at, "object": "embedding", "embedding": row}
                 for at, row in enumerate(rows)]  # fmt: skip
-        return {"object": "list", "model": self.model, "data": data[::-1]}
+        return {"object": "list", "model": "m", "data": data[::-1]}
 
     def ranking(self, path: str) -> dict[str, Any]:
         key = "score" if path == "/score" else "relevance_score"
         rows = [{"index": at, key: score} for at, score in enumerate(self.scores)]
         rows.sort(key=lambda row: -float(row[key]))
-        return {"model": self.model, "data" if path == "/score" else "results": rows}
+        return {"model": "m", "data" if path == "/score" else "results": rows}
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint("127.0.0.1", self.http.server_port, "m", "hunter2")
+        return Endpoint("127.0.0.1", self.server_port, "m", "hunter2")
 
     def climb(self, rung: str, **known: Any) -> str:
         client = Client(self.session, self.endpoint, "spark1", **known)
         return KIND_RUNGS[rung](client)
 
 
-@contextmanager
-def serving(cluster: FakeCluster) -> Iterator[Server]:
-    """Yield a server that is asked from the head."""
-    made = Server(cluster.play.session(cluster.play.head))
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
-
-
 @pytest.fixture
 def server(one_node: FakeCluster) -> Iterator[Server]:
-    with serving(one_node) as made:
+    with Server(one_node.play.session(one_node.play.head)) as made:
         yield made
 
 
 def test_an_embedding_model_that_works(server: Server) -> None:
     assert server.climb("embedding") == "3 numbers; cosine 0.96 related, 0.48 unrelated"
-    first, second = (json.loads(body) for _, body, _ in server.asked)
+    first, second = (asked.document for asked in server.asked)
     assert (first["encoding_format"], len(first["input"]), len(second["input"])) == ("float", 3, 1)
     assert server.climb("embedding", dimensions=(3, 768))
 
@@ -140,15 +111,16 @@ def test_a_reranker_that_works_at_each_path(server: Server) -> None:
     for path in ("/v1/rerank", "/rerank", "/score"):
         server.paths = {path}
         assert server.climb("reranking") == "relevant 0.999, irrelevant 0.001"
-        assert server.asked[-1][0] == path
-    asked = json.loads(server.asked[0][1])
+        assert server.asked[-1].path == path
+    asked = server.asked[0].document
     assert asked["documents"].index("Paris is the capital of France.") == readiness_checks.RELEVANT
 
 
 def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
     assert "whether words are right is not verified" in server.climb("transcription")
-    _, body, content_type = server.asked[0]
-    parts = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    (asked,) = server.asked
+    head = f"Content-Type: {asked.headers['Content-Type']}\r\n\r\n"
+    parts = email.message_from_bytes(head.encode() + asked.body)
     fields = {part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
               for part in parts.walk() if not part.is_multipart()}  # fmt: skip
     assert fields["model"] == b"m"
@@ -160,28 +132,53 @@ def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
 
 
 S, R, U = readiness_checks.SENTENCE, readiness_checks.RELATED, readiness_checks.UNRELATED
-EMBEDDINGS = [
-    ({S: [NAN, 0.8, 0.0]}, "the embedding holds nan, expected finite numbers"),
-    ({S: [None, 0.8, 0.0]}, "the embedding holds None, expected finite numbers"),
-    ({S: [0.0, 0.0, 0.0]}, "a vector has the length 0, expected 1"),
-    ({S: [3.0, 4.0, 0.0]}, "a vector has the length 5, expected 1"),
-    ({R: [0.6, 0.8]}, "vectors have 2, 3 numbers, expected 2"),
-    ({R: []}, "an embedding is not a list of numbers"),
-    ({R: "AAAA"}, "an embedding is not a list of numbers"),
-    ({text: [0.6, 0.8, 0.0] for text in (S, R, U)}, "different things have the same vector"),
-    ({R: [0.0, 0.0, 1.0]}, "is nearer to 'The central bank"),
+RAW = [
+    ((200, "<html>proxy</html>"), "answers '<html>proxy</html>', expected a JSON document"),
+    ((200, ""), "answers 'nothing'"),
+    ((200, '{"model": "other"}'), "'other' answered, not 'm'"),
+    ((200, '{"error": {"message": "no such API", "code": 400}}'), "failed (status 200): no such"),
+    ((400, '{"error": {"message": "does not support it"}}'), "(status 400): does not support it"),
+    ((404, '{"error": {"message": "model m does not exist"}}'), "404): model m does not exist"),
+    ((500, "Internal Server Error"), "(status 500): Internal Server Error"),
+    ((404, '{"detail":"Not Found"}'), "(status 404)"),
+]
+NO_SCORE = '{"results": [{"index": 0, "relevance_score": null}, {"index": 1}]}'
+VECTORS_ALIKE = {text: [0.6, 0.8, 0.0] for text in (S, R, U)}
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    *((rung, {"raw": raw}, text) for rung in KIND_RUNGS for raw, text in RAW),
+    *(
+        ("embedding", {"vectors": {**VECTORS, **wrong}}, text)
+        for wrong, text in (
+            ({S: [NAN, 0.8, 0.0]}, "the embedding holds nan, expected finite numbers"),
+            ({S: [None, 0.8, 0.0]}, "the embedding holds None, expected finite numbers"),
+            ({S: [0.0, 0.0, 0.0]}, "a vector has the length 0, expected 1"),
+            ({S: [3.0, 4.0, 0.0]}, "a vector has the length 5, expected 1"),
+            ({R: [0.6, 0.8]}, "vectors have 2, 3 numbers, expected 2"),
+            ({R: []}, "an embedding is not a list of numbers"),
+            ({R: "AAAA"}, "an embedding is not a list of numbers"),
+            (VECTORS_ALIKE, "different things have the same vector"),
+            ({R: [0.0, 0.0, 1.0]}, "is nearer to 'The central bank"),
+        )
+    ),
+    ("embedding", {"second": [0.8, 0.6, 0.0]}, "another vector the second time (cosine 0.960"),
+    ("reranking", {"scores": [0.9, 0.1]}, "gets 0.1 for 'What is the capital of France?'"),
+    ("reranking", {"scores": [0.5, 0.5]}, "expected more for the first"),
+    ("reranking", {"scores": [0.5]}, "1 of 2 documents have a score"),
+    ("reranking", {"scores": []}, "0 of 2 documents have a score"),
+    ("reranking", {"raw": (200, NO_SCORE)}, "the score holds None"),
+    ("transcription", {"text": None}, "expected a document with 'text'"),
 ]
 
 
-@pytest.mark.parametrize(("vectors", "text"), EMBEDDINGS, ids=[text for _, text in EMBEDDINGS])
-def test_embeddings_that_are_wrong(server: Server, vectors: dict[str, Any], text: str) -> None:
-    server.vectors |= vectors
-    failed(server, "embedding", text)
-
-
-def test_embeddings_that_change(server: Server) -> None:
-    server.second = [0.8, 0.6, 0.0]
-    failed(server, "embedding", "the same text gives another vector the second time (cosine 0.960")
+@pytest.mark.parametrize(
+    ("rung", "fields", "text"), WRONG, ids=[f"{rung}: {text}" for rung, _, text in WRONG]
+)
+def test_what_is_wrong_is_found(
+    server: Server, rung: str, fields: dict[str, Any], text: str
+) -> None:
+    for name, value in fields.items():
+        setattr(server, name, value)
+    failed(server, rung, text)
 
 
 def test_embeddings_of_another_size_than_the_config_says(server: Server) -> None:
@@ -194,56 +191,11 @@ def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Serve
     assert server.climb("embedding", normalized=False)
 
 
-RERANKING = [
-    ([0.9, 0.1], "gets 0.1 for 'What is the capital of France?'"),
-    ([0.5, 0.5], "expected more for the first"),
-    ([0.5], "1 of 2 documents have a score"),
-    ([], "0 of 2 documents have a score"),
-]
-
-
-@pytest.mark.parametrize(("scores", "text"), RERANKING)
-def test_scores_that_are_wrong(server: Server, scores: list[float], text: str) -> None:
-    server.scores = scores
-    failed(server, "reranking", text)
-
-
-def test_a_score_that_is_no_number(server: Server) -> None:
-    server.raw = (200, '{"results": [{"index": 0, "relevance_score": null}, {"index": 1}]}')
-    failed(server, "reranking", "the score holds None")
-
-
-RAW = [
-    ((200, "<html>proxy</html>"), "answers '<html>proxy</html>', expected a JSON document"),
-    ((200, ""), "answers 'nothing'"),
-    ((200, '{"model": "other"}'), "'other' answered, not 'm'"),
-    ((200, '{"error": {"message": "no such API", "code": 400}}'), "failed (status 200): no such"),
-    ((400, '{"error": {"message": "does not support it"}}'), "(status 400): does not support it"),
-    ((404, '{"error": {"message": "model m does not exist"}}'), "404): model m does not exist"),
-    ((500, "Internal Server Error"), "(status 500): Internal Server Error"),
-    ((404, '{"detail":"Not Found"}'), "(status 404)"),
-]
-
-
-@pytest.mark.parametrize("rung", KIND_RUNGS)
-@pytest.mark.parametrize(("raw", "text"), RAW)
-def test_replies_of_something_else(
-    server: Server, rung: str, raw: tuple[int, str], text: str
-) -> None:
-    server.raw = raw
-    failed(server, rung, text)
-
-
 def test_a_chat_model_behind_a_recipe_of_another_kind(server: Server) -> None:
     server.paths = {"/v1/chat/completions"}
     assert "--runner pooling" in failed(server, "embedding", "/v1/embeddings is not there").hint
     assert "--convert" in failed(server, "reranking", "nor /rerank nor /score is there").hint
     assert "vllm[audio]" in failed(server, "transcription", "transcriptions is not there").hint
-
-
-def test_a_transcript_without_text(server: Server) -> None:
-    server.text = None
-    failed(server, "transcription", "expected a document with 'text'")
 
 
 def test_a_server_that_is_not_there(server: Server) -> None:
@@ -331,7 +283,7 @@ ODD = st.recursive(
 @pytest.fixture(scope="module")
 def foreign(one_node: FakeCluster) -> Iterator[Server]:
     """A server that answers each request with the same."""
-    with serving(one_node) as made:
+    with Server(one_node.play.session(one_node.play.head)) as made:
         yield made
 
 
@@ -354,10 +306,8 @@ def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
 def test_up_climbs_with_the_size_that_the_models_files_say(
     server: Server, fake_cluster: Make, hidden: int, verified: bool
 ) -> None:
-    model = {"name": "org/embed", "served_name": "m"}
-    recipe = parse(Recipe, {"name": "r", "model": model, "image": {"ref": "i:1"}})
     cluster = fake_cluster("spark1")
-    plan = replace(server_for(recipe, cluster.play.head), endpoint=server.endpoint)
+    plan = replace(server_for(recipe_of("org/embed"), cluster.play.head), endpoint=server.endpoint)
     size = json.dumps({"hidden_size": hidden})
     cluster.head.put(f"{snapshot_of('org/embed')}/config.json", size)
     if verified:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from factories import make_node, make_recipe, put
+from health_server import HealthServer
 from scratch_nodes import ScratchNode, play_over
 from serve_plans import server_for
 
@@ -35,34 +34,10 @@ else:
 IDLE = "PID TIME COMMAND\n7 9 python3\n"
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """It is asked for its health; each time `works` is called first."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.works: Callable[[int], None] = lambda _asked: None
-        self.healthy, self.asked = threading.Event(), 0
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.asked += 1
-        self.server.works(self.server.asked)
-        self.send_response(200 if self.server.healthy.is_set() else 503)
-        self.end_headers()
-
-    def log_message(self, *_args: object) -> None:
-        pass
-
-
 class Start:
     """A start on one node: `up` waits for it."""
 
-    def __init__(self, folder: Path, server: Server) -> None:
+    def __init__(self, folder: Path, server: HealthServer) -> None:
         self.node = ScratchNode(folder / "spark1")
         self.bin = self.node.root / "usr/local/bin"
         self.node.command("docker", DOCKER)
@@ -87,16 +62,14 @@ class Start:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+def server() -> Iterator[HealthServer]:
+    """An engine that loads."""
+    with HealthServer(status=503) as made:
+        yield made
 
 
 @pytest.fixture
-def start(tmp_path: Path, server: Server, no_pauses: None) -> Iterator[Start]:
+def start(tmp_path: Path, server: HealthServer, no_pauses: None) -> Iterator[Start]:
     made = Start(tmp_path, server)
     yield made
     made.play.connections.close()
@@ -112,12 +85,11 @@ def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_silent_server_whose_cache_grows_is_waited_for(start, server):
     """P12: no line of log for 36 minutes while kernels are compiled; it serves after that."""
 
-    def works(asked: int) -> None:
-        put(start.cache / f"triton/{asked}.cubin", "x" * 4096)
-        if start.notes():
-            server.healthy.set()
+    def works() -> None:
+        put(start.cache / f"triton/{len(server.asked)}.cubin", "x" * 4096)
+        server.status = 200 if start.notes() else 503
 
-    server.works = works
+    server.when_asked = works
     start.wait()
     (note,) = start.notes()
     assert "not healthy after 0.2 s (ready_timeout_s), but at work: compiled code on spark1" in note
@@ -148,12 +120,11 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
 def test_what_counts_as_work(start, server, file, text, told):
     """P12: compilers and lines about work do; a busy engine may wait for a peer that is gone."""
 
-    def works(asked: int) -> None:
-        put(start.bin / file, text.format(asked))
-        if start.notes():
-            server.healthy.set()
+    def works() -> None:
+        put(start.bin / file, text.format(len(server.asked)))
+        server.status = 200 if start.notes() else 503
 
-    server.works = works
+    server.when_asked = works
     if told:
         start.wait()
         assert told in start.notes()[0]
@@ -164,7 +135,7 @@ def test_what_counts_as_work(start, server, file, text, told):
 
 def test_a_container_that_pretends_to_work_for_ever(start, server):
     """P12: it is waited for three times the limit at most."""
-    server.works = lambda asked: put(start.cache / f"triton/{asked}", "x")
+    server.when_asked = lambda: put(start.cache / f"triton/{len(server.asked)}", "x")
     with pytest.raises(VerificationFailed, match="3 times its limit, though something still moves"):
         start.wait()
     assert len(start.notes()) == 1, "it is told once"
@@ -174,6 +145,6 @@ def test_links_of_a_container_are_not_followed(start, server, tmp_path):
     """P12: a folder of the node that others write is no work of this server."""
     start.cache.parent.mkdir(parents=True)
     start.cache.symlink_to(tmp_path)
-    server.works = lambda asked: put(tmp_path / f"other/{asked}", "x")
+    server.when_asked = lambda: put(tmp_path / f"other/{len(server.asked)}", "x")
     with pytest.raises(VerificationFailed, match="nothing has moved"):
         start.wait()

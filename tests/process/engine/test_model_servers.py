@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
-from free_ports import BESIDE_RAY, free_port
-from health_server import HealthServer
 from serve_plans import inventory_of
 
 from spark_cluster.config.facts import GpuProcess
@@ -22,7 +20,6 @@ from spark_cluster.engine.deployment import Deployment, Key
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, Replica
 from spark_cluster.engine.readiness import Member
-from spark_cluster.engine.ready import ready
 from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.node.containers import NEEDS, ContainerState
@@ -143,44 +140,6 @@ def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
     with pytest.raises(Refused, match="no share of the memory can be computed") as refused:
         admitted(spark(), GONE, GONE, models=(unknown, MODELS[1]))
     assert f"give gpu_memory_utilization in the recipe: {CHAT}" in refused.value.hint
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[HealthServer, ...]]:
-    """What listens on the ports of the two models' engines, and on the endpoint's."""
-    while True:
-        port = free_port(*BESIDE_RAY)
-        try:
-            made = HealthServer(port), HealthServer(port + 1), HealthServer(port + 2)
-        except OSError:  # the next one is taken
-            continue
-        break
-    yield made
-    for one in made:
-        one.close()
-
-
-def test_they_are_started_one_after_the_other_each_when_the_one_before_is_healthy(spark, servers):
-    cluster = spark()
-    cluster.marked("vllm", "endpoint", "model_loader")
-    cluster.head.put("/proc/sys/vm/drop_caches")
-    at_work: list[tuple[str, str]] = []
-
-    def started() -> tuple[str, float]:
-        made = cluster.settings("vllm").server
-        return made.instance, made.flags["gpu-memory-utilization"]
-
-    for name, server in zip((CHAT, EMBEDDING), servers, strict=False):
-        server.when_asked = lambda name=name: at_work.append((name, *started()))
-    ports = [server.port for server in servers]
-    deployment = deployment_of(port=ports[2], engine_port=ports[0])
-    found = members(cluster, GONE, GONE, deployment=deployment)
-    admitted = Admitted({CHATS: 0.74, LOADS: None}, new=frozenset({CHATS, LOADS}))
-    now = starting.Starting(deployment, found, "present", admitted)
-    starting.start(cluster.play, now)
-    ready(cluster.play, now)
-    assert at_work == [(CHAT, CHAT, 0.74), (EMBEDDING, EMBEDDING, 0.1)]
-    assert cluster.head.text("/proc/sys/vm/drop_caches") == "3"
 
 
 def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):

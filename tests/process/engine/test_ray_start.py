@@ -7,31 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factories import make_recipe, put
-from fake_cluster import FakeCluster, Make
+from factories import make_recipe
+from fake_cluster import FakeCluster, FakeNode, Make
+from fake_programs import Said
+from free_ports import free_port
 from ray_server import RayServer, ray_server
-from serve_plans import deployment_for, located, starting
+from serve_plans import deployment_for, located, own_programs, starting
 
+from spark_cluster.engine import readiness, runtime
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE, RayState
 from spark_cluster.engine.ray_cluster import must_keep_its_jobs
 from spark_cluster.engine.start import start, start_ray_alone
-from spark_cluster.errors import Refused, VerificationFailed
-
-OWN = """\
-from factories import SHIPPED
-from spark_cluster.resources import Container
-
-Settings = SHIPPED.load_role("{role}").settings_model
-
-def role(node, settings):
-    made = settings.server
-    if node.name in made.node_names{only}:
-        labels = dict(made.labels)
-        yield Container("{name}", made.image, ("{role}",), entrypoint="", labels=labels, stays_s=0)
-"""
-"""In place of a role: its container, without the devices and folders of a Spark."""
+from spark_cluster.errors import Failed, Refused, VerificationFailed
 
 ADDRESSES = ("192.168.177.11", "192.168.177.12")
 
@@ -44,10 +33,7 @@ class Starts:
         self._seen: dict[str, int] = {}
         ray.has_nodes(*ADDRESSES)
         cluster.marked("endpoint")
-        own = {"ray": (RAY, ""), "vllm": (SERVER, "[:1]")}
-        for role, (name, only) in own.items():
-            text = OWN.format(role=role, name=name, only=only)
-            put(cluster.project / f"roles/{role}/__init__.py", text)
+        own_programs(cluster.project, "ray", "vllm")
         for node in cluster.nodes.values():
             node.have_image(self.deployment().first.image)
             node.put(TOKEN_FILE, "5eed" * 16)
@@ -88,9 +74,7 @@ def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> 
 def test_a_new_ray_has_no_token_that_was_read_before_the_last_one_ended(starts: Starts) -> None:
     """Another recipe's containers had that token, and can have told it to anyone."""
     play = starts.cluster.play
-    text = OWN.replace('("{role}",)', '("{role}", made.ray_token)')
-    file = starts.cluster.project / "roles/ray/__init__.py"
-    put(file, text.format(role="ray", name=RAY, only=""))
+    own_programs(starts.cluster.project, "ray", words='"ray", made.ray_token')
     start(play, replace(starting(play, starts.deployment(), 0.4), ray_token="told to others"))
     words = [word for call in starts.cluster.head.calls("docker") for word in call]
     assert "5eed" * 16 in words
@@ -151,3 +135,59 @@ def test_ray_is_restarted_under_jobs_only_with_the_flag(starts: Starts) -> None:
         must_keep_its_jobs(play, jobs, server, "present", other, end_jobs=False)
     must_keep_its_jobs(play, jobs, server, "present", other, end_jobs=True)
     assert starts.cluster.notes[told:] == ["Ray is restarted, which ends job job-1"]
+
+
+MISMATCH = "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0\n"
+STOP = ["stop", "-t", "5", RAY]
+
+
+@pytest.fixture
+def cluster(fake_cluster: Make, no_pauses: None) -> FakeCluster:
+    """Two nodes whose Ray does not answer."""
+    made = fake_cluster()
+    for node in made.nodes.values():
+        node.run_container(RAY)
+        node.log(RAY, MISMATCH)
+    return made
+
+
+def restarting(node: FakeNode, *restarts: int) -> None:
+    """Have Ray's container started again so often at each look, and then no more."""
+    docker, left = node.programs["docker"], list(restarts)
+
+    def looking(words: list[str], stdin: str) -> Said | str:
+        if words[:2] == ["container", "inspect"]:
+            node.run_container(RAY, restarts=left.pop(0) if left[1:] else left[0])
+        return docker(words, stdin)
+
+    node.programs["docker"] = looking
+
+
+def test_a_worker_that_ends_again_and_again(cluster: FakeCluster) -> None:
+    worker = cluster.nodes["spark2"]
+    restarting(worker, 1, 1, 2, 3)
+    with pytest.raises(Failed, match="Ray on spark2 ended 3 times: RuntimeError: Version") as found:
+        readiness.ray_cluster(cluster.play, 2, free_port(), 600)
+    assert found.value.where == "spark2 spark-ray"
+    assert "ray-versions-differ" in found.value.hint
+    assert STOP in worker.calls("docker"), "Docker would start it again and again"
+
+
+def test_a_worker_that_was_started_again_once_is_waited_for(cluster: FakeCluster) -> None:
+    worker = cluster.nodes["spark2"]
+    restarting(worker, 0, 1)
+    with pytest.raises(VerificationFailed, match="missing: spark1, spark2; spark"):
+        readiness.ray_cluster(cluster.play, 2, free_port(), 0.5)
+    assert STOP not in worker.calls("docker")
+
+
+def test_what_ends_at_once_is_explained():
+    """The catalogue knows a line of the log that is in the message."""
+    said = "container x ended right after its start; its log ends:\n    a\n    " + MISMATCH
+    with pytest.raises(Failed) as found, runtime.explained():
+        raise Failed(said, where="spark2", hint="docker logs x")
+    assert found.value.hint.startswith("the nodes serve from different images (ray-versions-")
+    assert found.value.hint.endswith("docker logs x")
+    with pytest.raises(Failed) as plain, runtime.explained():
+        raise Failed("no idea", hint="look there")
+    assert plain.value.hint == "look there"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 
 import pytest
 from fake_cluster import FakeCluster, Make
 from free_ports import free_port
+from web_server import Answer, Asked, WebServer
 
 from spark_cluster.engine import ray, readiness, start
 from spark_cluster.engine.ray import RayNode, RayState, parse_nodes
@@ -36,47 +35,27 @@ NO_ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("body", NO_ANSWERS)
-def test_an_answer_that_is_none(body: str) -> None:
-    with pytest.raises(ValueError, match="Ray's State API says: "):
-        parse_nodes(body)
-
-
-class Dashboard:
+class Dashboard(WebServer):
     """Answers who has the token.
 
     Attributes:
         body: of its answers.
         open: it answers everyone.
-        asked: the token of each request; empty without one.
     """
 
     def __init__(self) -> None:
-        self.body, self.open, self.asked = NODES, False, list[str]()
-        outer = self
+        self.body, self.open = NODES, False
+        super().__init__()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.headers.get("Authorization", "").removeprefix("Bearer "))
-                known = outer.open or outer.asked[-1] == "5eed"
-                self.send_response(200 if known else 401)
-                self.end_headers()
-                self.wfile.write(outer.body.encode() if known else b"Unauthorized")
-
-            def log_message(self, *_args: object) -> None:
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.http.server_port
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+    def answer(self, asked: Asked) -> Answer:
+        known = self.open or asked.headers["Authorization"] == "Bearer 5eed"
+        return (200, self.body) if known else (401, "Unauthorized")
 
 
 @pytest.fixture
 def dashboard() -> Iterator[Dashboard]:
-    made = Dashboard()
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
+    with Dashboard() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +71,17 @@ def test_an_answer_that_is_none_has_no_nodes(
     dashboard: Dashboard, cluster: FakeCluster, body: str
 ) -> None:
     dashboard.body = body
-    assert RayState(cluster.play.session(cluster.play.head), dashboard.port).nodes() == []
+    with pytest.raises(ValueError, match="Ray's State API says: "):
+        parse_nodes(body)
+    assert RayState(cluster.play.session(cluster.play.head), dashboard.server_port).nodes() == []
 
 
 def test_the_token_is_read_on_the_node(dashboard: Dashboard, cluster: FakeCluster) -> None:
     head, worker = map(cluster.play.session, cluster.play.nodes)
-    state = RayState(head, dashboard.port)
+    state = RayState(head, dashboard.server_port)
     assert [node.address for node in state.nodes()] == ["192.168.177.11", "192.168.177.13"]
     assert state.open_to_anyone() is False
-    assert RayState(worker, dashboard.port).nodes() == [], "it has no token"
+    assert RayState(worker, dashboard.server_port).nodes() == [], "it has no token"
 
 
 def test_a_new_cluster_gets_a_token_of_its_own(cluster: FakeCluster) -> None:
@@ -117,8 +98,8 @@ def test_a_ray_that_asks_no_one_is_reported(
 ) -> None:
     """Seen in its answer to a request without a token, not concluded from a version."""
     dashboard.open, told = status == 200, len(cluster.notes)
-    readiness.ray_asks_for_its_token(cluster.play, dashboard.port if status else free_port())
-    assert dashboard.asked == ([""] if status else [])
+    readiness.ray_asks_for_its_token(cluster.play, dashboard.server_port if status else free_port())
+    assert [asked.headers["Authorization"] for asked in dashboard.asked] == [None] * bool(status)
     said = cluster.notes[told:]
     assert bool(said) is warned
     assert all("2.52" in text for text in said)

@@ -12,10 +12,8 @@ from chat_server import STORY, ChatServer, Reply
 from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_plans import server_for
+from serve_plans import recipe_of, server_for
 
-from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness_checks
 from spark_cluster.engine.answer_checks import incoherent
 from spark_cluster.errors import VerificationFailed
@@ -30,15 +28,7 @@ def climb(server: ChatServer, one_node: FakeCluster) -> Climb:
     """`climb(*names)`: make these checks of the server, from a node."""
 
     def climb(*names: str) -> str:
-        recipe = parse(
-            Recipe,
-            {
-                "name": "r",
-                "model": {"name": "org/gemma", "served_name": "gemma"},
-                "image": {"ref": "i:1"},
-                "readiness": {"rungs": list(names)},
-            },
-        )
+        recipe = recipe_of("org/gemma", "gemma", readiness={"rungs": list(names)})
         made = replace(server_for(recipe, one_node.play.head), endpoint=server.endpoint)
         return readiness_checks.run_all(one_node.play, made)
 

@@ -1,19 +1,16 @@
-"""Replicas behind one endpoint: what each is started with, where it listens, who reaches it."""
+"""Replicas behind one endpoint: how they are started, and what they take the place of."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from ipaddress import IPv4Interface
+import json
+from dataclasses import asdict
 from math import inf
-from typing import Any
 
 import pytest
-from factories import make_node, make_recipe
+from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from serve_plans import inventory_of, located, starting
+from serve_plans import inventory_of, linked_nodes, starting
 
-from spark_cluster.config.project import Project
-from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import proxy
 from spark_cluster.engine import start as starts
 from spark_cluster.engine.admission import admit
@@ -21,111 +18,26 @@ from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.readiness import behind, members
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.resources import File
+from spark_cluster.errors import DoesNotFit
 
-
-def linked(name: str, number: int) -> Node:
-    node = make_node(name, head=number == 1, address=f"10.0.0.{number}")
-    link = Link("enp1s0f1np1", IPv4Interface(f"192.168.177.{10 + number}/24"))
-    return replace(node, links=(link,))
-
-
-NODES = (linked("a", 1), linked("b", 2))
-
-
-def deployment_of(count: int = 2, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Deployment:
-    return resolve(make_recipe(), inventory_of(*nodes, **serve), nodes, 1, replicas=count)
-
-
-def test_the_heads_replica_is_on_its_loopback_and_the_other_on_the_fabric() -> None:
-    found = deployment_of()
-    assert [server.node_names for server in found.servers] == [("a",), ("b",)]
-    assert [(server.host, server.port) for server in found.servers] == [
-        ("127.0.0.1", 18000),
-        ("192.168.177.12", 18000),
-    ]
-    assert [server.endpoint.url for server in found.servers] == [
-        "http://127.0.0.1:18000/v1",
-        "http://192.168.177.12:18000/v1",
-    ]
-    assert {server.labels["spark-cluster.tp"] for server in found.servers} == {"1"}
-    assert not any(server.on_ray for server in found.servers)
-
-
-def test_the_head_is_not_loaded_again_when_a_replica_joins_a_server_behind_the_proxy() -> None:
-    serve = {"bind": "management", "open": True, "port": 8000}
-    nodes = (replace(NODES[0], address="10.0.0.1"), NODES[1])
-    recipe, inventory = located(make_recipe()), inventory_of(*nodes, **serve)
-    alone, joined = (resolve(recipe, inventory, nodes, 1, replicas=n).first for n in (1, 2))
-    role = Project().load_role("vllm")
-    made = [role.function(nodes[0], role.settings_model(server=one)) for one in (alone, joined)]
-    assert list(made[0]) == list(made[1])
-
-
-def endpoint_files(deployment: Deployment) -> dict[str, str]:
-    """The proxy's files on the head, by path."""
-    role = Project().load_role("endpoint")
-    settings = role.settings_model(**deployment.endpoint.proxy_settings())
-    resources = role.function(NODES[0], settings)
-    return {one.path: str(one.content) for one in resources if isinstance(one, File)}
-
-
-def test_the_proxy_is_in_front_of_all_also_on_the_loopback() -> None:
-    found = deployment_of()
-    assert found.endpoint.url == "http://127.0.0.1:8000/v1"
-    files = endpoint_files(found)
-    servers = [
-        line.split()[1:]
-        for line in files[proxy.CONFIG].splitlines()
-        if line.startswith("    server ")
-    ]
-    assert servers == [["a", "127.0.0.1:18000"], ["b", "192.168.177.12:18000"]]
-    assert proxy.replicas_of(files[proxy.DESCRIPTION]) == found.endpoint.replicas
-    assert proxy.described(files[proxy.DESCRIPTION]) is not None
-
-
-def test_one_server_has_no_replicas_in_its_description() -> None:
-    assert proxy.replicas_of('{"url": "http://x/v1", "api_key": false, "tls": null}') == ()
-    for odd in (None, "", "[]", '{"replicas": 3}', '{"replicas": [{"node": "a"}]}'):
-        assert proxy.replicas_of(odd) == ()
+NODES = linked_nodes("a", "b")
 
 
 def test_one_server_in_place_of_several_is_said(fake_cluster: Make) -> None:
     """A plain `up` after `up --replicas` is no wish to end them."""
     cluster = fake_cluster("a", "b")
-    cluster.head.put(proxy.DESCRIPTION, endpoint_files(deployment_of())[proxy.DESCRIPTION])
+    one, two = (
+        resolve(make_recipe(), inventory_of(*NODES), NODES, tp, replicas=count)
+        for tp, count in ((2, 1), (1, 2))
+    )
+    described = {"replicas": [asdict(replica) for replica in two.endpoint.replicas]}
+    cluster.head.put(proxy.DESCRIPTION, json.dumps(described))
     now = proxy.replicas_of(behind(cluster.play))
-    one = resolve(make_recipe(), inventory_of(*NODES), NODES, 2)
     (said,) = starts.taken_away(one, now, ())
     assert "2 replicas (a, b)" in said
     assert "--tp 2" in said
     assert "`up --replicas 2` keeps them" in said
-    assert starts.taken_away(one, (), ()) == starts.taken_away(deployment_of(), now, ()) == []
-
-
-def test_the_engines_port_is_open_to_the_other_nodes_over_the_fabric_only() -> None:
-    firewall = deployment_of().firewall
-    assert firewall["peers"] == ("a", "b")
-    assert (18000, 18000) in firewall["ports"]
-
-
-def test_nodes_that_are_left_over_serve_nothing() -> None:
-    three = (*NODES, linked("c", 3))
-    found = deployment_of(nodes=three)
-    assert [node.name for node in found.nodes] == ["a", "b"]
-    assert [node.name for node in found.idle] == ["c"]
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(Refused, match="3 replicas at TP=1 need 3 nodes; there are 2"):
-        deployment_of(3)
-    with pytest.raises(Refused, match="b has no link to the head"):
-        deployment_of(nodes=(NODES[0], replace(NODES[1], links=())))
-    with pytest.raises(Refused, match=r"serve\.engine_port and serve\.port are both 18000"):
-        deployment_of(port=18000)
-    with pytest.raises(Refused, match="minimax"):
-        resolve(make_recipe("minimax-m2.5-awq"), inventory_of(*NODES), NODES, 1, replicas=2)
+    assert starts.taken_away(one, (), ()) == starts.taken_away(two, now, ()) == []
 
 
 @pytest.fixture

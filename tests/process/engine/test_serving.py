@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from chat_server import ChatServer, Reply
-from fake_cluster import FakeCluster, Make
+from cases import load
+from chat_server import Reply
 from fake_programs import Said, missing
-from free_ports import free_port
-from health_server import HealthServer
-from serve_plans import bare_server
 
 from spark_cluster.config.facts import Facts, GpuProcess, Hca
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import ray, readiness, runtime, state, vram
-from spark_cluster.engine.deployment import Endpoint, probe_once
+from spark_cluster.engine.deployment import probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
@@ -33,6 +31,9 @@ from spark_cluster.runner.session import Answer
 
 DATA = Path(__file__).parents[2] / "data"
 PROBE = Probe(question="What is the capital of France?", expect="Paris")
+
+
+LOGS = load(__file__, "logs.toml")
 
 
 def log(name):
@@ -78,31 +79,10 @@ def test_the_earliest_of_all_ranks():
     assert found.at == "2026-11-20T14:12:18.9Z"
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("a.OutOfMemoryError: CUDA out of memory.", "a.OutOfMemoryError: CUDA out of memory."),
-        ("(E pid=1) ERROR 11-20 14:12:18 [a.py:1] KeyError: 'x'", "KeyError: 'x'"),
-        ("worker 1 failed: ValueError('no room')", "ValueError('no room')"),
-        ('    raise RuntimeError("not the text of an error")', None),
-        ("INFO 11-20 14:12:18 [a.py:1] handled OSError: it is fine", None),
-        ("  File /opt/a/b/SomeError.py, line 3", None),
-        ("no errors", None),
-        (
-            "2026-11-20T14:12:19Z (APIServer pid=1) a.ValidationError: 1 validation error for M\n"
-            "2026-11-20T14:12:19Z (APIServer pid=1)   Value error, too long (9) [type=value_error]",
-            "a.ValidationError: 1 validation error for M: Value error, too long (9)",
-        ),
-        (
-            "2026-11-20T14:12:19Z RuntimeError: Version mismatch: The cluster was started with:\n"
-            "2026-11-20T14:12:19Z     Ray: 2.60.0\n",
-            "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_an_error(line, text):
-    found = runtime.first_error({"x": line})
-    assert (found.text if found else None) == text
+@pytest.mark.parametrize("case", LOGS["error"], ids=lambda case: case.get("text", case["line"]))
+def test_what_is_an_error(case):
+    found = runtime.first_error({"x": case["line"]})
+    assert (found.text if found else None) == case.get("text")
 
 
 def test_last_line():
@@ -164,24 +144,20 @@ def test_parse_state():
 TABLE = '{"nftables": [{"metainfo": {}}, {"rule": {"handle": 3, "expr": []}}]}'
 
 
+@dataclass
 class FakeSession:
     """A node with these containers (name to what `docker inspect` prints)."""
 
-    def __init__(
-        self,
-        containers=None,
-        health=0,
-        answer="",
-        firewall=TABLE,
-        description=None,
-        proxy="active",
-        loader="active",
-    ):
-        self.containers, self.health, self.answer = containers or {}, health, answer
-        self.firewall = firewall
-        self.description, self.proxy, self.asked = description, proxy, []
-        self.loader = loader
-        self.ray = rows([])
+    containers: dict[str, str] = field(default_factory=dict)
+    health: int = 0
+    answer: str = ""
+    firewall: str = TABLE
+    description: str | None = None
+    proxy: str = "active"
+    loader: str = "active"
+    ray: str = '{"data": {"result": {"result": []}}}'
+    asked: list[Any] = field(default_factory=list)
+    waits: dict[str, float] = field(default_factory=dict)
 
     def submit(self, op, commands, files=()):
         assert op == "gather"
@@ -203,7 +179,7 @@ class FakeSession:
     def http(self, url, timeout, **options):
         if url.endswith(ray.NODES):
             return Answer(200, self.ray)
-        self.waits = {**getattr(self, "waits", {}), url.rpartition("/")[2]: timeout}
+        self.waits[url.rpartition("/")[2]] = timeout
         self.asked.append((url, options))
         if url.endswith("/health"):
             body = NOT_SERVED if self.health == 503 and self.description else ""
@@ -252,29 +228,113 @@ def status():
     return look
 
 
-TWO = [RayNode("192.168.177.11", True, 1.0), RayNode("192.168.177.12", False, 1.0)]
+GUARDED = {"spark-cluster.firewall": "present"}
+PROXIED = json.dumps({"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"})
+REPLICAS = json.dumps(
+    {
+        **json.loads(PROXIED),
+        "replicas": [
+            {"node": "spark1", "address": "127.0.0.1", "port": 18000},
+            {"node": "spark2", "address": "192.168.177.12", "port": 18000},
+        ],
+    }
+)
 
 
-def serving(tp=2, health=200, answer="Paris", server="running", **more):
-    containers = {SERVER: inspected(server, tp, **more)}
-    if tp > 1:
-        containers[RAY] = inspected()
-    return FakeSession(containers, health, answer)
+def models_of(*on_request):
+    """Return the proxy's description of the models paris and words, and which are on request."""
+    places = {"paris": ("spark1", "127.0.0.1"), "words": ("spark2", "192.168.177.12")}
+    models = [
+        {"node": node, "address": address, "port": port, "names": [name, f"{name}-alias"],
+         "program": f"spark-vllm-{name}", "kind": "chat", "on_request": name in on_request}
+        for port, (name, (node, address)) in enumerate(places.items(), 18000)
+    ]  # fmt: skip
+    return json.dumps({**json.loads(PROXIED), "models": models})
 
 
-WORKER = FakeSession({RAY: inspected()})
-OF_SGLANG = {"spark-cluster.engine": "sglang"}
-"""Of a server whose /health says 503 while it loads; that of vLLM has died then."""
+MODELS = models_of()
+OF_SESSION = ("health", "answer", "firewall", "description", "proxy", "loader")
 
 
-def test_nothing_is_there(status):
-    found = status(play_of(spark1=FakeSession(), spark2=FakeSession()))
-    assert (found.state, found.problems, found.endpoint) == ("stopped", (), None)
-    assert found.to_dict()["ray"] == {"nodes": 0, "gpus": 0}
+def a_node(server="running", *, ray="absent", program=SERVER, **given):
+    """Return a node with containers of the engine; the rest is of FakeSession or `inspected`."""
+    ours = {name: given.pop(name) for name in OF_SESSION if name in given}
+    containers = {
+        name: inspected(status, **(given if name == program or server == "absent" else {}))
+        for name, status in ((program, server), (RAY, ray))
+        if status != "absent"
+    }
+    return FakeSession(containers, **{"health": 200, "answer": "Paris", **ours})
+
+
+def of_model(name, labels=(), **given):
+    ours = {"spark-cluster.recipe": f"lab-{name}", **GUARDED, **dict(labels)}
+    return a_node(program=f"spark-vllm-{name}", labels=ours, **given)
+
+
+serving = partial(a_node, ray="running", tp=2)
+worker = partial(a_node, server="absent", ray="running")
+nothing = partial(a_node, server="absent")
+behind_a_proxy = partial(a_node, description=PROXIED)
+WAYS = {
+    "ray": (serving, worker),
+    "ranks": (partial(a_node, tp=2, executor="mp"),) * 2,
+    "alone": (a_node, nothing),
+    "proxied": (behind_a_proxy, nothing),
+    "replicas": (partial(a_node, description=REPLICAS), a_node),
+    "models": (partial(of_model, "paris", description=MODELS), partial(of_model, "words")),
+    "on_request": (
+        partial(of_model, "paris", description=models_of("words")),
+        partial(of_model, "words", labels={NEEDS: "9"}),
+    ),
+}
+"""The two nodes of each way to serve in states.toml."""
+
+
+def asked_for(node):
+    """Return the models of the completions that were asked for on a node."""
+    return [json.loads(o["body"])["model"] for _, o in node.asked if o.get("body")]
+
+
+def told_by_ray(*gpus):
+    places = zip(("192.168.177.11", "192.168.177.12"), gpus, strict=False)
+    return [RayNode(address, not n, count) for n, (address, count) in enumerate(places)]
+
+
+TWO = told_by_ray(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("way", "case"),
+    [
+        pytest.param(way, case, id=f"{way}: {case.get('found') or case['problems'] or 'well'}"[:60])
+        for way, cases in load(__file__, "states.toml").items()
+        for case in cases
+    ],
+)
+def test_the_state_of_two_nodes(status, way, case):
+    sessions = {
+        name: None if name in case.get("lost", ()) else make(**case.get(name, {}))
+        for name, make in zip(("spark1", "spark2"), WAYS[way], strict=True)
+    }
+    play = play_of(lost=case.get("lost", ()), cable=case.get("cable", True), **sessions)
+    gpus = case.get("ray", [1.0, 1.0] if way == "ray" else [])
+    found = status(play, told_by_ray(*gpus))
+    assert found.state == case.get("state", "serving"), found.problems
+    if "problems" in case:
+        assert list(found.problems) == case["problems"]
+    else:
+        assert any(case["found"] in problem for problem in found.problems), found.problems
+    shown = found.to_dict()
+    rows = shown.get("replicas") or shown.get("models") or ()
+    assert [row["state"] for row in rows] == case.get("states", [])
+    json.dumps(shown)
+    if way == "on_request":
+        assert asked_for(sessions["spark1"]) == ["paris"], "a request would load the other one"
 
 
 def test_serving(status):
-    found = status(play_of(spark1=serving(), spark2=WORKER), TWO)
+    found = status(play_of(spark1=serving(), spark2=worker()), TWO)
     assert (found.state, found.problems) == ("serving", ())
     document = found.to_dict()
     assert (document["endpoint"], document["model"], document["tp"]) == (
@@ -293,92 +353,10 @@ def test_the_recipe_and_the_start_of_a_server(status):
     assert status(play_of(spark1=never)).since is None
 
 
-def test_a_ray_that_was_started_again_is_no_trouble_of_a_server_that_answers(status):
-    again = FakeSession({RAY: inspected(restarts=2)})
-    assert status(play_of(spark1=serving(), spark2=again), TWO).problems == ()
-
-
-def test_a_firewall_that_is_not_in_force(status):
-    guarded = {"spark-cluster.firewall": "present"}
-    flushed = FakeSession({RAY: inspected()}, firewall="")
-    found = status(play_of(spark1=serving(labels=guarded), spark2=flushed), TWO)
-    assert found.state == "degraded"
-    assert found.problems == ("the firewall of the engine's ports on spark2: it is not in force",)
-    other = FakeSession({RAY: inspected()}, firewall=TABLE.replace("[]}", '["x"]}'))
-    (problem,) = status(play_of(spark1=serving(labels=guarded), spark2=other), TWO).problems
-    assert "its rules were changed" in problem
-    assert not status(play_of(spark1=serving(), spark2=flushed), TWO).problems, "not wanted there"
-
-
-def test_serving_alone(status):
-    found = status(play_of(spark1=serving(tp=1), spark2=FakeSession()))
-    assert (found.state, found.tp) == ("serving", 1)
-    alone = serving(tp=1, labels={"spark-cluster.firewall": "present"})
-    alone.firewall = ""
-    found = status(play_of(spark1=alone, spark2=FakeSession(firewall="")))
-    assert found.problems == ("the firewall of the engine's ports on spark1: it is not in force",)
-
-
-@pytest.mark.parametrize(
-    ("play", "ray", "state_", "problem"),
-    [
-        (play_of(spark1=serving(health=0), spark2=WORKER), TWO, "starting", "/health"),
-        (play_of(spark1=serving(health=0, restarts=1), spark2=WORKER), TWO, "starting",
-         "the server has been restarted 1 times"),
-        (play_of(spark1=serving(health=0, restarts=3), spark2=WORKER), TWO, "failed",
-         "the server has been restarted 3 times"),
-        (play_of(cable=False, spark1=serving(answer=""), spark2=WORKER), [], "failed",
-         "no ConnectX-7 interface of spark2 is up: is the cable in?"),
-        (play_of(spark1=serving(health=0), spark2=FakeSession({RAY: inspected(restarts=1)})), TWO,
-         "starting", "Ray's container on spark2 has been restarted 1 times; a server that"),
-        (play_of(spark1=serving(health=503), spark2=WORKER), TWO, "failed", "200 (503)"),
-        (play_of(spark1=serving(health=503, labels=OF_SGLANG), spark2=WORKER), TWO, "starting",
-         "200 (503)"),
-        (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
-        (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,
-         "failed", "the server is exited (exit code 1)"),
-        (play_of(spark1=serving(server="exited", health=0, exit_code=1, restarts=5), spark2=WORKER),
-         TWO, "failed", "the server is stopped after 5 restarts (exit code 1)"),
-        (play_of(spark1=serving(server="exited", health=0, exit_code=1, restarts=5), spark2=WORKER),
-         TWO, "failed", "been restarted 5 times, its log says: ValueError: no room"),
-        (play_of(spark1=serving(server="exited", health=0), spark2=WORKER), TWO,
-         "failed", "the server is exited (exit code 0, as when its engine died)"),
-        (play_of(spark1=serving(), spark2=FakeSession()), TWO[:1], "degraded",
-         "Ray's container on spark2 is gone"),
-        (play_of(spark1=serving(health=0), spark2=FakeSession()), TWO[:1], "failed",
-         "Ray shows 1 of 2 nodes"),
-        (play_of(spark1=serving(), spark2=FakeSession({RAY: inspected("restarting")})), TWO[:1],
-         "degraded", "Ray's container on spark2 is restarting"),
-        (play_of(spark1=serving(), spark2=WORKER), [TWO[0], RayNode("x", False, 0.0)], "degraded",
-         "Ray shows 1 of 2 GPUs"),
-        (play_of(lost=["spark2"], spark1=serving(), spark2=None), TWO, "degraded",
-         "spark2 cannot be reached: no answer"),
-        (play_of(lost=["spark1"], spark1=None, spark2=WORKER), [], "failed",
-         "spark1 cannot be reached: no answer"),
-        (play_of(spark1=FakeSession(), spark2=WORKER), [], "failed",
-         "Ray runs without a server, on spark2"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong(status, play, ray, state_, problem):
-    found = status(play, ray)
-    assert found.state == state_, found.problems
-    assert any(problem in p for p in found.problems), found.problems
-    json.dumps(found.to_dict())
-
-
-def test_data_parallel_ranks_need_every_node_of_ray(status):
-    """Each is on a node of its own, although the tensor-parallel size is 1."""
+def test_data_parallel_ranks_are_shown(status):
     labels = {"spark-cluster.nodes": "2", "spark-cluster.data-parallel": "2"}
-    containers = {SERVER: inspected(tp=1, labels=labels), RAY: inspected()}
-    head = FakeSession(containers, 200, "Paris")
-    found = status(play_of(spark1=head, spark2=WORKER), TWO)
-    assert (found.state, found.problems) == ("serving", ())
-    shown = found.to_dict()
+    shown = status(play_of(spark1=serving(tp=1, labels=labels), spark2=worker()), TWO).to_dict()
     assert (shown["tp"], shown["data_parallel"]) == (1, 2)
-    lost = status(play_of(spark1=head, spark2=FakeSession()), TWO[:1])
-    assert lost.state == "degraded"
-    assert "Ray's container on spark2 is gone" in lost.problems
-    assert "Ray shows 1 of 2 nodes" in lost.problems
 
 
 def test_an_engine_that_hangs_is_not_taken_for_healthy(status):
@@ -400,14 +378,14 @@ def test_an_engine_that_hangs_is_not_taken_for_healthy(status):
 def test_a_completion_over_a_dead_link_is_not_waited_for(status):
     """It hangs for as long as it is waited for, which made `status` take 24 s."""
     well, dark = serving(), serving(answer="")
-    status(play_of(spark1=well, spark2=WORKER), TWO)
-    found = status(play_of(cable=False, spark1=dark, spark2=WORKER), TWO)
+    status(play_of(spark1=well, spark2=worker()), TWO)
+    found = status(play_of(cable=False, spark1=dark, spark2=worker()), TWO)
     assert dark.waits["completions"] <= 2 < well.waits["completions"] <= 10
     assert found.problems[:2] == tuple(
         f"no ConnectX-7 interface of {name} is up: is the cable in?"
         for name in ("spark1", "spark2")
     )
-    both = status(play_of(cable=False, spark1=serving(), spark2=WORKER), TWO)
+    both = status(play_of(cable=False, spark1=serving(), spark2=worker()), TWO)
     assert both.state == "degraded", "it answers all the same"
 
 
@@ -422,7 +400,7 @@ def test_ray_and_the_server_are_asked_in_parallel(status):
             return super().http(url, **options)
 
     head = Head(serving().containers, 200, "Paris")
-    assert status(play_of(spark1=head, spark2=WORKER), TWO).state == "serving"
+    assert status(play_of(spark1=head, spark2=worker()), TWO).state == "serving"
 
 
 def test_labels_of_another_program(status):
@@ -433,15 +411,8 @@ def test_labels_of_another_program(status):
     assert "the container's label names no endpoint" in found.problems[0]
 
 
-PROXIED = json.dumps({"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"})
-
-
-def behind_a_proxy(**more):
-    return FakeSession({SERVER: inspected(tp=1)}, **{"description": PROXIED, **more})
-
-
 def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
-    node = behind_a_proxy(health=200, answer="Paris")
+    node = behind_a_proxy()
     found = status(play_of(spark1=node, spark2=FakeSession()))
     assert (found.state, found.problems) == ("serving", ())
     assert found.endpoint == "https://10.0.0.1:8443/v1"
@@ -458,42 +429,9 @@ def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
     assert "AB:AB:AB" in str(found.access)
 
 
-@pytest.mark.parametrize(
-    ("node", "state_", "problem"),
-    [
-        (behind_a_proxy(health=503), "starting", "/health does not return 200 (no answer)"),
-        (behind_a_proxy(health=0, proxy="failed"), "failed",
-         f"the proxy in front of vLLM ({UNIT}) is failed on spark1"),
-        (behind_a_proxy(health=200, answer="401"), "failed", "asks for another API key"),
-        (behind_a_proxy(health=0, description="no JSON"), "starting", "/health"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_behind_a_proxy(status, node, state_, problem):
-    found = status(play_of(spark1=node, spark2=FakeSession()))
-    assert found.state == state_, found.problems
-    assert any(problem in p for p in found.problems), found.problems
-
-
-REPLICAS = json.dumps(
-    json.loads(PROXIED)
-    | {
-        "replicas": [
-            {"node": "spark1", "address": "127.0.0.1", "port": 18000},
-            {"node": "spark2", "address": "192.168.177.12", "port": 18000},
-        ]
-    }
-)
-
-
-def replica(server="running", **more):
-    containers = {} if server == "absent" else {SERVER: inspected(server, tp=1)}
-    return FakeSession(containers, **{"health": 200, "answer": "Paris", **more})
-
-
 def test_replicas_that_serve(status):
-    second = replica()
-    found = status(play_of(spark1=replica(description=REPLICAS), spark2=second))
-    assert (found.state, found.problems) == ("serving", ())
+    second = a_node()
+    found = status(play_of(spark1=a_node(description=REPLICAS), spark2=second))
     asked = "http://192.168.177.12:18000"
     assert [url for url, _ in second.asked] == [f"{asked}/health", f"{asked}/v1/chat/completions"]
     assert found.to_dict()["replicas"] == [
@@ -502,71 +440,9 @@ def test_replicas_that_serve(status):
     ]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "state_", "states", "problem"),
-    [
-        ({}, {"server": "exited"}, "degraded", ["serving", "failed"],
-         "the replica on spark2 is exited"),
-        ({"server": "absent"}, {}, "degraded", ["failed", "serving"],
-         "the replica on spark1 is gone"),
-        ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
-        ({}, {"health": 503}, "degraded", ["serving", "failed"],
-         "the replica on spark2: /health does not return 200 (503)"),
-        ({}, {"answer": ""}, "degraded", ["serving", "failed"],
-         "the replica on spark2: /health is fine, but no answer comes"),
-        ({"health": 0}, {"health": 0}, "starting", ["loading", "loading"], "it is loading"),
-        ({"health": 0}, {"server": "exited"}, "failed", ["loading", "failed"], "is exited"),
-        ({}, {"firewall": ""}, "serving", ["serving", "serving"], ""),
-    ],
-)  # fmt: skip
-def test_a_replica_that_does_not_serve(status, first, second, state_, states, problem):
-    head = replica(**first, description=REPLICAS)
-    found = status(play_of(spark1=head, spark2=replica(**second)))
-    assert (found.state, [one.state for one in found.replicas]) == (state_, states), found.problems
-    assert any(problem in p for p in found.problems) or not problem, found.problems
-
-
-def test_the_node_of_a_replica_that_does_not_answer(status):
-    lost = play_of(lost=("spark2",), spark1=replica(description=REPLICAS), spark2=replica())
-    found = status(lost)
-    assert (found.state, found.replicas[1].state) == ("degraded", "unreachable")
-
-
-def test_the_firewall_of_each_replica(status):
-    guarded = {"spark-cluster.firewall": "present"}
-    head = FakeSession(
-        {SERVER: inspected(tp=1, labels=guarded)}, 200, "Paris", description=REPLICAS
-    )
-    found = status(play_of(spark1=head, spark2=replica(firewall="")))
-    assert found.problems == ("the firewall of the engine's ports on spark2: it is not in force",)
-
-
-MODELS = json.dumps(
-    json.loads(PROXIED)
-    | {
-        "models": [
-            {"node": node, "address": address, "port": 18000 + n, "names": [name, f"{name}-alias"],
-             "program": f"spark-vllm-{name}", "kind": "chat"}
-            for n, (name, node, address) in enumerate(
-                (("paris", "spark1", "127.0.0.1"), ("words", "spark2", "192.168.177.12"))
-            )
-        ]
-    }
-)  # fmt: skip
-
-
-def model(name, server="running", **more):
-    labels = {"spark-cluster.recipe": f"lab-{name}", "spark-cluster.firewall": "present"}
-    labels |= more.pop("labels", {})
-    made = inspected(server, labels=labels, restarts=more.pop("restarts", 0))
-    containers = {} if server == "absent" else {f"spark-vllm-{name}": made}
-    return FakeSession(containers, **{"health": 200, "answer": "Paris", **more})
-
-
 def test_models_that_serve(status):
-    head = model("paris", description=MODELS)
-    found = status(play_of(spark1=head, spark2=model("words")))
-    assert (found.state, found.problems) == ("serving", ())
+    head = of_model("paris", description=MODELS)
+    found = status(play_of(spark1=head, spark2=of_model("words")))
     assert found.endpoint == json.loads(PROXIED)["url"]
     first, second = found.to_dict()["models"]
     assert first == {
@@ -574,71 +450,14 @@ def test_models_that_serve(status):
         "node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving",
     }  # fmt: skip
     assert (second["model"], second["url"]) == ("words", "http://192.168.177.12:18001/v1")
-    asked = [json.loads(o["body"])["model"] for _, o in head.asked if o.get("body")]
-    assert sorted(asked) == ["paris", "words"], "each through the endpoint, on the head"
+    assert sorted(asked_for(head)) == ["paris", "words"], "each through the endpoint, on the head"
     assert "spark-vllm-words" in found.to_dict()["nodes"][1]["containers"]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "state_", "states", "problem"),
-    [
-        ({}, {"server": "exited"}, "degraded", ["serving", "failed"],
-         "words on spark2: its server is exited"),
-        ({}, {"server": "exited", "restarts": 5}, "degraded", ["serving", "failed"],
-         "its server is stopped after 5 restarts, its log says: ValueError: no room"),
-        ({"server": "absent"}, {}, "degraded", ["failed", "serving"], "its server is gone"),
-        ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
-        ({}, {"health": 503}, "degraded", ["serving", "failed"], "does not return 200 (503)"),
-        ({}, {"health": 0, "restarts": 3}, "degraded", ["serving", "failed"],
-         "has been restarted 3 times and takes no requests"),
-        ({"health": 0}, {"health": 0}, "starting", ["loading", "loading"], "it is loading"),
-        ({"health": 0}, {"server": "exited"}, "failed", ["loading", "failed"], "is exited"),
-        ({"answer": ""}, {}, "failed", ["failed", "failed"],
-         "through the endpoint a completion does not come"),
-        ({"answer": "401"}, {}, "failed", ["failed", "failed"], "asks for another API key"),
-        ({"proxy": "failed"}, {}, "degraded", ["serving", "serving"], "is failed on spark1"),
-        ({}, {"firewall": ""}, "degraded", ["serving", "serving"],
-         "the firewall of the engine's ports on spark2"),
-    ],
-)  # fmt: skip
-def test_a_model_that_does_not_serve(status, first, second, state_, states, problem):
-    head = model("paris", **first, description=MODELS)
-    found = status(play_of(spark1=head, spark2=model("words", **second)))
-    assert (found.state, [one.state for one in found.models]) == (state_, states), found.problems
-    assert any(problem in p for p in found.problems), found.problems
-
-
-@pytest.mark.parametrize(
-    ("loader", "server", "state_", "states"),
-    [
-        ("active", "created", "serving", ["serving", "on request"]),
-        ("active", "exited", "serving", ["serving", "on request"]),
-        ("active", "absent", "degraded", ["serving", "failed"]),
-        ("failed", "exited", "degraded", ["serving", "on request"]),
-        ("", "exited", "degraded", ["serving", "on request"]),
-    ],
-)
-def test_a_model_on_request_that_is_not_loaded(status, loader, server, state_, states):
-    known = json.loads(MODELS)
-    known["models"][1]["on_request"] = True
-    head = model("paris", description=json.dumps(known), loader=loader)
-    found = status(play_of(spark1=head, spark2=model("words", server, labels={NEEDS: "9"})))
-    assert (found.state, [one.state for one in found.models]) == (state_, states), found.problems
-    asked = [json.loads(o["body"])["model"] for _, o in head.asked if o.get("body")]
-    assert asked == ["paris"], "a request for the other one would load it"
-    assert loader == "active" or "what loads models on request" in found.problems[0]
-
-
-def test_the_node_of_a_model_that_does_not_answer(status):
-    head = model("paris", description=MODELS)
-    found = status(play_of(lost=("spark2",), spark1=head, spark2=model("words")))
-    assert (found.state, found.models[1].state) == ("degraded", "unreachable")
 
 
 def test_a_model_on_a_node_that_is_not_in_the_inventory(status):
     """The proxy's description is of the node, and may be of another inventory."""
     text = MODELS.replace('"spark2"', '"elsewhere"')
-    found = status(play_of(spark1=model("paris", description=text), spark2=FakeSession()))
+    found = status(play_of(spark1=of_model("paris", description=text), spark2=FakeSession()))
     assert [one.state for one in found.models] == ["serving", "unreachable"]
     assert "words on elsewhere: its server was not seen: the node does not answer" in found.problems
 
@@ -656,99 +475,7 @@ def test_an_answer_without_words_is_one(status):
     assert (found.state, found.problems) == ("serving", ())
 
 
-def rank(status="running"):
-    return FakeSession({SERVER: inspected(status, tp=2, executor="mp")})
-
-
-def test_serving_without_ray(status):
-    """vLLM's own multi-node mode: nobody asks Ray, and a rank that is gone is said to be gone."""
-    head = FakeSession({SERVER: inspected(tp=2, executor="mp")}, 200, "Paris")
-    found = status(play_of(spark1=head, spark2=rank()), ray=[])
-    assert (found.state, found.problems) == ("serving", ())
-    found = status(play_of(spark1=head, spark2=rank("exited")), ray=[])
-    assert (found.state, found.problems) == (
-        "degraded", ("the rank's container on spark2 is exited",),
-    )  # fmt: skip
-    found = status(play_of(spark1=head, spark2=FakeSession()), ray=[])
-    assert found.problems == ("the rank's container on spark2 is gone",)
-
-
-# -- loading -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def health() -> Iterator[HealthServer]:
-    """An engine that takes no request yet."""
-    made = HealthServer(free_port(), 503)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
-    """Two nodes whose containers say why they end."""
-    cluster = fake_cluster("spark1", "spark2")
-    for node in cluster.nodes.values():
-        node.run_container(SERVER)
-        node.log(SERVER, "ValueError: no room\n")
-    return cluster
-
-
-def loads(loading, health, **more):
-    """A server over the nodes, which answers its health."""
-    return bare_server(*loading.play.nodes, port=health.port, ready_timeout_s=60, **more)
-
-
-@pytest.mark.parametrize(
-    ("after", "text"),
-    [
-        ({"status": "exited", "exit_code": 1}, "the rank on spark2 is exited while loading"),
-        ({"status": "exited"}, "the rank on spark2 is exited while loading"),
-        ({"restarts": 1}, "the rank on spark2 restarted while loading"),
-    ],
-)
-def test_a_rank_that_ends_while_loading(loading, health, after, text):
-    """The server would wait ten minutes for it (DistStoreError)."""
-    worker, asked = loading.nodes["spark2"], iter(range(9))
-    health.when_asked = lambda: next(asked) and worker.run_container(SERVER, **after)
-    with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
-        readiness.healthy(loading.play, loads(loading, health, executor="mp"))
-    assert worker.calls("docker")[-1] == ["stop", "-t", "5", SERVER], "or it starts again and again"
-
-
-def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading, health):
-    """Its engine had died a moment before the run, and its API ended while it was waited for."""
-    head = loading.head
-    head.run_container(SERVER, status="restarting")
-
-    def begin():
-        assert head.containers[SERVER] == "exited", "nothing else may start it meanwhile"
-        health.status = 200
-
-    again = readiness.Again(begin)
-    assert readiness.healthy(loading.play, loads(loading, health), again)
-    assert not again, "there is no second time"
-    note = next(one for one in loading.notes if "starting it again" in one)
-    assert "has ended: the server is restarting while loading: ValueError: no room" in note
-    health.status = 503
-    head.run_container(SERVER, status="restarting")
-    with pytest.raises(Failed, match="is restarting while loading"):
-        readiness.healthy(loading.play, loads(loading, health), again)
-
-
-def test_healthy_at_last(loading, health):
-    health.status = 200
-    assert readiness.healthy(loading.play, loads(loading, health))
-
-
 # -- the answer --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(one_node):
-    made = ChatServer(session=one_node.play.session(one_node.play.head))
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -805,13 +532,6 @@ def test_a_reply_of_an_odd_shape(server, ask, text):
     server.raw = (200, text)
     with pytest.raises(VerificationFailed, match="the server's reply is not a chat completion"):
         ask()
-
-
-def test_the_key_is_in_the_header_and_nowhere_else():
-    endpoint = Endpoint("10.0.0.1", 8000, "paris", "hunter2")
-    assert endpoint.headers["Authorization"] == "Bearer hunter2"
-    assert "hunter2" not in repr(endpoint) + endpoint.url
-    assert "Authorization" not in Endpoint("10.0.0.1", 8000, "paris").headers
 
 
 # -- VRAM --------------------------------------------------------------------------------------

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Interface
 
 import pytest
 from fake_cluster import Make
-from serve_plans import bare_server, deployment_for
+from serve_plans import bare_server, deployment_for, recipe_of
+from web_server import Answer, Asked, WebServer
 
 from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.facts import GpuProcess as ProcessHeld
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
-from spark_cluster.config.schema import parse
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import readiness, readiness_checks, result, runtime
 from spark_cluster.engine.deployment import Endpoint, Server
@@ -113,44 +111,29 @@ def test_what_its_log_tells() -> None:
     }
 
 
-class StandIn(http.server.BaseHTTPRequestHandler):
+class StandIn(WebServer):
     """Paths and bodies of SGLang's server; /health fails until it was asked three times."""
 
-    asked = 0
-
-    def do_GET(self) -> None:
-        if self.path == "/health":
-            type(self).asked += 1
-            self.answer({} if self.asked > 2 else {"message": "loading"}, self.asked > 2)
-        elif self.path == "/v1/models":
-            self.answer({"object": "list", "data": [{"id": "m", "object": "model"}]})
-        elif self.path == "/get_server_info":
-            self.answer({"version": "0.5.4", "tp_size": 1})
-        else:
-            self.answer({"detail": "Not Found"}, ok=False)
-
-    def do_POST(self) -> None:
-        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        message = {"role": "assistant", "content": "Paris", "reasoning_content": None}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        self.answer({"model": question["model"], "choices": [choice]})
-
-    def answer(self, body: object, ok: bool = True) -> None:
-        self.send_response(200 if ok else 503)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_args: object) -> None:
-        pass
+    def answer(self, asked: Asked) -> Answer:
+        if asked.method == "POST":
+            message = {"role": "assistant", "content": "Paris", "reasoning_content": None}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            return 200, {"model": asked.document["model"], "choices": [choice]}
+        known = {
+            "/health": {},
+            "/v1/models": {"object": "list", "data": [{"id": "m", "object": "model"}]},
+            "/get_server_info": {"version": "0.5.4", "tp_size": 1},
+        }
+        fails = asked.path == "/health" and len(self.asked) < 3
+        if asked.path not in known or fails:
+            return 503, {"message": "loading"}
+        return 200, known[asked.path]
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    StandIn.asked = 0
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), StandIn) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    with StandIn() as server:
         yield server.server_port
-        server.shutdown()
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -179,8 +162,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> N
 
 
 def sglang_recipe(**more: object) -> Recipe:
-    base = {"name": "r", "model": {"name": "o/m", "served_name": "m"}, "image": {"ref": "i:1"}}
-    return parse(Recipe, {**base, "engine": "sglang", **more})
+    return recipe_of("o/m", engine="sglang", **more)
 
 
 def test_a_rung_that_an_engine_cannot_climb() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, served_by
+from web_server import Answer, Asked, WebServer
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import ready
@@ -24,51 +23,35 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.events import MemoryHeld
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(WebServer):
     """Answers chat completions; keeps the most requests that it had at a time."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.lock = threading.Lock()
         self.running = self.most = self.answered = 0
         self.status, self.healthy = 200, True
         self.together = threading.Barrier(ready.AT_ONCE)
         self.read = threading.Event()
         """Set when the GPU's memory was read: the answers wait for it."""
+        super().__init__()
 
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self._answer(200 if self.server.healthy else 503, {})
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert (asked["model"], asked["max_tokens"]) == ("m", ready.MAX_TOKENS)
-        with self.server.lock:
-            self.server.running += 1
-            self.server.most = max(self.server.most, self.server.running)
+    def answer(self, asked: Asked) -> Answer:
+        if asked.method == "GET":
+            return 200 if self.healthy else 503, {}
+        document = asked.document
+        assert (document["model"], document["max_tokens"]) == ("m", ready.MAX_TOKENS)
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
         with contextlib.suppress(threading.BrokenBarrierError):
-            self.server.together.wait(20)
-        self.server.read.wait(20)
-        with self.server.lock:
-            self.server.running -= 1
-            self.server.answered += 1
-        answer = {"choices": [{"message": {"content": "A lamp."}}]}
-        refusal = {"error": {"message": "no more room"}}
-        self._answer(self.server.status, answer if self.server.status == 200 else refusal)
-
-    def _answer(self, status: int, body: object) -> None:
-        with contextlib.suppress(ConnectionError):  # the answer was not awaited
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_args: object) -> None:
-        pass
+            self.together.wait(20)
+        self.read.wait(20)
+        with self.lock:
+            self.running -= 1
+            self.answered += 1
+        if self.status != 200:
+            return self.status, {"error": {"message": "no more room"}}
+        return 200, {"choices": [{"message": {"content": "A lamp."}}]}
 
 
 class Loaded:
@@ -102,9 +85,7 @@ class Loaded:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(ready, "LASTS_S", 0.1)
     with Server() as one:
-        threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True).start()
         yield one
-        one.shutdown()
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from chat_server import ChatServer, Reply
 from fake_cluster import FakeCluster, Make
 from fake_programs import Said
+from serve_plans import recipe_of
 from waiting import until
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness_checks, verify
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
@@ -28,15 +28,7 @@ FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
 
 
 def recipe(*rungs: str) -> Recipe:
-    return parse(
-        Recipe,
-        {
-            "name": "r",
-            "model": {"name": "org/gemma", "served_name": "gemma"},
-            "image": {"ref": "i:1"},
-            "readiness": {"rungs": list(rungs) or ["answer"]},
-        },
-    )
+    return recipe_of("org/gemma", "gemma", readiness={"rungs": list(rungs) or ["answer"]})
 
 
 @pytest.fixture

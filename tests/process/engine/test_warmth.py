@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cases import load
 from factories import make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
@@ -40,67 +42,27 @@ EARLIER = LaunchRecord(
 NOW = replace(EARLIER, version="", keys=(), outcome="", compile_s=0.0, last=0.0)
 
 
-def on_disk(*keys: str, image: str = "1" * 12) -> dict[str, set[str]]:
-    """Compiled code in the folder of an image."""
-    return {image: set(keys)}
+NAMES = {"CODE": KEY, "OTHER": SHORT, "ONE": IMAGE, "TWO": OTHER_IMAGE}
+NAMES["OTHER_ARGUMENTS"] = launches.OTHER_ARGUMENTS
 
 
-def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
-    said = ("its last launch compiled it in 90.82 s",)
-    assert launches.judge(NOW, [EARLIER], on_disk(KEY)) == launches.NodeWarmth("warm", said)
-    loaded = replace(EARLIER, outcome="loaded", compile_s=2.18)
-    assert launches.judge(NOW, [loaded], on_disk(KEY)).reasons == (
-        "its last launch loaded it in 2.18 s",
-    )
-    gone = launches.judge(NOW, [EARLIER], on_disk(SHORT))
-    assert gone == launches.NodeWarmth("cold", ("its compiled code is gone (ababababab)",))
-    both = replace(EARLIER, keys=(KEY, SHORT))
-    assert launches.judge(NOW, [both], on_disk(KEY)) == launches.NodeWarmth(
-        "unknown", ("a part of its compiled code is gone (0123456789)",)
-    )
-    elsewhere = launches.judge(NOW, [EARLIER], on_disk(KEY, image="2" * 12))
-    assert elsewhere.state == "cold", "what another image has compiled is not read"
+def named(value: Any) -> Any:
+    """Return what a case means: its names replaced, and its lists as tuples."""
+    return tuple(map(named, value)) if isinstance(value, list) else NAMES.get(value, value)
 
 
-def test_a_virtual_environment_has_a_folder_of_its_own() -> None:
-    made, now = replace(EARLIER, image=""), replace(NOW, image="")
-    assert launches.judge(now, [made], on_disk(KEY, image="venv-1"), "venv-1").state == "warm"
-    assert launches.judge(now, [made], on_disk(KEY), "venv-1").state == "cold"
+def changed(record: LaunchRecord, given: dict[str, Any]) -> LaunchRecord:
+    return replace(record, **{name: named(value) for name, value in given.items()})
 
 
-def test_other_arguments_make_it_unknown() -> None:
-    """Which of them vLLM compiles anew for is vLLM's own business."""
-    found = launches.judge(replace(NOW, arguments="b" * 64), [EARLIER], on_disk(KEY))
-    assert found == launches.NodeWarmth("unknown", (launches.OTHER_ARGUMENTS,))
-
-
-def test_another_image_makes_it_cold() -> None:
-    """Each image has caches of its own."""
-    found = launches.judge(replace(NOW, image=OTHER_IMAGE), [EARLIER], on_disk(KEY))
-    assert found == launches.NodeWarmth(
-        "cold", ("the image changed from 111111111111 to 222222222222 (vLLM 0.32.0 then)",)
-    )
-    missing = launches.judge(replace(NOW, image=""), [EARLIER], on_disk(KEY))
-    assert missing == launches.NodeWarmth(
-        "unknown", ("the image vllm/vllm-openai:v0.32.0 is not on this node",)
-    )
-
-
-def test_the_last_launch_like_it_counts() -> None:
-    """A swap there and back finds the code of the first launch again."""
-    between = replace(EARLIER, arguments="b" * 64, keys=(SHORT,), last=200.0)
-    elsewhere = replace(EARLIER, image=OTHER_IMAGE, last=300.0)
-    assert launches.judge(NOW, [elsewhere, between, EARLIER], on_disk(KEY)).state == "warm"
-
-
-def test_what_cannot_be_known_is_unknown() -> None:
-    assert launches.judge(NOW, [], on_disk(KEY)).reasons == ("no launch of it is on record here",)
-    other = replace(EARLIER, recipe="qwen")
-    assert launches.judge(NOW, [other], on_disk(KEY)).state == "unknown"
-    silent = launches.judge(NOW, [replace(EARLIER, keys=())], on_disk(KEY))
-    assert silent == launches.NodeWarmth(
-        "unknown", ("the log of its last launch named no compiled code",)
-    )
+@pytest.mark.parametrize("case", load(__file__, "warmth.toml")["case"])
+def test_what_the_next_launch_finds(case: dict[str, Any]) -> None:
+    now = changed(NOW, case.get("now", {}))
+    earlier = [changed(EARLIER, one) for one in case.get("earlier", [{}])]
+    compiled = {folder: set(named(keys)) for folder, keys in case["compiled"].items()}
+    found = launches.judge(now, earlier, compiled, case.get("venv", ""))
+    assert found.state == case["state"]
+    assert found.reasons == named(case["reasons"]) if "reasons" in case else found.reasons != ()
 
 
 def test_some_recipes_need_no_node_to_be_asked() -> None:
@@ -115,40 +77,12 @@ def test_some_recipes_need_no_node_to_be_asked() -> None:
 
 # -- what a log says -----------------------------------------------------------------------------
 
-AT = "/c/vllm/torch_compile_cache"
-FIRST = f"""\
-INFO [backends.py:1094] Using cache directory: {AT}/03b9cb4e9b/rank_0_0/backbone for vLLM's
-INFO [backends.py:1155] Dynamo bytecode transform time: 17.09 s
-INFO [backends.py:393] Compiling a graph for compile range (1, 8192) takes 61.05 s
-INFO [decorators.py:708] saved AOT compiled function to {AT}/{KEY}/rank_0_0/model
-INFO [monitor.py:53] torch.compile took 90.82 s in total
-(Worker_TP1) INFO [monitor.py:53] torch.compile took 91.50 s in total
-"""
-SECOND = f"""\
-INFO [backends.py:292] Directly load the compiled graph(s) for compile range (1, 8192) from the
-INFO [decorators.py:311] Directly load AOT compilation from path {AT}/{KEY}/rank_0_0/model
-INFO [monitor.py:53] torch.compile took 2.18 s in total
-"""
-PARTLY = "Directly load the compiled graph(s) for\nCompiling a graph for compile range (1, 8192)\n"
 
-
-@pytest.mark.parametrize(
-    ("log", "keys", "outcome", "seconds"),
-    [
-        (FIRST, ("03b9cb4e9b", KEY), "compiled", 91.5),
-        (SECOND, (KEY,), "loaded", 2.18),
-        (PARTLY, (), "compiled", 0.0),
-        ("torch.compile takes 45.20 s in total\n", (), "compiled", 45.2),
-        ("torch.compile and initial profiling run took 3.37 s in total", (), "compiled", 3.37),
-        ("Enforce eager set, disabling torch.compile and CUDAGraphs.\n", (), "", 0.0),
-        ("torch.compile took 9e999 s, 1234567890.5 s; torch_compile_cache/../../x", (), "", 0.0),
-    ],
-)
-def test_a_log_says_whether_it_compiled(
-    log: str, keys: tuple[str, ...], outcome: str, seconds: float
-) -> None:
-    found = launches.logged(re.findall(launches.LOGGED, log))
-    assert found == {"keys": keys, "outcome": outcome, "compile_s": seconds}
+@pytest.mark.parametrize("case", load(__file__, "logs.toml")["compiled"])
+def test_a_log_says_whether_it_compiled(case: dict[str, Any]) -> None:
+    found = launches.logged(re.findall(launches.LOGGED, case["log"]))
+    keys = tuple(case.get("keys", ()))
+    assert found == {"keys": keys, "outcome": case["outcome"], "compile_s": case["seconds"]}
 
 
 def test_a_node_that_lies_about_its_log_is_not_believed() -> None:

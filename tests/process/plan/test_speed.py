@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from cases import load
 from hypothesis import given
 from hypothesis import strategies as st
-from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, HYBRID, LLAMA_70B
+from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, HYBRID
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.project import Project
@@ -127,28 +128,17 @@ def test_drafting_without_a_measured_acceptance_has_a_wide_range():
     assert "that was not measured" in unknown.basis
 
 
-OTHERS = [
-    # topology benchmark of Gemma 4 26B FP8 on two DGX Sparks, April 2026: tokens/s of all requests
-    (GEMMA_26B, "fp8-online", "fp8", 1, 1, 38.68),
-    (GEMMA_26B, "fp8-online", "fp8", 1, 4, 100.44),
-    (GEMMA_26B, "fp8-online", "fp8", 1, 8, 152.36),
-    (GEMMA_26B, "fp8-online", "fp8", 1, 16, 210.95),
-    (GEMMA_26B, "fp8-online", "fp8", 2, 1, 57.93),
-    (GEMMA_26B, "fp8-online", "fp8", 2, 4, 148.26),
-    (GEMMA_26B, "fp8-online", "fp8", 2, 16, 304.03),
-    # DGX Spark part 6, as part 7 cites it
-    (find("Qwen/Qwen3.5-35B-A3B"), "fp8", "auto", 1, 1, 47.0),
-    # gpt-oss-120b and Llama 3.3 70B NVFP4 with NVIDIA's container (dgx-spark-playbooks 79)
-    (find("openai/gpt-oss-120b"), "mxfp4", "auto", 1, 1, 33.5),
-    (LLAMA_70B, "nvfp4", "auto", 1, 1, 4.2),
-]
+PUBLISHED = load(__file__, "published.toml")["case"]
 
 
-# The ranges were chosen with these figures in sight: they guard what is there, and prove no more.
-@pytest.mark.parametrize(("model", "quantization", "kv", "tp", "concurrency", "measured"), OTHERS)
-def test_other_published_figures(model, quantization, kv, tp, concurrency, measured):
-    found = decode(ServingSetup(model, quantization, kv, tp), 1100, concurrency).total
-    assert found.low <= measured <= found.high
+@pytest.mark.parametrize("case", PUBLISHED, ids=lambda case: case["model"])
+def test_other_published_figures(case):
+    known = {geometry.name: geometry for geometry in EVERY}
+    model = known.get(case["model"]) or find(case["model"])
+    for tp, concurrency, measured in case["measured"]:
+        serving = ServingSetup(model, case["quantization"], case["kv"], tp)
+        found = decode(serving, 1100, concurrency).total
+        assert found.low <= measured <= found.high, (tp, concurrency)
 
 
 def test_prefill_with_experts_against_what_the_constant_is_from():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from ollama_server import Ollama
-from ray_server import ray_server
+from ray_server import RayServer
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import vram
@@ -80,16 +79,15 @@ def test_it_waits_until_the_memory_is_back(cluster: FakeCluster) -> None:
         assert order[-1].startswith("NftTable:"), "the firewall last"
 
 
-def test_running_jobs_are_ended_only_on_request(cluster: FakeCluster, tmp_path: Path) -> None:
-    with ray_server(tmp_path / "ray", token="") as server:
-        server.job("job-1", "RUNNING")
-        cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
-        for given, hint in (({"end_jobs": False}, True), ({}, False)):
-            with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
-                down(cluster, **given)
-            assert ("--end-jobs" in caught.value.hint) is hint, "where the command has it"
-        assert RAY in cluster.head.containers
-        down(cluster, end_jobs=True)
+def test_running_jobs_are_ended_only_on_request(cluster: FakeCluster, ray: RayServer) -> None:
+    ray.job("job-1", "RUNNING")
+    cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(ray.port)})
+    for given, hint in (({"end_jobs": False}, True), ({}, False)):
+        with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+            down(cluster, **given)
+        assert ("--end-jobs" in caught.value.hint) is hint, "where the command has it"
+    assert RAY in cluster.head.containers
+    down(cluster, end_jobs=True)
     assert cluster.head.containers == {}
 
 

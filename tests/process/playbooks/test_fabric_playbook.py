@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fabric_results import told
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from ray_server import RayServer, ray_server
+from ray_server import RayServer
 from serve_plans import server_for
 
 from spark_cluster.bench.fabric_probe import MARK
@@ -32,8 +30,8 @@ ENDED = ["stop", f"{UNIT}.timer"]
 class Measuring:
     """A cluster whose Ray is a server of this machine, which runs the job."""
 
-    def __init__(self, cluster: FakeCluster, server: RayServer) -> None:
-        self.cluster, self.server = cluster, server
+    def __init__(self, cluster: FakeCluster, ray: RayServer) -> None:
+        self.cluster, self.server = cluster, ray
         self.armed_after: list[list[str]] = []
         cluster.marked(*PREPARED, "ray")
         for node in cluster.nodes.values():
@@ -64,15 +62,8 @@ class Measuring:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RayServer]:
-    with ray_server(tmp_path, token="") as made:
-        made.has_nodes("192.168.177.11", "192.168.177.12")
-        yield made
-
-
-@pytest.fixture
-def measuring(fake_cluster: Make, server: RayServer) -> Measuring:
-    return Measuring(fake_cluster(), server)
+def measuring(fake_cluster: Make, ray: RayServer) -> Measuring:
+    return Measuring(fake_cluster(), ray)
 
 
 def test_ray_is_started_and_ended(measuring: Measuring) -> None:
@@ -142,11 +133,11 @@ def test_a_ray_that_runs_is_used_and_stays(measuring: Measuring, status: int) ->
     assert cluster.containers == {"spark1": [RAY], "spark2": [RAY]}
 
 
-def test_check_mode_starts_and_ends_nothing(fake_cluster: Make, server: RayServer) -> None:
-    measuring = Measuring(fake_cluster(options=Options(check=True)), server)
+def test_check_mode_starts_and_ends_nothing(fake_cluster: Make, ray: RayServer) -> None:
+    measuring = Measuring(fake_cluster(options=Options(check=True)), ray)
     assert measuring() is None
     assert measuring.cluster.stages == ["prepare", "fetch", "start"]
-    assert (measuring.armed_after, server.requests) == ([], [])
+    assert (measuring.armed_after, ray.requests) == ([], [])
 
 
 def test_its_ray_has_neither_model_nor_secrets(measuring: Measuring) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from ray_server import RayServer, ray_server
+from ray_server import RayServer
 
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import ALONE
@@ -19,29 +17,21 @@ from spark_cluster.runner.events import Options
 ROLES = ("network", "firewall", "containers", "caches", "images", "ray")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RayServer]:
-    """The Ray that the containers would be."""
-    with ray_server(tmp_path, token="") as made:
-        made.has_nodes("192.168.177.11", "192.168.177.12")
-        yield made
-
-
-def ray_up(cluster: FakeCluster, server: RayServer, **given: Any) -> Any:
+def ray_up(cluster: FakeCluster, ray: RayServer, **given: Any) -> Any:
     cluster.marked(*ROLES)
     recipe = make_recipe("gemma4-31b-fp8", **given)
-    ray = recipe.ray.model_copy(update={"dashboard_port": server.port})
+    settings = recipe.ray.model_copy(update={"dashboard_port": ray.port})
     function = cluster.play.project.load_playbook("ray").function
-    return function(cluster.play, recipe=recipe.model_copy(update={"ray": ray}), tp=2)
+    return function(cluster.play, recipe=recipe.model_copy(update={"ray": settings}), tp=2)
 
 
 def test_ray_is_started_as_under_a_model_without_the_model(
-    fake_cluster: Make, server: RayServer
+    fake_cluster: Make, ray: RayServer
 ) -> None:
     cluster = fake_cluster()
     for node in cluster.nodes.values():
-        node.run_container(RAY, {"spark-cluster.dashboard": str(server.port), **ALONE})
-    found = ray_up(cluster, server)
+        node.run_container(RAY, {"spark-cluster.dashboard": str(ray.port), **ALONE})
+    found = ray_up(cluster, ray)
     assert (found.state, found.version, found.model) == ("running", "2.60.0", False)
     assert [(node.name, node.alive, node.gpus) for node in found.nodes] == [
         ("spark1", True, 1.0),
@@ -54,21 +44,21 @@ def test_ray_is_started_as_under_a_model_without_the_model(
     assert started.model_path == ""
 
 
-def test_in_check_mode_there_is_nothing_to_look_at(fake_cluster: Make, server: RayServer) -> None:
+def test_in_check_mode_there_is_nothing_to_look_at(fake_cluster: Make, ray: RayServer) -> None:
     cluster = fake_cluster(options=Options(check=True))
-    assert ray_up(cluster, server) is None
-    assert server.requests == []
+    assert ray_up(cluster, ray) is None
+    assert ray.requests == []
 
 
-def test_a_server_is_not_ended_for_it(fake_cluster: Make, server: RayServer) -> None:
+def test_a_server_is_not_ended_for_it(fake_cluster: Make, ray: RayServer) -> None:
     cluster = fake_cluster()
     cluster.head.run_container(SERVER, {"spark-cluster.recipe": "lab-paris"})
     with pytest.raises(Refused, match="lab-paris is up") as caught:
-        ray_up(cluster, server)
+        ray_up(cluster, ray)
     assert caught.value.hint == "spark-cluster down, then spark-cluster ray up"
     assert (cluster.stages, cluster.containers) == ([], {"spark1": [SERVER], "spark2": []})
 
 
-def test_a_recipe_without_ray(fake_cluster: Make, server: RayServer) -> None:
+def test_a_recipe_without_ray(fake_cluster: Make, ray: RayServer) -> None:
     with pytest.raises(Refused, match="joins the nodes without Ray"):
-        ray_up(fake_cluster(), server, executor="mp")
+        ray_up(fake_cluster(), ray, executor="mp")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from ray_server import ray_server
+from ray_server import RayServer
 
 from spark_cluster.config.launch import options_text
 from spark_cluster.engine.launches import PreviousServer, previous_server_of
@@ -116,15 +116,14 @@ def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap: Swap) -> No
     assert swap.given("down") == [repr(given)]
 
 
-def test_running_jobs_stop_nothing_without_the_flag(swap: Swap, tmp_path: Path) -> None:
-    with ray_server(tmp_path / "ray", token="") as server:
-        server.job("job-1", "RUNNING")
-        swap.cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
-        with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
-            swap()
-        assert "--end-jobs" in caught.value.hint
-        assert swap.done == []
-        swap(end_jobs=True)
+def test_running_jobs_stop_nothing_without_the_flag(swap: Swap, ray: RayServer) -> None:
+    ray.job("job-1", "RUNNING")
+    swap.cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(ray.port)})
+    with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+        swap()
+    assert "--end-jobs" in caught.value.hint
+    assert swap.done == []
+    swap(end_jobs=True)
     (given,) = swap.given("down")
     assert "'end_jobs': True" in given
 

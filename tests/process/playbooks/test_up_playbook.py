@@ -1,5 +1,5 @@
-"""`up` as a whole, over two nodes whose containers are started by a fake Docker and whose engine is
-a server of this machine."""
+"""`up` as a whole, of one model on two nodes and of several on one: a fake Docker starts their
+containers, and their engines and proxy are servers of this machine."""
 
 from __future__ import annotations
 
@@ -13,29 +13,18 @@ from factories import make_recipe, put
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from free_ports import BESIDE_RAY, free_port
+from serve_plans import own_programs
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Readiness
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.resolve import resolve
-from spark_cluster.errors import VerificationFailed
-from spark_cluster.runner.events import Result
+from spark_cluster.engine.proxy import DESCRIPTION
+from spark_cluster.engine.resolve import ServedModel, resolve, resolve_models
+from spark_cluster.errors import SparkClusterError, VerificationFailed
+from spark_cluster.runner.events import Options, Result, Selection
 
 ROLES = ("network", "firewall", "containers", "caches", "start_limit", "models", "ray", "endpoint")
-OWN_SERVER = """\
-from factories import SHIPPED
-from spark_cluster.resources import Container
-
-Settings = SHIPPED.load_role("vllm").settings_model
-
-def role(node, settings):
-    made = settings.server
-    yield Container(
-        "spark-vllm", made.image, tuple(made.args), entrypoint="", labels=dict(made.labels),
-        stays_s=0,
-    )
-"""
-"""In place of the role `vllm`: its container without the devices and folders of a Spark."""
 ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
 
 
@@ -55,7 +44,7 @@ class Up:
         serve = f"serve: {{bind: loopback, port: {port}}}\n"
         self.cluster: FakeCluster = make("spark1", "spark2", more=serve)
         self.cluster.marked(*ROLES)
-        put(self.cluster.project / "roles/vllm/__init__.py", OWN_SERVER)
+        own_programs(self.cluster.project, "vllm")
         for node in self.cluster.nodes.values():
             node.put("/srv/models/m/.complete")
             node.have_image(recipe().image.ref)
@@ -128,3 +117,189 @@ def test_one_that_answers_wrongly_is_left(up: Up) -> None:
     with pytest.raises(VerificationFailed, match="the model says 'the the the'"):
         up()
     assert up.starts() == [1, 1]
+
+
+# -- several models ------------------------------------------------------------------------------
+
+NAMES = ("gemma", "words")
+PROGRAMS = [f"spark-vllm-{name}" for name in NAMES]
+ROLES_OF_SEVERAL = (
+    *("haproxy", "firewall", "containers", "caches", "start_limit", "models", "endpoint"),
+    "model_loader",
+)
+NO_HAPROXY = """\
+from factories import SHIPPED
+from spark_cluster.resources import Command
+
+Settings = SHIPPED.load_role("haproxy").settings_model
+
+def role(node, settings):
+    yield Command("install haproxy", ("false",))
+"""
+"""In place of the role `haproxy`: a package that cannot be had."""
+
+
+def model(name: str) -> ServedModel:
+    """A model whose files are on the node."""
+    recipe = make_recipe(readiness=Readiness(rungs=["answer"]), gpu_memory_utilization=0.4)
+    known = recipe.model.model_copy(update={"path": "/srv/models/m", "served_name": name})
+    return ServedModel(recipe.model_copy(update={"name": name, "model": known}), "spark1")
+
+
+class UpOfSeveral:
+    """A node that has all that the models need, their engines, and the proxy in front of them."""
+
+    def __init__(self, make: Make, options: Options | None = None) -> None:
+        self.servers = self._servers()
+        self.proxy, *self.engines = self.servers
+        self.proxy.listed = NAMES
+        port = self.proxy.http.server_port
+        listed = ", ".join(NAMES)
+        serve = f"bind: loopback, port: {port}, engine_port: {port + 1}, recipes: [{listed}]"
+        self.cluster: FakeCluster = make("spark1", more=f"serve: {{{serve}}}\n", options=options)
+        self.cluster.marked(*ROLES_OF_SEVERAL)
+        own_programs(self.cluster.project, "vllm")
+        self.cluster.head.programs["nft"] = lambda _words, _stdin: ""  # it works here
+        self.cluster.head.put("/srv/models/m/.complete")
+        self.cluster.head.have_image(make_recipe().image.ref)
+
+    def _servers(self) -> tuple[ChatServer, ...]:
+        while True:
+            port, made = free_port(*BESIDE_RAY), []
+            try:
+                for number in range(3):
+                    made.append(ChatServer(port + number))
+            except OSError:  # that one is taken
+                for one in made:
+                    one.close()
+                continue
+            return tuple(made)
+
+    def deployment(self, *names: str) -> Deployment:
+        play = self.cluster.play
+        models = [model(name) for name in names or NAMES]
+        return resolve_models(models, play.inventory, play.nodes)
+
+    def __call__(self) -> Any:
+        play = self.cluster.play
+        function = play.project.load_playbook("up").function
+        return function(play, deployment=self.deployment())
+
+    def starts(self) -> list[str]:
+        """The containers that were started, in their order."""
+        calls = self.cluster.head.calls("docker")
+        return [words[words.index("--name") + 1] for words in calls if words[0] == "run"]
+
+
+@pytest.fixture
+def ups(fake_cluster: Make) -> Iterator[Any]:
+    """`ups(options)`: a node for a run with these options."""
+    made: list[UpOfSeveral] = []
+
+    def make(options: Options | None = None) -> UpOfSeveral:
+        made.append(UpOfSeveral(fake_cluster, options))
+        return made[-1]
+
+    yield make
+    for up in made:
+        for server in up.servers:
+            server.close()
+
+
+def test_they_serve_and_a_second_run_changes_nothing(ups: Any) -> None:
+    up = ups()
+    found = up()
+    assert [part.server.names for part in found.servers] == [("gemma",), ("words",)]
+    assert all("paris" in part.answer.lower() for part in found.servers)
+    assert up.cluster.stages == ["prepare", "fetch", "start", "load", "verify"], "no short load"
+    assert [model["model"] for model in found.to_dict()["models"]] == ["gemma", "words"]
+    assert up.starts() == PROGRAMS
+    up.cluster.events.clear()
+    up()
+    results = [event for event in up.cluster.events if isinstance(event, Result)]
+    assert {event.verdict for event in results} == {"ok"}
+    assert up.starts() == PROGRAMS
+
+
+def test_nothing_is_changed_where_haproxy_cannot_be_installed(ups: Any) -> None:
+    """Its package is what a node without a network lacks; the firewall was changed before it."""
+    up = ups()
+    put(up.cluster.project / "roles/haproxy/__init__.py", NO_HAPROXY)
+    with pytest.raises(SparkClusterError, match="install haproxy"):
+        up()
+    assert up.cluster.roles() == []
+
+
+def test_the_next_one_is_started_when_the_one_before_is_healthy(ups: Any) -> None:
+    up = ups()
+    up.engines[0].when_asked = lambda: seen.append(up.starts())
+    seen: list[list[str]] = []
+    up()
+    assert seen[0] == PROGRAMS[:1]
+
+
+def test_one_that_is_gone_is_started_and_the_other_left(ups: Any) -> None:
+    up = ups()
+    up()
+    up.cluster.head.remove_container(PROGRAMS[1])
+    up()
+    assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_one_whose_engine_has_died_is_started_again_once(ups: Any) -> None:
+    up = ups()
+    up()
+    docker, engine = up.cluster.head.programs["docker"], up.engines[1]
+    engine.raw = 500, json.dumps({"error": {"message": "EngineCore encountered an issue."}})
+
+    def starting(words: list[str], stdin: str) -> Said | str:
+        if words[0] == "run":
+            engine.raw = None
+        return docker(words, stdin)
+
+    up.cluster.head.programs["docker"] = starting
+    assert all("paris" in part.answer.lower() for part in up().servers)
+    assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
+    assert len([note for note in up.cluster.notes if "starting it again" in note]) == 1
+
+
+def test_one_that_has_no_place_any_more_is_ended(ups: Any) -> None:
+    up = ups()
+    former, _ = up.deployment("old", "words").endpoint.models
+    up.cluster.head.put(DESCRIPTION, json.dumps({"models": [former.to_dict()]}))
+    up.cluster.head.run_container(former.program)
+    up()
+    assert up.cluster.containers == {"spark1": PROGRAMS}
+
+
+def test_a_proxy_that_does_not_know_one_is_no_success(ups: Any) -> None:
+    up = ups()
+    up.proxy.listed = NAMES[:1]
+    told = r'lists \["gemma"\] \(status 200\), expected \["gemma", "words"\]'
+    with pytest.raises(VerificationFailed, match=told):
+        up()
+
+
+def test_a_proxy_that_does_not_lead_to_one_is_no_success(ups: Any) -> None:
+    up = ups()
+    refused = 404, "no such model"
+    up.proxy.refuse = lambda request: refused if request["model"] == "words" else None
+    with pytest.raises(VerificationFailed, match="words answers by itself, but through http"):
+        up()
+
+
+def test_check_mode_starts_nothing_and_shows_all(ups: Any) -> None:
+    up = ups(Options(check=True))
+    assert up() is None
+    assert (up.starts(), up.cluster.stages) == ([], ["prepare", "fetch", "start"])
+    would = up.cluster.applied("Container:spark-vllm-")
+    assert would == [f"spark1 Container:{name}" for name in PROGRAMS]
+    assert up.cluster.notes[-1] == "not everything was started, so nothing was verified"
+
+
+def test_a_selection_of_roles_starts_all_of_them_and_verifies_none(ups: Any) -> None:
+    up = ups(Options(selection=Selection(tags=frozenset({"vllm"}))))
+    assert up() is None
+    assert up.starts() == PROGRAMS
+    assert up.proxy.asked == []

@@ -1,0 +1,385 @@
+"""What serves where: over several nodes, as replicas, as several models, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from factories import SHIPPED, make_recipe
+from serve_plans import deployment_for, inventory_of, linked_nodes, located, server_for, snapshot_of
+
+from spark_cluster.cli.serving import changed
+from spark_cluster.config.inventory_schema import Tls
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import Drafter, TensorParallel
+from spark_cluster.config.secret import SecretReference
+from spark_cluster.config.topology import Node
+from spark_cluster.engine import proxy
+from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.engine.resolve import ServedModel, must_go_together, resolve, resolve_models
+from spark_cluster.engine.vllm import VllmEngine
+from spark_cluster.errors import Refused
+from spark_cluster.resources import File
+
+NODES = linked_nodes("a", "b", "c", "d")
+UNLINKED = (NODES[0], replace(NODES[1], links=()))
+CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
+MINIMAX, BOTH = "minimax-m2.5-awq", (CHAT, EMBEDDING)
+RANKS: dict[str, Any] = {"executor": "ray", "data_parallel": 2}
+
+
+def replicas(count: int, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Deployment:
+    return resolve(make_recipe(), inventory_of(*nodes, **serve), nodes, 1, replicas=count)
+
+
+def served(name: str, node: str = "a", *aliases: str, served_name: str = "") -> ServedModel:
+    recipe = make_recipe(name)
+    if served_name:
+        model = recipe.model.model_copy(update={"served_name": served_name})
+        recipe = recipe.model_copy(update={"model": model})
+    return ServedModel(recipe, node, aliases)
+
+
+def models(*chosen: ServedModel, nodes: tuple[Node, ...] = NODES) -> Deployment:
+    """Return what serves these models; without any, a chat and an embedding model on the head."""
+    both = chosen or (served(CHAT), served(EMBEDDING, "a", "text-embedding-3-small"))
+    entries = [{"recipe": model.recipe.name} for model in both]
+    return resolve_models(both, inventory_of(*nodes, recipes=entries), nodes)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "keys", "recipes"),
+    [
+        (deployment_for(make_recipe(), *NODES, tp=2), [("a", "spark-vllm")],
+         {make_recipe().name: ("a", "b")}),
+        (replicas(3), [(name, "spark-vllm") for name in "abc"],
+         {make_recipe().name: ("a", "b", "c")}),
+        (models(served(CHAT), served(EMBEDDING, "b")),
+         [("a", f"spark-vllm-{CHAT}"), ("b", f"spark-vllm-{EMBEDDING}")],
+         {CHAT: ("a",), EMBEDDING: ("b",)}),
+    ],
+    ids=["one", "replicas", "models"],
+)  # fmt: skip
+def test_each_server_has_a_key_and_each_recipe_is_fetched_once(
+    deployment: Deployment, keys: list[tuple[str, str]], recipes: dict[str, tuple[str, ...]]
+) -> None:
+    assert [server.key for server in deployment.servers] == keys
+    assert {one.recipe.name: one.node_names for one in deployment.recipes} == recipes
+    assert deployment.is_one == (len(keys) == 1)
+
+
+# -- one server over several nodes ---------------------------------------------------------------
+
+
+def flag(server: Server, name: str) -> str:
+    """Return the value of an argument of the engine."""
+    words = list(server.args)
+    return words[words.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tp", "names", "argument", "labels"),
+    [
+        (make_recipe("gemma4-31b-fp8"), 4, "abcd", ("--tensor-parallel-size", "4"), ("4", None)),
+        (make_recipe(pipeline_parallel=2), 1, "ab", ("--pipeline-parallel-size", "2"), ("1", "2")),
+        (make_recipe(pipeline_parallel=3), 1, "abc", ("--pipeline-parallel-size", "3"),
+         ("1", "3")),
+        (make_recipe(**RANKS), 1, "ab", ("--data-parallel-size", "2"), ("1", "2")),
+    ],
+    ids=["tensor parallel", "two stages", "three stages", "data parallel"],
+)  # fmt: skip
+def test_one_model_over_several_nodes(
+    recipe: Recipe, tp: int, names: str, argument: tuple[str, str], labels: tuple[str, str | None]
+) -> None:
+    found = deployment_for(recipe, *NODES, tp=tp)
+    server = found.first
+    assert (server.node_names, server.tp) == (tuple(names), tp)
+    assert [node.name for node in found.idle] == [n for n in "abcd" if n not in names]
+    assert flag(server, argument[0]) == argument[1]
+    told = (server.labels["spark-cluster.tp"], server.labels.get("spark-cluster.nodes"))
+    assert told == labels
+    assert found.firewall["peers"] == tuple(names)
+
+
+def test_data_parallel_ranks_are_on_one_node_each() -> None:
+    found = deployment_for(make_recipe(**RANKS), *NODES, tp=1)
+    server = found.first
+    assert server.on_ray
+    assert server.labels["spark-cluster.data-parallel"] == "2"
+    assert (29550, 29551) in found.firewall["ports"], "where the ranks find the server"
+    head = VllmEngine().server(NODES[0], server, 29501)
+    assert head is not None
+    assert {
+        "--data-parallel-backend=ray",
+        "--data-parallel-size-local=1",
+        "--data-parallel-address=192.168.177.11",
+        "--distributed-executor-backend=ray",
+    } <= set(head.command)
+    assert VllmEngine().server(NODES[1], server, 29501) is None
+    without = server_for(make_recipe(executor="ray"), *NODES[:2])
+    other = VllmEngine().server(NODES[0], without, 29501)
+    assert other is not None
+    assert not any("data-parallel" in word for word in other.command)
+    assert make_recipe(**RANKS).size_for(4) == 1, "a rank has one node unless it needs more"
+
+
+def of_model(name: str) -> Recipe:
+    recipe = make_recipe(executor="ray")
+    model = recipe.model.model_copy(update={"name": name, "base": None})
+    return recipe.model_copy(update={"model": model})
+
+
+def test_the_option_for_ranks_is_an_override() -> None:
+    recipe = changed(of_model("Qwen/Qwen3-8B"), ("data-parallel-size=2",))
+    assert recipe.data_parallel == 2
+    assert dict(recipe.overrides) == {"data-parallel-size": 2}, "a dense model has no experts"
+    assert changed(recipe, ("data-parallel-size=2",)) is recipe
+    found = server_for(recipe, *NODES, tp=1)
+    assert found.labels["spark-cluster.overrides"] == "-o data-parallel-size=2"
+    assert "--data-parallel-size" in found.args
+
+
+def test_ranks_of_a_mixture_of_experts_get_expert_parallelism() -> None:
+    mixture, two = of_model("openai/gpt-oss-20b"), "data-parallel-size=2"
+    wanted = {"data-parallel-size": 2, "enable-expert-parallel": True}
+    for options in ((two,), (two, "enable-expert-parallel=true")):  # `swap` reads it from the label
+        assert dict(changed(mixture, options).overrides) == wanted
+    for recipe, options in (
+        (mixture, (two, "enable-expert-parallel=false")),
+        (of_model("example/nowhere"), (two,)),
+    ):
+        assert changed(recipe, options).engine_args.get("enable-expert-parallel") is None
+    assert not changed(mixture, ("data-parallel-size=1",)).overrides
+
+
+@pytest.mark.parametrize(
+    ("sizes", "usual", "by_nodes"),
+    [
+        (TensorParallel(max=4), (1, 2, 4), {1: 1, 2: 2, 3: 2, 4: 4, 5: 4}),
+        (TensorParallel(max=4, default=2), (1, 2, 4), {1: 1, 3: 2, 4: 2}),
+        (TensorParallel(min=2, max=4, default=2), (2, 4), {1: 1, 2: 2, 4: 2}),
+        (TensorParallel(min=3, max=3), (3,), {2: 2, 3: 3, 4: 3}),
+        (TensorParallel(max=6), (1, 2, 4, 6), {5: 4, 6: 6}),
+        (TensorParallel(max=64), (1, 2), {1: 1, 4: 2}),
+        (TensorParallel(max=64, default=4), (1, 2, 4), {3: 2, 4: 4, 8: 4}),
+    ],
+)
+def test_the_size_that_is_taken(
+    sizes: TensorParallel, usual: tuple[int, ...], by_nodes: dict[int, int]
+) -> None:
+    assert sizes.usual == usual
+    assert {nodes: sizes.size_for(nodes) for nodes in by_nodes} == by_nodes
+
+
+# -- replicas ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_heads_replica_is_on_its_loopback_and_the_others_on_the_fabric(count: int) -> None:
+    found, names = replicas(count), tuple("abcd"[:count])
+    assert [server.node_names for server in found.servers] == [(name,) for name in names]
+    hosts = ["127.0.0.1", *(f"192.168.177.{10 + n}" for n in range(2, count + 1))]
+    assert [server.endpoint.url for server in found.servers] == [
+        f"http://{host}:18000/v1" for host in hosts
+    ]
+    assert [(server.host, server.port) for server in found.servers] == [(h, 18000) for h in hosts]
+    assert {server.labels["spark-cluster.tp"] for server in found.servers} == {"1"}
+    assert not any(server.on_ray for server in found.servers)
+    assert [replica.node for replica in found.endpoint.replicas] == list(names)
+    assert [node.name for node in found.idle] == list("abcd"[count:])
+    assert found.firewall["peers"] == names
+    assert (18000, 18000) in found.firewall["ports"]
+
+
+def endpoint_files(deployment: Deployment) -> dict[str, str]:
+    """The proxy's files on the head, by path."""
+    role = SHIPPED.load_role("endpoint")
+    settings = role.settings_model(**deployment.endpoint.proxy_settings())
+    resources = role.function(NODES[0], settings)
+    return {one.path: str(one.content) for one in resources if isinstance(one, File)}
+
+
+def test_the_proxy_is_in_front_of_all_also_on_the_loopback() -> None:
+    found = replicas(2)
+    assert found.endpoint.url == "http://127.0.0.1:8000/v1"
+    files = endpoint_files(found)
+    lines = [line.split() for line in files[proxy.CONFIG].splitlines()]
+    assert [words[1:] for words in lines if words[:1] == ["server"]] == [
+        ["a", "127.0.0.1:18000"],
+        ["b", "192.168.177.12:18000"],
+    ]
+    assert proxy.replicas_of(files[proxy.DESCRIPTION]) == found.endpoint.replicas
+    several = models()
+    description = endpoint_files(several)[proxy.DESCRIPTION]
+    assert proxy.models_of(description) == several.endpoint.models
+    assert proxy.described(description) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[]", '{"replicas": 3, "models": 3}',
+     '{"replicas": [{"node": "a"}], "models": [{"node": "a"}]}',
+     '{"url": "http://x/v1", "api_key": false, "tls": null}'],
+)  # fmt: skip
+def test_a_description_without_replicas_and_models(text: str | None) -> None:
+    assert (proxy.replicas_of(text), proxy.models_of(text)) == ((), ())
+
+
+# -- several models ------------------------------------------------------------------------------
+
+
+def test_each_model_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
+    found = models()
+    servers = found.servers
+    assert [server.program for server in servers] == [f"spark-vllm-{name}" for name in BOTH]
+    assert [server.endpoint.url for server in servers] == [
+        "http://127.0.0.1:18000/v1",
+        "http://127.0.0.1:18001/v1",
+    ]
+    names = ["gemma-4-26b", "qwen3-embedding"]
+    assert [server.endpoint.model for server in servers] == names
+    assert [server.labels["spark-cluster.model"] for server in servers] == names
+    assert servers[0].flags["served-model-name"] == names[0]
+    words = list(servers[1].args)
+    at = words.index("--served-model-name")
+    assert words[at + 1 : at + 3] == [names[1], "text-embedding-3-small"], "as the proxy sends it"
+    assert [server.node_names for server in servers] == [("a",), ("a",)]
+    assert not any(server.on_ray for server in servers)
+    assert [node.name for node in found.nodes] == ["a"]
+    assert found.firewall["peers"] == ()
+
+
+def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
+    found = models(served(CHAT), served(EMBEDDING, "b"))
+    assert found.servers[1].host == "192.168.177.12"
+    assert [node.name for node in found.nodes] == ["a", "b"]
+    assert found.firewall["peers"] == ("a", "b")
+    assert {(18000, 18000), (18001, 18001)} <= set(found.firewall["ports"])
+
+
+# -- what cannot be ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ((served(CHAT), served(EMBEDDING, "a", "gemma-4-26b")), "'gemma-4-26b' is a name of"),
+        ((served(CHAT), served(MINIMAX)), "minimax-m2.5-awq takes 2 nodes"),
+        ((served(CHAT), served(EMBEDDING, served_name="it's")), "cannot look for the name"),
+        ((served(CHAT), served(EMBEDDING, served_name="a\nb")), "cannot look for the name"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(chosen: tuple[ServedModel, ...], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        must_go_together(chosen)
+
+
+@pytest.mark.parametrize(
+    ("resolved", "why", "hint"),
+    [
+        (lambda: replicas(3, NODES[:2]), "3 replicas at TP=1 need 3 nodes; there are 2", ""),
+        (lambda: replicas(2, UNLINKED), "b has no link to the head", ""),
+        (lambda: replicas(2, port=18000), "serve.engine_port and serve.port are both 18000", ""),
+        (lambda: resolve(make_recipe(MINIMAX), inventory_of(*NODES), NODES, 1, replicas=2),
+         "minimax", ""),
+        (lambda: server_for(make_recipe(pipeline_parallel=2), *NODES[:3], tp=2),
+         "--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes", ""),
+        (lambda: server_for(make_recipe("gemma4-31b-fp8"), *NODES[:3], tp=4),
+         "--tp 4 needs 4 nodes; there are 3", "or use --tp 2"),
+        (lambda: deployment_for(make_recipe(), *NODES, tp=3), "not 3", ""),
+        (lambda: server_for(make_recipe(**{**RANKS, "data_parallel": 3}), *NODES[:2], tp=1),
+         "data-parallel ranks needs 3 nodes; there are 2", ""),
+        (lambda: resolve(make_recipe(**RANKS), inventory_of(*NODES), NODES, 1, replicas=2),
+         "takes 2 nodes for one server", ""),
+        (lambda: server_for(make_recipe(**RANKS), *NODES, tp=2),
+         "each rank is on one node here, and the recipe shares the model over 2",
+         "one replica on each Spark"),
+        (lambda: server_for(make_recipe(**RANKS, pipeline_parallel=2), *NODES, tp=1),
+         "the recipe shares the model over 2", "one replica on each Spark"),
+        (lambda: server_for(make_recipe(**{**RANKS, "executor": "mp"}), *NODES, tp=1),
+         "Ray joins its ranks, and the executor is mp", "one replica on each Spark"),
+        (lambda: models(served(CHAT), served(EMBEDDING, "b"), nodes=UNLINKED),
+         "b has no link to the head", ""),
+        (lambda: models(served(CHAT), served(EMBEDDING, "e")),
+         "is to be served on e, which is not among the chosen nodes", ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_cannot_be_is_refused(resolved: Callable[[], object], why: str, hint: str) -> None:
+    with pytest.raises(Refused) as caught:
+        resolved()
+    assert why in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+# -- what changes a server, and what does not ----------------------------------------------------
+
+
+def given_later(deployment: Deployment) -> Deployment:
+    """Put in the folders of the recipes' models, as when they have been fetched."""
+    known = [(one.recipe.model, one.recipe.drafter) for one in deployment.recipes]
+    names = [each.name for pair in known for each in pair if each and each.name]
+    return deployment.located({name: snapshot_of(name) for name in names})
+
+
+@pytest.mark.parametrize("name", SHIPPED.list("recipes"))
+def test_folders_that_are_known_later_change_what_they_would_have_changed(name: str) -> None:
+    recipe, inventory = make_recipe(name), inventory_of(*NODES)
+    tp = recipe.tensor_parallel.min
+    made = given_later(resolve(recipe, inventory, NODES, tp))
+    assert made == resolve(located(recipe), inventory, NODES, tp)
+    assert given_later(made) == made
+
+
+def test_folders_of_several_models_are_known_later() -> None:
+    chosen = (served("gemma4-26b-a4b-fp8-mtp"), served(EMBEDDING, "b", "text-embedding-3-small"))
+    known = [replace(model, recipe=located(model.recipe)) for model in chosen]
+    assert given_later(models(*chosen)) == models(*known)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine: str) -> None:
+    eagle = Drafter(method="eagle3", name="org/drafter", tokens=3)
+    recipe = make_recipe(drafter=eagle, engine=engine, executor="mp")
+    inventory = inventory_of(*NODES)
+    made = given_later(resolve(recipe, inventory, NODES, 2))
+    assert made == resolve(located(recipe), inventory, NODES, 2)
+    folder, server = snapshot_of("org/drafter"), made.first
+    assert server.launch.speculative["model"] == folder
+    assert folder in str(server.flags)
+    assert any(folder.rpartition("/snapshots/")[0] in mount for mount in server.mounts)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_servers_of_a_plan_have_its_folders(count: int) -> None:
+    recipe, inventory = make_recipe(CHAT), inventory_of(*NODES)
+    later = given_later(resolve(recipe, inventory, NODES, 1, replicas=count))
+    assert later == resolve(located(recipe), inventory, NODES, 1, replicas=count)
+    folders = {server.model_path for server in later.servers}
+    assert (len(later.servers), folders) == (count, {snapshot_of(recipe.model.name)})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (({"api_key": SecretReference(env="A_KEY")}, 1),
+         ({"port": 9000, "tls": Tls(self_signed=True)}, 1)),
+        (({"bind": "management", "open": True, "port": 8000}, 1),
+         ({"bind": "management", "open": True, "port": 8000}, 2)),
+    ],
+    ids=["a key and a certificate", "a replica joins"],
+)  # fmt: skip
+def test_what_does_not_load_the_model_again(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[Any, int], after: tuple[Any, int]
+) -> None:
+    """What the head's server is started with stays the same behind the proxy."""
+    monkeypatch.setenv("A_KEY", "a")
+    role, recipe = SHIPPED.load_role("vllm"), located(make_recipe())
+    made = [
+        resolve(recipe, inventory_of(*NODES, **serve), NODES, 1, replicas=count).first
+        for serve, count in (before, after)
+    ]
+    one, two = (list(role.function(NODES[0], role.settings_model(server=s))) for s in made)
+    assert one == two
