@@ -46,6 +46,8 @@ from spark_cluster.engine.survey import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
+from spark_cluster.importers.files import read_file
+from spark_cluster.issues import lint_target
 from spark_cluster.plan.planner import (
     Placed,
     PlannedLoad,
@@ -119,6 +121,13 @@ def plan(
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         recipe = None
         subject = of_a_command(changed_launch(commandline.parse(text), changes), tp)
+    elif recipe_name and (path := lint_target.other_file(recipe_name, app.project)):
+        recipe = None
+        subject = of_a_command(changed_launch(read_file(path).launch, changes), tp)
+        said = (
+            f"{path.name} is planned as it is: `spark-cluster recipes import` makes a recipe of it"
+        )
+        subject = replace(subject, title=path.name, remarks=(said,))
     else:
         recipe = _recipe(app, recipe_name, changes, app.allowances(allow))
         subject = _of_recipe(app, recipe, tp, known=known)

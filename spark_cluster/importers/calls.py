@@ -66,6 +66,7 @@ class ProgramCall:
         line: where it stands.
         certain: no condition that only the machine knows stands before it.
         given_twice: the image's entry point starts the same program already.
+        appended: a script adds its arguments to its own flags, and the last of a flag counts.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class ProgramCall:
     line: int = 1
     certain: bool = True
     given_twice: bool = False
+    appended: bool = False
 
 
 @dataclass(slots=True)
@@ -161,7 +163,8 @@ _SILENT = re.compile(
 
 def commands_of(found: Launches) -> dict[str, None]:
     """Return how the other commands of a script begin, each once."""
-    words = [words for words in found.others if words and not _SILENT.fullmatch(words[0].text)]
+    others = (words for words in found.others if words and words[-1].text not in ("]]", "))"))
+    words = [words for words in others if not _SILENT.fullmatch(words[0].text)]
     return dict.fromkeys(filter(None, map(begin, words)))
 
 
@@ -207,6 +210,7 @@ def identify(words: list[Word], variables: Variables | None = None) -> ProgramCa
     name = rest[0].text.rpartition("/")[2]
     reader = next((reader for names, reader in _READERS if names.fullmatch(name)), None)
     program = reader(rest, variables) if reader else None
+    program = program or _of_the_kit(rest, variables)
     if program is None:
         return ProgramCall("other", words, env)
     program.env = {**env, **program.env}
@@ -278,6 +282,30 @@ def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
     return None
 
 
+def _of_the_kit(rest: list[Word], variables: Variables) -> ProgramCall | None:
+    """A script of the kit in the container: `bash /opt/serve.sh ...`, or by its path."""
+    at = 1 if _SHELLS.fullmatch(rest[0].text) else 0
+    path = rest[at].text if at < len(rest) else ""
+    text = variables.script(path) if "/" in path and variables.contained else ""
+    if not text:
+        return None
+    given = rest[at + 1 :]
+    inner = replace(
+        variables.inside(len(text)),
+        doubled=False,
+        values={**variables.values, **{f"{n}": one.text for n, one in enumerate(given, 1)}},
+        arrays={"@": given, "*": given},
+    )
+    try:
+        found = find(text, 1, inner)
+        found.appended = bool(given)
+        return found
+    except UsageError as error:
+        if error.message.startswith("no launch of vLLM"):
+            return None
+        raise UsageError(f"{path}, {error.where}: {error.message}", hint=error.hint) from None
+
+
 def _launcher(rest: list[Word], variables: Variables) -> ProgramCall | None:
     """`launch-cluster.sh -t IMAGE -e A=1 exec vllm serve ...` of spark-vllm-docker."""
     texts = [word.text for word in rest]
@@ -299,12 +327,13 @@ def _launcher(rest: list[Word], variables: Variables) -> ProgramCall | None:
     return inside
 
 
+_SHELLS = re.compile(r"(?:\S*/)?(?:bash|sh|dash|zsh)")
 _READERS = (
     (re.compile(r"docker|podman|nvidia-docker"), _docker),
     (re.compile(r"python(3(\.\d+)?)?"), _python),
-    (re.compile(r"bash|sh|dash|zsh"), _shell),
+    (_SHELLS, _shell),
     (re.compile(r"launch-cluster\.sh"), _launcher),
-    (re.compile(r"vllm"), _vllm),
+    (re.compile(r"[\w.-]*vllm[\w.-]*"), _vllm),
     (re.compile(r"sglang"), _sglang),
 )
 """Programs by name, and what reads their words; None where they start no vLLM."""

@@ -30,7 +30,16 @@ from spark_cluster.importers.calls import (
 )
 from spark_cluster.importers.docker_run import DockerRun, docker_run
 from spark_cluster.importers.expansion import Variables, Word
-from spark_cluster.importers.importer import SCRIPT_SUFFIXES, Choice, Given, Left, Source, no_choice
+from spark_cluster.importers.importer import (
+    SCRIPT_SUFFIXES,
+    Choice,
+    Given,
+    Left,
+    Source,
+    folder_on_node,
+    no_choice,
+)
+from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import same_server
 from spark_cluster.models import naming
 from spark_cluster.models.naming import table
@@ -69,7 +78,7 @@ class CommandFile:
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
-        variables = Variables({**given.variables})
+        variables = Variables({**given.variables}, script=kit_of(given).script)
         try:
             source = read(given.text, given.path.name, variables, script=is_script(given))
             source.path = given.path
@@ -79,6 +88,11 @@ class CommandFile:
             line = re.match(r"line (\d+)", error.where)
             where = f"{shown(given.path)}:{line[1]}" if line else shown(given.path)
             raise InvalidFile(error.message, where=where, hint=error.hint) from None
+
+
+def kit_of(given: Given) -> KitFolder:
+    """Return the kit that a file belongs to: that of its folder by default."""
+    return KitFolder((given.root or given.path.parent).absolute())
 
 
 def is_script(given: Given) -> bool:
@@ -220,7 +234,8 @@ def containers_of(given: Given) -> list[DockerRun]:
     """Return the containers that a script starts and that are there for later commands."""
     containers = []
     with contextlib.suppress(UsageError):
-        found = find_all(given.text, variables=Variables({**given.variables}), script=True)
+        variables = Variables({**given.variables}, script=kit_of(given).script)
+        found = find_all(given.text, variables=variables, script=True)
         containers = [docker_run(one.words) for one in found.programs if one.kind == "docker"]
     return [one for one in containers if _stays(one)]
 
@@ -293,6 +308,8 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
         variables.defaulted,
         room=variables.room,
         depth=variables.depth,
+        script=lambda path: variables.script(folder_on_node(container.volumes, path)),
+        contained=True,
     )
     program = identify(words, inner)
     serves = container.image.text.partition(":")[0].partition("@")[0]
@@ -322,7 +339,8 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
 
 def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
     engine = "sglang" if program.kind == "sglang" else engines.DEFAULT
-    flags = vllm_flags.read(program.words, _PROGRAMS[program.kind], engine)
+    title, last = _PROGRAMS[program.kind], program.appended
+    flags = vllm_flags.read(program.words, title, engine, last_counts=last)
     model = _model(flags, program)
     args = engines.dialect(engine).common(flags.args)
     image, _, digest = container.image.text.partition("@")

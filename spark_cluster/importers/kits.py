@@ -7,7 +7,7 @@ server are one launch. Only files of the folder are read, and none of them is ru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -84,6 +84,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
                 failed[name] = error
         if found:
             usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+            usual = usual if len(usual) == 1 else _named_by_kit(kit, found) or usual
             source = found[chosen(found, usual, shown(kit.root))]
             _finish(kit, source, tiers)
             where = (source.path or kit.root).relative_to(kit.root)
@@ -110,6 +111,18 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             tiers[likely].append(path)
             left -= len(text)
     return tiers
+
+
+def _named_by_kit(kit: KitFolder, found: Iterable[str]) -> list[str]:
+    """The file that the kit's start script runs, or else that its README names first."""
+    root = [path for path in kit.files() if path.parent == kit.root]
+    starts = [path for path in root if _USUAL.fullmatch(path.name)]
+    for path in [*starts, *(one for one in root if one.name.lower() == "readme.md")]:
+        text = kit.text(path)
+        places = {text.find(name): name for name in found if name in text and name != path.name}
+        if places:
+            return [places[min(places)]]
+    return []
 
 
 def _given(kit: KitFolder, path: Path) -> Given:
@@ -189,7 +202,7 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
 def _leave_model_folder(source: Source) -> None:
     """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
     launch = source.launch
-    folder = folder_on_node(launch, launch.model)
+    folder = folder_on_node(launch.volumes, launch.model)
     name = folder.rstrip("/").rpartition("/")[2]
     if not is_path(launch.model) or is_for_models(folder) or "$" in name:
         return

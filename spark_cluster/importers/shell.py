@@ -210,8 +210,11 @@ class _Splitter:
         found = [one for one in map(_ASSIGNMENT.fullmatch, texts) if one]
         if len(found) == len(texts) and command.runs is not False:
             for one in found:
+                before = self.variables.values.get(one[1], "")
                 if command.runs or one[1] not in self.variables.values:
                     self.variables.set(one[1], one[2])
+                elif before == "" and "$" in one[2]:  # it may have what only the machine knows
+                    self.variables.values[one[1]] = None
         self._set_arrays(command)
         if operator == "\n":
             self._read_documents()
