@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, Volume
 from spark_cluster.config.recipe_schema import EngineValue, inferred_kind
 from spark_cluster.config.yamlfile import described, shown
+from spark_cluster.config.yamlfile import parse as parse_yaml
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import vllm_flags
 from spark_cluster.importers.calls import (
@@ -184,7 +186,7 @@ def _one(found: Launches, origin: str, variables: Variables) -> Source:
     for program in found.programs:
         if program.kind != "docker" and (program.certain or not certain):
             image = Word(program.image, program.line)
-            sources.append(_source(program, DockerRun(image), origin))
+            sources.append(_source(program, DockerRun(image), origin, variables))
         elif program.kind == "docker":
             try:
                 container = docker_run(program.words)
@@ -227,7 +229,7 @@ def _contained(
             inner.left_out.append(f"-e {name}: its value is in the shell that runs it")
     inner.notes[:0] = program.notes
     inner.left_out[:0] = program.left_out
-    return _source(inner, container, origin)
+    return _source(inner, container, origin, variables)
 
 
 def containers_of(given: Given) -> list[DockerRun]:
@@ -337,8 +339,11 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
     )
 
 
-def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
+def _source(
+    program: ProgramCall, container: DockerRun, origin: str, variables: Variables
+) -> Source:
     engine = "sglang" if program.kind == "sglang" else engines.DEFAULT
+    _take_file(program, variables)
     title, last = _PROGRAMS[program.kind], program.appended
     flags = vllm_flags.read(program.words, title, engine, last_counts=last)
     model = _model(flags, program)
@@ -376,6 +381,22 @@ def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
         effect = _CHANGED if _CHANGING.match(text) else ""
         left.append(Left(f"command `{text}`", why, effect))
     return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])
+
+
+def _take_file(program: ProgramCall, variables: Variables) -> None:
+    """Put the flags of a file of the kit that `--config FILE` names before those of the command,
+    which count (vllm/utils/argparse_utils.py)."""
+    texts = [word.text for word in program.words]
+    at = texts.index("--config") if "--config" in texts[:-1] else -1
+    text = variables.script(texts[at + 1]) if at >= 0 else ""
+    if text:
+        path = Path(texts[at + 1])
+        data, line = parse_yaml(text, path, lenient=True).data, program.words[at].line
+        given = [Word(one, line) for one in vllm_flags.of_file(data)]
+        program.words[at : at + 2] = []
+        program.words[:0] = given
+        program.appended = True
+        program.notes.append(f"its flags are those of {path.name}, too")
 
 
 def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:

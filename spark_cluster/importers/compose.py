@@ -338,7 +338,11 @@ def _words(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[list[
     for variable, value in _mapping(data.get("environment")).items():
         options.append(f"--env={variable}" if value is None else f"--env={variable}={value}")
     for volume in data.get("volumes") or []:
-        options.append(f"--volume={_volume(file, volume)}")
+        text = _volume(file, volume)
+        if text.startswith(":"):
+            left.append(Left(f"-v {text}", "the variable in front of it has no value here"))
+        else:
+            options.append(f"--volume={text}")
     entry = _command(file, ("services", name, "entrypoint"), data.get("entrypoint"))
     command = _command(file, ("services", name, "command"), data.get("command"))
     if not entry and (not command or command[0].startswith("-")):

@@ -32,6 +32,7 @@ from spark_cluster.importers.importer import (
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split
+from spark_cluster.importers.vllm_recipes import spark_commands
 from spark_cluster.models.naming import is_path
 
 Read = Callable[[Given, Choice], Source]
@@ -72,8 +73,8 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
     if named is not None:
         tiers, choice = [[kit.root / choice.variant]], replace(choice, variant="default")
     failed: dict[str, SparkClusterError] = {}
+    found: dict[str, Source] = {}
     for paths in tiers:
-        found: dict[str, Source] = {}
         for path in paths:
             name = str(path.relative_to(kit.root))
             try:
@@ -85,12 +86,29 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         if found:
             usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
             usual = usual if len(usual) == 1 else _named_by_kit(kit, found) or usual
-            source = found[chosen(found, usual, shown(kit.root))]
-            _finish(kit, source, tiers)
-            where = (source.path or kit.root).relative_to(kit.root)
-            source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
-            return source
-    raise _nothing(kit, failed, choice)
+            break
+    else:
+        found, usual = {} if choice.variant != "default" else _of_readme(kit), []
+    if not found:
+        raise _nothing(kit, failed, choice)
+    source = found[chosen(found, usual, shown(kit.root))]
+    _finish(kit, source, tiers)
+    where = (source.path or kit.root).relative_to(kit.root)
+    source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
+    return source
+
+
+def _of_readme(kit: KitFolder) -> dict[str, Source]:
+    """The command for the most nodes among those that the kit's README has, the first of them."""
+    path = kit.path("README.md")
+    found = spark_commands(kit.text(path), anywhere=True) if path else []
+    if not found:
+        return {}
+    source = max(found, key=lambda one: one.launch.nodes)
+    others = f"; it has {len(found) - 1} other commands" if found[1:] else ""
+    source.notes.append(f"no file starts a server: this is README.md, {source.title}{others}")
+    source.path, source.title = path, ""
+    return {"README.md": source}
 
 
 def _tiers(kit: KitFolder) -> list[list[Path]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -74,6 +75,16 @@ def read(
     while reader.words:
         reader.step(reader.words.popleft())
     return reader.flags
+
+
+def of_file(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words that a file of flags stands for, as vLLM makes them of `--config FILE`."""
+    for flag, value in data.items():
+        if value is not False and value is not None:
+            yield f"--{flag}"
+            for one in value if isinstance(value, list) else [value]:
+                if one is not True:
+                    yield json.dumps(one) if isinstance(one, dict) else str(one)
 
 
 class _FlagReader:
