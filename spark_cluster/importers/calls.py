@@ -270,10 +270,12 @@ def _python(rest: list[Word], _: Variables) -> ProgramCall | None:
 
 def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
     """`bash -c "..."`, `bash -lc '...'`."""
-    for word, script in pairwise(rest[1:]):
+    for at, (word, script) in enumerate(pairwise(rest[1:]), 4):  # behind the script is its $0
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
             try:
-                inner = replace(variables.inside(len(script.text)), doubled=False)
+                given = variables.arrays if rest[at:] == [] else {"@": rest[at:], "*": rest[at:]}
+                inner = variables.inside(len(script.text))
+                inner = replace(inner, doubled=False, arrays={**variables.arrays, **given})
                 return find(script.text, script.line, inner)
             except UsageError as error:
                 if error.message.startswith("no launch of vLLM"):

@@ -184,18 +184,18 @@ def _one(found: Launches, origin: str, variables: Variables) -> Source:
     sources, containers, errors = list[Source](), list[DockerRun](), list[UsageError]()
     certain = any(program.certain and program.kind != "docker" for program in found.programs)
     for program in found.programs:
-        if program.kind != "docker" and (program.certain or not certain):
-            image = Word(program.image, program.line)
-            sources.append(_source(program, DockerRun(image), origin, variables))
-        elif program.kind == "docker":
-            try:
+        try:
+            if program.kind == "docker":
                 container = docker_run(program.words)
                 containers.append(container)
                 sources.append(_contained(program, container, origin, variables))
-            except UsageError as error:
-                errors.append(error)
+            elif program.certain or not certain:
+                image = Word(program.image, program.line)
+                sources.append(_source(program, DockerRun(image), origin, variables))
+        except UsageError as error:
+            errors.append(error)
     if not sources:
-        raise errors[0] if errors else no_launch(found.others)
+        raise errors[-1] if errors else no_launch(found.others)
     server = same_server(sources)
     if server is None:
         raise several([program.line for program in found.programs][: len(sources)])
@@ -324,6 +324,13 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
             program.notes.append(
                 f"the image {serves} runs `vllm serve` by itself: the command would be given twice"
             )
+        return program
+    model = next((at for at, word in enumerate(words) if _REPOSITORY.fullmatch(word.text)), 2)
+    if model <= bool(entrypoint) and any(word.text.startswith("--") for word in words):
+        program = ProgramCall("serve", words[model:])
+        if entrypoint:
+            text = f"{words[0].text}: not known here; its words are read as those of `vllm serve`"
+            program.notes.append(text)
         return program
     if words and not entrypoint and (by_itself or words[0].text.startswith("-")):
         # The image's own entry point: `vllm serve`, or the Python module before 0.11.

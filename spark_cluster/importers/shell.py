@@ -64,6 +64,9 @@ _OWN_FOLDER = re.compile(r"\$\((?!.*\.\.).*\bpwd\b.*\)|`pwd`", re.DOTALL)
 """How a script asks for the folder that it lies in, or is run in."""
 
 
+_ESCAPED = re.compile(r"\\([\\$`])")
+"""In a here-document whose delimiter has no quotes (source: posix-shell)."""
+
 MOST_ENDLESS = 50
 """Here-documents without an end that are looked for."""
 
@@ -127,7 +130,7 @@ class _Splitter:
         self.arrays = variables.arrays
         self.conditions = Conditions()
         self.changes: list[tuple[str, str, list[Word]]] = []
-        self.documents: list[tuple[ShellCommand, str]] = []
+        self.documents: list[tuple[ShellCommand, str, bool]] = []
         self.endless: set[str] = set()
 
     def run(self) -> None:
@@ -172,9 +175,10 @@ class _Splitter:
         return taken
 
     def _redirected(self, sign: str) -> None:
-        target = " ".join(word.text for word in self._words())
+        words = self._words()
+        target = " ".join(word.text for word in words)
         if sign in ("<<", "<<-") and target:
-            self.documents.append((self.commands[-1], target))
+            self.documents.append((self.commands[-1], target, words[0].quoted))
         else:
             self.commands[-1].left_out.append(sign + target)
 
@@ -234,7 +238,7 @@ class _Splitter:
 
     def _read_documents(self) -> None:
         """Take the here-documents that begin on this line."""
-        for command, delimiter in self.documents:
+        for command, delimiter, quoted in self.documents:
             if delimiter in self.endless or len(self.endless) >= MOST_ENDLESS:
                 continue
             line = self.line
@@ -246,7 +250,8 @@ class _Splitter:
             else:
                 body = self._take(end.start())
                 self._take(end.end())
-                command.documents.append(Word(body, line))
+                text = body if quoted else _ESCAPED.sub(r"\1", body)
+                command.documents.append(Word(text, line))
         self.documents = []
 
     def _continued(self) -> bool:
