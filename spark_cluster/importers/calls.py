@@ -305,6 +305,8 @@ def _of_the_kit(rest: list[Word], variables: Variables) -> ProgramCall | None:
     except UsageError as error:
         if error.message.startswith("no launch of vLLM"):
             return None
+        if not error.where:
+            raise
         raise UsageError(f"{path}, {error.where}: {error.message}", hint=error.hint) from None
 
 

@@ -35,6 +35,7 @@ _OF_THE_MACHINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "USER", "HOS
 """Variables that are set wherever a script runs."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(rf"{_NAME.pattern}|\d")
 _PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|\d+)(?:(:?[-=+?])(.*))?", re.DOTALL)
 _COMMAND = re.compile(r"\$\((?!\()|`|^<[^<>]+>$")
 """What only the machine that runs it knows, or the user who replaces `<MASTER_IP>`."""
@@ -200,7 +201,7 @@ def _expanded(text: str, start: int, variables: Variables, depth: int) -> tuple[
             return None, start + 2
         body = text[start + 2 : end]
         return (_parameter(body, variables, depth) if depth < DEEPEST else None), end + 1
-    if found := _NAME.match(text, start + 1):
+    if found := _PLAIN.match(text, start + 1):
         return variables.values.get(found[0]), found.end()
     return None, start + 1
 
