@@ -69,7 +69,7 @@ PURPOSES = ("latency", "throughput", "capacity")
 def plan(
     app: App,
     *,
-    recipe_name: Annotated[str | None, {"metavar": "[RECIPE]"}],
+    recipe_name: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
     text: str | None,
     tp: Annotated[int, click.IntRange(1, 64)] | None,
     offline: bool,
@@ -82,7 +82,8 @@ def plan(
     port: EndpointPort,
     allow: Allowing,
 ) -> int:
-    """Plan a recipe (by default the inventory's): what it takes, and how fast it will be.
+    """Plan a recipe (by default the inventory's), or a file or folder of another tool: what it
+    takes, and how fast it will be.
 
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are planned next to each other.
 
@@ -124,10 +125,7 @@ def plan(
     elif recipe_name and (path := lint_target.other_file(recipe_name, app.project)):
         recipe = None
         subject = of_a_command(changed_launch(read_file(path).launch, changes), tp)
-        said = (
-            f"{path.name} is planned as it is: `spark-cluster recipes import` makes a recipe of it"
-        )
-        subject = replace(subject, title=path.name, remarks=(said,))
+        subject = replace(subject, title=path.name)
     else:
         recipe = _recipe(app, recipe_name, changes, app.allowances(allow))
         subject = _of_recipe(app, recipe, tp, known=known)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.expansion import Variables, Word
 from spark_cluster.importers.shell import split
+from spark_cluster.models.naming import table
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 LAUNCH = re.compile(r"\b(?:vllm['\"\s]+serve|sglang\S*|api_server|(?:docker|podman)\s+run)\b")
@@ -22,25 +23,8 @@ _SERVER = "vllm.entrypoints.openai.api_server"
 _MAIN = ("vllm.entrypoints.cli.main", "serve")
 _SGLANG = "sglang.launch_server"
 
-_WRAPPERS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("nohup", "time", "exec", "command", "setsid", "numactl", "$", "%"), ()),
-    "sudo": ("-u", "-g", "-C", "-p"),
-    "env": ("-u", "-C", "-S"),
-    "nice": ("-n",),
-    "ionice": ("-c", "-n"),
-    "taskset": ("-c",),
-    "stdbuf": ("-i", "-o", "-e"),
-    "timeout": ("-s", "-k"),
-    "uvx": ("--from", "--with", "--python", "-p"),
-    "uv run": ("--with", "--python", "-p", "--project"),
-}
-"""Programs that start another one, and those of their options that take a word."""
-
 _EXEC_WORDS = 60
 """Words of a `docker exec` among which its program is looked for."""
-
-_TELLING = ("nice", "ionice", "taskset", "timeout", "numactl")
-"""Those that change how the server runs, so that it is said when they are passed over."""
 
 SERVERS = ("serve", "server", "sglang")
 """Kinds of programs that serve a model."""
@@ -154,17 +138,12 @@ def _within(program: ProgramCall, found: Launches) -> ProgramCall:
     return program
 
 
-_SILENT = re.compile(
-    r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
-    r"|sleep|export|unset|eval|exec|wait|grep|source|\.|log|info|warn|error|die|-.*"
-)
-"""Commands of a script that change nothing a recipe could hold."""
-
-
 def commands_of(found: Launches) -> dict[str, None]:
     """Return how the other commands of a script begin, each once."""
     others = (words for words in found.others if words and words[-1].text not in ("]]", "))"))
-    words = [words for words in others if not _SILENT.fullmatch(words[0].text)]
+    silent = table("shell_programs", "importers")["silent"]
+    named = ((words, words[0].text) for words in others)
+    words = [words for words, name in named if name not in silent and not name.startswith("-")]
     return dict.fromkeys(filter(None, map(begin, words)))
 
 
@@ -349,6 +328,7 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]
     """
     env: dict[str, str] = {}
     passed: list[str] = []
+    known = table("shell_programs", "importers")
     while True:
         words, more = _assignments(words)
         env |= more
@@ -356,12 +336,12 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]
         at = 1
         if _begins(words, "uv", "run"):
             name, at = "uv run", 2
-        if name not in _WRAPPERS:
+        if name not in known["wrappers"]:
             return words, env, passed
         while at < len(words) and words[at].text.startswith("-"):
-            at += 2 if words[at].text in _WRAPPERS[name] else 1
+            at += 2 if words[at].text in known["wrappers"][name] else 1
         at += name == "timeout"  # the seconds
-        if name in _TELLING:
+        if name in known["telling"]:
             passed.append(" ".join(word.text for word in words[:at]))
         words = words[at:]
 

@@ -325,9 +325,20 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
                 f"the image {serves} runs `vllm serve` by itself: the command would be given twice"
             )
         return program
-    model = next((at for at, word in enumerate(words) if _REPOSITORY.fullmatch(word.text)), 2)
-    if model <= bool(entrypoint) and any(word.text.startswith("--") for word in words):
-        program = ProgramCall("serve", words[model:])
+    return _by_entrypoint(container, words, by_itself=by_itself)
+
+
+def _by_entrypoint(container: DockerRun, words: list[Word], *, by_itself: bool) -> ProgramCall:
+    """The program that an entry point starts of which only the words are known.
+
+    Raises:
+        UsageError: they do not look like those of a server.
+    """
+    entrypoint = container.options.get("entrypoint")
+    given = words[1:] if entrypoint else words
+    flags = any(word.text.startswith("--") for word in given)
+    if flags and _REPOSITORY.fullmatch(given[0].text):
+        program = ProgramCall("serve", given)
         if entrypoint:
             text = f"{words[0].text}: not known here; its words are read as those of `vllm serve`"
             program.notes.append(text)
@@ -350,9 +361,7 @@ def _source(
     program: ProgramCall, container: DockerRun, origin: str, variables: Variables
 ) -> Source:
     engine = "sglang" if program.kind == "sglang" else engines.DEFAULT
-    _take_file(program, variables)
-    title, last = _PROGRAMS[program.kind], program.appended
-    flags = vllm_flags.read(program.words, title, engine, last_counts=last)
+    flags = _flags(program, engine, variables)
     model = _model(flags, program)
     args = engines.dialect(engine).common(flags.args)
     image, _, digest = container.image.text.partition("@")
@@ -390,9 +399,9 @@ def _source(
     return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])
 
 
-def _take_file(program: ProgramCall, variables: Variables) -> None:
-    """Put the flags of a file of the kit that `--config FILE` names before those of the command,
-    which count (vllm/utils/argparse_utils.py)."""
+def _flags(program: ProgramCall, engine: str, variables: Variables) -> vllm_flags.Flags:
+    """The flags of a command, and those of a file of the kit that `--config FILE` names, of which
+    those of the command count (vllm/utils/argparse_utils.py)."""
     texts = [word.text for word in program.words]
     at = texts.index("--config") if "--config" in texts[:-1] else -1
     text = variables.script(texts[at + 1]) if at >= 0 else ""
@@ -404,6 +413,8 @@ def _take_file(program: ProgramCall, variables: Variables) -> None:
         program.words[:0] = given
         program.appended = True
         program.notes.append(f"its flags are those of {path.name}, too")
+    title, last = _PROGRAMS[program.kind], program.appended
+    return vllm_flags.read(program.words, title, engine, last_counts=last)
 
 
 def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:

@@ -75,17 +75,9 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
     failed: dict[str, SparkClusterError] = {}
     found: dict[str, Source] = {}
     for paths in tiers:
-        for path in paths:
-            name = str(path.relative_to(kit.root))
-            try:
-                found[name] = read_one(_given(kit, path), choice)
-            except SeveralServers:
-                raise
-            except SparkClusterError as error:
-                failed[name] = error
+        found = _servers(kit, paths, choice, read_one, failed)
         if found:
-            usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
-            usual = usual if len(usual) == 1 else _named_by_kit(kit, found) or usual
+            usual = _usual(kit, found)
             break
     else:
         found, usual = {} if choice.variant != "default" else _of_readme(kit), []
@@ -96,6 +88,27 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
     where = (source.path or kit.root).relative_to(kit.root)
     source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
     return source
+
+
+def _servers(
+    kit: KitFolder,
+    paths: Iterable[Path],
+    choice: Choice,
+    read_one: Read,
+    failed: dict[str, SparkClusterError],
+) -> dict[str, Source]:
+    """The servers that files of the same likelihood start, by file; why others start none is put
+    into `failed`."""
+    found: dict[str, Source] = {}
+    for path in paths:
+        name = str(path.relative_to(kit.root))
+        try:
+            found[name] = read_one(_given(kit, path), choice)
+        except SeveralServers:
+            raise
+        except SparkClusterError as error:
+            failed[name] = error
+    return found
 
 
 def _of_readme(kit: KitFolder) -> dict[str, Source]:
@@ -131,8 +144,12 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
     return tiers
 
 
-def _named_by_kit(kit: KitFolder, found: Iterable[str]) -> list[str]:
-    """The file that the kit's start script runs, or else that its README names first."""
+def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
+    """The file by whose name people start things; else the one that the kit's start script runs;
+    else the one that its README names first."""
+    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+    if len(usual) == 1:
+        return usual
     root = [path for path in kit.files() if path.parent == kit.root]
     starts = [path for path in root if _USUAL.fullmatch(path.name)]
     for path in [*starts, *(one for one in root if one.name.lower() == "readme.md")]:
@@ -140,7 +157,7 @@ def _named_by_kit(kit: KitFolder, found: Iterable[str]) -> list[str]:
         places = {text.find(name): name for name in found if name in text and name != path.name}
         if places:
             return [places[min(places)]]
-    return []
+    return usual
 
 
 def _given(kit: KitFolder, path: Path) -> Given:
