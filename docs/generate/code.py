@@ -25,11 +25,10 @@ from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.bench_results import PlanComparison
-from spark_cluster.cli.doctor import Versions
-from spark_cluster.cli.first_steps import CompletionScript, JumpHostKey, NodeKey, UnreadKey, Written
+from spark_cluster.cli.first_steps import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
 from spark_cluster.cli.opened import EventStream, Opened
-from spark_cluster.cli.predict import KvOnBoth
+from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.predictions import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
@@ -78,7 +77,6 @@ from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
 from spark_cluster.issues.entries import Issue, KnownIssueMatch, files, read
-from spark_cluster.issues.explain import Explanation
 from spark_cluster.models import memory_share
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
@@ -170,11 +168,10 @@ _RECIPE = {
 }
 """A recipe of `recipes list`: a valid one has what is not required, another one `error`."""
 
+# What commands print with --json that do not declare it (`output` of `DeclaredCommand`): one of
+# several documents, or a class that is imported late. The others are added below.
 OUTPUTS: dict[str, tuple[str, Any]] = {
-    "version": ("version", Versions),
-    "completion": ("completion", CompletionScript),
     "setup": ("setup", {"ok": bool, "check": bool, "steps": [SetupStep]}),
-    "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
     "ping": ("ping", PingResult),
     "facts": ("facts", FactsResult),
@@ -234,10 +231,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
             "text": str | None,
         },
     ),
-    "explain": ("explain", Explanation),
     "explain-about": ("explain --about ID", {"issues": [Issue]}),
     "predict-speed": ("predict speed", PredictedSpeed),
-    "predict-kv": ("predict kv", KvOnBoth),
     "predict-kv-device": ("predict kv --device DEVICE", KvCache),
     "predict-calibrate": (
         "predict --calibrate RESULTS",
@@ -430,6 +425,13 @@ def _commands(
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             yield from _commands(f"{name} {inner}", command.get_command(context, inner), context)
+
+
+OUTPUTS |= {
+    name.replace(" ", "-"): (name, command.output)
+    for name, command in commands()
+    if isinstance(command, DeclaredCommand) and command.output is not None
+}
 
 
 __all__ = [

@@ -47,7 +47,7 @@ def clients(
     port: Port | None,
     show_key: bool,
 ) -> None:
-    """Print how clients use the endpoint: curl, python, env, open-webui, opencode, continue.
+    """Print how clients use the endpoint: CLIENTS.
 
     The head is asked what serves: address, model, context length, whether a key is needed. With
     the name of a CLIENT only its text is printed, to be written to a file; notes go to standard
@@ -77,6 +77,9 @@ def clients(
             tell(f"# {note}")
     else:
         _show_clients(app, target, made)
+
+
+clients.help = (clients.help or "").replace("CLIENTS", ", ".join(CLIENTS))
 
 
 def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:

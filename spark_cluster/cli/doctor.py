@@ -463,7 +463,7 @@ class Versions:
     inventory_error: str = ""
 
 
-@click.command(cls=DeclaredCommand)
+@click.command(cls=DeclaredCommand, output=Versions)
 def version(app: App) -> None:
     """Show the versions, the system and the files in use, for a bug report.
 

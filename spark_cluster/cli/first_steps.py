@@ -54,7 +54,7 @@ class Written:
     next: list[str]
 
 
-@click.command("init", cls=DeclaredCommand)
+@click.command("init", cls=DeclaredCommand, output=Written)
 def init(
     app: App,
     *,
@@ -358,7 +358,7 @@ class CompletionScript:
     script: str
 
 
-@click.command(cls=DeclaredCommand)
+@click.command(cls=DeclaredCommand, output=CompletionScript)
 def completion(
     ctx: click.Context, app: App, *, shell: Annotated[str, click.Choice(list(SHELLS))]
 ) -> None:

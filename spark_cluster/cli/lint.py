@@ -275,7 +275,7 @@ NAMED = 4
 """Logs whose names stand in the headline."""
 
 
-@click.command(cls=DeclaredCommand)
+@click.command(cls=DeclaredCommand, output=Explanation)
 def explain(
     app: App, *, files: Annotated[tuple[str, ...], {"metavar": "FILE..."}], about: str | None
 ) -> None:

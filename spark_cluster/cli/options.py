@@ -180,12 +180,22 @@ class DeclaredCommand(click.Command):
 
     The function gets click's context as `ctx` and the program as `app`, where it has such
     parameters, and returns the exit status, or None for 0.
+
+    Args:
+        output: what it prints with --json, for the schema: a class, or keys with their types.
+            Commands that print several documents have them in `OUTPUTS` of docs/generate/code.py.
     """
 
     def __init__(
-        self, name: str | None = None, *, callback: Callable[..., Any], **given: Any
+        self,
+        name: str | None = None,
+        *,
+        callback: Callable[..., Any],
+        output: Any = None,
+        **given: Any,
     ) -> None:
         self.function = callback
+        self.output = output
         self._declared = list(declared(callback))
         made: list[click.Parameter] = []
         for one in self._declared:

@@ -46,6 +46,8 @@ from spark_cluster.engine.survey import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
+from spark_cluster.importers.files import read_file
+from spark_cluster.issues import lint_target
 from spark_cluster.plan.planner import (
     Placed,
     PlannedLoad,
@@ -67,7 +69,7 @@ PURPOSES = ("latency", "throughput", "capacity")
 def plan(
     app: App,
     *,
-    recipe_name: Annotated[str | None, {"metavar": "[RECIPE]"}],
+    recipe_name: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
     text: str | None,
     tp: Annotated[int, click.IntRange(1, 64)] | None,
     offline: bool,
@@ -80,7 +82,8 @@ def plan(
     port: EndpointPort,
     allow: Allowing,
 ) -> int:
-    """Plan a recipe (by default the inventory's): what it takes, and how fast it will be.
+    """Plan a recipe (by default the inventory's), or a file or folder of another tool: what it
+    takes, and how fast it will be.
 
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are planned next to each other.
 
@@ -119,6 +122,10 @@ def plan(
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         recipe = None
         subject = of_a_command(changed_launch(commandline.parse(text), changes), tp)
+    elif recipe_name and (path := lint_target.other_file(recipe_name, app.project)):
+        recipe = None
+        subject = of_a_command(changed_launch(read_file(path).launch, changes), tp)
+        subject = replace(subject, title=path.name)
     else:
         recipe = _recipe(app, recipe_name, changes, app.allowances(allow))
         subject = _of_recipe(app, recipe, tp, known=known)

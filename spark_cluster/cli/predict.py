@@ -308,7 +308,7 @@ ROWS = {
 }
 
 
-@click.command(name="kv", cls=DeclaredCommand)
+@click.command(name="kv", cls=DeclaredCommand, output=KvOnBoth)
 def kv_command(
     app: App,
     *,

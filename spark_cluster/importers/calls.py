@@ -15,6 +15,7 @@ from itertools import pairwise
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.expansion import Variables, Word
 from spark_cluster.importers.shell import split
+from spark_cluster.models.naming import table
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 LAUNCH = re.compile(r"\b(?:vllm['\"\s]+serve|sglang\S*|api_server|(?:docker|podman)\s+run)\b")
@@ -22,25 +23,8 @@ _SERVER = "vllm.entrypoints.openai.api_server"
 _MAIN = ("vllm.entrypoints.cli.main", "serve")
 _SGLANG = "sglang.launch_server"
 
-_WRAPPERS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("nohup", "time", "exec", "command", "setsid", "numactl", "$", "%"), ()),
-    "sudo": ("-u", "-g", "-C", "-p"),
-    "env": ("-u", "-C", "-S"),
-    "nice": ("-n",),
-    "ionice": ("-c", "-n"),
-    "taskset": ("-c",),
-    "stdbuf": ("-i", "-o", "-e"),
-    "timeout": ("-s", "-k"),
-    "uvx": ("--from", "--with", "--python", "-p"),
-    "uv run": ("--with", "--python", "-p", "--project"),
-}
-"""Programs that start another one, and those of their options that take a word."""
-
 _EXEC_WORDS = 60
 """Words of a `docker exec` among which its program is looked for."""
-
-_TELLING = ("nice", "ionice", "taskset", "timeout", "numactl")
-"""Those that change how the server runs, so that it is said when they are passed over."""
 
 SERVERS = ("serve", "server", "sglang")
 """Kinds of programs that serve a model."""
@@ -66,6 +50,7 @@ class ProgramCall:
         line: where it stands.
         certain: no condition that only the machine knows stands before it.
         given_twice: the image's entry point starts the same program already.
+        appended: a script adds its arguments to its own flags, and the last of a flag counts.
     """
 
     kind: str
@@ -78,6 +63,7 @@ class ProgramCall:
     line: int = 1
     certain: bool = True
     given_twice: bool = False
+    appended: bool = False
 
 
 @dataclass(slots=True)
@@ -152,16 +138,12 @@ def _within(program: ProgramCall, found: Launches) -> ProgramCall:
     return program
 
 
-_SILENT = re.compile(
-    r"echo|printf|exit|return|shift|set|trap|read|local|cd|true|false|:|\[\[?|test|break|continue"
-    r"|sleep|export|unset|eval|exec|wait|grep|source|\.|log|info|warn|error|die|-.*"
-)
-"""Commands of a script that change nothing a recipe could hold."""
-
-
 def commands_of(found: Launches) -> dict[str, None]:
     """Return how the other commands of a script begin, each once."""
-    words = [words for words in found.others if words and not _SILENT.fullmatch(words[0].text)]
+    others = (words for words in found.others if words and words[-1].text not in ("]]", "))"))
+    silent = table("shell_programs", "importers")["silent"]
+    named = ((words, words[0].text) for words in others)
+    words = [words for words, name in named if name not in silent and not name.startswith("-")]
     return dict.fromkeys(filter(None, map(begin, words)))
 
 
@@ -207,6 +189,7 @@ def identify(words: list[Word], variables: Variables | None = None) -> ProgramCa
     name = rest[0].text.rpartition("/")[2]
     reader = next((reader for names, reader in _READERS if names.fullmatch(name)), None)
     program = reader(rest, variables) if reader else None
+    program = program or _of_the_kit(rest, variables)
     if program is None:
         return ProgramCall("other", words, env)
     program.env = {**env, **program.env}
@@ -266,16 +249,44 @@ def _python(rest: list[Word], _: Variables) -> ProgramCall | None:
 
 def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
     """`bash -c "..."`, `bash -lc '...'`."""
-    for word, script in pairwise(rest[1:]):
+    for at, (word, script) in enumerate(pairwise(rest[1:]), 4):  # behind the script is its $0
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
             try:
-                inner = replace(variables.inside(len(script.text)), doubled=False)
+                given = variables.arrays if rest[at:] == [] else {"@": rest[at:], "*": rest[at:]}
+                inner = variables.inside(len(script.text))
+                inner = replace(inner, doubled=False, arrays={**variables.arrays, **given})
                 return find(script.text, script.line, inner)
             except UsageError as error:
                 if error.message.startswith("no launch of vLLM"):
                     return None
                 raise
     return None
+
+
+def _of_the_kit(rest: list[Word], variables: Variables) -> ProgramCall | None:
+    """A script of the kit in the container: `bash /opt/serve.sh ...`, or by its path."""
+    at = 1 if _SHELLS.fullmatch(rest[0].text) else 0
+    path = rest[at].text if at < len(rest) else ""
+    text = variables.script(path) if "/" in path and variables.contained else ""
+    if not text:
+        return None
+    given = rest[at + 1 :]
+    inner = replace(
+        variables.inside(len(text)),
+        doubled=False,
+        values={**variables.values, **{f"{n}": one.text for n, one in enumerate(given, 1)}},
+        arrays={"@": given, "*": given},
+    )
+    try:
+        found = find(text, 1, inner)
+        found.appended = bool(given)
+        return found
+    except UsageError as error:
+        if error.message.startswith("no launch of vLLM"):
+            return None
+        if not error.where:
+            raise
+        raise UsageError(f"{path}, {error.where}: {error.message}", hint=error.hint) from None
 
 
 def _launcher(rest: list[Word], variables: Variables) -> ProgramCall | None:
@@ -299,12 +310,13 @@ def _launcher(rest: list[Word], variables: Variables) -> ProgramCall | None:
     return inside
 
 
+_SHELLS = re.compile(r"(?:\S*/)?(?:bash|sh|dash|zsh)")
 _READERS = (
     (re.compile(r"docker|podman|nvidia-docker"), _docker),
     (re.compile(r"python(3(\.\d+)?)?"), _python),
-    (re.compile(r"bash|sh|dash|zsh"), _shell),
+    (_SHELLS, _shell),
     (re.compile(r"launch-cluster\.sh"), _launcher),
-    (re.compile(r"vllm"), _vllm),
+    (re.compile(r"[\w.-]*vllm[\w.-]*"), _vllm),
     (re.compile(r"sglang"), _sglang),
 )
 """Programs by name, and what reads their words; None where they start no vLLM."""
@@ -316,6 +328,7 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]
     """
     env: dict[str, str] = {}
     passed: list[str] = []
+    known = table("shell_programs", "importers")
     while True:
         words, more = _assignments(words)
         env |= more
@@ -323,12 +336,12 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]
         at = 1
         if _begins(words, "uv", "run"):
             name, at = "uv run", 2
-        if name not in _WRAPPERS:
+        if name not in known["wrappers"]:
             return words, env, passed
         while at < len(words) and words[at].text.startswith("-"):
-            at += 2 if words[at].text in _WRAPPERS[name] else 1
+            at += 2 if words[at].text in known["wrappers"][name] else 1
         at += name == "timeout"  # the seconds
-        if name in _TELLING:
+        if name in known["telling"]:
             passed.append(" ".join(word.text for word in words[:at]))
         words = words[at:]
 

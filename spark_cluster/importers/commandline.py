@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, Volume
 from spark_cluster.config.recipe_schema import EngineValue, inferred_kind
 from spark_cluster.config.yamlfile import described, shown
+from spark_cluster.config.yamlfile import parse as parse_yaml
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import vllm_flags
 from spark_cluster.importers.calls import (
@@ -30,7 +32,16 @@ from spark_cluster.importers.calls import (
 )
 from spark_cluster.importers.docker_run import DockerRun, docker_run
 from spark_cluster.importers.expansion import Variables, Word
-from spark_cluster.importers.importer import SCRIPT_SUFFIXES, Choice, Given, Left, Source, no_choice
+from spark_cluster.importers.importer import (
+    SCRIPT_SUFFIXES,
+    Choice,
+    Given,
+    Left,
+    Source,
+    folder_on_node,
+    no_choice,
+)
+from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import same_server
 from spark_cluster.models import naming
 from spark_cluster.models.naming import table
@@ -69,7 +80,7 @@ class CommandFile:
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
-        variables = Variables({**given.variables})
+        variables = Variables({**given.variables}, script=kit_of(given).script)
         try:
             source = read(given.text, given.path.name, variables, script=is_script(given))
             source.path = given.path
@@ -79,6 +90,11 @@ class CommandFile:
             line = re.match(r"line (\d+)", error.where)
             where = f"{shown(given.path)}:{line[1]}" if line else shown(given.path)
             raise InvalidFile(error.message, where=where, hint=error.hint) from None
+
+
+def kit_of(given: Given) -> KitFolder:
+    """Return the kit that a file belongs to: that of its folder by default."""
+    return KitFolder((given.root or given.path.parent).absolute())
 
 
 def is_script(given: Given) -> bool:
@@ -168,18 +184,18 @@ def _one(found: Launches, origin: str, variables: Variables) -> Source:
     sources, containers, errors = list[Source](), list[DockerRun](), list[UsageError]()
     certain = any(program.certain and program.kind != "docker" for program in found.programs)
     for program in found.programs:
-        if program.kind != "docker" and (program.certain or not certain):
-            image = Word(program.image, program.line)
-            sources.append(_source(program, DockerRun(image), origin))
-        elif program.kind == "docker":
-            try:
+        try:
+            if program.kind == "docker":
                 container = docker_run(program.words)
                 containers.append(container)
                 sources.append(_contained(program, container, origin, variables))
-            except UsageError as error:
-                errors.append(error)
+            elif program.certain or not certain:
+                image = Word(program.image, program.line)
+                sources.append(_source(program, DockerRun(image), origin, variables))
+        except UsageError as error:
+            errors.append(error)
     if not sources:
-        raise errors[0] if errors else no_launch(found.others)
+        raise errors[-1] if errors else no_launch(found.others)
     server = same_server(sources)
     if server is None:
         raise several([program.line for program in found.programs][: len(sources)])
@@ -213,14 +229,15 @@ def _contained(
             inner.left_out.append(f"-e {name}: its value is in the shell that runs it")
     inner.notes[:0] = program.notes
     inner.left_out[:0] = program.left_out
-    return _source(inner, container, origin)
+    return _source(inner, container, origin, variables)
 
 
 def containers_of(given: Given) -> list[DockerRun]:
     """Return the containers that a script starts and that are there for later commands."""
     containers = []
     with contextlib.suppress(UsageError):
-        found = find_all(given.text, variables=Variables({**given.variables}), script=True)
+        variables = Variables({**given.variables}, script=kit_of(given).script)
+        found = find_all(given.text, variables=variables, script=True)
         containers = [docker_run(one.words) for one in found.programs if one.kind == "docker"]
     return [one for one in containers if _stays(one)]
 
@@ -293,6 +310,8 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
         variables.defaulted,
         room=variables.room,
         depth=variables.depth,
+        script=lambda path: variables.script(folder_on_node(container.volumes, path)),
+        contained=True,
     )
     program = identify(words, inner)
     serves = container.image.text.partition(":")[0].partition("@")[0]
@@ -305,6 +324,24 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
             program.notes.append(
                 f"the image {serves} runs `vllm serve` by itself: the command would be given twice"
             )
+        return program
+    return _by_entrypoint(container, words, by_itself=by_itself)
+
+
+def _by_entrypoint(container: DockerRun, words: list[Word], *, by_itself: bool) -> ProgramCall:
+    """The program that an entry point starts of which only the words are known.
+
+    Raises:
+        UsageError: they do not look like those of a server.
+    """
+    entrypoint = container.options.get("entrypoint")
+    given = words[1:] if entrypoint else words
+    flags = any(word.text.startswith("--") for word in given)
+    if flags and _REPOSITORY.fullmatch(given[0].text):
+        program = ProgramCall("serve", given)
+        if entrypoint:
+            text = f"{words[0].text}: not known here; its words are read as those of `vllm serve`"
+            program.notes.append(text)
         return program
     if words and not entrypoint and (by_itself or words[0].text.startswith("-")):
         # The image's own entry point: `vllm serve`, or the Python module before 0.11.
@@ -320,9 +357,11 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
     )
 
 
-def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
+def _source(
+    program: ProgramCall, container: DockerRun, origin: str, variables: Variables
+) -> Source:
     engine = "sglang" if program.kind == "sglang" else engines.DEFAULT
-    flags = vllm_flags.read(program.words, _PROGRAMS[program.kind], engine)
+    flags = _flags(program, engine, variables)
     model = _model(flags, program)
     args = engines.dialect(engine).common(flags.args)
     image, _, digest = container.image.text.partition("@")
@@ -358,6 +397,24 @@ def _source(program: ProgramCall, container: DockerRun, origin: str) -> Source:
         effect = _CHANGED if _CHANGING.match(text) else ""
         left.append(Left(f"command `{text}`", why, effect))
     return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])
+
+
+def _flags(program: ProgramCall, engine: str, variables: Variables) -> vllm_flags.Flags:
+    """The flags of a command, and those of a file of the kit that `--config FILE` names, of which
+    those of the command count (vllm/utils/argparse_utils.py)."""
+    texts = [word.text for word in program.words]
+    at = texts.index("--config") if "--config" in texts[:-1] else -1
+    text = variables.script(texts[at + 1]) if at >= 0 else ""
+    if text:
+        path = Path(texts[at + 1])
+        data, line = parse_yaml(text, path, lenient=True).data, program.words[at].line
+        given = [Word(one, line) for one in vllm_flags.of_file(data)]
+        program.words[at : at + 2] = []
+        program.words[:0] = given
+        program.appended = True
+        program.notes.append(f"its flags are those of {path.name}, too")
+    title, last = _PROGRAMS[program.kind], program.appended
+    return vllm_flags.read(program.words, title, engine, last_counts=last)
 
 
 def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:

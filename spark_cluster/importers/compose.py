@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.image_build import BUILT
-from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, load
+from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, load, parse
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.expansion import Variables, Word, expand, read_env
-from spark_cluster.importers.importer import Choice, Given, Left, Source
+from spark_cluster.importers.importer import BUILD_IT, Choice, Given, Left, Source
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import chosen
 from spark_cluster.importers.templated import as_word
@@ -205,13 +205,32 @@ class ComposeImporter:
             raise given.loaded
         if choice.features:
             raise UsageError("--feature is for model files of vllm-project/recipes")
-        kit = KitFolder((given.root or given.path.parent).absolute())
-        variables = Variables({**given.variables}, doubled=True)
+        kit = commandline.kit_of(given)
+        variables = Variables({**given.variables}, doubled=True, script=kit.script)
         if env := kit.path(".env", given.path.parent):
             read_env(kit.text(env), variables)
-        file = ComposeFile(given.loaded, kit, variables)
+        file = ComposeFile(_without_comments(given.loaded, given.text), kit, variables)
         file.included = _included(file)
         return _server(file, choice.variant)
+
+
+_FOLDED = re.compile(r"(?m)^( *)(?:- |[\w-]+: *)>[-+]?[ \t]*\n((?:\1 +\S.*\n|[ \t]*\n)+)")
+_COMMENT = re.compile(r"(?m)^[ \t]*#.*\n")
+
+
+def _without_comments(source: Sourced, text: str) -> Sourced:
+    """Leave out the comments in folded texts, which would hide all flags behind them: folded, a
+    command is one line."""
+    found = [block for block in _FOLDED.finditer(text) if _COMMENT.search(block[2])]
+    if not found:
+        return source
+    lines = ", ".join(str(text.count("\n", 0, block.start()) + 1) for block in found)
+    source.notes.append(
+        f"line {lines}: a shell takes everything behind the '#' in this command for a comment, as "
+        "'>' makes one line of it; read without its comments"
+    )
+    plain = _FOLDED.sub(lambda block: _COMMENT.sub("", block[0]), text)
+    return replace(source, data=parse(plain, source.path, lenient=True).data)
 
 
 def _included(file: ComposeFile) -> dict[str, Any]:
@@ -288,7 +307,8 @@ def _read(file: ComposeFile, name: str) -> Source:
     """
     data = file.service(name)
     words, left = _words(file, name, data)
-    inner = Variables({}, file.variables.defaulted, room=file.variables.room)
+    known = file.variables
+    inner = Variables({}, known.defaulted, room=known.room, script=known.script)
     source = commandline.read_docker(words, file.source.path.name, inner)
     source.kind = "compose file"
     source.path = file.source.path
@@ -318,9 +338,15 @@ def _words(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[list[
     for variable, value in _mapping(data.get("environment")).items():
         options.append(f"--env={variable}" if value is None else f"--env={variable}={value}")
     for volume in data.get("volumes") or []:
-        options.append(f"--volume={_volume(file, volume)}")
+        text = _volume(file, volume)
+        if text.startswith(":"):
+            left.append(Left(f"-v {text}", "the variable in front of it has no value here"))
+        else:
+            options.append(f"--volume={text}")
     entry = _command(file, ("services", name, "entrypoint"), data.get("entrypoint"))
     command = _command(file, ("services", name, "command"), data.get("command"))
+    if not entry and (not command or command[0].startswith("-")):
+        entry = _entrypoint(file, name, data)
     if entry:
         options.append(f"--entrypoint={entry[0]}")
         command = [*entry[1:], *command]
@@ -371,15 +397,32 @@ _ARGUMENT = re.compile(r"[ \t]*ARG[ \t]+(\w+)(?:=(\S*))?[ \t]*", re.IGNORECASE)
 _CONTEXT = re.compile(r"(?im)^[ \t]*(?:COPY|ADD)[ \t]+(?!.*--from=|https?://)(.*)$")
 
 
-def _built(file: ComposeFile, name: str, data: Mapping[str, Any], source: Source) -> None:
-    """Carry over how an image is built, where that needs no file of the kit; else name it."""
-    build = data.get("build")
-    if not build:
-        return
+_ENTRYPOINT = re.compile(r'(?im)^[ \t]*ENTRYPOINT[ \t]+\[[ \t]*"([^"]+)"[ \t]*\]')
+
+
+def _entrypoint(file: ComposeFile, name: str, data: Mapping[str, Any]) -> list[str]:
+    """The script of the kit that its image runs by itself, as the Dockerfile says; else none."""
+    others = [one for one in file.kit.files() if one.name.startswith("Dockerfile")]
+    text = _dockerfile(file, name, data)[0] or (file.kit.text(others[0]) if others[:1] else "")
+    found = _ENTRYPOINT.search(text)
+    if not found:
+        return []
+    copied = re.search(rf"(?im)^[ \t]*COPY[ \t].*?(\S+)[ \t]+{re.escape(found[1])}[ \t]*$", text)
+    script = copied[1] if copied else found[1]
+    return [f"/{script}"] if file.kit.script(script) else []
+
+
+def _dockerfile(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[str, str]:
+    """The Dockerfile by which a service's image is built, and its name; empty without one.
+
+    Raises:
+        InvalidFile: it is not in the kit.
+    """
+    build = data.get("build") or {}
     build = {"context": build} if isinstance(build, str) else build
     text = build.get("dockerfile_inline")
     where = "dockerfile_inline"
-    if not isinstance(text, str):
+    if build and not isinstance(text, str):
         folder, wanted = str(build.get("context", ".")), str(build.get("dockerfile", "Dockerfile"))
         path = file.kit.path(f"{folder}/{wanted}", file.source.path.parent)
         if path is None:
@@ -390,7 +433,16 @@ def _built(file: ComposeFile, name: str, data: Mapping[str, Any], source: Source
                 "name an image that can be pulled: --image REF",
             )
         text, where = file.kit.text(path), wanted
-    take_dockerfile(source, text, where, _mapping(build.get("args")))
+    return (text if isinstance(text, str) else ""), where
+
+
+def _built(file: ComposeFile, name: str, data: Mapping[str, Any], source: Source) -> None:
+    """Carry over how an image is built, where that needs no file of the kit; else name it."""
+    text, where = _dockerfile(file, name, data)
+    if text:
+        build = data["build"]
+        arguments = build.get("args") if isinstance(build, dict) else None
+        take_dockerfile(source, text, where, _mapping(arguments))
 
 
 def take_dockerfile(
@@ -410,9 +462,9 @@ def take_dockerfile(
     elif copied := _CONTEXT.search(text):
         why = (
             f"{where} copies files of the kit into it ({_short(copied[1])}), which image.build "
-            "cannot: build it on the nodes, or push it to a registry and name it with --image REF"
+            "cannot; --image REF names an image that can be pulled"
         )
-        source.left_out.append(Left(built, why, "the image is not there", blocks=True))
+        source.left_out.append(Left(built, why, BUILD_IT))
     else:
         source.launch = replace(launch, dockerfile=_plain(text, arguments))
 

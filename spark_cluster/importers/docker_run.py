@@ -13,9 +13,6 @@ from spark_cluster.models.naming import table
 
 Option = str | bool | list[str]
 
-_COLON = re.compile(r":(?![^{]*\})")
-"""A colon that is not inside `${...}`."""
-
 
 @dataclass(slots=True)
 class DockerRun:
@@ -148,8 +145,20 @@ def _variable(container: DockerRun, option: Word, word: Word) -> None:
         container.passed.append(name)
 
 
+def _parts(text: str) -> list[str]:
+    """Split at the colons that are not inside `${...}`."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if char == ":" and depth < 1:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
 def _volume(container: DockerRun, _: Word, word: Word) -> None:
-    source, *rest = _COLON.split(word.text)
+    source, *rest = _parts(word.text)
     if not rest:
         _add(container.options, "volume", word.text)
     elif not source or not rest[0] or len(rest) > 2:

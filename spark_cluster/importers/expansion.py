@@ -35,8 +35,10 @@ _OF_THE_MACHINE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "USER", "HOS
 """Variables that are set wherever a script runs."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(rf"{_NAME.pattern}|\d")
 _PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|\d+)(?:(:?[-=+?])(.*))?", re.DOTALL)
-_COMMAND = re.compile(r"\$\((?!\()|`")
+_COMMAND = re.compile(r"\$\((?!\()|`|^<[^<>]+>$")
+"""What only the machine that runs it knows, or the user who replaces `<MASTER_IP>`."""
 _SUM = re.compile(r"[\d\s()+*/%<>=!&|-]{1,200}")
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 _QUOTED = re.compile(r"""(['"])((?:[^\\]|\\.)*?)\1""")
@@ -54,6 +56,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.NotEq: operator.ne,
 }
 _LARGEST = 1 << 62
+_COMPARED = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class Variables:
         doubled: `$$` stands for `$`, as in a compose file.
         room: for values; shells inside of this one share it.
         depth: shells around this one.
+        script: gives the text of a kit's script by its path; empty without one.
+        contained: the commands run in a container, where the kit's scripts are followed.
     """
 
     values: dict[str, str | None] = field(default_factory=dict)
@@ -118,6 +123,8 @@ class Variables:
     doubled: bool = False
     room: ValueRoom = field(default_factory=ValueRoom)
     depth: int = 0
+    script: Callable[[str], str] = lambda _path: ""
+    contained: bool = False
 
     def __post_init__(self) -> None:
         self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}
@@ -194,7 +201,7 @@ def _expanded(text: str, start: int, variables: Variables, depth: int) -> tuple[
             return None, start + 2
         body = text[start + 2 : end]
         return (_parameter(body, variables, depth) if depth < DEEPEST else None), end + 1
-    if found := _NAME.match(text, start + 1):
+    if found := _PLAIN.match(text, start + 1):
         return variables.values.get(found[0]), found.end()
     return None, start + 1
 
@@ -480,4 +487,8 @@ def tested(words: list[Word]) -> Truth:
             return (text != "") is (kind == "-n")
         case [first, "=" | "==" | "!=" as kind, second] if known:
             return fnmatchcase(first, second) is (kind != "!=")
+        case [first, kind, second] if (
+            kind in _COMPARED and first.isdecimal() and second.isdecimal()
+        ):
+            return _computed(f"{first} {_COMPARED[kind]} {second}") == "1"
     return None

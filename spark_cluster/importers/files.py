@@ -29,6 +29,7 @@ from spark_cluster.importers import kits, templated, vllm_recipes
 from spark_cluster.importers.commandline import CommandFile
 from spark_cluster.importers.compose import ComposeImporter
 from spark_cluster.importers.importer import (
+    BUILD_IT,
     Choice,
     Given,
     Imported,
@@ -302,9 +303,7 @@ def _lacking(
         yield Left(
             f"image {pulled}",
             "it is in no registry: those who use it build it on their nodes",
-            "it cannot be pulled: name an image, write image.build, or remove this entry where "
-            "the nodes have it",
-            blocks=True,
+            BUILD_IT,
         )
     if any(left.what.startswith("mods:") for left in parts.left_out):
         yield from _of_missing_mods(source, parts)
@@ -378,7 +377,7 @@ def _named(launch: Launch) -> str:
         return launch.model
     if cached := _HUB_FOLDER.search(launch.model):
         return cached[2]
-    return folder_on_node(launch, launch.model)
+    return folder_on_node(launch.volumes, launch.model)
 
 
 def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
@@ -386,7 +385,7 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
     model: dict[str, Any] = {"name": given or launch.model}
     if given is None and is_path(launch.model):
         model["name"] = source.repository or _folder_name(parts, launch)
-    folder = folder_on_node(launch, launch.model)
+    folder = folder_on_node(launch.volumes, launch.model)
     absolute = folder.startswith("/") and ".." not in folder.split("/") and "$" not in folder
     free = is_for_models(folder) or not why_refused(folder, read_only=False)
     if absolute and free and not UNMOUNTABLE.search(folder) and not _HUB_FOLDER.search(folder):
@@ -406,7 +405,7 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
 
 def _folder_name(parts: Parts, launch: Launch) -> str:
     """The repository of a folder in the hub's cache; else the folder's own name, to correct."""
-    folder = folder_on_node(launch, launch.model)
+    folder = folder_on_node(launch.volumes, launch.model)
     for path in (launch.model, folder):
         if cached := _HUB_FOLDER.search(path):
             return f"{cached[1]}/{cached[2]}"

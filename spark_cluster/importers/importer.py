@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,10 @@ SCRIPT_SUFFIXES = (".sh", ".bash")
 
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""
+
+
+BUILD_IT = "build it on one node, from which `up` copies it; `up` stops where no node has it"
+"""What becomes of an image that no registry has (engine/image_copies.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +302,13 @@ _SPECULATIVE = {
 }
 """Flags that are a key of --speculative-config, in versions before and after it."""
 
+_WITHIN = ("mtp", "dspark")
+"""Drafters whose weights are part of the model's own (vllm/config/speculative.py)."""
+
 _FIELDS = {"pipeline-parallel-size": "pipeline_parallel", "data-parallel-size": "data_parallel"}
 """Flags that are a field of the recipe, for numbers above 1."""
 
+_ONLY_THE_SHELL = "only the shell that runs it knows the value"
 _NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
 
 
@@ -376,11 +384,11 @@ def shown_flag(flag: str, value: object) -> str:
     return f"--{flag} {text}"
 
 
-def folder_on_node(launch: Launch, path: str) -> str:
+def folder_on_node(volumes: Sequence[Volume], path: str) -> str:
     """The folder of the node behind a path inside the container; the path itself without one."""
     best = path
     length = -1
-    for volume in launch.volumes:
+    for volume in volumes:
         target = volume.target.rstrip("/")
         if (path == target or path.startswith(f"{target}/")) and len(target) > length:
             best, length = volume.source.rstrip("/") + path[len(target) :], len(target)
@@ -397,7 +405,7 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     elif is_secret(flag.replace("-", "_")) or looks_secret(shown_flag(flag, value)):
         parts.leave(f"--{flag} (value not shown)", _NEVER)
     elif isinstance(value, str) and _UNEXPANDED.search(value):
-        parts.leave(what, "only the shell that runs it knows the value")
+        parts.leave(what, _ONLY_THE_SHELL)
     elif flag == "gpu-memory-utilization":
         share = float(value) if isinstance(value, int | float) else 0.0
         why = "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)"
@@ -441,7 +449,9 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
     given = {key: args.pop(flag) for flag, key in _SPECULATIVE.items() if flag in args}
     config = args.pop("speculative-config", None)
     if config is not None and not isinstance(config, dict):
-        parts.leave(shown_flag("speculative-config", config), "its value is not a JSON object")
+        unknown = _UNEXPANDED.search(str(config))
+        why = _ONLY_THE_SHELL if unknown else "its value is not a JSON object"
+        parts.leave(shown_flag("speculative-config", config), why)
         return
     whole: dict[str, Any] = {**given, **(config or {})}
     if not whole:
@@ -450,14 +460,19 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
     tokens = whole.pop("num_speculative_tokens", None)
     model = whole.pop("model", None)
     method = whole.pop("method", None) or _method(str(model or ""))
+    if model == launch.model and method in _WITHIN:  # as vLLM takes it where no model is given
+        model = None
     if not isinstance(tokens, int) or not 1 <= tokens <= 32:
         parts.leave(what, "the drafter's number of tokens (1 to 32) is not in it")
     elif not method:
         parts.leave(what, "neither method nor model of the drafter is in it")
+    elif isinstance(model, str) and _UNEXPANDED.search(model):
+        parts.leave(what, _ONLY_THE_SHELL)
+        parts.to_do.append(f"write the drafter's repository or folder under drafter: {what}")
     else:
         drafter: dict[str, Any] = {"method": method}
         if isinstance(model, str):
-            node = folder_on_node(launch, model)
+            node = folder_on_node(launch.volumes, model)
             drafter |= {"path": node} if node.startswith("/") else {"name": model}
         if "revision" in whole:
             drafter["revision"] = str(whole.pop("revision"))
@@ -551,7 +566,7 @@ def _model_folder(parts: Parts, volume: Volume, written: str) -> None:
 
 
 def _patch(parts: Parts, volume: Volume, written: str, launch: Launch) -> None:
-    folder = folder_on_node(launch, launch.model).rstrip("/")
+    folder = folder_on_node(launch.volumes, launch.model).rstrip("/")
     within = volume.source.startswith(f"{folder}/")
     file = volume.source[len(folder) + 1 :] if within else volume.source.rpartition("/")[2]
     patch: dict[str, Any] = {"file": file}

@@ -82,6 +82,15 @@ class KitFolder:
         except UnicodeDecodeError:
             return ""
 
+    def script(self, name: str) -> str:
+        """Return the text of a file by the path that it has in a container: a file of the kit
+        itself, or the only one of this name, which the image has a copy of; empty for others."""
+        found = self.path(name)
+        if found is None:
+            named = [path for path in self.files() if path.name == name.rpartition("/")[2]]
+            found = named[0] if len(named) == 1 else None
+        return self.text(found) if found else ""
+
     def files(self) -> Iterator[Path]:
         """Yield the regular files by depth and name, none of hidden folders."""
         seen, level = 0, [self.root]

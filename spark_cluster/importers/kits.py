@@ -7,7 +7,7 @@ server are one launch. Only files of the folder are read, and none of them is ru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from spark_cluster.importers.importer import (
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split
+from spark_cluster.importers.vllm_recipes import spark_commands
 from spark_cluster.models.naming import is_path
 
 Read = Callable[[Given, Choice], Source]
@@ -72,24 +73,55 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
     if named is not None:
         tiers, choice = [[kit.root / choice.variant]], replace(choice, variant="default")
     failed: dict[str, SparkClusterError] = {}
+    found: dict[str, Source] = {}
     for paths in tiers:
-        found: dict[str, Source] = {}
-        for path in paths:
-            name = str(path.relative_to(kit.root))
-            try:
-                found[name] = read_one(_given(kit, path), choice)
-            except SeveralServers:
-                raise
-            except SparkClusterError as error:
-                failed[name] = error
+        found = _servers(kit, paths, choice, read_one, failed)
         if found:
-            usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
-            source = found[chosen(found, usual, shown(kit.root))]
-            _finish(kit, source, tiers)
-            where = (source.path or kit.root).relative_to(kit.root)
-            source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
-            return source
-    raise _nothing(kit, failed, choice)
+            usual = _usual(kit, found)
+            break
+    else:
+        found, usual = {} if choice.variant != "default" else _of_readme(kit), []
+    if not found:
+        raise _nothing(kit, failed, choice)
+    source = found[chosen(found, usual, shown(kit.root))]
+    _finish(kit, source, tiers)
+    where = (source.path or kit.root).relative_to(kit.root)
+    source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
+    return source
+
+
+def _servers(
+    kit: KitFolder,
+    paths: Iterable[Path],
+    choice: Choice,
+    read_one: Read,
+    failed: dict[str, SparkClusterError],
+) -> dict[str, Source]:
+    """The servers that files of the same likelihood start, by file; why others start none is put
+    into `failed`."""
+    found: dict[str, Source] = {}
+    for path in paths:
+        name = str(path.relative_to(kit.root))
+        try:
+            found[name] = read_one(_given(kit, path), choice)
+        except SeveralServers:
+            raise
+        except SparkClusterError as error:
+            failed[name] = error
+    return found
+
+
+def _of_readme(kit: KitFolder) -> dict[str, Source]:
+    """The command for the most nodes among those that the kit's README has, the first of them."""
+    path = kit.path("README.md")
+    found = spark_commands(kit.text(path), anywhere=True) if path else []
+    if not found:
+        return {}
+    source = max(found, key=lambda one: one.launch.nodes)
+    others = f"; it has {len(found) - 1} other commands" if found[1:] else ""
+    source.notes.append(f"no file starts a server: this is README.md, {source.title}{others}")
+    source.path, source.title = path, ""
+    return {"README.md": source}
 
 
 def _tiers(kit: KitFolder) -> list[list[Path]]:
@@ -110,6 +142,22 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             tiers[likely].append(path)
             left -= len(text)
     return tiers
+
+
+def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
+    """The file by whose name people start things; else the one that the kit's start script runs;
+    else the one that its README names first."""
+    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+    if len(usual) == 1:
+        return usual
+    root = [path for path in kit.files() if path.parent == kit.root]
+    starts = [path for path in root if _USUAL.fullmatch(path.name)]
+    for path in [*starts, *(one for one in root if one.name.lower() == "readme.md")]:
+        text = kit.text(path)
+        places = {text.find(name): name for name in found if name in text and name != path.name}
+        if places:
+            return [places[min(places)]]
+    return usual
 
 
 def _given(kit: KitFolder, path: Path) -> Given:
@@ -189,7 +237,7 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
 def _leave_model_folder(source: Source) -> None:
     """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
     launch = source.launch
-    folder = folder_on_node(launch, launch.model)
+    folder = folder_on_node(launch.volumes, launch.model)
     name = folder.rstrip("/").rpartition("/")[2]
     if not is_path(launch.model) or is_for_models(folder) or "$" in name:
         return

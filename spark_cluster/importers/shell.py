@@ -64,6 +64,9 @@ _OWN_FOLDER = re.compile(r"\$\((?!.*\.\.).*\bpwd\b.*\)|`pwd`", re.DOTALL)
 """How a script asks for the folder that it lies in, or is run in."""
 
 
+_ESCAPED = re.compile(r"\\([\\$`])")
+"""In a here-document whose delimiter has no quotes (source: posix-shell)."""
+
 MOST_ENDLESS = 50
 """Here-documents without an end that are looked for."""
 
@@ -127,7 +130,7 @@ class _Splitter:
         self.arrays = variables.arrays
         self.conditions = Conditions()
         self.changes: list[tuple[str, str, list[Word]]] = []
-        self.documents: list[tuple[ShellCommand, str]] = []
+        self.documents: list[tuple[ShellCommand, str, bool]] = []
         self.endless: set[str] = set()
 
     def run(self) -> None:
@@ -172,9 +175,10 @@ class _Splitter:
         return taken
 
     def _redirected(self, sign: str) -> None:
-        target = " ".join(word.text for word in self._words())
+        words = self._words()
+        target = " ".join(word.text for word in words)
         if sign in ("<<", "<<-") and target:
-            self.documents.append((self.commands[-1], target))
+            self.documents.append((self.commands[-1], target, words[0].quoted))
         else:
             self.commands[-1].left_out.append(sign + target)
 
@@ -210,8 +214,11 @@ class _Splitter:
         found = [one for one in map(_ASSIGNMENT.fullmatch, texts) if one]
         if len(found) == len(texts) and command.runs is not False:
             for one in found:
+                before = self.variables.values.get(one[1], "")
                 if command.runs or one[1] not in self.variables.values:
                     self.variables.set(one[1], one[2])
+                elif before == "" and "$" in one[2]:  # it may have what only the machine knows
+                    self.variables.values[one[1]] = None
         self._set_arrays(command)
         if operator == "\n":
             self._read_documents()
@@ -231,7 +238,7 @@ class _Splitter:
 
     def _read_documents(self) -> None:
         """Take the here-documents that begin on this line."""
-        for command, delimiter in self.documents:
+        for command, delimiter, quoted in self.documents:
             if delimiter in self.endless or len(self.endless) >= MOST_ENDLESS:
                 continue
             line = self.line
@@ -243,7 +250,8 @@ class _Splitter:
             else:
                 body = self._take(end.start())
                 self._take(end.end())
-                command.documents.append(Word(body, line))
+                text = body if quoted else _ESCAPED.sub(r"\1", body)
+                command.documents.append(Word(text, line))
         self.documents = []
 
     def _continued(self) -> bool:

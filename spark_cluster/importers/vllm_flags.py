@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -54,23 +55,45 @@ def kinds(engine: str = DEFAULT) -> dict[str, str]:
     return {flag: kind for kind, flags in groups for flag in flags}
 
 
-def read(words: list[Word], program: str = "vllm serve", engine: str = DEFAULT) -> Flags:
+def read(
+    words: list[Word],
+    program: str = "vllm serve",
+    engine: str = DEFAULT,
+    *,
+    last_counts: bool = False,
+) -> Flags:
     """The flags and positional words after `program`.
+
+    Args:
+        last_counts: of a flag that is given twice, as it does for the engine; it is noted.
 
     Raises:
         UsageError: a flag without its value, given twice or against itself, or a value that vLLM
             would refuse; with the line.
     """
-    reader = _FlagReader(words, program, engine)
+    reader = _FlagReader(words, program, engine, last_counts=last_counts)
     while reader.words:
         reader.step(reader.words.popleft())
     return reader.flags
 
 
+def of_file(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words that a file of flags stands for, as vLLM makes them of `--config FILE`."""
+    for flag, value in data.items():
+        if value is not False and value is not None:
+            yield f"--{flag}"
+            for one in value if isinstance(value, list) else [value]:
+                if one is not True:
+                    yield json.dumps(one) if isinstance(one, dict) else str(one)
+
+
 class _FlagReader:
     """Takes words from the front of `words`."""
 
-    def __init__(self, words: list[Word], program: str, engine: str) -> None:
+    def __init__(
+        self, words: list[Word], program: str, engine: str, *, last_counts: bool = False
+    ) -> None:
+        self.last_counts = last_counts
         self.words = deque(words)
         self.program = program
         self.table = table(f"{engine}_flags", "importers")
@@ -188,7 +211,7 @@ class _FlagReader:
             if not isinstance(whole, dict):
                 raise word.wrong(f"--{name}.{path}: '{key}' has a value already")
         if last in whole:
-            raise word.wrong(f"--{name}.{path} is given twice")
+            self._twice(word, f"--{name}.{path} is given twice")
         whole[last] = inner
 
     def _value_follows(self) -> bool:
@@ -203,12 +226,16 @@ class _FlagReader:
 
     def _set(self, name: str, value: EngineValue, word: Word) -> None:
         if name in self.given:
-            raise word.wrong(
-                f"--{name} is given twice, first on line {self.given[name].line}",
-                f"keep the one you mean; {self.title} takes the last",
-            )
+            first = f"first on line {self.given[name].line}"
+            hint = f"keep the one you mean; {self.title} takes the last"
+            self._twice(word, f"--{name} is given twice, {first}", hint)
         self.given[name] = word
         self.flags.args[name] = value
+
+    def _twice(self, word: Word, text: str, hint: str = "") -> None:
+        if not self.last_counts:
+            raise word.wrong(text, hint)
+        self._note(word, f"{text}; the last counts")
 
     def _note(self, word: Word, text: str) -> None:
         self.flags.notes.append(f"line {word.line}: {text}")

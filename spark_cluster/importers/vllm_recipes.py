@@ -111,13 +111,13 @@ def of_guide(data: Mapping[str, Any], choice: Choice, others: list[Offer]) -> So
     )
 
 
-def spark_commands(guide: object) -> list[Source]:
-    """Return each launch of vLLM below a heading that names the DGX Spark, in their order; the
-    headings are its title, the last one last.
+def spark_commands(guide: object, *, anywhere: bool = False) -> list[Source]:
+    """Return each launch of vLLM below a heading that names the DGX Spark, or anywhere, in their
+    order; the headings are its title, the last one last.
     """
     found: list[Source] = []
     for title, code in _blocks(guide) if isinstance(guide, str) else ():
-        if not _NAMED.search(title) or len(code) > LONGEST:
+        if not (anywhere or _NAMED.search(title)) or len(code) > LONGEST:
             continue
         try:
             source = commandline.read(code)

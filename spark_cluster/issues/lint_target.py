@@ -388,9 +388,9 @@ def of_target(
         UsageError: there is no recipe of that name, or it does not do this size.
         InvalidFile: the file cannot be read as any of the known formats.
     """
-    path = project.resolve("recipes", name)
-    if _is_ours(path):
-        return _of_recipe(path, project, tp, allow)
+    path = other_file(name, project)
+    if path is None:
+        return _of_recipe(project.resolve("recipes", name), project, tp, allow)
     from spark_cluster.importers.files import read_file
 
     launch = read_file(path).launch
@@ -399,6 +399,16 @@ def of_target(
             return replace(of_command(path.read_text(encoding="utf-8"), tp), path=path)
     launch = launch if tp is None else launch.at_size(tp)
     return LintTarget(path.name, "", lambda _text: [launch], path=path)
+
+
+def other_file(name: str, project: Project) -> Path | None:
+    """Return the file or folder of another tool that a name leads to; None for a recipe.
+
+    Raises:
+        UsageError: there is no recipe of that name.
+    """
+    path = project.resolve("recipes", name)
+    return None if _is_ours(path) else path
 
 
 def _is_ours(path: Path) -> bool:

@@ -260,3 +260,18 @@ def test_what_is_asked_is_not_enough_beside_a_smaller_share():
     assert "--gpu-memory-utilization 0.10" in found
     assert "enough for this request" not in found
     assert "needed for all requests at full length" in found
+
+
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [
+        ("launch-in-readme", "launch-in-readme"),
+        ("file-of-flags/start.sh", "start.sh"),
+        ("script-in-container/compose.yaml", "compose.yaml"),
+    ],
+)
+def test_a_kit_is_planned_as_lint_lints_it(path, title):
+    kits = Path(__file__).parents[2] / "data/kits"
+    result = run(str(kits / path), "--offline")
+    assert (result.exit_code, result.stdout[: len(title) + 8]) == (0, f"✔ fits  {title}")
+    assert "Qwen/Qwen3-32B-FP8" in result.stdout

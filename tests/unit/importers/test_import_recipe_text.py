@@ -149,7 +149,9 @@ def test_all_the_ways_to_name_a_drafter(flags: str, drafter: dict[str, object]) 
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ("-sc $SPEC", "not a JSON object"),
+        ("-sc $SPEC", "only the shell that runs it knows"),
+        ("-sc none", "not a JSON object"),
+        ("-sc.method=mtp -sc.num_speculative_tokens=2 -sc.model=$D", "only the shell"),
         ("-sc.method=mtp", "number of tokens"),
         ("-sc.num_speculative_tokens=2", "neither method nor model"),
         ("-sc.method=mtp -sc.num_speculative_tokens=99", "number of tokens"),

@@ -16,7 +16,7 @@ from spark_cluster.config.schema import parse
 from spark_cluster.config.yamlfile import load
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.files import read_file, write
-from spark_cluster.importers.importer import Choice, Imported, Source
+from spark_cluster.importers.importer import BUILD_IT, Choice, Imported, Source
 from spark_cluster.importers.kitfiles import LARGEST_FILE
 
 KITS = Path(__file__).parents[2] / "data/kits"
@@ -177,8 +177,8 @@ def test_an_image_that_is_built_there(tmp_path: Path) -> None:
     ]
     assert "services.proxy" in [left.what for left in made.left_out]
     made = write(source_of("copied-into-image"))
-    (left,) = [one for one in made.left_out if one.blocks]
-    assert left.what == "build of engine-patched:1"
+    (left,) = [one for one in made.left_out if one.what == "build of engine-patched:1"]
+    assert (left.consequence, left.blocks) == (BUILD_IT, False)
     assert "copies files of the kit into it (fixes/ /opt/fixes/)" in left.why
 
 

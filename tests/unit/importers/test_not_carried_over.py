@@ -81,13 +81,9 @@ def blocking(recipe: Recipe) -> set[str]:
 
 def test_mods_and_what_only_they_bring(tmp_path: Path) -> None:
     recipe, imported = made(tmp_path, MODS)
-    assert blocking(recipe) == {
-        "image vllm-node",
-        "--chat-template wren.jinja",
-        "--wren-mode fast",
-    }
+    assert blocking(recipe) == {"--chat-template wren.jinja", "--wren-mode fast"}
     others = {entry.what for entry in recipe.not_carried_over if not entry.blocks}
-    assert others == {"mods: mods/fix-wren", "build_args: --tf5"}
+    assert others == {"image vllm-node", "mods: mods/fix-wren", "build_args: --tf5"}
     assert "recipe_version: 1" in imported.text, "what is not needed stays a comment"
     assert "env: found a list, read as an empty mapping" in imported.notes
 
