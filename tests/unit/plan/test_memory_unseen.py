@@ -64,3 +64,23 @@ def test_what_the_plan_had_said_of_launches_unseen() -> None:
     assert (len(MEASURED), len(close), len(within)) == (13, 11, 8)
     assert sum(map(abs, errors.values())) / len(errors) == pytest.approx(0.018, abs=0.001)
     assert sum(errors.values()) / len(errors) == pytest.approx(0.005, abs=0.001)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_cache_is_within_5_percent_and_in_range_since(name: str) -> None:
+    found, gib = plan(name), MEASURED[name]
+    assert found.kv_gib == pytest.approx(gib, rel=0.05)
+    assert found.kv_low_gib - 0.01 <= gib <= found.kv_high_gib + 0.01
+
+
+LOADED = {
+    log.stem: float(re.findall(r"Model loading took ([\d.]+) GiB", log.read_text())[-1])
+    for log in sorted(DATA.glob("*.log"))
+}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_the_weights_are_those_that_were_loaded(name: str) -> None:
+    """Of ERNIE one layer has no experts; of a text-only Qwen3.5 no tower is loaded; MTP layers, and
+    the mergers of a tower, are. The padding of MXFP4 was read from the 20B at TP=1."""
+    assert plan(name).weights_gib == pytest.approx(LOADED[name], rel=0.02)
