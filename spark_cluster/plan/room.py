@@ -176,13 +176,17 @@ TABLES_BESIDE_TOWER = "gemma"
 
 MXFP4_PADDING, WHOLE_TILE = 1.016, 128
 """Kernels round MXFP4 experts of odd widths and their scales up (`oracle/mxfp4.py`): gpt-oss-20b on
-one H100 (source: measured-kv-unseen; 3.5 % for the 120B at TP=2)."""
+one H100 (source: measured-kv-unseen; 3.5 % for the 120B at TP=2). Not known on a Spark, whose
+kernels are others."""
 
 
-def whole_gib(launch: Launch, serving: ServingSetup) -> float:
+def whole_gib(launch: Launch, serving: ServingSetup, *, own: bool = False) -> float:
     """Return the weights of the whole model and its drafter, GiB: of the tensors where they are
     known and lie in the format that is served, else as a server logged it, else computed; with the
     tables of positions of every rank, without a vision tower that is not loaded.
+
+    Args:
+        own: for GPUs with memory of their own, whose kernels pad MXFP4.
 
     Raises:
         UsageError: nothing says it.
@@ -199,7 +203,7 @@ def whole_gib(launch: Launch, serving: ServingSetup) -> float:
         size = serving.weights.memory_bytes() + (_mtp_bytes(serving) if mtp else 0.0)
     if text_only(launch) and not geometry.model_type.startswith(TABLES_BESIDE_TOWER):
         size -= serving.weights.part("other").bytes
-    if serving.quantization == "mxfp4" and geometry.hidden % WHOLE_TILE:
+    if own and serving.quantization == "mxfp4" and geometry.hidden % WHOLE_TILE:
         size *= MXFP4_PADDING
     return size / GIB + more + drafter
 
