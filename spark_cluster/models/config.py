@@ -216,7 +216,9 @@ def _intermediate(keys: Keys, dense_layers: int) -> int:
 
 
 def _tower(config: Mapping[str, Any]) -> int:
-    """About how many parameters the vision tower has: its attention and its networks."""
+    """About how many parameters the vision tower has: its attention and its networks, and what
+    merges patches for the language model (Qwen's: once, and for each layer that DeepStack takes).
+    """
     tower = next((config[key] for key in VISION if isinstance(config.get(key), Mapping)), None)
     if tower is None:
         return 0
@@ -225,7 +227,13 @@ def _tower(config: Mapping[str, Any]) -> int:
     layers = keys.number("num_hidden_layers", "depth", "layers", default=0)
     inner = keys.number("intermediate_size", default=4 * hidden)
     matrices = 3 if str(tower.get("model_type", "")).startswith("gemma4") else 2
-    return layers * (4 * hidden * hidden + matrices * hidden * inner)
+    found = layers * (4 * hidden * hidden + matrices * hidden * inner)
+    if keys.says("spatial_merge_size") and keys.says("out_hidden_size"):
+        merged = hidden * keys.number("spatial_merge_size") ** 2
+        taken = keys.get("deepstack_visual_indexes") or []
+        mergers = 1 + (len(taken) if isinstance(taken, list) else 0)
+        found += mergers * merged * (merged + keys.number("out_hidden_size"))
+    return found
 
 
 def _per_layer_embeddings(keys: Keys, layers: int) -> int:

@@ -347,11 +347,9 @@ def _layers(keys: Keys, layers: int) -> int:
         listed = keys.get(name)
         if isinstance(listed, list) and len(listed) == layers:
             return layers - listed.count("dense") - listed.count(0)
-    if keys.says("interleave_moe_layer_step"):  # Llama 4
-        return layers // keys.positive("interleave_moe_layer_step")
-    if keys.says("expert_layer_period"):  # Jamba
-        every, first = keys.positive("expert_layer_period"), keys.number("expert_layer_offset")
-        return sum(i % every == first for i in range(layers))
+    stepped = _in_steps(keys, layers)
+    if stepped is not None:
+        return stepped
     sparse = _written(keys, "E", "moe", default=layers)
     if sparse != layers:
         return sparse
@@ -362,6 +360,20 @@ def _layers(keys: Keys, layers: int) -> int:
     step = keys.get("decoder_sparse_step")
     step = step if isinstance(step, int) and step > 0 else 1
     return sum(i not in dense and i >= first and (i + 1) % step == 0 for i in range(layers))
+
+
+def _in_steps(keys: Keys, layers: int) -> int | None:
+    """Return how many layers have experts where every so many have them; None for other rules."""
+    if keys.says("interleave_moe_layer_step"):  # Llama 4
+        return layers // keys.positive("interleave_moe_layer_step")
+    if keys.says("expert_layer_period"):  # Jamba
+        every, first = keys.positive("expert_layer_period"), keys.number("expert_layer_offset")
+        return sum(i % every == first for i in range(layers))
+    if keys.says("moe_layer_start_index"):  # ERNIE
+        begin, every = keys.number("moe_layer_start_index"), keys.positive("moe_layer_interval")
+        end = keys.number("moe_layer_end_index", default=layers - 1)
+        return sum((i + 1) % every == 0 for i in range(begin, min(end + 1, layers)))
+    return None
 
 
 def _shared(keys: Keys, intermediate: int) -> int:

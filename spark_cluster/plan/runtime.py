@@ -22,7 +22,13 @@ from spark_cluster.config.recipe_schema import json_object
 from spark_cluster.config.schema import Document, Rounded
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.kv import vllm_version
-from spark_cluster.plan.room import NodeMemory, batched_tokens, has_own_memory, sequences
+from spark_cluster.plan.room import (
+    NodeMemory,
+    batched_tokens,
+    has_own_memory,
+    sequences,
+    text_only,
+)
 from spark_cluster.plan.serving import ServingSetup
 
 MIB = 1024**2
@@ -77,6 +83,9 @@ FIRST_GIB, FIRST_TP_GIB = 0.51, 0.99
 CUDA's context, and with TP over nodes NCCL's buffers for sockets (measured-kv-share,
 measured-on-h100). Between GPUs of one host it was 1.45 and 1.91."""
 
+MLA_ROWS, MLA_BLOCK = 65_536, 64
+"""At most so many tokens of context are unpacked for latent attention; tokens of its blocks."""
+
 NARROW, WIDE = 3, 4
 """Hidden states alive at the peak of a feed-forward layer: compiled, eager (measured-kv-share)."""
 STATE_PASSES = {True: 4.18, False: 3.34}
@@ -93,13 +102,15 @@ FIRST_GRAPH_MIB = (60.0, 110.0, 160.0)
 """Of the first piecewise graph: the activations that all graphs share (measured-kv-share)."""
 ALLREDUCE_MIB = 0.17
 """Of each all-reduce in a captured graph, NCCL between GPUs of one host (measured-kv-share: 24 MiB
-in place of 6.5 for 96 all-reduces)."""
+in place of 6.5 for 96 all-reduces). vLLM's own all-reduce, which it takes there unless told not
+to, keeps nothing."""
 NETWORK_ALLREDUCE_MIB = 0.48
 """The same between two Sparks: 5.1 GiB for MiniMax-M2.7 with 51 and 35 graphs, vLLM 0.29.1 (source:
 eugr-kv-share); one report, so it is the upper end of the range too."""
-SPLITS = 32
+SPLITS, LARGEST_SPLIT = 32, 992
 """Partial results for each head that FlashAttention 3 holds in full graphs (Hopper only;
-`flash_attn_max_num_splits_for_cuda_graph`)."""
+`flash_attn_max_num_splits_for_cuda_graph`), up to so many requests: a batch of 1,024 held none
+(measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
 
 HOST_GIB = (3.0, 4.45, 5.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own
@@ -187,6 +198,8 @@ class _Case:
         piecewise, full: batch sizes whose graphs are captured, tokens.
         newer: the newer model runner.
         vision: a tower is profiled, and the embedding is outside the compiled graph.
+        length: tokens of a request.
+        custom_reduce: GPUs of one host may add up without NCCL (`custom_all_reduce.py`).
     """
 
     geometry: Geometry
@@ -199,12 +212,14 @@ class _Case:
     newer: bool
     own: bool
     gpu: str
-    fp8: bool
+    quantization: str
     vision: bool
     triton: bool
     piecewise: tuple[int, ...]
     full: tuple[int, ...]
     estimated: bool
+    length: int
+    custom_reduce: bool
 
     @classmethod
     def of(cls, launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) -> _Case:
@@ -225,12 +240,14 @@ class _Case:
             newer,
             own,
             rooms[0].gpu if rooms else "",
-            serving.quantization == "fp8",
-            geometry.other_parameters > 0 and not _text_only(launch),
+            serving.quantization,
+            geometry.other_parameters > 0 and not text_only(launch),
             "TRITON" in launch.text("attention-backend").upper(),
             piecewise,
             full,
             launch.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS") != "0",
+            int(max(launch.number("max-model-len") or 0, 0)) or geometry.max_positions,
+            own and launch.args.get("disable-custom-all-reduce") is not True,
         )
 
     @property
@@ -264,13 +281,6 @@ def _newer_runner(launch: Launch, geometry: Geometry, version: Version) -> bool:
     by_name = any(name in named for name in geometry.architectures)
     dense = not geometry.is_moe and not geometry.recurrent
     return by_name or (dense and version >= NEW_RUNNER_DENSE)
-
-
-def _text_only(launch: Launch) -> bool:
-    if launch.args.get("language-model-only") is True:
-        return True
-    limits = json_object(launch.args.get("limit-mm-per-prompt"))
-    return bool(limits) and not any(limits.values())
 
 
 def _captured(
@@ -333,8 +343,8 @@ def _activations(case: _Case) -> Range:
 def _experts_mib(case: _Case) -> float:
     """The experts' two workspaces, kept between layers (`fused_moe/modular_kernel.py`)."""
     experts = case.geometry.experts
-    if experts is None:
-        return 0.0
+    if experts is None or (case.hopper and case.quantization == "mxfp4"):
+        return 0.0  # Triton's kernels for MXFP4 (`OAITritonMxfp4ExpertsMonolithic`) keep nothing
     width = experts.latent or case.geometry.hidden
     inner = experts.intermediate / case.tp
     return case.tokens * experts.top_k * (max(inner, width) + max(2 * inner, width)) * 2 / MIB
@@ -348,7 +358,7 @@ def _forward_mib(case: _Case) -> float:
     if geometry.dense_layers or not geometry.is_moe:
         inner = geometry.intermediate / tp
         states = WIDE if case.eager else NARROW
-        quantized = inner / 2 if case.fp8 and case.eager else 0.0
+        quantized = inner / 2 if case.quantization == "fp8" and case.eager else 0.0
         widths.append(3 * inner + states * hidden + quantized)
     for part in geometry.attention:
         queries = part.q_heads * part.head_dim / tp
@@ -358,19 +368,31 @@ def _forward_mib(case: _Case) -> float:
             widths.append(joined + 2 * queries + keys + 3 * hidden)
         else:
             widths.append(joined + 3 * queries + keys + 2 * hidden)
+    context = 0.0
     if geometry.latent is not None:
         latent = geometry.latent
         heads = latent.q_heads / tp
-        widths.append(
-            heads * (2 * (latent.nope_dim + latent.rope_dim) + 2 * latent.value_dim)
-            + 2 * (latent.rank + latent.rope_dim)
-            + 3 * hidden
-        )
+        own = heads * (latent.nope_dim + latent.rope_dim + latent.value_dim)
+        own += latent.rank + latent.rope_dim
+        widths.append(2 * own + 3 * hidden)
+        unpacked = _context_rows(case) * heads * (latent.nope_dim + latent.value_dim)
+        context = unpacked + case.tokens * (own + (latent.q_rank or 0) + 2 * hidden)
     for state in geometry.recurrent:
         # q, k and v pass the convolution; the gate has the size of v, of two thirds here
         joined = state.conv_elements / max(1, state.conv_width) * 1.5 / tp
         widths.append(STATE_PASSES[case.eager] * joined)
-    return case.tokens * 2 * max(widths) / MIB
+    return 2 * max(case.tokens * max(widths), context) / MIB
+
+
+def _context_rows(case: _Case) -> int:
+    """Tokens of earlier chunks that MLA's profiling pass unpacks at once
+    (`determine_chunked_prefill_workspace_size`); sparse attention unpacks none.
+    """
+    latent = case.geometry.latent
+    if latent is None or latent.index_heads:
+        return 0
+    paged = case.requests * MLA_BLOCK
+    return max(min(max(8 * case.length, 4 * paged), MLA_ROWS), paged)
 
 
 def _sampler_mib(case: _Case) -> float:
@@ -401,13 +423,14 @@ def _graphs(case: _Case) -> Range:
     layers = case.geometry.layers + (1 if case.drafted else 0)
     reductions = 2 * layers if case.tp > 1 else 0
     each = ALLREDUCE_MIB if case.own else NETWORK_ALLREDUCE_MIB
+    least, usual = (0.0, 0.0) if case.custom_reduce else (ALLREDUCE_MIB, each)
     attention = max((p.q_heads * p.head_dim for p in case.geometry.attention), default=0) / case.tp
     split = 0.0
-    if case.hopper and case.full and not case.triton:
+    if case.hopper and case.full and case.full[-1] <= LARGEST_SPLIT and not case.triton:
         split = attention * 4 * SPLITS * case.full[-1] / MIB + 4
     ends = []
     for n, (whole, first) in enumerate(zip(FULL_GRAPH_MIB, FIRST_GRAPH_MIB, strict=True)):
-        reduced = (ALLREDUCE_MIB, each, each)[n] * reductions
+        reduced = (least, usual, each)[n] * reductions
         piece = (0.75, 1.0, 1.3)[n] * GRAPH_MIB_PER_LAYER * layers + reduced
         step = whole + 0.85 * reduced
         total = max(first if case.piecewise else 0.0, split)
