@@ -14,6 +14,7 @@ from rich.table import Table
 from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row, part_of
 from spark_cluster.bench.compare import compare as compare_runs
 from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand
+from spark_cluster.bench.open_loop import TIMES
 from spark_cluster.bench.record import (
     REPORT,
     SHOWN_PERCENTILES,
@@ -39,7 +40,7 @@ from spark_cluster.bench.report import Report, write_report
 from spark_cluster.bench.report.rendering import Table as Figures
 from spark_cluster.bench.report.rendering import number
 from spark_cluster.bench.report.results import Results
-from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
+from spark_cluster.bench.report.tables import mean, tables_of
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
@@ -144,8 +145,8 @@ def show_run(app: App, record: Record) -> None:
             console.print(painted(about, "dim"))
         console.print(console_table(_figures_table(found)))
         results = Results(record.model_copy(update={"cells": tuple(found)}))
-        answers = answers_table(results).without("setup", "kind", "streamed")
-        for more in (_percentiles_table(found), answers):
+        (answers,) = tables_of(results, "answers")
+        for more in (_percentiles_table(found), answers.without("setup", "kind", "streamed")):
             if more.rows:
                 console.print()
                 console.print(console_table(more))
@@ -194,8 +195,8 @@ def _percentiles_table(cells: Sequence[CellResult]) -> Figures:
     rows: list[tuple[str, ...]] = []
     marked = {}
     for cell in cells:
-        times = {name: cell.metrics[name] for name in OPEN_LOOP.values() if name in cell.metrics}
-        found = {name: metric for name, metric in times.items() if metric.percentiles}
+        times = {name: cell.metrics.get(name) for name in TIMES}
+        found = {name: metric for name, metric in times.items() if metric and metric.percentiles}
         if found:
             marked[len(rows)] = "load"
             rows.append((load_text(cell.key), *[""] * (1 + len(SHOWN_PERCENTILES))))

@@ -400,7 +400,7 @@ def _best(
         return BestSetup(purpose, "", _NOT_ALONE, is_measured=False)
     points.sort(key=lambda item: item[1].metric.mean, reverse=more)
     (winner, first), *others = points
-    name = (decode_name if more else prefill_name)(first.cell.key, concurrency=load > 1)
+    name = (decode_name if more else prefill_name)(first.cell.key, load > 1)
     shown = f"{_speed(metric, first.metric)} at {name}"
     label = results.labels[winner]
     if not others:

@@ -28,7 +28,7 @@ from spark_cluster import Cluster
 from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool, load_record
 from spark_cluster.bench.report import COLUMNS, build, sections, write_report
 from spark_cluster.bench.report.plots import NodeTelemetry, measured_plots, thin_out
-from spark_cluster.bench.report.rendering import MARK, Table, escape, fenced, style, tabulate
+from spark_cluster.bench.report.rendering import Table, escape, fenced, style
 from spark_cluster.bench.report.results import (
     Results,
     answers,
@@ -37,14 +37,7 @@ from spark_cluster.bench.report.results import (
     speed_up,
     verdict,
 )
-from spark_cluster.bench.report.tables import (
-    acceptance_table,
-    answers_table,
-    benchy_tables,
-    comparison_tables,
-    headline_table,
-    served_table,
-)
+from spark_cluster.bench.report.tables import MARK, tables_of, tabulate
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
 from spark_cluster.cli.options import take_globals
@@ -107,6 +100,11 @@ class Page(HTMLParser):
         self.text += data
 
 
+def table_of(results: Results, name: str) -> Table:
+    (table,) = tables_of(results, name)
+    return table
+
+
 # -- what it says ----------------------------------------------------------------------------------
 
 
@@ -140,7 +138,7 @@ def test_what_was_not_measured_is_said():
 
 
 def test_the_speed_up_stands_at_every_depth():
-    decode, prefill, first, load = comparison_tables(Results(dual_record()))
+    decode, prefill, first, load = tables_of(Results(dual_record()), "comparison")
     assert [row[0] for row in decode.rows] == [
         "tg128", "tg128 @ d4096", "tg128 @ d8192", "tg128 @ d16384", "tg128 @ d32768",
     ]  # fmt: skip
@@ -160,7 +158,7 @@ def test_a_time_is_better_when_it_is_less():
 
 
 def test_a_sweep_shows_its_speeds_and_acceptance():
-    table = acceptance_table(Results(sweep_record()))
+    table = table_of(Results(sweep_record()), "acceptance")
     assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
     assert all(re.fullmatch(r"[678]\d\.\d\d ± \d\.\d\d", row[2]) for row in table.rows)
     assert all(row[3].endswith("%") for row in table.rows)
@@ -176,7 +174,11 @@ def test_setups_that_would_be_called_alike_are_told_apart():
 
 def test_a_figure_looks_the_same_everywhere():
     results = Results(fast_record())
-    shown = comparison_tables(results), benchy_tables(results), [headline_table(results)]
+    shown = (
+        tables_of(results, "comparison"),
+        tables_of(results, "cells"),
+        [table_of(results, "headline")],
+    )
     found = [text for tables in shown for table in tables for row in table.rows for text in row]
     large = [text for text in found if re.match(r"[\d,]+\.?\d* ± ", text)]
     assert any(re.fullmatch(r"2\d,\d{3} ± \d+", text) for text in large)
@@ -463,12 +465,12 @@ def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
 
 def test_each_cell_with_a_drafter_shows_its_acceptance():
     record = sweep_record()
-    table = acceptance_table(Results(record))
+    table = table_of(Results(record), "acceptance")
     measured = [cell for cell in record.cells if "acceptance" in cell.metrics]
     assert len(table.rows) == len(measured) > 1
     share = measured[-1].metrics["acceptance"].mean
     assert f"{share:.1%}" in table.rows[-1]
-    assert acceptance_table(Results(dual_record(depths=(0,), loads=(1,)))).rows == ()
+    assert table_of(Results(dual_record(depths=(0,), loads=(1,))), "acceptance").rows == ()
 
 
 def test_the_report_of_a_sweep_shows_it(tmp_path):
@@ -542,14 +544,14 @@ def test_requests_and_answers_have_tables(tmp_path):
     slo = Tool(name="vllm-bench", version="0.32.0", settings={"slo": {"ttft_ms": 500.0}})
     made = record(*cells, tool=slo)
     results = Results(made)
-    table = served_table(results)
+    table = table_of(results, "requests")
     assert [row[1:5] for row in table.rows] == [
         ("pp2048 tg128 d=0 2 req/s", "1.90", "1.25", "240.0"),
         ("pp2048 tg128 d=0 c=4", "1.90", "1.25", "240.0"),
     ]
     assert table.rows[0][5] == "41.00 / 77.00 / 98.00"
     assert table.note.startswith("Goodput: requests within ttft 500 ms.")
-    rows = answers_table(results).rows
+    rows = table_of(results, "answers").rows
     assert [row[2:5] for row in rows] == [
         ("one", "no", "2 of 2"), ("two-at-once", "yes", "1 of 2"), ("", "", "failed"),
     ]  # fmt: skip

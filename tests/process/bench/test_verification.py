@@ -18,7 +18,7 @@ from serve_plans import deployment_for, served_by
 from spark_cluster.bench import sequence
 from spark_cluster.bench.expansion import ServerSpeed, estimate, expand
 from spark_cluster.bench.record import RecordedCheck, load_record
-from spark_cluster.bench.report.tables import check_tables
+from spark_cluster.bench.report.tables import tables_of
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.result import Served
@@ -88,7 +88,7 @@ def test_the_report_has_a_table_of_them(tmp_path):
     results = SimpleNamespace(
         setups=(setup("a", checks=_records()), setup("b")), labels={"a": "TP=1", "b": "TP=2"}
     )
-    table, _empty = check_tables(results)  # type: ignore[arg-type]
+    table, _empty = tables_of(results, "checks")  # type: ignore[arg-type]
     assert table.title == "Answers of TP=1: 1 ok, 1 failed, 1 not run"
     assert table.rows[2] == ("three", "no", "not run", "the server is gone", "")
     assert table.marked == {1: "bad", 2: "attention"}
