@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain, groupby, product
+from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
 from spark_cluster.bench.suite import MeasurementSettings, Pair, Stage, Suite, Sweep, Variant
@@ -24,6 +27,9 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 RUNS = 5
 """Repetitions where a suite says nothing: the fewest that `compare` gives a verdict for."""
@@ -536,6 +542,11 @@ class At:
     settings: Any = None
 
     @property
+    def server_url(self) -> str:
+        """Of the endpoint, without `/v1`."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
     def served_name(self) -> str:
         """The model as clients name it."""
         return self.deployment.endpoint.model
@@ -580,23 +591,61 @@ class Measurement:
     questions: Mapping[str, Any] = field(default_factory=dict)
 
 
+DECLARED: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("generators.toml").read_text(encoding="utf-8")
+)
+"""Load generators by their names, as `generators.toml` explains them."""
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment  # not before something is measured
+
+    made = Environment(autoescape=False)  # noqa: S701  (words of a command, each by itself)
+    made.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return made
+
+
 class Generator(ABC):
-    """A load generator.
+    """A load generator, or what asks questions in its place.
 
     Attributes:
+        name: in `generators.toml`, which declares the rest.
         role: that installs it on the head, and whose settings have `version` and `path`; empty
             where there is nothing to install.
         version: that is read; empty where it is not ours to choose.
         engine: of which it is a part; empty for one that measures any.
     """
 
-    role: ClassVar[str] = ""
-    version: ClassVar[str] = ""
-    engine: ClassVar[str] = ""
+    name: ClassVar[str]
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.about = DECLARED.get(self.name, {})
+        self.role: str = self.about.get("role", "")
+        self.version: str = self.about.get("version", "")
+        self.engine: str = self.about.get("engine", "")
+
     def tool(self, suite: Suite) -> Tool:
         """Return what the record says of it; without a version where it is the engine's."""
+        settings = suite.settings.model_dump(include=set(self.about["settings"]))
+        return Tool(name=self.name, version=self.version, settings=settings)
+
+    def arguments(self, at: At, cell: PlannedCell, **more: Any) -> list[str]:
+        """Return the words of its command for a cell.
+
+        Args:
+            more: what the templates of words speak of, too.
+        """
+        settings, slo = at.suite.settings, at.suite.slo
+        known = {"at": at, "cell": cell, "key": cell.key, "settings": settings, "slo": slo, **more}
+        known |= {"about": self.about, "requests": cell.requests or REQUESTS}
+        templates = _templates()
+        return [
+            templates.from_string(word).render(known)
+            for group in self.about["arguments"]
+            if templates.compile_expression(group.get("if", "true"))(known)
+            for word in group["words"]
+        ]
 
     @abstractmethod
     def measurement(self, at: At, cell: PlannedCell) -> Measurement:
