@@ -21,7 +21,15 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite import MeasurementSettings, Pair, Stage, Suite, Sweep, Variant
+from spark_cluster.bench.suite import (
+    USUAL,
+    MeasurementSettings,
+    Pair,
+    Stage,
+    Suite,
+    Sweep,
+    Variant,
+)
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
@@ -31,11 +39,7 @@ from spark_cluster.errors import Refused, UsageError
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-RUNS = 5
-"""Repetitions where a suite says nothing: the fewest that `compare` gives a verdict for."""
-
-REQUESTS = 100
-"""Requests of a cell of `vllm bench serve` and GuideLLM where a suite says nothing."""
+REQUESTS: int = USUAL["requests"]
 
 LONGEST_NAME = 72
 """Characters of the readable part of a setup's id; a cell's id is also a file's name."""
@@ -172,7 +176,7 @@ def expand(
     _must_generate(known.values())
     measured: set[str] = set()
     steps = []
-    for stage in suite.stages or [Stage.model_construct(name="")]:
+    for stage in suite.parts:
         for bare, turn, turns in _setups(suite, stage, chosen):
             recipe = known.get(bare.recipe if recorded is None else bare.id)
             setup = _setup(suite, bare, recipe)
@@ -188,8 +192,8 @@ def _setups(
     suite: Suite, stage: Stage, recipes: Sequence[str]
 ) -> Iterator[tuple[PlannedSetup, int, int]]:
     """Yield the servers of a stage without their recipes, with a turn and how many there are."""
-    replicas = stage.replicas or suite.replicas
-    for name, tp in product(recipes, stage.tp or suite.tp):
+    replicas = stage.replicas or 1
+    for name, tp in product(recipes, stage.tp or ()):
         for variant, turn, turns in _servers(suite):
             id = _setup_id(name, tp, replicas, variant)
             yield PlannedSetup(id, name, tp, replicas, variant), turn, turns
@@ -272,43 +276,28 @@ def _setup_id(name: str, tp: int, replicas: int, changes: Variant) -> str:
 def _cells(
     suite: Suite, stage: Stage, setup: PlannedSetup, turn: int, turns: int
 ) -> Iterator[PlannedCell]:
-    runs = stage.runs or suite.runs or RUNS
-    own, more = divmod(runs, turns)
+    own, more = divmod(stage.runs or 0, turns)
     own += turn <= more
     if not own:
         return
-    counts = suite.tool != "llama-benchy"
-    requests = (stage.requests or suite.requests or REQUESTS) if counts else None
-    for key in _keys(suite, stage):
+    requests = stage.requests if suite.tool != "llama-benchy" else None
+    keys = _keys(stage) if suite.kind == "load" else [CellKey(prompt=0, output=0, kind=suite.kind)]
+    for key in keys:
         id = f"{setup.id}.{key_id(key)}" + (f"-t{turn}" if turns > 1 else "")
         skip = setup.skip or _too_long(key, setup.served)
         yield PlannedCell(id, setup.id, key, own, requests, turn, skip)
 
 
-def _keys(suite: Suite, stage: Stage) -> Iterator[CellKey]:
+def _keys(stage: Stage) -> Iterator[CellKey]:
     """Yield the shapes: depth changes slowest, then prompt, output and load."""
-    if suite.kind != "load":
-        yield CellKey(prompt=0, output=0, kind=suite.kind)
-        return
-    depths = stage.depth or suite.depth or [0]
-    prompts = stage.prompt or suite.prompt or [2048]
-    outputs = stage.output or suite.output or [128]
-    for depth, prompt, output, (concurrency, rate) in product(
-        depths, prompts, outputs, _levels(suite, stage)
-    ):
-        yield CellKey(
-            prompt=prompt, output=output, depth=depth, concurrency=concurrency, request_rate=rate
-        )
-
-
-def _levels(suite: Suite, stage: Stage) -> list[tuple[int, float | None]]:
-    """Return concurrency and request rate; what the stage says comes first."""
-    for part in (stage, suite):
-        if part.request_rate:
-            return [(0, rate) for rate in part.request_rate]
-        if part.concurrency:
-            return [(level, None) for level in part.concurrency]
-    return [(1, None)]
+    shapes = product(stage.depth or (), stage.prompt or (), stage.output or ())
+    rates, levels = stage.request_rate or (), stage.concurrency or ()
+    for depth, prompt, output in shapes:
+        key = CellKey(prompt=prompt, output=output, depth=depth)
+        for rate in rates:
+            yield key.model_copy(update={"concurrency": 0, "request_rate": rate})
+        for level in () if rates else levels:
+            yield key.model_copy(update={"concurrency": level})
 
 
 def key_id(key: CellKey) -> str:
