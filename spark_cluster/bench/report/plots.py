@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.bench.record import Metric, MetricName, Setup, printable
 from spark_cluster.bench.report.rendering import (
@@ -26,7 +26,7 @@ from spark_cluster.bench.report.rendering import (
     tokens,
 )
 from spark_cluster.bench.report.results import PlotPoint, Results
-from spark_cluster.bench.report.tables import PHASES, readings
+from spark_cluster.bench.report.tables import DECLARED, PHASES, readings
 from spark_cluster.config.facts import SLOW_MHZ
 from spark_cluster.errors import InvalidFile, UsageError, install_extra
 
@@ -295,22 +295,9 @@ class Panel:
     note: str = ""
 
 
-PANELS = (
-    Panel("clocks", "SM clock", "MHz", (("sm_clock_mhz", ""),), limit=SLOW_MHZ,
-          note=f"Dotted: {SLOW_MHZ / 1000:g} GHz, below which a cell is flagged."),
-    Panel("power", "Power", "W", (("power_w", ""),)),
-    Panel("temperature", "Temperature", "°C", (("temperature_c", ""),)),
-    Panel("memory", "Memory", "GiB",
-          (("gpu_mem_mib", "GPU processes"), ("mem_available_mib", "available")), 1 / 1024),
-    Panel("swap", "Swap in use", "GiB", (("swap_used_mib", ""),), 1 / 1024),
-    Panel("link", "Link traffic (RDMA)", "GB/s",
-          (("rdma_rx_bytes_s", "in"), ("rdma_tx_bytes_s", "out")), 1e-9),
-    Panel("network", "Network traffic (TCP/IP)", "MB/s",
-          (("net_rx_bytes_s", "in"), ("net_tx_bytes_s", "out")), 1e-6),
-    Panel("requests", "Requests", "requests", (("running", "running"), ("waiting", "waiting"))),
-    Panel("kv-usage", "KV cache in use", "%", (("kv_usage", ""),), 100),
-    Panel("acceptance", "Acceptance of drafts", "%", (("acceptance", ""),), 100),
-)  # fmt: skip
+_SLOW = f"Dotted: {SLOW_MHZ / 1000:g} GHz, below which a cell is flagged."
+_LIMITS: dict[str, dict[str, Any]] = {"clocks": {"limit": SLOW_MHZ, "note": _SLOW}}
+PANELS = tuple(Panel(**one, **_LIMITS.get(one["name"], {})) for one in DECLARED["panel"])
 
 
 @dataclass(frozen=True)
