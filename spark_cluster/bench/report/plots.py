@@ -368,7 +368,7 @@ def telemetry_plots(results: Results, nodes: Sequence[NodeTelemetry]) -> Iterato
     during = f"over {elapsed(length)}, under load: {', '.join(label for label, _, _ in spans)}"
     for panel in PANELS:
         lines = [
-            (index, part, *thin_out(node, column))
+            (index, part, *line_of(node, column))
             for index, node in enumerate(nodes)
             for part, (column, _) in enumerate(panel.columns)
             if column in node.values
@@ -424,16 +424,16 @@ def _under_load(results: Results, axis: TimeAxis) -> Iterator[Span]:
             yield results.labels[setup.id], max(0.0, min(begun)), min(axis.width, max(done))
 
 
-# -- telemetry of a run, read from Parquet and thinned out without losing an extreme ---------------
+# -- telemetry of a run, read from Parquet ---------------------------------------------------
 
 NUMBERS = frozenset(column for panel in PANELS for column, _ in panel.columns)
 """Columns that are plotted; a file may lack any of them, and any value may be null."""
 
-BUCKETS = 300
-"""Buckets of a plot, two points each: more than a plot of half a page has pixels to show."""
-
 GAP = 10.0
 """Seconds without a sample after which a line is interrupted: samples come once a second."""
+
+MOST_GAPS = 75
+"""Of a line: a file of more is no use, and may be somebody else's."""
 
 MAX_ROWS = 20_000_000
 """Eight nodes at one sample a second for a month."""
@@ -485,30 +485,14 @@ def read_telemetry(path: Path) -> list[NodeTelemetry]:
         raise InvalidFile(f"not telemetry in Parquet: {reason}", where=str(path)) from None
 
 
-def thin_out(node: NodeTelemetry, column: str, buckets: int = BUCKETS) -> tuple[Floats, Floats]:
-    """Keep the lowest and the highest value of each bucket of time, and the gaps.
-
-    Returns:
-        Times and values, at most three for each bucket; not a number ends a line.
-    """
+def line_of(node: NodeTelemetry, column: str) -> tuple[Floats, Floats]:
+    """Return times and values; not a number ends a line before a gap."""
     import numpy as np
 
     kept = np.isfinite(node.values[column])
     seconds, values = node.seconds[kept], node.values[column][kept]
-    gaps = np.flatnonzero(np.diff(seconds) > GAP)[: buckets // 4]
-    chosen = np.arange(len(seconds))
-    if len(seconds) > 2 * buckets:
-        span = seconds[-1] - seconds[0] or 1.0
-        bucket = np.minimum((seconds - seconds[0]) / span * buckets, buckets - 1).astype(int)
-        starts = np.flatnonzero(np.diff(bucket, prepend=-1))
-        ends = np.append(starts[1:], len(bucket)) - 1
-        by_value = np.lexsort((values, bucket))  # the lowest of a bucket comes first in it
-        chosen = np.unique(np.concatenate([by_value[starts], by_value[ends], gaps, gaps + 1]))
-    after_gap = np.searchsorted(chosen, gaps + 1)
-    return (
-        np.insert(seconds[chosen], after_gap, np.nan),
-        np.insert(values[chosen], after_gap, np.nan),
-    )
+    gaps = np.flatnonzero(np.diff(seconds) > GAP)[:MOST_GAPS] + 1
+    return np.insert(seconds, gaps, np.nan), np.insert(values, gaps, np.nan)
 
 
 def from_datetime(time: datetime) -> float:

@@ -27,7 +27,12 @@ from ruamel.yaml import YAML
 from spark_cluster import Cluster
 from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool, load_record
 from spark_cluster.bench.report import COLUMNS, build, sections, write_report
-from spark_cluster.bench.report.plots import NodeTelemetry, measured_plots, thin_out
+from spark_cluster.bench.report.plots import (
+    NodeTelemetry,
+    line_of,
+    measured_plots,
+    telemetry_plots,
+)
 from spark_cluster.bench.report.rendering import Table, escape, fenced, style
 from spark_cluster.bench.report.results import (
     Results,
@@ -213,24 +218,32 @@ def test_a_band_is_named_only_where_it_is_drawn():
 # -- telemetry -------------------------------------------------------------------------------------
 
 
-def test_thinned_out_telemetry_keeps_extremes_and_gaps():
+def test_a_plot_of_long_telemetry_keeps_extremes_and_gaps():
+    record = dual_record(depths=(0,), loads=(1,))
     seconds = np.arange(20_000.0)
     seconds[10_000:] += 600
-    values = np.full(20_000, 50.0)
-    values[[123, 15_001]] = [99, 1]
+    values = np.random.default_rng(1).normal(50.0, 1.0, len(seconds))
+    values[123], values[15_001] = 90, 10
     values[5] = np.nan
-    x, y = thin_out(NodeTelemetry("n", seconds, {"power_w": values}), "power_w")
-    assert len(x) < 1000
-    assert {np.nanmax(y), np.nanmin(y)} == {99, 1}
-    assert np.isnan(x).sum() == 1
-    gap = int(np.flatnonzero(np.isnan(x))[0])
-    assert (x[gap - 1], x[gap + 1]) == (9_999, 10_600)
+    node = NodeTelemetry("n", seconds, {"power_w": values})
+    assert np.flatnonzero(np.isnan(line_of(node, "power_w")[0])).tolist() == [9_999]
+    with no_png(), style():
+        (plot,) = telemetry_plots(Results(record), [node])
+    (drawn,) = re.findall(
+        r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #1f6', plot.svg
+    )
+    assert drawn.count("M") == 2, "the line is interrupted once"
+    heights = [float(y) for _, y in re.findall(r"[ML] (\S+) (\S+)", drawn)]
+    assert len(heights) < 2000
+    middle = sum(heights) / len(heights)
+    assert middle - min(heights) == pytest.approx(max(heights) - middle, rel=0.1), "90 and 10"
+    assert max(heights) - min(heights) > 40
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_little_telemetry_stays_as_it_is(count):
     node = NodeTelemetry("n", np.arange(float(count)), {"power_w": np.ones(count)})
-    assert len(thin_out(node, "power_w")[0]) == count
+    assert len(line_of(node, "power_w")[0]) == count
 
 
 # -- files -----------------------------------------------------------------------------------------
