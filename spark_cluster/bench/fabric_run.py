@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -361,26 +362,11 @@ UNIT = "spark-cluster-fabric-end"
 START_S = 600.0
 """Seconds for starting and ending Ray's programs, besides the time in which its nodes join."""
 
-END = """\
-if command -v docker >/dev/null; then
-    docker container ls --all --quiet --filter "name=^/?$1$" --filter "label=$2=$3" |
-        xargs --no-run-if-empty docker rm --force
-fi
-if grep --quiet --no-messages --fixed-strings --regexp="\\"$2\\": \\"$3\\"" "$4"; then
-    systemctl disable --now "$1.service"
-fi
-"""
-"""Ends the Ray of a run, as a container or as a unit; the file of a unit has its labels in JSON."""
-
-ONCE = r"""\
-if command -v docker >/dev/null && docker container inspect "$1" >/dev/null 2>&1; then
-    docker update --restart no "$1" >/dev/null || exit
-fi
-if test -e "$2"; then
-    systemctl --quiet disable "$1.service"
-fi
-"""
-"""Keeps Ray from coming back with the node: its timer would not."""
+END, ONCE = (
+    files(__package__).joinpath("data", f"fabric-{name}.sh").read_text(encoding="utf-8")
+    for name in ("end", "once")
+)
+"""Programs of a node's shell, as they say themselves."""
 
 ARM = 'systemctl stop "$0.timer" 2>/dev/null; exec systemd-run --unit "$0" "$@"'
 
