@@ -165,7 +165,7 @@ def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Sect
 def how_measured(record: Record, lines: Sequence[str]) -> tuple[str, ...]:
     """Return the lines that say how a run was measured, from their templates."""
     about = {"run": record, "tool": record.tool, "took": run_time(record)}
-    made = (tables.environment().from_string(line).render(about) for line in lines)
+    made = (tables.said(line, **about) for line in lines)
     return tuple(filter(None, made))
 
 

@@ -114,20 +114,26 @@ def _texts(columns: Mapping[str, str], row: Row) -> dict[str, str]:
     return {title: "" if value is None else str(value) for title, value in found.items()}
 
 
-def declared(results: Results, name: str, rows: Iterable[Row], **about: Any) -> Table:
+def declared(name: str, rows: Iterable[Row], **about: Any) -> Table:
     """Return a table of `tables.toml`.
 
     Args:
-        about: what title and note speak of, too.
+        about: what title, note and every row speak of, too.
     """
-    known = {"results": results, "label": lambda id: results.labels.get(id, id), **about}
-    table, found = DECLARED[name], [{**known, **row} for row in rows]
+    table, found = DECLARED[name], [{**about, **row} for row in rows]
     made = [_texts({**table["columns"], MARK: table.get("mark", "''")}, row) for row in found]
-    title, note = (
-        environment().from_string(table.get(part, "")).render({**known, "rows": found})
-        for part in ("title", "note")
-    )
+    title, note = (said(table.get(part, ""), rows=found, **about) for part in ("title", "note"))
     return tabulate(title, made, note)
+
+
+def said(text: str, **about: Any) -> str:
+    """Return what a template says."""
+    return environment().from_string(text).render(about)
+
+
+def _of_run(results: Results, name: str, rows: Iterable[Row], **about: Any) -> Table:
+    """Return a declared table of a run."""
+    return declared(name, rows, results=results, label=results.label, **about)
 
 
 def tabulate(title: str, rows: Iterable[Mapping[str, str]], note: str = "") -> Table:
@@ -155,7 +161,7 @@ def tables_of(results: Results, name: str) -> Iterator[Table]:
     if name in SEVERAL:
         yield from SEVERAL[name](results)
     else:
-        yield declared(results, name, ROWS[name](results), limits=_limits(results))
+        yield _of_run(results, name, ROWS[name](results), limits=_limits(results))
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -264,8 +270,8 @@ def _comparison(results: Results) -> Iterator[Table]:
             noisy = any(row["is_noise"] for row in rows)
             floors = {"alone": f"{100 * FLOOR_ALONE:.0f}", "several": f"{100 * FLOOR_SEVERAL:.0f}"}
             about = {"title": f"{title}{suffix}", "metric": metric, "noisy": noisy, **floors}
-            yield declared(results, "comparison", rows, **about)
-        yield declared(results, "throughput", _per_load(results, pair), suffix=suffix)
+            yield _of_run(results, "comparison", rows, **about)
+        yield _of_run(results, "throughput", _per_load(results, pair), suffix=suffix)
 
 
 def _per_depth(results: Results, pair: SizePair, metric: MetricName) -> Iterator[Row]:
@@ -301,7 +307,7 @@ def _cells(results: Results) -> Iterator[Table]:
             for cell in cells
             for test, metrics in benchy_rows(cell, concurrency=several)
         ]
-        yield declared(results, "cells", rows, setup=setup, several=several)
+        yield _of_run(results, "cells", rows, setup=setup, several=several)
 
 
 def benchy_rows(
@@ -334,7 +340,7 @@ def _checks(results: Results) -> Iterator[Table]:
         found = Counter(check.status for check in setup.checks)
         counts = ", ".join(f"{count} {status}" for status, count in found.items())
         rows = ({"check": check} for check in setup.checks)
-        yield declared(results, "checks", rows, setup=setup, counts=counts)
+        yield _of_run(results, "checks", rows, setup=setup, counts=counts)
 
 
 def _side_by_side(
