@@ -580,10 +580,11 @@ class Measurement:
     questions: Mapping[str, Any] = field(default_factory=dict)
 
 
-DECLARED: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("generators.toml").read_text(encoding="utf-8")
-)
-"""Load generators by their names, as `generators.toml` explains them."""
+@cache
+def declared() -> dict[str, dict[str, Any]]:
+    """Return the load generators by their names, as `generators.toml` explains them."""
+    path = Path(__file__).with_name("generators.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 @cache
@@ -609,7 +610,7 @@ class Generator(ABC):
     name: ClassVar[str]
 
     def __init__(self) -> None:
-        self.about = DECLARED.get(self.name, {})
+        self.about = declared().get(self.name, {})
         self.role: str = self.about.get("role", "")
         self.version: str = self.about.get("version", "")
         self.engine: str = self.about.get("engine", "")

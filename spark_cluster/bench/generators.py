@@ -13,13 +13,13 @@ from typing import Any
 
 from spark_cluster.bench import on_node
 from spark_cluster.bench.expansion import (
-    DECLARED,
     OFFLINE,
     At,
     Generator,
     GeneratorRun,
     Measurement,
     PlannedCell,
+    declared,
     metric,
     result,
 )
@@ -253,7 +253,7 @@ main()
 """llama-benchy has no option for a text that is there: before it downloads its book, it looks into
 its cache (source: llama-benchy)."""
 
-_DECLARED = DECLARED["llama-benchy"]
+_DECLARED = declared()["llama-benchy"]
 OF_RUNS: dict[MetricName, str] = _DECLARED["of_runs"]
 OF_REQUESTS: dict[MetricName, str] = _DECLARED["of_requests"]
 

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 from spark_cluster.bench.expansion import (
-    DECLARED,
     OFFLINE,
     REQUESTS,
     RUN_S,
@@ -20,6 +19,7 @@ from spark_cluster.bench.expansion import (
     GeneratorRun,
     Measurement,
     PlannedCell,
+    declared,
     metric,
     result,
 )
@@ -33,7 +33,7 @@ from spark_cluster.node.replies import objects_of
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.resources.unit import split_mount
 
-_VLLM = DECLARED["vllm-bench"]
+_VLLM = declared()["vllm-bench"]
 PERCENTILES: list[int] = _VLLM["percentiles"]
 TIMES: dict[MetricName, str] = _VLLM["times"]
 RATES: dict[MetricName, str] = _VLLM["rates"]
