@@ -25,7 +25,15 @@ from made_once import made_once
 from ruamel.yaml import YAML
 
 from spark_cluster import Cluster
-from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool, load_record
+from spark_cluster.bench.record import (
+    CellKey,
+    CellResult,
+    Metric,
+    Record,
+    RecordedCheck,
+    Tool,
+    load_record,
+)
 from spark_cluster.bench.report import COLUMNS, build, sections, write_report
 from spark_cluster.bench.report.plots import (
     NodeTelemetry,
@@ -42,7 +50,14 @@ from spark_cluster.bench.report.results import (
     speed_up,
     verdict,
 )
-from spark_cluster.bench.report.tables import MARK, tables_of, tabulate
+from spark_cluster.bench.report.tables import (
+    DECLARED,
+    MARK,
+    ROWS,
+    SEVERAL,
+    tables_of,
+    tabulate,
+)
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
 from spark_cluster.cli.options import take_globals
@@ -213,6 +228,35 @@ def test_a_band_is_named_only_where_it_is_drawn():
             plots = list(measured_plots(Results(record.model_copy(update={"cells": tuple(cells)}))))
         (note,) = [plot.note for plot in plots if plot.name == "ttfr-concurrency"]
         assert said in note
+
+
+def test_every_declared_column_stands_in_some_table():
+    """An expression that speaks of what is not there gives an empty column, which is left out."""
+    failed = answered(kind="vision", status="failed", metrics={}, questions=(), reason="HTTP 400")
+    checks = (
+        RecordedCheck(id="a", title="A", streamed=True, status="ok", found="x", seconds=1.0),
+        RecordedCheck(id="b", title="B", streamed=False, status="not run", found="", seconds=0.0),
+    )
+    whole = {"checks": checks, "image_repo_digest": "x"}
+    setups = [one.model_copy(update=whole) for one in dual_record().setups]
+    of_nodes = [one.model_copy(update={"bios": "1.0"}) for one in dual_record().nodes]
+    first = dual_record().model_copy(update={"setups": tuple(setups), "nodes": tuple(of_nodes)})
+    times = {"tpot_ms": Metric(mean=1), "e2el_ms": Metric(mean=2)}
+    requests = served(metrics={**served().metrics, **times})
+    runs = [Results(one) for one in (first, sweep_record(), record(requests, answered(), failed))]
+    single = Results(dual_record(loads=(1,)))  # its columns have other names
+    found: dict[str, set[str]] = {}
+    for name in (*ROWS, *SEVERAL):
+        for results in (*runs, single):
+            for table in tables_of(results, name):
+                fields = {row[0] for row in table.rows}
+                found.setdefault(name, set()).update(table.columns, fields)
+    found["throughput"] = found["comparison"]
+    for name in DECLARED.keys() & found.keys():
+        columns = DECLARED[name].get("columns", DECLARED[name])
+        assert set(columns) <= found[name], name
+    listed = [name for part in DECLARED["section"] for name in part.get("tables", ())]
+    assert sorted(listed) == sorted((*ROWS, *SEVERAL)), "each table stands in one section"
 
 
 # -- telemetry -------------------------------------------------------------------------------------
