@@ -18,7 +18,7 @@ from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import expand, result
 from spark_cluster.bench.record import load_record
-from spark_cluster.bench.steps import BenchRun
+from spark_cluster.bench.steps import BenchRun, stop
 from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench
 from spark_cluster.cli.bench_measure import BenchResult
@@ -297,3 +297,24 @@ def test_a_server_that_did_not_start_was_to_be_on_the_head_first(run):
     play: Any = SimpleNamespace(nodes=nodes)
     found = describe.setup_not_started(play, step.setup, step.setup.served, ())
     assert found.nodes == ("spark2",)
+
+
+@pytest.mark.parametrize("folder", ["of the run", "of another run", ""])
+def test_a_run_is_stopped_where_the_head_measures_it(run, fake_cluster, folder):
+    """One question tells whether and what: each is a turn."""
+    cluster, step = fake_cluster(), run.expansion.steps[1]
+    busy = run.on_node(step) if folder == "of the run" else folder
+    asked: list[list[str]] = []
+    touched: list[list[str]] = []
+
+    def shell(words: list[str], _stdin: str) -> Said:
+        asked.append(words)
+        return Said(busy if "flock" in words[1] else "")
+
+    programs = cluster.nodes["spark1"].programs
+    programs["sh"] = shell
+    programs["touch"] = lambda words, _stdin: touched.append(words) or Said("")
+    assert stop(cluster.play, run) is (step if folder == "of the run" else None)
+    assert touched == ([[f"{busy}/stop"]] if folder == "of the run" else [])
+    removed = [words for words in asked if "docker container rm" in words[1]]
+    assert (len(asked), len(removed)) == ((1, 0) if busy else (2, 1))
