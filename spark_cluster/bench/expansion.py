@@ -589,9 +589,9 @@ def declared() -> dict[str, dict[str, Any]]:
 
 @cache
 def _templates() -> Environment:
-    from jinja2 import Environment  # not before something is measured
+    from jinja2 import Environment, StrictUndefined  # not before something is measured
 
-    made = Environment(autoescape=False)  # noqa: S701  (words of a command, each by itself)
+    made = Environment(undefined=StrictUndefined)  # noqa: S701  (each word by itself)
     made.policies["json.dumps_kwargs"] = {"sort_keys": False}
     return made
 

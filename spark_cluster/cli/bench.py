@@ -118,7 +118,6 @@ def run(
             )
         _run_again(app, Path(suite), trust_recipes=trust_recipes, **how)
         return
-    refuse_second_run(how["out"])
     _leave(app, app.cluster.bench(suite, recipes, **how), how["options"])
 
 
