@@ -568,14 +568,18 @@ def arm(sessions: Iterable[Session], run: str, seconds: float) -> None:
     """
     options = ["--quiet", "--collect", "--no-ask-password", f"--on-active={seconds:.0f}"]
     options += ["--timer-property=AccuracySec=10s", "--property=RuntimeMaxSec=120", "--"]
+    words = ["sh", "-c", ARM, UNIT, *options, *end_command(run)]
+    hint = "`bench fabric` starts Ray only where the node ends it by itself"
+    _on_each(sessions, words, "systemd-run", hint)
+
+
+def _on_each(sessions: Iterable[Session], words: list[str], what: str, hint: str = "") -> None:
+    """Run a command on each node; raises Failed where it fails."""
     for session in sessions:
-        done = session.run(["sh", "-c", ARM, UNIT, *options, *end_command(run)])
+        done = session.run(words)
         if done.status != 0:
-            raise Failed(
-                f"systemd-run: {done.stderr.strip()[:200] or f'status {done.status}'}",
-                where=session.node,
-                hint="`bench fabric` starts Ray only where the node ends it by itself",
-            )
+            why = done.stderr.strip()[:200] or f"status {done.status}"
+            raise Failed(f"{what}: {why}", where=session.node, hint=hint)
 
 
 def start_no_more(sessions: Iterable[Session]) -> None:
@@ -586,13 +590,8 @@ def start_no_more(sessions: Iterable[Session]) -> None:
     Raises:
         SparkClusterError: a node does not do so.
     """
-    for session in sessions:
-        done = session.run(["sh", "-c", ONCE, "once", RAY, f"{paths.SYSTEMD_UNITS}/{RAY}.service"])
-        if done.status != 0:
-            raise Failed(
-                f"Ray would start again with the node: {done.stderr.strip()[:200]}",
-                where=session.node,
-            )
+    words = ["sh", "-c", ONCE, "once", RAY, f"{paths.SYSTEMD_UNITS}/{RAY}.service"]
+    _on_each(sessions, words, "Ray would start again with the node")
 
 
 def disarm(sessions: Iterable[Session]) -> None:
