@@ -281,9 +281,18 @@ def processes_path(path: Path) -> Path:
 
 
 class JsonLinesWriter:
-    """A file with a JSON line a row, written as it comes."""
+    """A file with a JSON line a row, written as it comes.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        parquet: a Parquet file that is made of the lines at the end, which are removed then. One
+            without its end cannot be read; the lines can, whenever the program is killed.
+
+    Raises:
+        OSError: the lines cannot be written.
+    """
+
+    def __init__(self, path: Path, parquet: Path | None = None) -> None:
+        self._path, self._parquet = path, parquet
         self._out = path.open("x", encoding="utf-8")
 
     def write(self, row: TelemetryRow) -> None:
@@ -292,33 +301,12 @@ class JsonLinesWriter:
         self._out.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and make the Parquet file."""
         self._out.close()
-
-
-class LateParquetWriter(JsonLinesWriter):
-    """A Parquet file that is made of JSON lines at the end.
-
-    Without its end a Parquet file cannot be read. The lines can, whenever the program is killed;
-    they are in `lines_path`, and removed when the Parquet file is there.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        OSError: the lines cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        need_pyarrow()
-        super().__init__(lines_path(path))
-        self._path = path
-
-    def close(self) -> None:
-        """Make the Parquet file."""
-        super().close()
-        lines = lines_path(self._path)
-        with lines.open(encoding="utf-8") as data:
-            write_parquet(self._path, filter(None, map(row_of_line, data)))
-        lines.unlink()
+        if self._parquet is not None:
+            with self._path.open(encoding="utf-8") as data:
+                write_parquet(self._parquet, filter(None, map(row_of_line, data)))
+            self._path.unlink()
 
 
 def lines_path(path: Path) -> Path:
@@ -349,12 +337,14 @@ def writer(path: Path) -> JsonLinesWriter:
         raise UsageError(f"{path} exists", hint="name a new file, or remove it first")
     if path.suffix != ".parquet":
         return JsonLinesWriter(path)
-    if lines_path(path).exists():
+    need_pyarrow()
+    lines = lines_path(path)
+    if lines.exists():
         raise UsageError(
-            f"{lines_path(path)} exists, of a recording that was killed",
+            f"{lines} exists, of a recording that was killed",
             hint="it has all samples as JSON lines; name a new file, or move it away first",
         )
-    return LateParquetWriter(path)
+    return JsonLinesWriter(lines, parquet=path)
 
 
 def write_parquet(path: Path, rows: Iterable[TelemetryRow]) -> None:
