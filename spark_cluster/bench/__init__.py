@@ -7,6 +7,6 @@ A suite (`suite.py`) becomes servers and cells (`expansion.py`). `sequence.py` b
 nothing in them is believed unchecked. `fabric_run.py` is `bench fabric`.
 
 A run that was cut goes on where it was: what a cell gave is on the node until it is in the record.
-To add a load generator, write a `Generator` and list it in `GENERATORS`; to add a table, a function
-in `report/tables.py` and its place in `sections`.
+To add a load generator, write a `Generator` and list it in `GENERATORS`; to add a table, declare it
+in `report/tables.toml` and give its rows in `report/tables.py`.
 """

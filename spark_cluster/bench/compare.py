@@ -211,28 +211,10 @@ HEADLINES: tuple[MetricName, ...] = tuple(_METRICS["compared"])
 HIGHER_IS_BETTER = frozenset(_METRICS["higher_is_better"])
 """Metrics of which more is better; of the others (times) less is."""
 
-SETUP_FIELDS = {
-    "model": "model",
-    "model_revision": "model revision",
-    "quantization": "quantization",
-    "kv_cache_dtype": "KV cache type",
-    "engine": "engine",
-    "tp": "tensor-parallel size",
-    "replicas": "replicas",
-}
+_COMPARED = table("compared", "bench")
+
+SETUP_FIELDS: dict[str, str] = _COMPARED["setup"]
 """What must be alike of two servers, and its name in a reason."""
-
-_TOOL_FIELDS = {
-    "name": "load generator",
-    "version": "version of the load generator",
-    "latency_mode": "latency mode",
-    "prefix_caching": "prefix caching",
-}
-_TOOL_SETTINGS = ("exact_output", "temperature", "questions")
-"""Settings that must be alike where both runs say them."""
-
-_CHANGES_OF_SETUP = ("image_digest", "executor", "flags", "variant")
-_CHANGES_OF_NODE = tuple(name for name in NodeRecord.model_fields if name != "name")
 
 LONGEST = 60
 """Characters of a changed value that is shown; of longer ones only the name is."""
@@ -401,12 +383,10 @@ def _without_server(record: Record, side: str) -> Iterator[NotComparable]:
 
 def _unlike_tools(a: Record, b: Record) -> str:
     """Return why two runs' load generators do not measure the same; empty where they do."""
+    found = _unlike(vars(a.tool), vars(b.tool), _COMPARED["tool"])
     ours, theirs = a.tool.settings, b.tool.settings
-    settings = [name for name in _TOOL_SETTINGS if name in ours and name in theirs]
-    found = [
-        *_unlike(vars(a.tool), vars(b.tool), _TOOL_FIELDS),
-        *_unlike(ours, theirs, dict(zip(settings, settings, strict=True))),
-    ]
+    known = [name for name in _COMPARED["settings"] if name in ours and name in theirs]
+    found += _unlike(ours, theirs, {name: name for name in known})
     return found[0] if found else ""
 
 
@@ -502,12 +482,12 @@ def _rows(
 def _changed(a: Record, b: Record) -> Iterator[str]:
     """Yield what differs besides the figures, such as `vllm: 0.22.1 in A, 0.23.0 in B`: it may be
     the cause, or the question."""
-    for name in _CHANGES_OF_SETUP:
+    for name in _COMPARED["changes"]:
         sides = [[getattr(setup, name) for setup in run.setups] for run in (a, b)]
         yield from change(name.replace("_", " "), *sides)
     yield from change("spark-cluster", [a.spark_cluster], [b.spark_cluster])
     yield from change("client", [a.client], [b.client])
-    for name in _CHANGES_OF_NODE:
+    for name in [*NodeRecord.model_fields][1:]:  # after its name
         yield from change(name, *([getattr(n, name) for n in run.nodes] for run in (a, b)))
     for name in sorted({p for run in (a, b) for setup in run.setups for p in setup.versions}):
         sides = [[setup.versions.get(name) for setup in run.setups] for run in (a, b)]

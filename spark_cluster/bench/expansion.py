@@ -10,26 +10,36 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain, groupby, product
+from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite import MeasurementSettings, Pair, Stage, Suite, Sweep, Variant
+from spark_cluster.bench.suite import (
+    USUAL,
+    MeasurementSettings,
+    Pair,
+    Stage,
+    Suite,
+    Sweep,
+    Variant,
+)
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.errors import Refused, UsageError
 
-RUNS = 5
-"""Repetitions where a suite says nothing: the fewest that `compare` gives a verdict for."""
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-REQUESTS = 100
-"""Requests of a cell of `vllm bench serve` and GuideLLM where a suite says nothing."""
+REQUESTS: int = USUAL["requests"]
 
 LONGEST_NAME = 72
 """Characters of the readable part of a setup's id; a cell's id is also a file's name."""
@@ -166,7 +176,7 @@ def expand(
     _must_generate(known.values())
     measured: set[str] = set()
     steps = []
-    for stage in suite.stages or [Stage.model_construct(name="")]:
+    for stage in suite.parts:
         for bare, turn, turns in _setups(suite, stage, chosen):
             recipe = known.get(bare.recipe if recorded is None else bare.id)
             setup = _setup(suite, bare, recipe)
@@ -182,8 +192,8 @@ def _setups(
     suite: Suite, stage: Stage, recipes: Sequence[str]
 ) -> Iterator[tuple[PlannedSetup, int, int]]:
     """Yield the servers of a stage without their recipes, with a turn and how many there are."""
-    replicas = stage.replicas or suite.replicas
-    for name, tp in product(recipes, stage.tp or suite.tp):
+    replicas = stage.replicas or 1
+    for name, tp in product(recipes, stage.tp or ()):
         for variant, turn, turns in _servers(suite):
             id = _setup_id(name, tp, replicas, variant)
             yield PlannedSetup(id, name, tp, replicas, variant), turn, turns
@@ -266,43 +276,28 @@ def _setup_id(name: str, tp: int, replicas: int, changes: Variant) -> str:
 def _cells(
     suite: Suite, stage: Stage, setup: PlannedSetup, turn: int, turns: int
 ) -> Iterator[PlannedCell]:
-    runs = stage.runs or suite.runs or RUNS
-    own, more = divmod(runs, turns)
+    own, more = divmod(stage.runs or 0, turns)
     own += turn <= more
     if not own:
         return
-    counts = suite.tool != "llama-benchy"
-    requests = (stage.requests or suite.requests or REQUESTS) if counts else None
-    for key in _keys(suite, stage):
+    requests = stage.requests if suite.tool != "llama-benchy" else None
+    keys = _keys(stage) if suite.kind == "load" else [CellKey(prompt=0, output=0, kind=suite.kind)]
+    for key in keys:
         id = f"{setup.id}.{key_id(key)}" + (f"-t{turn}" if turns > 1 else "")
         skip = setup.skip or _too_long(key, setup.served)
         yield PlannedCell(id, setup.id, key, own, requests, turn, skip)
 
 
-def _keys(suite: Suite, stage: Stage) -> Iterator[CellKey]:
+def _keys(stage: Stage) -> Iterator[CellKey]:
     """Yield the shapes: depth changes slowest, then prompt, output and load."""
-    if suite.kind != "load":
-        yield CellKey(prompt=0, output=0, kind=suite.kind)
-        return
-    depths = stage.depth or suite.depth or [0]
-    prompts = stage.prompt or suite.prompt or [2048]
-    outputs = stage.output or suite.output or [128]
-    for depth, prompt, output, (concurrency, rate) in product(
-        depths, prompts, outputs, _levels(suite, stage)
-    ):
-        yield CellKey(
-            prompt=prompt, output=output, depth=depth, concurrency=concurrency, request_rate=rate
-        )
-
-
-def _levels(suite: Suite, stage: Stage) -> list[tuple[int, float | None]]:
-    """Return concurrency and request rate; what the stage says comes first."""
-    for part in (stage, suite):
-        if part.request_rate:
-            return [(0, rate) for rate in part.request_rate]
-        if part.concurrency:
-            return [(level, None) for level in part.concurrency]
-    return [(1, None)]
+    shapes = product(stage.depth or (), stage.prompt or (), stage.output or ())
+    rates, levels = stage.request_rate or (), stage.concurrency or ()
+    for depth, prompt, output in shapes:
+        key = CellKey(prompt=prompt, output=output, depth=depth)
+        for rate in rates:
+            yield key.model_copy(update={"concurrency": 0, "request_rate": rate})
+        for level in () if rates else levels:
+            yield key.model_copy(update={"concurrency": level})
 
 
 def key_id(key: CellKey) -> str:
@@ -536,6 +531,11 @@ class At:
     settings: Any = None
 
     @property
+    def server_url(self) -> str:
+        """Of the endpoint, without `/v1`."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
     def served_name(self) -> str:
         """The model as clients name it."""
         return self.deployment.endpoint.model
@@ -580,23 +580,62 @@ class Measurement:
     questions: Mapping[str, Any] = field(default_factory=dict)
 
 
+@cache
+def declared() -> dict[str, dict[str, Any]]:
+    """Return the load generators by their names, as `generators.toml` explains them."""
+    path = Path(__file__).with_name("generators.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, StrictUndefined  # not before something is measured
+
+    made = Environment(undefined=StrictUndefined)  # noqa: S701  (each word by itself)
+    made.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return made
+
+
 class Generator(ABC):
-    """A load generator.
+    """A load generator, or what asks questions in its place.
 
     Attributes:
+        name: in `generators.toml`, which declares the rest.
         role: that installs it on the head, and whose settings have `version` and `path`; empty
             where there is nothing to install.
         version: that is read; empty where it is not ours to choose.
         engine: of which it is a part; empty for one that measures any.
     """
 
-    role: ClassVar[str] = ""
-    version: ClassVar[str] = ""
-    engine: ClassVar[str] = ""
+    name: ClassVar[str]
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.about = declared().get(self.name, {})
+        self.role: str = self.about.get("role", "")
+        self.version: str = self.about.get("version", "")
+        self.engine: str = self.about.get("engine", "")
+
     def tool(self, suite: Suite) -> Tool:
         """Return what the record says of it; without a version where it is the engine's."""
+        settings = suite.settings.model_dump(include=set(self.about["settings"]))
+        return Tool(name=self.name, version=self.version, settings=settings)
+
+    def arguments(self, at: At, cell: PlannedCell, **more: Any) -> list[str]:
+        """Return the words of its command for a cell.
+
+        Args:
+            more: what the templates of words speak of, too.
+        """
+        settings, slo = at.suite.settings, at.suite.slo
+        known = {"at": at, "cell": cell, "key": cell.key, "settings": settings, "slo": slo, **more}
+        known |= {"about": self.about, "requests": cell.requests or REQUESTS}
+        templates = _templates()
+        return [
+            templates.from_string(word).render(known)
+            for group in self.about["arguments"]
+            if templates.compile_expression(group.get("if", "true"))(known)
+            for word in group["words"]
+        ]
 
     @abstractmethod
     def measurement(self, at: At, cell: PlannedCell) -> Measurement:

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -361,26 +362,11 @@ UNIT = "spark-cluster-fabric-end"
 START_S = 600.0
 """Seconds for starting and ending Ray's programs, besides the time in which its nodes join."""
 
-END = """\
-if command -v docker >/dev/null; then
-    docker container ls --all --quiet --filter "name=^/?$1$" --filter "label=$2=$3" |
-        xargs --no-run-if-empty docker rm --force
-fi
-if grep --quiet --no-messages --fixed-strings --regexp="\\"$2\\": \\"$3\\"" "$4"; then
-    systemctl disable --now "$1.service"
-fi
-"""
-"""Ends the Ray of a run, as a container or as a unit; the file of a unit has its labels in JSON."""
-
-ONCE = r"""\
-if command -v docker >/dev/null && docker container inspect "$1" >/dev/null 2>&1; then
-    docker update --restart no "$1" >/dev/null || exit
-fi
-if test -e "$2"; then
-    systemctl --quiet disable "$1.service"
-fi
-"""
-"""Keeps Ray from coming back with the node: its timer would not."""
+END, ONCE = (
+    files(__package__).joinpath("data", f"fabric-{name}.sh").read_text(encoding="utf-8")
+    for name in ("end", "once")
+)
+"""Programs of a node's shell, as they say themselves."""
 
 ARM = 'systemctl stop "$0.timer" 2>/dev/null; exec systemd-run --unit "$0" "$@"'
 
@@ -582,14 +568,18 @@ def arm(sessions: Iterable[Session], run: str, seconds: float) -> None:
     """
     options = ["--quiet", "--collect", "--no-ask-password", f"--on-active={seconds:.0f}"]
     options += ["--timer-property=AccuracySec=10s", "--property=RuntimeMaxSec=120", "--"]
+    words = ["sh", "-c", ARM, UNIT, *options, *end_command(run)]
+    hint = "`bench fabric` starts Ray only where the node ends it by itself"
+    _on_each(sessions, words, "systemd-run", hint)
+
+
+def _on_each(sessions: Iterable[Session], words: list[str], what: str, hint: str = "") -> None:
+    """Run a command on each node; raises Failed where it fails."""
     for session in sessions:
-        done = session.run(["sh", "-c", ARM, UNIT, *options, *end_command(run)])
+        done = session.run(words)
         if done.status != 0:
-            raise Failed(
-                f"systemd-run: {done.stderr.strip()[:200] or f'status {done.status}'}",
-                where=session.node,
-                hint="`bench fabric` starts Ray only where the node ends it by itself",
-            )
+            why = done.stderr.strip()[:200] or f"status {done.status}"
+            raise Failed(f"{what}: {why}", where=session.node, hint=hint)
 
 
 def start_no_more(sessions: Iterable[Session]) -> None:
@@ -600,13 +590,8 @@ def start_no_more(sessions: Iterable[Session]) -> None:
     Raises:
         SparkClusterError: a node does not do so.
     """
-    for session in sessions:
-        done = session.run(["sh", "-c", ONCE, "once", RAY, f"{paths.SYSTEMD_UNITS}/{RAY}.service"])
-        if done.status != 0:
-            raise Failed(
-                f"Ray would start again with the node: {done.stderr.strip()[:200]}",
-                where=session.node,
-            )
+    words = ["sh", "-c", ONCE, "once", RAY, f"{paths.SYSTEMD_UNITS}/{RAY}.service"]
+    _on_each(sessions, words, "Ray would start again with the node")
 
 
 def disarm(sessions: Iterable[Session]) -> None:

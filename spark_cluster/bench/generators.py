@@ -19,6 +19,7 @@ from spark_cluster.bench.expansion import (
     GeneratorRun,
     Measurement,
     PlannedCell,
+    declared,
     metric,
     result,
 )
@@ -83,6 +84,8 @@ class JudgedAnswer:
 
 class Questions(Generator):
     """Questions whose answers are judged: our own program on the head."""
+
+    name = "questions"
 
     def tool(self, suite: Suite) -> Tool:
         names = [question.id for question in of_suite(suite)]
@@ -231,8 +234,6 @@ def answer_of(question: ExactQuestion, entry: Mapping[str, Any]) -> JudgedAnswer
 # Its exit status is 0 when every request got HTTP 500, so nothing here asks for it: what counts is
 # whether every figure is there for every run (source: llama-benchy).
 
-LLAMA_BENCHY = "llama-benchy"
-LLAMA_BENCHY_VERSION = "0.4.0"
 PROGRESS = "llama-benchy-progress.v1"
 
 BOOK = "SPARK_CLUSTER_BOOK"
@@ -252,22 +253,9 @@ main()
 """llama-benchy has no option for a text that is there: before it downloads its book, it looks into
 its cache (source: llama-benchy)."""
 
-TOTALS: dict[MetricName, str] = {
-    "pp_tps": "pp_throughput",
-    "tg_tps": "tg_throughput",
-    "peak_tps": "peak_throughput",
-}
-"""Of all requests of a run together: a value for each run."""
-
-OF_REQUESTS: dict[MetricName, str] = {
-    "pp_tps_request": "pp_req_throughput",
-    "tg_tps_request": "tg_req_throughput",
-    "peak_tps_request": "peak_req_throughput",
-    "ttfr_ms": "ttfr",
-    "est_ppt_ms": "est_ppt",
-    "e2e_ttft_ms": "e2e_ttft",
-}
-"""A value for each request."""
+_DECLARED = declared()["llama-benchy"]
+OF_RUNS: dict[MetricName, str] = _DECLARED["of_runs"]
+OF_REQUESTS: dict[MetricName, str] = _DECLARED["of_requests"]
 
 _PREFILL = {"pp_tps", "pp_tps_request"}
 _DECODE = {"tg_tps", "tg_tps_request"}
@@ -276,21 +264,14 @@ _DECODE = {"tg_tps", "tg_tps_request"}
 class LlamaBenchy(Generator):
     """llama-benchy, in an environment of its own on the head."""
 
-    role = "llama_benchy"
-    version = LLAMA_BENCHY_VERSION
+    name = "llama-benchy"
 
     def tool(self, suite: Suite) -> Tool:
-        settings = suite.settings
-        return Tool(
-            name=LLAMA_BENCHY,
-            version=LLAMA_BENCHY_VERSION,
-            latency_mode=settings.latency_mode,
-            prefix_caching=settings.prefix_caching,
-            settings=settings.model_dump(exclude={"latency_mode", "prefix_caching"}),
-        )
+        own = suite.settings.model_dump(include={"latency_mode", "prefix_caching"})
+        return super().tool(suite).model_copy(update=own)
 
     def measurement(self, at: At, cell: PlannedCell) -> Measurement:
-        argv = (f"{at.settings.path}/bin/python", "-c", LAUNCHER, *benchy_arguments(at, cell))
+        argv = (f"{at.settings.path}/bin/python", "-c", LAUNCHER, *self.arguments(at, cell))
         book = at.settings.book
         return Measurement((GeneratorRun(argv),), {BOOK: book, **OFFLINE} if book else {})
 
@@ -300,26 +281,6 @@ class LlamaBenchy(Generator):
         progress = read_progress(files.get(f"{cell.id}.jsonl", "").splitlines())
         found, output = json_of(files, f"{cell.id}.json"), files.get(f"{cell.id}.log", "")
         return benchy_results(cell, found, progress, suite.settings, output)
-
-
-def benchy_arguments(at: At, cell: PlannedCell) -> list[str]:
-    """Return the arguments for a cell, whose result and progress are written below `at.folder`."""
-    settings, raw = at.suite.settings, f"{at.folder}/raw/{cell.id}"
-    key = cell.key
-    words = ["--base-url", at.base_url, "--model", at.model]
-    words += ["--served-model-name", at.served_name, "--tokenizer", at.tokenizer]
-    words += ["--pp", str(key.prompt), "--tg", str(key.output), "--depth", str(key.depth)]
-    words += ["--concurrency", str(key.concurrency), "--runs", str(cell.runs)]
-    words += ["--latency-mode", settings.latency_mode]
-    words.append("--enable-prefix-caching" if settings.prefix_caching else "--no-cache")
-    if settings.exact_output:
-        words.append("--exact-tg")
-    if not settings.coherence:
-        words.append("--skip-coherence")
-    if settings.temperature is not None:
-        words += ["--extra-body", f"temperature={settings.temperature:g}"]
-    words += ["--save-result", f"{raw}.json", "--format", "json"]
-    return [*words, "--emit-progress", f"{raw}.jsonl"]
 
 
 # -- progress --------------------------------------------------------------------------------------
@@ -383,8 +344,8 @@ def benchy_results(
     if isinstance(data, str):
         return [result(cell, reasons=[*reasons, data])]
     version = str(data.get("version"))
-    if version != LLAMA_BENCHY_VERSION:
-        reasons.append(f"written by {LLAMA_BENCHY} {version}, expected {LLAMA_BENCHY_VERSION}")
+    if version != _DECLARED["version"]:
+        reasons.append(f"written by llama-benchy {version}, expected {_DECLARED['version']}")
     entries = objects_of(data.get("benchmarks"))
     wanted = [cell.key]
     if settings.prefix_caching and cell.key.depth:
@@ -444,10 +405,10 @@ def _benchy_metrics(
     attention: list[str] = []
     requests = runs * key.concurrency
     answered = len(numbers(found_at(entry, "ttfr", "values")))
-    for name, field_name in {**TOTALS, **OF_REQUESTS}.items():
+    for name, field_name in {**OF_RUNS, **OF_REQUESTS}.items():
         if name in _DECODE and key.output < 2:
             continue
-        expected = runs if name in TOTALS else requests
+        expected = runs if name in OF_RUNS else requests
         values = numbers(found_at(entry, field_name, "values"))
         if len(values) == expected:
             metrics[name] = _benchy_metric(values, runs)

@@ -21,7 +21,6 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.node.output import LINE_LIMIT
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
@@ -77,7 +76,7 @@ class Sampling:
         self._updates: queue.Queue[Update | BaseException] = queue.Queue()
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[NodeConnection, Session]] = {}
+        self._sessions: dict[str, Session] = {}
 
     def __enter__(self) -> Sampling:
         for node in self._nodes:
@@ -94,7 +93,7 @@ class Sampling:
         what it has begun, or the end of the program does."""
         self._ended.set()
         with self._lock:
-            jobs = {name: partial(self._close, name) for name in self._open}
+            jobs = {name: session.close for name, session in self._sessions.items()}
         in_parallel(jobs)
 
     def next(self, timeout: float) -> Update | None:
@@ -120,15 +119,14 @@ class Sampling:
         while not self._ended.is_set():
             began = time.monotonic()
             try:
-                self._stream(node)
+                with contextlib.suppress(OSError):  # of a connection that was lost, closed
+                    self._stream(node)
             except SparkClusterError as error:
                 for_good = not isinstance(error, Unreachable)
                 if not self._ended.is_set():
                     self._updates.put(Lost(node.name, error, for_good))
                 if for_good:
                     return
-            finally:
-                self._close(node.name)
             pause = PAUSES[0] if time.monotonic() - began > most else min(1.5 * pause, most)
             self._ended.wait(pause)
 
@@ -139,7 +137,6 @@ class Sampling:
             Unreachable: it was lost, or could not be made.
             Failed: the sampler has ended.
         """
-        session = self._connected(node)
         reader, last = LineReader(node.name), ""
         rest = ""
 
@@ -154,33 +151,14 @@ class Sampling:
                 else:
                     last = line or last
 
-        reply = session.submit("telemetry", **self._settings).wait(take)
+        with self._dialer.session(node, LABEL) as session:
+            with self._lock:
+                self._sessions[node.name] = session
+            if self._ended.is_set():
+                return
+            reply = session.submit("telemetry", **self._settings).wait(take)
         why = last[:200] or f"status {reply.get('status')}"
         raise Failed(f"the sampler has ended: {why}", where=node.name)
-
-    def _connected(self, node: InventoryNode) -> Session:
-        """Connect, and keep the connection to be closed at the end, unless that has come."""
-        connection = self._dialer.dial(node)
-        try:
-            session = connection.session(LABEL, become=True)
-        except BaseException:
-            connection.close()
-            raise
-        with self._lock:
-            self._open[node.name] = (connection, session)
-        if self._ended.is_set():
-            self._close(node.name)
-            raise Unreachable("it is over", where=node.name)
-        return session
-
-    def _close(self, name: str) -> None:
-        with self._lock:
-            found = self._open.pop(name, None)
-        if found is not None:
-            connection, session = found
-            with contextlib.suppress(SparkClusterError, OSError):
-                session.close()
-            connection.close()
 
 
 # -- what is known of the nodes now ----------------------------------------------------------------

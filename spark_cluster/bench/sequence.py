@@ -216,8 +216,9 @@ def go_on(
         run.add([skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
     steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
     try:
-        if not (steps or keep or play.check or run.record.status == "complete"):
-            _take_down_last(play, run)
+        measured = [step for step in run.expansion.steps if run.recorded(step) is not None]
+        if measured and not (steps or keep or play.check or run.record.status == "complete"):
+            _take_down_measured(play, run, measured[-1])
         _measure_steps(play, run, steps, keep=keep, stop_at_first_failure=stop_at_first_failure)
     except KeyboardInterrupt:
         play.note(
@@ -252,32 +253,35 @@ def _measure_steps(
         play.note(
             f"server {number} of {len(steps)}: {step.setup.id}, {counted(len(step.cells), 'cell')}"
         )
-        if not _measure_step(play, run, step, stop_at_first_failure=stop_at_first_failure):
+        here = _measure_step(play, run, step, stop_at_first_failure=stop_at_first_failure)
+        if here is None:
             continue
         following = steps[number] if number < len(steps) else None
         if play.check or (following is None and keep):
             continue
         server = (step.setup.id, step.turn)  # every turn of a pair has a start of its own
-        if following is None or (following.setup.id, following.turn) != server:
+        if following is None and not here:
+            _take_down_measured(play, run, step)
+        elif following is None or (following.setup.id, following.turn) != server:
             take_down(play, run, step)
 
 
-def _take_down_last(play: Play, run: BenchRun) -> None:
-    """Take the last server down after its cells were measured while the laptop was away."""
-    measured = [step for step in run.expansion.steps if run.recorded(step) is not None]
-    if not measured:
-        return
+def _take_down_measured(play: Play, run: BenchRun, step: Step) -> None:
+    """Take a server down whose cells were measured while the laptop was away.
+
+    What was brought up since then stays.
+    """
     answer = play.session(play.head).request(
         "gather", commands={SERVER: runtime.question(SERVER)}, files={"endpoint": DESCRIPTION}
     )
     running = containers.answered(answer["commands"][SERVER])
     other = ", ".join(one.model for one in models_of(answer["files"]["endpoint"]))
-    if running.status != "absent" and not is_of(measured[-1], running):
+    if running.status != "absent" and not is_of(step, running):
         other = running.labels.get(RECIPE, "another server")
     if other:
         play.note(f"{other} serves now, which is not of this run: it stays up")
         return
-    take_down(play, run, measured[-1])  # where nothing serves: what is left of it
+    take_down(play, run, step)  # where nothing serves: what is left of it
 
 
 def is_of(step: Step, running: ContainerState) -> bool:
@@ -288,11 +292,13 @@ def is_of(step: Step, running: ContainerState) -> bool:
     return set(words(recipe.flags(tp))) <= set(running.command)
 
 
-def _measure_step(play: Play, run: BenchRun, step: Step, *, stop_at_first_failure: bool) -> bool:
+def _measure_step(
+    play: Play, run: BenchRun, step: Step, *, stop_at_first_failure: bool
+) -> bool | None:
     """Bring the server of a step up and measure its cells; nothing where they are done already.
 
     Returns:
-        False where it did not start, so that nothing of it is left.
+        Whether it was brought up now; None where it did not start, so that nothing of it is left.
 
     Raises:
         SparkClusterError: the run cannot go on.
@@ -300,7 +306,7 @@ def _measure_step(play: Play, run: BenchRun, step: Step, *, stop_at_first_failur
     if not play.check:
         must_be_as_before(run, step)
         if is_done_there(play, run, step):
-            return True
+            return False
     before = play.seconds.get("load", 0.0)
     try:
         served = bring_up(play, step)
@@ -308,7 +314,7 @@ def _measure_step(play: Play, run: BenchRun, step: Step, *, stop_at_first_failur
         if play.check or stop_at_first_failure or not is_at_fault(play, error):
             raise
         _give_up(play, run, step, error)
-        return False
+        return None
     if served is not None:
         startup_s = round(play.seconds.get("load", 0.0) - before, 1)
         _record_server(play, run, step, served, startup_s)

@@ -233,26 +233,27 @@ def load_base(deployment: Deployment) -> str:
     return deployment.endpoint.path("")
 
 
-def is_measuring(play: Play, run: BenchRun, step: Step) -> bool:
-    """Return True while the head measures cells of a step."""
-    return on_node.measured(play.session(play.head)) == run.on_node(step)
+def measured(play: Play, run: BenchRun) -> tuple[str, Step | None]:
+    """Return the folder whose cells the head measures now, and the step of the run that it is of;
+    empty and None where it measures none, or none of this run."""
+    folder = on_node.measured(play.session(play.head))
+    return folder, next((step for step in run.pending if run.on_node(step) == folder), None)
 
 
-def stop(play: Play, run: BenchRun, step: Step) -> bool:
-    """Have the head end what it measures of a step, the cell in progress included.
+def stop(play: Play, run: BenchRun) -> Step | None:
+    """Have the head end what it measures of a run, the cell in progress included.
 
     Returns:
-        Whether anything was being measured. Where nothing was, the load generator's container of a
-        run that was killed is removed.
+        The step that was being measured. Where nothing was, the load generator's container of a run
+        that was killed is removed.
     """
-    session, folder = play.session(play.head), run.on_node(step)
-    busy = on_node.measured(session)
-    if busy == folder:
+    session, (folder, step) = play.session(play.head), measured(play, run)
+    if step is not None:
         on_node.stop(session, folder)
         Recording(play, run.nodes(step), folder).stop()
-    elif not busy:
+    elif not folder:
         session.run(list(CLEAR), timeout=DOCKER_S)
-    return busy == folder
+    return step
 
 
 def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
@@ -278,9 +279,11 @@ def _wait(play: Play, run: BenchRun, step: Step) -> None:
     """Wait until the head measures no cells of a step, as long as these can take at most."""
     limit_s = _limit_s(run, step)
     deadline = time.monotonic() + limit_s
-    if is_measuring(play, run, step):
-        play.note("the nodes are still measuring; this waits for them")
-    while is_measuring(play, run, step):
+    is_told = False
+    while on_node.measured(play.session(play.head)) == run.on_node(step):
+        if not is_told:
+            play.note("the nodes are still measuring; this waits for them")
+            is_told = True
         if time.monotonic() > deadline:
             raise Failed(
                 f"the nodes still measure {step.setup.id} after {limit_s / 3600:.1f} hours, more "

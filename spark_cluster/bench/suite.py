@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +18,11 @@ from spark_cluster.config.schema import Schema, Word, env_name, validate
 from spark_cluster.config.secret import is_secret_setting, looks_secret
 from spark_cluster.config.yamlfile import Key, Problem, did_you_mean, load
 from spark_cluster.engine.tool_checks import CATALOGUE
+
+USUAL: dict[str, Any] = {
+    "prompt": [2048], "output": [128], "depth": [0], "concurrency": [1], "requests": 100, "runs": 5,
+}  # fmt: skip
+"""Of a load, where a suite says nothing. Five runs are the fewest that `compare` judges."""
 
 MOST_CELLS = 5000
 """A suite with more is a mistake: at 10 s a cell it would take 14 hours without one request."""
@@ -187,6 +193,15 @@ class Suite(Load):
     sources: list[str] = Field(default=[])
     """what it reproduces"""
 
+    @property
+    def parts(self) -> Iterator[Stage]:
+        """The stages with all that they take from the suite; one where it has none."""
+        own = USUAL | self.model_dump(include={*Stage.model_fields}, exclude_none=True)
+        for stage in self.stages or [Stage.model_construct()]:
+            given = stage.model_dump(exclude_none=True)
+            closed = {"request_rate": None} if "concurrency" in given else {}
+            yield Stage.model_construct(**own | closed | given)
+
 
 # -- reading ---------------------------------------------------------------------------------------
 
@@ -318,16 +333,9 @@ def _most_cells(suite: Suite) -> int:
             variants *= len(values)
         variants *= len(suite.sweep.num_speculative_tokens) or 1
     total = 0
-    for stage in suite.stages or [Stage.model_construct(name="")]:
-        shapes = 1
-        for own, given in (
-            (stage.prompt, suite.prompt),
-            (stage.output, suite.output),
-            (stage.depth, suite.depth),
-        ):
-            shapes *= len(own or given or (0,))
-        levels = stage.request_rate or stage.concurrency or suite.request_rate or suite.concurrency
-        total += shapes * len(levels or (1,)) * len(stage.tp or suite.tp)
+    for part in suite.parts:
+        lists = (part.prompt, part.output, part.depth, part.request_rate or part.concurrency)
+        total += math.prod(len(values or ()) for values in (*lists, part.tp))
     return total * variants * max(len(suite.recipes), 1)
 
 

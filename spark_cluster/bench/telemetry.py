@@ -20,6 +20,8 @@ from spark_cluster.bench.record import CellResult, Metric, MetricName, ProcessMe
 from spark_cluster.config.facts import BUSY_PERCENT, SLOW_MHZ
 from spark_cluster.config.schema import Document, Hidden
 from spark_cluster.errors import UsageError, install_extra
+from spark_cluster.models.naming import table
+from spark_cluster.node.replies import at
 from spark_cluster.node.telemetry import FORMAT
 
 KIB = 1024
@@ -119,29 +121,26 @@ class LineReader:
         """Return the row of a line; None for one that is not the sampler's."""
         try:
             sample = json.loads(line)
-            at = datetime.fromtimestamp(float(sample["time"]), UTC)
-            return self._row(at, sample) if sample["format"] == FORMAT else None
+            time = datetime.fromtimestamp(float(sample["time"]), UTC)
+            return self._row(time, sample) if sample["format"] == FORMAT else None
         except _NOT_A_ROW:
             return None
 
-    def _row(self, at: datetime, sample: Mapping[str, Any]) -> TelemetryRow:
-        gpu, engine = _part(sample, "gpu"), _part(sample, "engine")
+    def _row(self, time: datetime, sample: Mapping[str, Any]) -> TelemetryRow:
         processes = _processes(sample.get("processes"))
         if processes is not None:
             self._gpu_mem_mib = sum(process.used_mib or 0 for process in processes)
-        reasons = gpu.get("throttle")
-        counters = _counters(sample)
+        reasons = at(sample, "gpu", "throttle")
+        counters, kib = _counters(sample), _figures(sample, "kib")
         row = TelemetryRow(
-            time=at,
+            time=time,
             node=self.node,
-            **{name: gpu.get(name) for name in _GPU},
+            **_figures(sample, "values"),
+            **{name: _whole(value) for name, value in _figures(sample, "counts").items()},
+            **{name: None if value is None else int(value) // KIB for name, value in kib.items()},
             throttle=",".join(reasons) if isinstance(reasons, list) else None,
-            **_memory(_part(sample, "memory")),
             gpu_mem_mib=self._gpu_mem_mib,
             **_rates(self._before, counters),
-            running=_whole(engine.get("running")),
-            waiting=_whole(engine.get("waiting")),
-            kv_usage=engine.get("kv_usage"),
             rdma_errors=self._new_errors(sample.get("rdma_errors")),
             processes=processes,
             notes=tuple(map(str, sample.get("notes", ()))),
@@ -159,7 +158,7 @@ class LineReader:
     def _new_drafts(self, counters: Mapping[str, Any]) -> tuple[float, ...] | None:
         """Return by how much the counters of drafts have grown; None where the engine has begun
         again, or has no drafter."""
-        now = [found for name in _DRAFTS if (found := number(counters[name])) is not None]
+        now = [found for name in _DRAFTS if (found := counters[name]) is not None]
         if len(now) < len(_DRAFTS):
             return None
         before, self._drafts = self._drafts, now
@@ -178,24 +177,19 @@ _NOT_A_ROW = (
 )  # fmt: skip
 """What reading a line raises that is not the sampler's."""
 
-_GPU = ("utilisation", "sm_clock_mhz", "power_w", "temperature_c")
 _DRAFTS = ("drafts", "draft_tokens", "accepted_tokens")
 
 
-def _part(line: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = line.get(name)
-    return part if isinstance(part, dict) else {}
+_SOURCES: dict[str, dict[str, list[str]]] = table("telemetry", "bench")
+
+
+def _figures(sample: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the figures of a kind in a line; None for what is not known."""
+    return {name: number(at(sample, *path)) for name, path in _SOURCES[kind].items()}
 
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-def _memory(sample: Mapping[str, Any]) -> dict[str, int | None]:
-    names = {"mem_available_mib": "available_kib", "mem_total_mib": "total_kib"}
-    names["swap_used_mib"] = "swap_used_kib"
-    found = {name: sample.get(source) for name, source in names.items()}
-    return {name: None if value is None else value // KIB for name, value in found.items()}
 
 
 def _processes(sample: Any) -> tuple[ProcessMemory, ...] | None:
@@ -206,28 +200,20 @@ def _processes(sample: Any) -> tuple[ProcessMemory, ...] | None:
 
 def _counters(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return the clock and all that only grows; what becomes a rate by the rate's name."""
-    engine, network = _part(sample, "engine"), _part(sample, "network")
-    hcas = _part(sample, "rdma").values()
-    interfaces = {hca.get("interface") for hca in hcas}
-    link = [network[name] for name in interfaces if name in network]
+    network = at(sample, "network") or {}
+    hcas = (at(sample, "rdma") or {}).values()
+    link = {hca.get("interface") for hca in hcas} & network.keys()
     moved = {
         f"{name}_{way}_bytes_s": _total(values)
         for n, way in enumerate(("rx", "tx"))
         for name, values in (
             ("rdma", [hca.get(way) for hca in hcas]),
             ("net", [counted[n] for counted in network.values()]),
-            ("link", [counted[n] for counted in link]),
+            ("link", [network[interface][n] for interface in link]),
         )
     }
-    return {
-        "clock": float(sample.get("clock", 0)),
-        **moved,
-        "prompt_tps": engine.get("prompt_tokens"),
-        "generation_tps": engine.get("generation_tokens"),
-        "swap_bytes_s": _part(sample, "memory").get("swapped_bytes"),
-        "preemptions": engine.get("preemptions"),
-        **{name: engine.get(name) for name in _DRAFTS},
-    }
+    found = _figures(sample, "counters")
+    return {**found, "clock": found["clock"] or 0.0, **moved}
 
 
 def _rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,9 +281,18 @@ def processes_path(path: Path) -> Path:
 
 
 class JsonLinesWriter:
-    """A file with a JSON line a row, written as it comes."""
+    """A file with a JSON line a row, written as it comes.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        parquet: a Parquet file that is made of the lines at the end, which are removed then. One
+            without its end cannot be read; the lines can, whenever the program is killed.
+
+    Raises:
+        OSError: the lines cannot be written.
+    """
+
+    def __init__(self, path: Path, parquet: Path | None = None) -> None:
+        self._path, self._parquet = path, parquet
         self._out = path.open("x", encoding="utf-8")
 
     def write(self, row: TelemetryRow) -> None:
@@ -306,33 +301,12 @@ class JsonLinesWriter:
         self._out.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and make the Parquet file."""
         self._out.close()
-
-
-class LateParquetWriter(JsonLinesWriter):
-    """A Parquet file that is made of JSON lines at the end.
-
-    Without its end a Parquet file cannot be read. The lines can, whenever the program is killed;
-    they are in `lines_path`, and removed when the Parquet file is there.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        OSError: the lines cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        need_pyarrow()
-        super().__init__(lines_path(path))
-        self._path = path
-
-    def close(self) -> None:
-        """Make the Parquet file."""
-        super().close()
-        lines = lines_path(self._path)
-        with lines.open(encoding="utf-8") as data:
-            write_parquet(self._path, filter(None, map(row_of_line, data)))
-        lines.unlink()
+        if self._parquet is not None:
+            with self._path.open(encoding="utf-8") as data:
+                write_parquet(self._parquet, filter(None, map(row_of_line, data)))
+            self._path.unlink()
 
 
 def lines_path(path: Path) -> Path:
@@ -363,12 +337,14 @@ def writer(path: Path) -> JsonLinesWriter:
         raise UsageError(f"{path} exists", hint="name a new file, or remove it first")
     if path.suffix != ".parquet":
         return JsonLinesWriter(path)
-    if lines_path(path).exists():
+    need_pyarrow()
+    lines = lines_path(path)
+    if lines.exists():
         raise UsageError(
-            f"{lines_path(path)} exists, of a recording that was killed",
+            f"{lines} exists, of a recording that was killed",
             hint="it has all samples as JSON lines; name a new file, or move it away first",
         )
-    return LateParquetWriter(path)
+    return JsonLinesWriter(lines, parquet=path)
 
 
 def write_parquet(path: Path, rows: Iterable[TelemetryRow]) -> None:

@@ -27,9 +27,9 @@ from spark_cluster.bench.repeat import (
     must_be_trusted,
     pin,
 )
-from spark_cluster.bench.steps import BenchRun, is_measuring
+from spark_cluster.bench.steps import BenchRun, measured
 from spark_cluster.bench.steps import fetch as fetch_step
-from spark_cluster.bench.steps import stop as stop_step
+from spark_cluster.bench.steps import stop as stop_run
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_measure import (
     RESULTS,
@@ -118,7 +118,6 @@ def run(
             )
         _run_again(app, Path(suite), trust_recipes=trust_recipes, **how)
         return
-    refuse_second_run(how["out"])
     _leave(app, app.cluster.bench(suite, recipes, **how), how["options"])
 
 
@@ -255,9 +254,8 @@ def status(app: App, *, folder: RunFolder) -> None:
         app.console.print(styled("{}: {}{}", record.id, done, failed))
     if made.pending:
         with _reached(app, "bench status") as play:
-            for step in made.pending:
-                if is_measuring(play, made, step):
-                    found["measuring"] = step.setup.id
+            _, step = measured(play, made)
+            found["measuring"] = step.setup.id if step is not None else ""
     if app.as_json:
         app.print_json(found)
     elif found["measuring"]:
@@ -268,18 +266,13 @@ def status(app: App, *, folder: RunFolder) -> None:
 def stop(app: App, *, folder: RunFolder) -> None:
     """Stop measuring a run on the nodes; the cell in progress is lost, the server stays up."""
     made = of_folder(app.cluster, folder)
-    stopped = []
     with _reached(app, "bench stop") as play:
-        for step in made.pending:
-            if stop_step(play, made, step):
-                stopped.append(step.setup.id)
-    app.show({"stopped": stopped}, _stopped(stopped))
-
-
-def _stopped(servers: list[str]) -> str:
-    if not servers:
-        return "nothing is being measured"
-    return f"stopped: {', '.join(servers)}; its server stays up until `spark-cluster down`"
+        step = stop_run(play, made)
+    if step is None:
+        app.show({"stopped": []}, "nothing is being measured")
+        return
+    stays = "its server stays up until `spark-cluster down`"
+    app.show({"stopped": [step.setup.id]}, f"stopped: {step.setup.id}; {stays}")
 
 
 @click.command(cls=DeclaredCommand)
@@ -333,8 +326,7 @@ def _show(app: App, made: BenchResult) -> None:
     console = app.console
     show_run(app, made.record)
     console.print(styled("\nin {}", made.folder))
-    measured = any(cell.status == "ok" for cell in made.record.cells)
-    if measured:
+    if any(cell.status == "ok" for cell in made.record.cells):
         command = f"spark-cluster bench report {made.folder}"
         console.print(styled("[bold]{}[/] makes the report", command))
     if made.record.repeats is not None:

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import click
 from rich.table import Table
 
-from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row, part_of
+from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, part_of
 from spark_cluster.bench.compare import compare as compare_runs
 from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand
+from spark_cluster.bench.open_loop import TIMES
 from spark_cluster.bench.record import (
     REPORT,
     SHOWN_PERCENTILES,
@@ -39,7 +40,7 @@ from spark_cluster.bench.report import Report, write_report
 from spark_cluster.bench.report.rendering import Table as Figures
 from spark_cluster.bench.report.rendering import number
 from spark_cluster.bench.report.results import Results
-from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
+from spark_cluster.bench.report.tables import declared, mean, tables_of
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
@@ -53,7 +54,11 @@ from spark_cluster.node.output import counted
 STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
 """Of the marks of rows."""
 
-_COLOURS = {"better": "green", "worse": "red", "same": "", "too noisy": "yellow"}
+COLOURS = {
+    "better": "green", "inside": "green", "worse": "red", "outside": "red", "same": "", "": "",
+    "too noisy": "yellow",
+}  # fmt: skip
+"""Of verdicts; others are dim."""
 
 MOST = 6
 """Figures that a table of 80 columns has room for, next to the load."""
@@ -91,22 +96,24 @@ def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
     return plain_table(*titles, right=right, wide=True)
 
 
-Load = tuple[CellKey, str, MetricName]
-"""A load, what it was measured on, and a metric of it."""
-
-
-def table_by_load(titles: Iterable[str], rows: Iterable[tuple[Load, tuple[Any, ...]]]) -> Table:
-    """Return a table of metrics below the load and the server that they are of.
+def table_by_load(name: str, rows: Iterable[tuple[CellKey, str, MetricName, Any]]) -> Table:
+    """Return a table of `tables.toml` with its metrics below the load and the server they are of.
 
     Args:
-        rows: a load with its metric, and the figures; those of one load stand together.
+        rows: load, what it was measured on, metric, and what the columns speak of; those of one
+            load stand together.
     """
-    table = figures_table("", *titles)
-    for (key, about), group in groupby(rows, lambda row: row[0][:2]):
+    known = list(rows)
+    speak = ({"row": row, "one": getattr(row, "difference", None)} for *_, row in known)
+    found = declared(name, speak)
+    table = figures_table("", *found.columns)
+    lines = zip(known, found.rows, range(len(known)), strict=True)
+    for (key, about), group in groupby(lines, lambda line: line[0][:2]):
         table.add_row(painted(load_text(key), "bold"))
         table.add_row(painted(f"  {about}", "dim"))
-        for (_, _, metric), figures in group:
-            table.add_row(f"  {METRICS[metric]['title']}", *figures)
+        for (_, _, metric, _), (*figures, last), index in group:
+            verdict = painted(last, COLOURS.get(found.marked.get(index, ""), "dim"))
+            table.add_row(f"  {METRICS[metric]['title']}", *figures, verdict)
     return table
 
 
@@ -144,8 +151,8 @@ def show_run(app: App, record: Record) -> None:
             console.print(painted(about, "dim"))
         console.print(console_table(_figures_table(found)))
         results = Results(record.model_copy(update={"cells": tuple(found)}))
-        answers = answers_table(results).without("setup", "kind", "streamed")
-        for more in (_percentiles_table(found), answers):
+        (answers,) = tables_of(results, "answers")
+        for more in (_percentiles_table(found), answers.without("setup", "kind", "streamed")):
             if more.rows:
                 console.print()
                 console.print(console_table(more))
@@ -194,8 +201,8 @@ def _percentiles_table(cells: Sequence[CellResult]) -> Figures:
     rows: list[tuple[str, ...]] = []
     marked = {}
     for cell in cells:
-        times = {name: cell.metrics[name] for name in OPEN_LOOP.values() if name in cell.metrics}
-        found = {name: metric for name, metric in times.items() if metric.percentiles}
+        times = {name: cell.metrics.get(name) for name in TIMES}
+        found = {name: metric for name, metric in times.items() if metric and metric.percentiles}
         if found:
             marked[len(rows)] = "load"
             rows.append((load_text(cell.key), *[""] * (1 + len(SHOWN_PERCENTILES))))
@@ -219,25 +226,12 @@ def show_comparison(app: App, found: Comparison) -> None:
         console.print(styled("[dim]differs:[/] {}", line))
     if found.rows:
         console.print()
-        rows = (((row.key, row.setup.id, row.metric), _figures(row)) for row in found.rows)
-        console.print(table_by_load(("A", "B", "B / A", "95 %", "verdict"), rows))
+        rows = ((row.key, row.setup.id, row.metric, row) for row in found.rows)
+        console.print(table_by_load("compared", rows))
     _left_out(app, found.not_comparable)
     within_a_run = SETUP_FIELDS["tp"], SETUP_FIELDS["replicas"]
     if not found.rows and any(one.reason.startswith(within_a_run) for one in found.not_comparable):
         console.print("`spark-cluster bench report RUN` compares TP=1, TP=2 and replicas of a run")
-
-
-def _figures(row: Row) -> tuple[Any, ...]:
-    one = row.difference
-    verdict = f"same ±{one.floor:.0%}" if one.verdict == "same" else one.verdict
-    interval = "" if one.low is None or one.high is None else f"{one.low:.2f}-{one.high:.2f}"
-    return (
-        number(row.a),
-        number(row.b),
-        "" if one.ratio is None else f"{one.ratio:.3f}",
-        interval,
-        painted(verdict, _COLOURS.get(one.verdict, "dim")),
-    )
 
 
 def _left_out(app: App, found: Sequence[NotComparable]) -> None:
@@ -270,11 +264,9 @@ def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -
     rows = []
     for row in found.rows:
         source = " ".join([row.figure.source, *(marks[text] for text in row.caveats)])
-        spread = f" ± {number(row.figure.std)}" if row.figure.std is not None else ""
-        figures = number(row.value) + spread, number(row.measured), f"{row.share:+.1%}"
-        rows.append(((row.cell.key, source, row.metric), figures))
+        rows.append((row.cell.key, source, row.metric, row))
     if rows:
-        console.print(table_by_load(("published", "here", "deviation"), rows))
+        console.print(table_by_load("published", rows))
     if not all_figures:
         text = "--all lists the published figures that are not compared, with the reason"
         console.print(painted(f"{text}: {len(found.others)}", "dim"))
@@ -308,13 +300,8 @@ def _show_predictions(app: App, rows: list[PredictedFigure], share: float) -> No
     text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"
     text += f", mean error {mean_error(rows):.1%}"
     app.console.print(painted(text, "bold"))
-    shown = []
-    for row in rows:
-        span = f"{number(row.low)}-{number(row.high)}"
-        verdict = painted("inside", "green") if row.is_inside else painted("outside", "red")
-        figures = number(row.value), span, number(row.measured), f"{row.error:+.1%}", verdict
-        shown.append(((row.key, row.setup, row.metric), figures))
-    app.console.print(table_by_load(("predicted", "range", "measured", "error", ""), shown))
+    shown = ((row.key, row.setup, row.metric, row) for row in rows)
+    app.console.print(table_by_load("planned", shown))
 
 
 # -- its report ------------------------------------------------------------------------------------

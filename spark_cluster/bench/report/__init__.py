@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -39,8 +39,6 @@ from spark_cluster.bench.report.rendering import (
     fenced,
     file_name,
     moment,
-    number,
-    short,
     style,
 )
 from spark_cluster.bench.report.results import Results, RunVerdict, answers, headline, verdict
@@ -52,11 +50,6 @@ POST = "report.md"
 
 OPEN_ROWS = 16
 """A list of cells longer than this is folded; on paper it is open."""
-
-TELEMETRY_NOTE = (
-    "Shaded: when which setup was under load. Of each short interval the lowest and the highest "
-    "sample are drawn."
-)
 
 
 def _mark(verdict: RunVerdict) -> str:
@@ -149,65 +142,31 @@ class Section:
 
 
 def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Section, ...]:
-    """Make all sections of a report, the plots drawn."""
-    others = (
-        tables.acceptance_table(results), tables.served_table(results),
-        tables.answers_table(results), *tables.check_tables(results),
-    )  # fmt: skip
-    comparison = _filled(tables.comparison_tables(results))
-    flagged = _filled([tables.flagged_table(results)])
-    cells, method = _filled(tables.benchy_tables(results)), how_measured(results.record)
-    memory = _filled((tables.vram_table(results), tables.process_table(results)))
-    environment = _filled((*tables.setup_tables(results), *tables.node_tables(results)))
+    """Make all sections of a report, as `tables.toml` declares them, the plots drawn."""
     with style():
-        measured, predicted = tuple(measured_plots(results)), tuple(predicted_plot(results))
-        vram, over_time = tuple(vram_plot(results)), tuple(telemetry_plots(results, telemetry))
-    summary = _filled([tables.headline_table(results)])
-    parts = (
-        Section("summary", "Each setup", tables=summary, pasted=True),
-        Section("flagged", "Cells to look at", "To look at", flagged),
-        Section("comparison", "TP=1 and TP=2", "TP=1 and TP=2", comparison, pasted=True),
-        Section("measured", "Plots", "Plots", plots=measured, absent="Too few cells for a plot."),
-        Section("others", "Other tables", tables=_filled(others)),
-        Section(
-            "predicted", "Predicted and measured", "", _filled([tables.prediction_table(results)]),
-            predicted,
-        ),
-        Section(
-            "cells", "All cells", "All cells", cells, lines=method, pasted=True,
-            absent="No cell has a result.",
-        ),
-        Section("memory", "Memory", "Memory", memory, vram, absent="GPU memory was not recorded."),
-        Section(
-            "telemetry", "Telemetry", "Telemetry", (), over_time, note=TELEMETRY_NOTE,
-            absent="Telemetry was not recorded.",
-        ),
-        Section("environment", "Environment", "Environment", environment),
-    )  # fmt: skip
-    terms = _filled([tables.terms_table([table for part in parts for table in part.tables])])
-    return (*parts, Section("terms", "Abbreviations", "Abbreviations", terms))
+        plots = {
+            "measured": tuple(measured_plots(results)),
+            "predicted": tuple(predicted_plot(results)),
+            "memory": tuple(vram_plot(results)),
+            "telemetry": tuple(telemetry_plots(results, telemetry)),
+        }
+    parts = []
+    for about in tables.DECLARED["section"]:
+        made = (tables.tables_of(results, name) for name in about.get("tables", ()))
+        found = tuple(table for each in made for table in each if table.rows)
+        lines = how_measured(results.record, about.get("lines", ()))
+        drawn = plots.get(about.get("plots", ""), ())
+        parts.append(Section(**{**about, "tables": found, "plots": drawn, "lines": lines}))
+    terms = tables.terms_table(table for part in parts for table in part.tables)
+    shown = (terms,) if terms.rows else ()
+    return (*parts, Section("terms", terms.title, terms.title, shown))
 
 
-def _filled(tables: Iterable[Table]) -> tuple[Table, ...]:
-    return tuple(table for table in tables if table.rows)
-
-
-def how_measured(record: Record) -> tuple[str, ...]:
-    """Return how a run was measured, a line each."""
-    tool = record.tool
-    settings = ", ".join(f"{name}={value}" for name, value in sorted(tool.settings.items()))
-    caching = "on" if tool.prefix_caching else "off"
-    mode = f", latency mode {tool.latency_mode}" if tool.latency_mode else ""
-    lines = [f"Load generator: {tool.name} {tool.version}, prefix caching {caching}{mode}"]
-    lines += [f"Settings: {short(settings)}"] if settings else []
-    if record.client:
-        trip = record.round_trip_ms
-        away = f", {number(trip)} ms from the server" if trip is not None else ""
-        lines.append(f"Load from {record.client}{away}")
-    runs = sorted({cell.runs for cell in record.cells})
-    lines.append(f"Runs a cell: {' or '.join(map(str, runs))}; figures: mean ± standard deviation")
-    when = ", ".join(filter(None, (moment(record.started), run_time(record))))
-    return (*lines, f"Measured {when}, spark-cluster {record.spark_cluster}")
+def how_measured(record: Record, lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines that say how a run was measured, from their templates."""
+    about = {"run": record, "tool": record.tool, "took": run_time(record)}
+    made = (tables.said(line, **about) for line in lines)
+    return tuple(filter(None, made))
 
 
 def run_time(record: Record) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.bench.record import Metric, MetricName, Setup, printable
 from spark_cluster.bench.report.rendering import (
@@ -26,7 +26,7 @@ from spark_cluster.bench.report.rendering import (
     tokens,
 )
 from spark_cluster.bench.report.results import PlotPoint, Results
-from spark_cluster.bench.report.tables import PHASES, readings
+from spark_cluster.bench.report.tables import DECLARED, PHASES, readings
 from spark_cluster.config.facts import SLOW_MHZ
 from spark_cluster.errors import InvalidFile, UsageError, install_extra
 
@@ -295,22 +295,9 @@ class Panel:
     note: str = ""
 
 
-PANELS = (
-    Panel("clocks", "SM clock", "MHz", (("sm_clock_mhz", ""),), limit=SLOW_MHZ,
-          note=f"Dotted: {SLOW_MHZ / 1000:g} GHz, below which a cell is flagged."),
-    Panel("power", "Power", "W", (("power_w", ""),)),
-    Panel("temperature", "Temperature", "°C", (("temperature_c", ""),)),
-    Panel("memory", "Memory", "GiB",
-          (("gpu_mem_mib", "GPU processes"), ("mem_available_mib", "available")), 1 / 1024),
-    Panel("swap", "Swap in use", "GiB", (("swap_used_mib", ""),), 1 / 1024),
-    Panel("link", "Link traffic (RDMA)", "GB/s",
-          (("rdma_rx_bytes_s", "in"), ("rdma_tx_bytes_s", "out")), 1e-9),
-    Panel("network", "Network traffic (TCP/IP)", "MB/s",
-          (("net_rx_bytes_s", "in"), ("net_tx_bytes_s", "out")), 1e-6),
-    Panel("requests", "Requests", "requests", (("running", "running"), ("waiting", "waiting"))),
-    Panel("kv-usage", "KV cache in use", "%", (("kv_usage", ""),), 100),
-    Panel("acceptance", "Acceptance of drafts", "%", (("acceptance", ""),), 100),
-)  # fmt: skip
+_SLOW = f"Dotted: {SLOW_MHZ / 1000:g} GHz, below which a cell is flagged."
+_LIMITS: dict[str, dict[str, Any]] = {"clocks": {"limit": SLOW_MHZ, "note": _SLOW}}
+PANELS = tuple(Panel(**one, **_LIMITS.get(one["name"], {})) for one in DECLARED["panel"])
 
 
 @dataclass(frozen=True)
@@ -381,7 +368,7 @@ def telemetry_plots(results: Results, nodes: Sequence[NodeTelemetry]) -> Iterato
     during = f"over {elapsed(length)}, under load: {', '.join(label for label, _, _ in spans)}"
     for panel in PANELS:
         lines = [
-            (index, part, *thin_out(node, column))
+            (index, part, *line_of(node, column))
             for index, node in enumerate(nodes)
             for part, (column, _) in enumerate(panel.columns)
             if column in node.values
@@ -437,16 +424,16 @@ def _under_load(results: Results, axis: TimeAxis) -> Iterator[Span]:
             yield results.labels[setup.id], max(0.0, min(begun)), min(axis.width, max(done))
 
 
-# -- telemetry of a run, read from Parquet and thinned out without losing an extreme ---------------
+# -- telemetry of a run, read from Parquet ---------------------------------------------------
 
 NUMBERS = frozenset(column for panel in PANELS for column, _ in panel.columns)
 """Columns that are plotted; a file may lack any of them, and any value may be null."""
 
-BUCKETS = 300
-"""Buckets of a plot, two points each: more than a plot of half a page has pixels to show."""
-
 GAP = 10.0
 """Seconds without a sample after which a line is interrupted: samples come once a second."""
+
+MOST_GAPS = 75
+"""Of a line: a file of more is no use, and may be somebody else's."""
 
 MAX_ROWS = 20_000_000
 """Eight nodes at one sample a second for a month."""
@@ -498,30 +485,14 @@ def read_telemetry(path: Path) -> list[NodeTelemetry]:
         raise InvalidFile(f"not telemetry in Parquet: {reason}", where=str(path)) from None
 
 
-def thin_out(node: NodeTelemetry, column: str, buckets: int = BUCKETS) -> tuple[Floats, Floats]:
-    """Keep the lowest and the highest value of each bucket of time, and the gaps.
-
-    Returns:
-        Times and values, at most three for each bucket; not a number ends a line.
-    """
+def line_of(node: NodeTelemetry, column: str) -> tuple[Floats, Floats]:
+    """Return times and values; not a number ends a line before a gap."""
     import numpy as np
 
     kept = np.isfinite(node.values[column])
     seconds, values = node.seconds[kept], node.values[column][kept]
-    gaps = np.flatnonzero(np.diff(seconds) > GAP)[: buckets // 4]
-    chosen = np.arange(len(seconds))
-    if len(seconds) > 2 * buckets:
-        span = seconds[-1] - seconds[0] or 1.0
-        bucket = np.minimum((seconds - seconds[0]) / span * buckets, buckets - 1).astype(int)
-        starts = np.flatnonzero(np.diff(bucket, prepend=-1))
-        ends = np.append(starts[1:], len(bucket)) - 1
-        by_value = np.lexsort((values, bucket))  # the lowest of a bucket comes first in it
-        chosen = np.unique(np.concatenate([by_value[starts], by_value[ends], gaps, gaps + 1]))
-    after_gap = np.searchsorted(chosen, gaps + 1)
-    return (
-        np.insert(seconds[chosen], after_gap, np.nan),
-        np.insert(values[chosen], after_gap, np.nan),
-    )
+    gaps = np.flatnonzero(np.diff(seconds) > GAP)[:MOST_GAPS] + 1
+    return np.insert(seconds, gaps, np.nan), np.insert(values, gaps, np.nan)
 
 
 def from_datetime(time: datetime) -> float:

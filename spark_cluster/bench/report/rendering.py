@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -100,12 +100,12 @@ def moment(time: datetime | None) -> str:
     return zoned.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def prefill_name(key: CellKey, *, concurrency: bool) -> str:
+def prefill_name(key: CellKey, concurrency: bool = False) -> str:
     """The name of a cell's prefill in llama-benchy's tables, such as `pp2048 @ d4096 (c2)`."""
     return ("ctx_pp" if key.context_prefill else f"pp{key.prompt}") + _suffix(key, concurrency)
 
 
-def decode_name(key: CellKey, *, concurrency: bool) -> str:
+def decode_name(key: CellKey, concurrency: bool = False) -> str:
     """The name of a cell's decoding in llama-benchy's tables, such as `tg128 @ d4096 (c2)`."""
     return ("ctx_tg" if key.context_prefill else f"tg{key.output}") + _suffix(key, concurrency)
 
@@ -150,15 +150,6 @@ def short(text: str, limit: int = 200) -> str:
 
 _ESCAPED = re.compile(r"[\\|<>\[\]`*]")
 
-MARK = "(mark)"
-"""Key of a row of `tabulate` with its mark."""
-
-TEXT_COLUMNS = frozenset({
-    "cell", "figure", "found", "kind", "load", "model", "node", "process", "question", "setup",
-    "status", "streamed", "test", "value", "verdict", "why", "why not",
-})  # fmt: skip
-"""Columns of text, aligned to the left; the others are figures, aligned to the right."""
-
 
 @dataclass(frozen=True)
 class Table:
@@ -198,26 +189,6 @@ class Table:
         ]
         lines = [_row(row, widths, self.left) for row in cells]
         return "\n".join([lines[0], _row(rules, widths, self.left), *lines[1:]])
-
-
-def tabulate(title: str, rows: Iterable[Mapping[str, str]], note: str = "") -> Table:
-    """Return a table of rows, each a column's name to its text, and `MARK` to the row's mark.
-
-    Columns in which no row has anything are left out.
-    """
-    found = list(rows)
-    used = (name for row in found for name, text in row.items() if text and name != MARK)
-    order = [name for name in (found[0] if found else ()) if name != MARK]
-    filled = set(used)
-    columns = tuple(name for name in order if name in filled)
-    return Table(
-        title,
-        columns,
-        tuple(tuple(row[name] for name in columns) for row in found),
-        tuple(i for i, name in enumerate(columns) if name in TEXT_COLUMNS),
-        {i: row[MARK] for i, row in enumerate(found) if row.get(MARK)},
-        note if found else "",
-    )
 
 
 def escape(text: str) -> str:

@@ -78,6 +78,10 @@ class Results:
         count = Counter(names.values())
         return {id: f"{name} · {id}" if count[name] > 1 else name for id, name in names.items()}
 
+    def label(self, id: str) -> str:
+        """Return the label of a setup; its id where the record does not have it."""
+        return self.labels.get(id, id)
+
     @cached_property
     def by_setup(self) -> dict[str, tuple[CellResult, ...]]:
         """Cells of llama-benchy that went well, by setup, in the order of their shape."""
@@ -400,7 +404,7 @@ def _best(
         return BestSetup(purpose, "", _NOT_ALONE, is_measured=False)
     points.sort(key=lambda item: item[1].metric.mean, reverse=more)
     (winner, first), *others = points
-    name = (decode_name if more else prefill_name)(first.cell.key, concurrency=load > 1)
+    name = (decode_name if more else prefill_name)(first.cell.key, load > 1)
     shown = f"{_speed(metric, first.metric)} at {name}"
     label = results.labels[winner]
     if not others:
@@ -457,9 +461,7 @@ def _without_tokens(results: Results) -> str:
     most, cell = max(served, key=lambda found: found[0])
     goodput = cell.metrics.get("goodput")
     within = f", {number(goodput.mean)} of them within the limits" if goodput else ""
-    return (
-        f"{number(most)} requests/s served{within} ({results.labels.get(cell.setup, cell.setup)})."
-    )
+    return f"{number(most)} requests/s served{within} ({results.label(cell.setup)})."
 
 
 def _where(point: PlotPoint) -> str:

@@ -1,11 +1,20 @@
-"""The tables of a run, each made once for the page, the post and the terminal."""
+"""The tables of a run, each made once for the page, the post and the terminal.
+
+What their columns are is declared in `tables.toml`; here stands which rows they have. To add one,
+declare it there, put it into a section, and give its rows in `ROWS`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import get_args
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, get_args
+
+from jinja2 import ChainableUndefined, Environment
 
 from spark_cluster.bench.compare import FLOOR_ALONE, FLOOR_SEVERAL
 from spark_cluster.bench.record import (
@@ -13,149 +22,292 @@ from spark_cluster.bench.record import (
     CellResult,
     Metric,
     MetricName,
-    NodeRecord,
     Phase,
     Setup,
     VramReading,
 )
-from spark_cluster.bench.references import PredictedFigure
-from spark_cluster.bench.report.rendering import (
-    MARK,
-    Table,
-    amount,
-    decode_name,
-    duration,
-    factor,
-    figure,
-    gib,
-    number,
-    predicted,
-    prefill_name,
-    shape,
-    short,
-    tabulate,
-)
+from spark_cluster.bench.report import rendering
+from spark_cluster.bench.report.rendering import Table, number, short
 from spark_cluster.bench.report.results import Results, SizePair, is_noise, is_served, speed_up
 from spark_cluster.models.naming import table as data_table
 
-NOISE_NOTE = (
-    f"~ marks a difference that identical runs show too (under {100 * FLOOR_ALONE:.0f} % at c=1, "
-    f"under {100 * FLOOR_SEVERAL:.0f} % above)."
+DECLARED: dict[str, Any] = tomllib.loads(
+    files(__package__).joinpath("tables.toml").read_text(encoding="utf-8")
 )
-ONE, TWO, REPLICAS = "TP=1 (1\xa0Spark)", "TP=2 (2\xa0Sparks)", "2\xa0×\xa0TP=1 (2\xa0Sparks)"
-OPEN_LOOP: dict[str, MetricName] = {
-    "TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms", "ITL ms": "itl_ms", "end to end ms": "e2el_ms",
-}  # fmt: skip
+"""Sections, tables and fields, as `tables.toml` explains them."""
+
 PER_DEPTH: tuple[tuple[str, MetricName], ...] = (
     ("Token generation (t/s, c=1)", "tg_tps"),
     ("Prompt processing (t/s, c=1)", "pp_tps"),
     ("Time to first response (c=1, lower is better)", "ttfr_ms"),
 )
 
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""Of a server's life, as GPU memory is read in them."""
 
-def headline_table(results: Results) -> Table:
-    """The figures of each setup in one row."""
-    rows = []
+TERMS: list[dict[str, str]] = data_table("terms", "bench")["terms"]
+"""Each abbreviation (`term`) with the `pattern` of its use and its `meaning`."""
+
+Row = Mapping[str, Any]
+"""What the expressions of a row's columns speak of, by name."""
+
+
+MARK = "(mark)"
+"""Key of a row of `tabulate` with its mark."""
+
+# -- from declarations to tables -------------------------------------------------------------------
+
+
+def mean(cell: CellResult, name: MetricName, form: str = "") -> str:
+    """Return a figure of a cell as text; empty where it was not measured."""
+    metric = cell.metrics.get(name)
+    if metric is None:
+        return ""
+    return format(metric.mean, form) if form else number(metric.mean)
+
+
+def _percentiles(cell: CellResult, name: MetricName) -> str:
+    known = cell.metrics[name].percentiles if name in cell.metrics else {}
+    found = [number(known[p]) for p in SHOWN_PERCENTILES if p in known]
+    return " / ".join(found) or mean(cell, name)
+
+
+def _of_known(form: Callable[..., str]) -> Callable[..., str]:
+    """Return the form of what is known; what is not is empty."""
+
+    def text(value: Any, *more: Any) -> str:
+        is_unknown = value is None or isinstance(value, ChainableUndefined)
+        return "" if is_unknown else form(value, *more)
+
+    return text
+
+
+@cache
+def environment() -> Environment:
+    """Return what evaluates the expressions; they are ours, and what they speak of is the record's,
+    of which a text stays a text."""
+    made = Environment(undefined=ChainableUndefined, autoescape=False)  # noqa: S701  (no markup)
+    names = (
+        "amount", "decode_name", "duration", "factor", "figure", "gib", "moment", "number",
+        "predicted", "prefill_name", "shape", "short",
+    )  # fmt: skip
+    own: dict[str, Callable[..., str]] = {
+        "mean": mean,
+        "percentiles": _percentiles,
+        "share": "{:+.0%}".format,
+        "whole": "{:,.0f}".format,
+    }
+    forms = {name: getattr(rendering, name) for name in names} | own
+    made.filters.update({name: _of_known(form) for name, form in forms.items()})
+    made.globals["shown_percentiles"] = SHOWN_PERCENTILES
+    return made
+
+
+@cache
+def _expression(text: str) -> Callable[..., Any]:
+    return environment().compile_expression(text)
+
+
+def _texts(columns: Mapping[str, str], row: Row) -> dict[str, str]:
+    """Return the texts of a row, or of a thing, by their columns' names."""
+    found = {title: _expression(column)(row) for title, column in columns.items()}
+    return {title: "" if value is None else str(value) for title, value in found.items()}
+
+
+def declared(name: str, rows: Iterable[Row], **about: Any) -> Table:
+    """Return a table of `tables.toml`.
+
+    Args:
+        about: what title, note and every row speak of, too.
+    """
+    table, found = DECLARED[name], [{**about, **row} for row in rows]
+    made = [_texts({**table["columns"], MARK: table.get("mark", "''")}, row) for row in found]
+    title, note = (said(table.get(part, ""), rows=found, **about) for part in ("title", "note"))
+    return tabulate(title, made, note)
+
+
+def said(text: str, **about: Any) -> str:
+    """Return what a template says."""
+    return environment().from_string(text).render(about)
+
+
+def _of_run(results: Results, name: str, rows: Iterable[Row], **about: Any) -> Table:
+    """Return a declared table of a run."""
+    return declared(name, rows, results=results, label=results.label, **about)
+
+
+def tabulate(title: str, rows: Iterable[Mapping[str, str]], note: str = "") -> Table:
+    """Return a table of rows, each a column's name to its text, and `MARK` to the row's mark.
+
+    Columns in which no row has anything are left out.
+    """
+    found = list(rows)
+    used = (name for row in found for name, text in row.items() if text and name != MARK)
+    order = [name for name in (found[0] if found else ()) if name != MARK]
+    filled = set(used)
+    columns = tuple(name for name in order if name in filled)
+    return Table(
+        title,
+        columns,
+        tuple(tuple(row[name] for name in columns) for row in found),
+        tuple(i for i, name in enumerate(columns) if name in DECLARED["text_columns"]),
+        {i: row[MARK] for i, row in enumerate(found) if row.get(MARK)},
+        note if found else "",
+    )
+
+
+def tables_of(results: Results, name: str) -> Iterator[Table]:
+    """Yield the tables of a name, those without a row too."""
+    if name in SEVERAL:
+        yield from SEVERAL[name](results)
+    else:
+        yield _of_run(results, name, ROWS[name](results), limits=_limits(results))
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _setups(results: Results) -> Iterator[Row]:
     for setup in results.setups:
-        decode, prefill, first = (
-            results.at_lowest(setup, metric) for metric in ("tg_tps", "pp_tps", "ttfr_ms")
-        )
         loads = results.at(setup, "tg_tps", depth=results.lowest_depth)
-        best = max(loads, key=lambda point: point.metric.mean, default=None)
-        peak = max((reading.used_mib for reading in setup.vram), default=0)
-        rows.append({
-            "setup": results.labels[setup.id],
-            "decode tok/s": figure(decode.metric) if decode else "",
-            "prefill tok/s": figure(prefill.metric) if prefill else "",
-            "first response": duration(first.metric.mean) if first else "",
-            "most tok/s": f"{number(best.metric.mean)} (c={best.x:g})" if best else "",
-            "peak VRAM a node": gib(peak) if peak else "",
-            "start-up": f"{setup.startup_s:,.0f} s" if setup.startup_s else "",
-        })  # fmt: skip
-    note = ""
-    if results.shape is not None:
-        prompt, output = results.shape
-        note = (
-            f"One request at a time, {prompt:,} tokens of prompt, {output:,} generated, depth "
-            f"{results.lowest_depth:,}; most tok/s: all requests together at the load in brackets."
-        )
-    return tabulate("Each setup", rows, note)
+        yield {
+            "setup": setup,
+            "most": max(loads, key=lambda point: point.metric.mean, default=None),
+        }
 
 
-def comparison_tables(results: Results) -> Iterator[Table]:
+def _requests(results: Results) -> Iterator[Row]:
+    """Yield the cells of `vllm bench serve`, whose figures are of requests and not of tokens."""
+    cells = (cell for cell in results.record.cells if cell.status == "ok")
+    yield from ({"cell": cell} for cell in cells if is_served(cell))
+
+
+def _limits(results: Results) -> str:
+    """Return the limits of goodput, in words; empty where it was not measured."""
+    limits = results.record.tool.settings.get("slo")
+    if not isinstance(limits, dict) or not any(
+        "goodput" in c.metrics for c in results.record.cells
+    ):
+        return ""
+    known = {name: one for name, one in limits.items() if isinstance(one, int | float)}
+    return ", ".join(f"{name.removesuffix('_ms')} {one:g} ms" for name, one in known.items())
+
+
+def _with_drafts(results: Results) -> Iterator[Row]:
+    for setup in results.setups:
+        cells = results.cells(setup)
+        for cell in cells:
+            if cell.metrics.keys() & {"acceptance", "acceptance_length"}:
+                yield {"cell": cell, "several": _several(cells)}
+
+
+def _several(cells: Sequence[CellResult]) -> bool:
+    """Return whether a cell has several requests at once, which the tests' names then say."""
+    return any(cell.key.concurrency > 1 for cell in cells)
+
+
+def _questions(results: Results) -> Iterator[Row]:
+    for cell in results.record.cells:
+        if cell.key.kind != "load":
+            asked = cell.questions if cell.status == "ok" else ()
+            yield from ({"cell": cell, "one": one} for one in asked or (None,))
+
+
+def _flagged(results: Results) -> Iterator[Row]:
+    """Yield the cells that failed, were left out, or whose figures want attention."""
+    for status in ("failed", "skipped", "ok"):
+        for cell in results.record.cells:
+            if cell.status == status and (status != "ok" or cell.attention):
+                yield {"cell": cell}
+
+
+def readings(setup: Setup) -> dict[str, dict[str, VramReading]]:
+    """The readings of a setup by node and phase; of several of one phase the highest."""
+    found: dict[str, dict[str, VramReading]] = defaultdict(dict)
+    for reading in setup.vram:
+        known = found[reading.node].get(reading.phase)
+        if known is None or reading.used_mib > known.used_mib:
+            found[reading.node][reading.phase] = reading
+    return found
+
+
+def _memory(results: Results) -> Iterator[Row]:
+    for setup in results.record.setups:
+        for node, phases in readings(setup).items():
+            yield {"setup": setup, "node": node, "phases": phases}
+
+
+def _processes(results: Results) -> Iterator[Row]:
+    """Yield the processes while a server was under load (or ready, where that is all)."""
+    for row in _memory(results):
+        reading = row["phases"].get("under_load") or row["phases"].get("ready")
+        yield from ({**row, "process": one} for one in (reading.processes if reading else ()))
+
+
+ROWS: dict[str, Callable[[Results], Iterable[Row]]] = {
+    "headline": _setups,
+    "requests": _requests,
+    "acceptance": _with_drafts,
+    "predicted": lambda results: [{"one": one} for one in results.predicted],
+    "answers": _questions,
+    "flagged": _flagged,
+    "memory": _memory,
+    "processes": _processes,
+}
+"""The rows of each table of which a run has one."""
+
+
+# -- of several a run has one for each pair, setup or node -----------------------------------------
+
+
+def _comparison(results: Results) -> Iterator[Table]:
     """Yield TP=1 against TP=2 with the speed-up at each depth, then against load."""
     for pair in results.pairs:
-        several = len(results.pairs) > 1
-        suffix = f", {results.labels[pair.one.id].replace('TP=1', '').strip()}" if several else ""
+        label = results.labels[pair.one.id].replace("TP=1", "").strip()
+        suffix = f", {label}" if len(results.pairs) > 1 else ""
         for title, metric in PER_DEPTH:
-            yield _per_depth(results, pair, f"{title}{suffix}", metric)
-        yield _per_load(results, pair, f"Throughput of all requests together (t/s){suffix}")
+            rows = list(_per_depth(results, pair, metric))
+            noisy = any(row["is_noise"] for row in rows)
+            floors = {"alone": f"{100 * FLOOR_ALONE:.0f}", "several": f"{100 * FLOOR_SEVERAL:.0f}"}
+            about = {"title": f"{title}{suffix}", "metric": metric, "noisy": noisy, **floors}
+            yield _of_run(results, "comparison", rows, **about)
+        yield _of_run(results, "throughput", _per_load(results, pair), suffix=suffix)
 
 
-def _per_depth(results: Results, pair: SizePair, title: str, metric: MetricName) -> Table:
+def _per_depth(results: Results, pair: SizePair, metric: MetricName) -> Iterator[Row]:
     one, two = (
         {p.x: p for p in results.at(s, metric, concurrency=1)} for s in (pair.one, pair.two)
     )
-    name = prefill_name if metric != "tg_tps" else decode_name
-    rows = []
     for depth in sorted(one.keys() & two.keys()):
-        before, after = one[depth].metric, two[depth].metric
-        ratio = speed_up(metric, before, after)
-        gain = "" if ratio is None else f"{'~' if is_noise(ratio, 1) else ''}{factor(ratio)}"
-        test = name(one[depth].cell.key, concurrency=False)
-        rows.append({
-            "test": test, ONE: amount(metric, before), TWO: amount(metric, after), "speed-up": gain,
-        })  # fmt: skip
-    return tabulate(title, rows, NOISE_NOTE if any("~" in row["speed-up"] for row in rows) else "")
+        ratio = speed_up(metric, one[depth].metric, two[depth].metric)
+        noise = ratio is not None and is_noise(ratio, 1)
+        yield {"one": one[depth], "two": two[depth], "ratio": ratio, "is_noise": noise}
 
 
-def _per_load(results: Results, pair: SizePair, title: str) -> Table:
-    depth = results.lowest_depth
-    setups = {ONE: pair.one, TWO: pair.two}
-    if replicas := results.replicas_of(pair):
-        setups[REPLICAS] = replicas
+def _per_load(results: Results, pair: SizePair) -> Iterator[Row]:
+    setups = {"one": pair.one, "two": pair.two, "replicas": results.replicas_of(pair)}
     found = {
-        name: {p.x: p for p in results.at(setup, "tg_tps", depth=depth)}
+        name: {p.x: p for p in results.at(setup, "tg_tps", depth=results.lowest_depth)}
         for name, setup in setups.items()
+        if setup is not None
     }
-    rows = []
-    for load in sorted(found[ONE].keys() | found[TWO].keys()):
+    for load in sorted(found["one"].keys() | found["two"].keys()):
         points = {name: by_load[load] for name, by_load in found.items() if load in by_load}
-        if len(points) < 2 or load <= 1:
-            continue
-        best = max(points.values(), key=lambda p: p.metric.mean)
-        shown = {name: figure(points[name].metric) if name in points else "" for name in setups}
-        test = decode_name(best.cell.key, concurrency=True)
-        rows.append({"test": test, **shown, "most": results.labels[best.cell.setup]})
-    return tabulate(title, rows)
+        if len(points) > 1 and load > 1:
+            yield {"points": points, "best": max(points.values(), key=lambda p: p.metric.mean)}
 
 
-def benchy_tables(results: Results) -> Iterator[Table]:
-    """Yield the table of llama-benchy for each setup, as its own report prints it."""
+def _cells(results: Results) -> Iterator[Table]:
+    """Yield the table of llama-benchy for each setup."""
     for setup in results.setups:
-        if cells := results.cells(setup):
-            yield _benchy(results, setup, cells)
-
-
-def _benchy(results: Results, setup: Setup, cells: tuple[CellResult, ...]) -> Table:
-    several = any(cell.key.concurrency > 1 for cell in cells)
-    columns = (
-        "t/s (total)" if several else "t/s", "t/s (req)", "peak t/s", "peak t/s (req)",
-        "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)",
-    )  # fmt: skip
-    rows = [
-        {
-            "model": short(setup.model),
-            "test": test,
-            **dict(zip(columns, map(figure, metrics), strict=True)),
-            MARK: "attention" if cell.attention else "",
-        }
-        for cell in cells
-        for test, metrics in benchy_rows(cell, concurrency=several)
-    ]
-    table = tabulate(results.labels[setup.id], rows)
-    # As llama-benchy does: with one request at a time, a request's speed is the speed.
-    return table if several else table.without("t/s (req)", "peak t/s (req)")
+        cells = results.cells(setup)
+        several = _several(cells)
+        rows = [
+            {"cell": cell, "test": test, "metrics": metrics}
+            for cell in cells
+            for test, metrics in benchy_rows(cell, concurrency=several)
+        ]
+        yield _of_run(results, "cells", rows, setup=setup, several=several)
 
 
 def benchy_rows(
@@ -173,275 +325,42 @@ def benchy_rows(
     if "pp_tps" in cell.metrics:
         request = get("pp_tps_request") or get("pp_tps")
         times = (get("ttfr_ms"), get("est_ppt_ms"), get("e2e_ttft_ms"))
-        name = prefill_name(cell.key, concurrency=concurrency)
+        name = rendering.prefill_name(cell.key, concurrency)
         yield name, (get("pp_tps"), request, None, None, *times)
     if "tg_tps" in cell.metrics:
         request = get("tg_tps_request") or get("tg_tps")
         peaks = (get("peak_tps"), get("peak_tps_request"))
-        name = decode_name(cell.key, concurrency=concurrency)
+        name = rendering.decode_name(cell.key, concurrency)
         yield name, (get("tg_tps"), request, *peaks, None, None, None)
 
 
-def served_table(results: Results) -> Table:
-    """The figures of `vllm bench serve`: most of them are about requests and not about tokens."""
-    rows = [
-        {
-            "setup": results.labels.get(cell.setup, cell.setup),
-            "load": short(shape(cell.key)),
-            "req/s done": mean(cell, "request_throughput"),
-            "goodput req/s": mean(cell, "goodput"),
-            "output tok/s": mean(cell, "output_tps"),
-            **{title: _percentiles(cell, metric) for title, metric in OPEN_LOOP.items()},
-        }
-        for cell in results.record.cells
-        if is_served(cell) and cell.status == "ok"
-    ]
-    note = f"Times as {' / '.join(SHOWN_PERCENTILES)} where the load generator gave them."
-    limits = results.record.tool.settings.get("slo")
-    if isinstance(limits, dict) and limits and any(row["goodput req/s"] for row in rows):
-        numbers = {n: limit for n, limit in limits.items() if isinstance(limit, int | float)}
-        kept = ", ".join(f"{n.removesuffix('_ms')} {limit:g} ms" for n, limit in numbers.items())
-        note = f"Goodput: requests within {short(kept)}. {note}"
-    return tabulate("Requests", rows, note)
-
-
-def mean(cell: CellResult, name: MetricName, form: str = "") -> str:
-    """Return a figure of a cell as text; empty where it was not measured."""
-    metric = cell.metrics.get(name)
-    if metric is None:
-        return ""
-    return format(metric.mean, form) if form else number(metric.mean)
-
-
-def _percentiles(cell: CellResult, name: MetricName) -> str:
-    known = cell.metrics[name].percentiles if name in cell.metrics else {}
-    found = [number(known[p]) for p in SHOWN_PERCENTILES if p in known]
-    return " / ".join(found) or mean(cell, name)
-
-
-def acceptance_table(results: Results) -> Table:
-    """Decoding and the acceptance of drafts in each cell of a recipe with a drafter."""
-    rows = []
-    for setup in results.setups:
-        cells = results.cells(setup)
-        several = any(cell.key.concurrency > 1 for cell in cells)
-        rows += [
-            {
-                "setup": results.labels[setup.id],
-                "test": decode_name(cell.key, concurrency=several),
-                "tok/s": figure(cell.metrics.get("tg_tps")),
-                "accepted": mean(cell, "acceptance", ".1%"),
-                "tokens a step": mean(cell, "acceptance_length"),
-            }
-            for cell in cells
-            if cell.metrics.keys() & {"acceptance", "acceptance_length"}
-        ]
-    return tabulate("Acceptance of drafts", rows)
-
-
-def prediction_table(results: Results) -> Table:
-    """The plan's predictions next to what was measured."""
-
-    def deviation(one: PredictedFigure) -> str:
-        return f"{one.measured / one.value - 1:+.0%}" if one.value > 0 else ""
-
-    rows = [
-        {
-            "setup": results.labels[one.setup],
-            "figure": predicted(one.metric, one.key),
-            "predicted (range)": f"{number(one.value)} ({number(one.low)} to {number(one.high)})",
-            "measured": number(one.measured),
-            "deviation": deviation(one),
-            MARK: "" if one.is_inside else "attention",
-        }
-        for one in results.predicted
-    ]
-    outside = any(row[MARK] for row in rows)
-    note = "Marked: outside the predicted range." if outside else ""
-    return tabulate("Predicted and measured", rows, note)
-
-
-def answers_table(results: Results) -> Table:
-    """Vision and tool calls: what was asked, how many answers were right, and how long they took.
-
-    A cell without answers has a row too, which says why.
-    """
-    rows = []
-    for cell in results.record.cells:
-        if cell.key.kind == "load":
-            continue
-        setup, kind = results.labels.get(cell.setup, cell.setup), cell.key.kind.replace("_", " ")
-        for one in cell.questions if cell.status == "ok" else ():
-            rows.append({
-                "setup": setup,
-                "kind": kind,
-                "question": short(one.question, 60),
-                "streamed": "yes" if one.streamed else "no",
-                "right": f"{one.right} of {one.asked}",
-                "TTFT ms": "" if one.ttft_ms is None else number(one.ttft_ms),
-                "answer ms": "" if one.answer_ms is None else number(one.answer_ms),
-                "why not": short(one.wrong),
-                MARK: "attention" if one.right < one.asked else "",
-            })  # fmt: skip
-        if cell.status != "ok" or not cell.questions:
-            rows.append({
-                "setup": setup, "kind": kind, "question": "", "streamed": "", "right": cell.status,
-                "TTFT ms": "", "answer ms": "", "why not": short(cell.reason),
-                MARK: "bad" if cell.status == "failed" else "attention",
-            })  # fmt: skip
-    return tabulate("Vision and tool calls", rows)
-
-
-def flagged_table(results: Results) -> Table:
-    """Cells that failed, were left out, or whose figures want attention."""
-    rows = [
-        {
-            "setup": results.labels.get(cell.setup, cell.setup),
-            "cell": shape(cell.key),
-            "status": "attention" if cell.status == "ok" else cell.status,
-            "why": short("; ".join(filter(None, [cell.reason, *cell.attention]))),
-            MARK: "bad" if cell.status == "failed" else "attention",
-        }
-        for status in ("failed", "skipped", "ok")
-        for cell in results.record.cells
-        if cell.status == status and (status != "ok" or cell.attention)
-    ]
-    return tabulate("Cells to look at", rows)
-
-
-# -- what was measured on: memory, nodes, versions, flags ------------------------------------------
-
-PHASES: tuple[Phase, ...] = get_args(Phase)
-"""Of a server's life, as GPU memory is read in them."""
-
-
-def readings(setup: Setup) -> dict[str, dict[str, VramReading]]:
-    """The readings of a setup by node and phase; of several of one phase the highest."""
-    found: dict[str, dict[str, VramReading]] = defaultdict(dict)
-    for reading in setup.vram:
-        known = found[reading.node].get(reading.phase)
-        if known is None or reading.used_mib > known.used_mib:
-            found[reading.node][reading.phase] = reading
-    return found
-
-
-def vram_table(results: Results) -> Table:
-    """GPU memory of each node in each phase of each setup."""
-    rows = []
-    for label, node, phases in _readings(results):
-        used = {phase: f"{phases[phase].used_mib:,}" if phase in phases else "" for phase in PHASES}
-        total = max((r.total_mib or 0 for r in phases.values()), default=0)
-        rows.append({
-            "setup": label,
-            "node": node,
-            **{phase.replace("_", " "): text for phase, text in used.items()},
-            "total": f"{total:,}" if total else "",
-        })  # fmt: skip
-    note = (
-        "MiB held by GPU processes, as nvidia-smi --query-compute-apps lists them. before: by what "
-        "ran until the setup was started. load peak is the highest reading; ready and under load "
-        "are each of a moment, so that one may be below the other."
-    )
-    return tabulate("GPU memory by node and phase (MiB)", rows, note)
-
-
-def process_table(results: Results) -> Table:
-    """GPU memory by process while a server was under load (or ready, where that is all)."""
-    rows = []
-    for label, node, phases in _readings(results):
-        reading = phases.get("under_load") or phases.get("ready")
-        for process in reading.processes if reading else ():
-            used = "" if process.used_mib is None else f"{process.used_mib:,}"
-            about = {"pid": str(process.pid), "process": short(process.name, 80), "MiB": used}
-            rows.append({"setup": label, "node": node, **about})
-    return tabulate("GPU memory by process, under load", rows)
-
-
-def _readings(results: Results) -> Iterator[tuple[str, str, dict[str, VramReading]]]:
-    """Yield the label of each setup with each node and its readings by phase."""
-    for setup in results.record.setups:
-        for node, phases in readings(setup).items():
-            yield results.labels[setup.id], node, phases
-
-
-_MARKS = {"failed": "bad", "not run": "attention"}
-
-
-def check_tables(results: Results) -> Iterator[Table]:
+def _checks(results: Results) -> Iterator[Table]:
     """Yield the checks of each server's answers; none where the suite had none."""
     for setup in results.setups or results.record.setups:
-        rows = [
-            {
-                "test": check.title,
-                "streamed": "yes" if check.streamed else "no",
-                "verdict": check.status,
-                "found": short(check.found),
-                "s": f"{check.seconds:.1f}" if check.status != "not run" else "",
-                MARK: _MARKS.get(check.status, ""),
-            }
-            for check in setup.checks
-        ]
-        found = [row["verdict"] for row in rows]
-        counts = ", ".join(f"{found.count(status)} {status}" for status in dict.fromkeys(found))
-        yield tabulate(f"Answers of {results.labels[setup.id]}: {counts}", rows)
+        found = Counter(check.status for check in setup.checks)
+        counts = ", ".join(f"{count} {status}" for status, count in found.items())
+        rows = ({"check": check} for check in setup.checks)
+        yield _of_run(results, "checks", rows, setup=setup, counts=counts)
 
 
-NODE_FIELDS = {
-    "hardware": "hardware", "dgx": "DGX OS", "kernel": "kernel", "driver": "driver",
-    "firmware": "firmware", "bios": "BIOS", "mtu": "MTU", "hcas": "HCAs",
-}  # fmt: skip
-
-
-def node_tables(results: Results) -> Iterator[Table]:
-    """Yield the nodes side by side: what all share, and what differs."""
-    nodes = [(short(node.name, 40), _node(node)) for node in results.record.nodes]
-    yield from _side_by_side("Nodes", nodes)
-
-
-def _node(node: NodeRecord) -> dict[str, str]:
-    about = {title: getattr(node, name) for name, title in NODE_FIELDS.items()}
-    about["HCAs"] = ", ".join(node.hcas)
-    shown = {title: "" if value is None else str(value) for title, value in about.items()}
-    return {**shown, **dict(sorted(node.environment.items()))}
-
-
-def setup_tables(results: Results) -> Iterator[Table]:
-    """Yield the setups side by side: recipe, model, placement, image and versions."""
-    setups = results.setups or results.record.setups
-    yield from _side_by_side("Setups", [(results.labels[s.id], _setup(s)) for s in setups])
-
-
-def _setup(setup: Setup) -> dict[str, str]:
-    return {
-        "recipe": setup.recipe,
-        "model": setup.model,
-        "revision": setup.model_revision,
-        "quantization": setup.quantization,
-        "KV cache": setup.kv_cache_dtype,
-        "engine": " over ".join(filter(None, (setup.engine, setup.executor))),
-        "nodes": ", ".join(setup.nodes),
-        "image": setup.image_repo_digest or setup.image_digest,
-        "start-up": f"{setup.startup_s:,.0f} s" if setup.startup_s else "",
-        "verified": ", ".join(setup.verified),
-        **dict(sorted(setup.versions.items())),
-    }
-
-
-MUST_BE_ALIKE = {"DGX OS", "kernel", "driver", "firmware", "BIOS", "MTU", "image"}
-"""In two nodes of one server, and in two setups that are compared."""
-
-
-def _side_by_side(title: str, things: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[Table]:
+def _side_by_side(
+    title: str, things: Sequence[tuple[str, Any, Mapping[str, str]]]
+) -> Iterator[Table]:
     """Yield a table of what all things share, and one of what differs.
 
     Args:
-        things: the name of each, and its fields, each a name to a text.
+        title: of both; in lower case the name of the fields.
+        things: the name of each, itself, and its fields that are not declared.
     """
-    names = [name for name, _ in things]
+    names = [name for name, _, _ in things]
+    known = [
+        {**_texts(DECLARED[title.lower()], {"one": one}), **dict(sorted(more.items()))}
+        for _, one, more in things
+    ]
     alike: list[tuple[str, ...]] = []
     differ: list[tuple[str, ...]] = []
-    for field in dict.fromkeys(field for _, fields in things for field in fields):
-        values = [short(fields.get(field, "")) for _, fields in things]
+    for field in dict.fromkeys(field for fields in known for field in fields):
+        values = [short(fields.get(field, "")) for fields in known]
         if len(set(values)) > 1:
             differ.append((field, *values))
         elif values[0]:
@@ -450,19 +369,41 @@ def _side_by_side(title: str, things: Sequence[tuple[str, Mapping[str, str]]]) -
     yield Table(f"{title}: {heading}", ("field", "value"), tuple(alike), (0, 1))
     yield Table(
         f"{title}: different", ("field", *names), tuple(differ), tuple(range(len(names) + 1)),
-        {i: "attention" for i, (name, *_) in enumerate(differ) if name in MUST_BE_ALIKE},
+        {i: "attention" for i, row in enumerate(differ) if row[0] in DECLARED["must_be_alike"]},
     )  # fmt: skip
+
+
+def _side_by_side_setups(results: Results) -> Iterator[Table]:
+    setups = results.setups or results.record.setups
+    yield from _side_by_side("Setups", [(results.labels[s.id], s, s.versions) for s in setups])
+
+
+def _side_by_side_nodes(results: Results) -> Iterator[Table]:
+    nodes = results.record.nodes
+    yield from _side_by_side("Nodes", [(short(n.name, 40), n, n.environment) for n in nodes])
+
+
+SEVERAL: dict[str, Callable[[Results], Iterable[Table]]] = {
+    "comparison": _comparison,
+    "cells": _cells,
+    "checks": _checks,
+    "setups": _side_by_side_setups,
+    "nodes": _side_by_side_nodes,
+}
+"""The tables of which a run has several."""
 
 
 # -- words -----------------------------------------------------------------------------------------
 
-TERMS: list[dict[str, str]] = data_table("terms", "bench")["terms"]
-"""Each abbreviation (`term`) with the `pattern` of its use and its `meaning`."""
 
-
-def terms_table(shown: Sequence[Table]) -> Table:
+def terms_table(shown: Iterable[Table]) -> Table:
     """The abbreviations that occur in tables, explained."""
-    texts = (text for table in shown for row in (table.columns, *table.rows) for text in row)
-    used = "\n".join([*texts, *(table.title + table.note for table in shown)])
+    texts = (
+        text
+        for table in shown
+        for row in (table.columns, *table.rows, (table.title + table.note,))
+        for text in row
+    )
+    used = "\n".join(texts)
     rows = [(one["term"], one["meaning"]) for one in TERMS if re.search(one["pattern"], used)]
     return Table("Abbreviations", ("term", "meaning"), tuple(rows), (0, 1))

@@ -25,6 +25,8 @@ from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
 
 DATA = Path(__file__).parents[2] / "data" / "benchy"
+BENCHY, VLLM = generators.LlamaBenchy(), open_loop.VllmBench()
+GUIDE = open_loop.GuideLlm()
 SETTINGS = MeasurementSettings()
 CACHED = MeasurementSettings(prefix_caching=True)
 
@@ -57,7 +59,7 @@ def test_a_good_result():
     assert found.metrics["tg_tps"].mean == pytest.approx(275.847, abs=0.01)
     assert len(found.metrics["tg_tps"].values) == 3
     assert found.metrics["ttfr_ms"].mean < 100
-    assert set(found.metrics) == {*generators.TOTALS, *generators.OF_REQUESTS}
+    assert set(found.metrics) == {*generators.OF_RUNS, *generators.OF_REQUESTS}
 
 
 def test_nulls_are_a_failure_although_the_exit_status_was_0():
@@ -161,14 +163,14 @@ def test_short_answers_are_a_failure_where_the_length_is_fixed():
 
 
 def test_the_command_line():
-    words = generators.benchy_arguments(at(CACHED), cell("c", 5, 4, 4096))
+    words = BENCHY.arguments(at(CACHED), cell("c", 5, 4, 4096))
     text = " ".join(words)
     assert "--pp 64 --tg 8 --depth 4096 --concurrency 4 --runs 5" in text
     assert "--enable-prefix-caching --exact-tg --extra-body temperature=0" in text
     assert "--save-result /var/lib/x/raw/c.json --format json" in text
-    assert "--no-cache" in generators.benchy_arguments(at(), cell())
+    assert "--no-cache" in BENCHY.arguments(at(), cell())
     free = MeasurementSettings(temperature=None, exact_output=False, coherence=False)
-    others = generators.benchy_arguments(at(free), cell())
+    others = BENCHY.arguments(at(free), cell())
     assert "--skip-coherence" in others
     assert not {"--extra-body", "--exact-tg", "--api-key"} & set(others)
 
@@ -270,25 +272,26 @@ def test_a_server_that_does_not_keep_up():
 
 
 def test_the_command_line_of_vllm():
-    words = open_loop.vllm_arguments(at(slo=SLO), RATE, "/out", run=2)
+    words = VLLM.measurement(at(slo=SLO), RATE).runs[1].argv
     text = " ".join(words)
     assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
     assert "--request-rate 2 --ignore-eos --temperature 0" in text
     assert "--goodput ttft:500 tpot:50 --" in text
-    assert "--result-dir /out --result-filename open.2.json" in text
+    assert "--result-dir /tmp --result-filename open.2.json" in text
     assert "--seed 2" in text
-    closed = open_loop.vllm_arguments(at(), cell(concurrency=4), "/out")
+    closed = VLLM.measurement(at(), cell(concurrency=4)).runs[0].argv
     assert closed[closed.index("--max-concurrency") + 1] == "4"
+    assert "--goodput" not in closed
 
 
 # -- guidellm --------------------------------------------------------------------------------------
 
-GUIDE = {"name": "s", "recipes": ["r"], "tool": "guidellm", "prompt": [64], "output": [8]}
+GUIDED = {"name": "s", "recipes": ["r"], "tool": "guidellm", "prompt": [64], "output": [8]}
 
 
 def guided(name, runs=1, requests=6):
     """A result that GuideLLM 0.8.1 wrote, against its own server for tests."""
-    suite = Suite.model_validate(GUIDE)
+    suite = Suite.model_validate(GUIDED)
     load = CellKey(prompt=64, output=8, concurrency=2)
     planned = PlannedCell(name, "s", load, runs, requests=requests)
     files = {**texts(DATA.parent / "guidellm"), f"{name}.log": "said"}
@@ -319,42 +322,52 @@ def test_what_failed_says_guidellm_too():
 
 @pytest.mark.parametrize("data", [{}, {"metadata": 7}, {"metadata": {"guidellm_version": "0.5.0"}}])
 def test_a_report_of_another_version_or_shape(data):
-    why = open_loop.as_vllm(data)
+    why = GUIDE.as_vllm(data)
     assert isinstance(why, str)
     assert "expected 0.8.1" in why
     own = {"metadata": {"guidellm_version": "0.8.1"}}
     for benchmarks in (None, [], [{"metrics": []}], [{"requests": {"errored": 7}}]):
-        found = open_loop.parse(RATE, [open_loop.as_vllm({**own, "benchmarks": benchmarks})])
+        found = open_loop.parse(RATE, [GUIDE.as_vllm({**own, "benchmarks": benchmarks})])
         assert found.status == "failed"
 
 
 @pytest.mark.parametrize("huge", [10**400, 1e308], ids=["no float", "no sum"])
 def test_a_figure_that_nothing_has_counts_as_missing(huge):
     """A load generator, and the server that it measures, may write anything."""
-    told = {name: {"successful": {"mean": huge}} for name, _ in open_loop.FIELDS.values()}
+    told = {name: {"successful": {"mean": huge}} for name, _ in GUIDE.about["times"].values()}
     told["requests_per_second"] = {"successful": {"mean": huge}}
     report = {"metadata": {"guidellm_version": "0.8.1"}, "benchmarks": [{"metrics": told}]}
-    found = open_loop.parse(RATE, [open_loop.as_vllm(report)] * 2)
+    found = open_loop.parse(RATE, [GUIDE.as_vllm(report)] * 2)
     assert "request_throughput has no value" in found.reason
     assert "mean_ttft_ms has no value" in found.reason
 
 
 def test_the_command_line_of_guidellm():
-    words = open_loop.guidellm_arguments(at(), RATE, 2)
+    where = dataclasses.replace(at(), settings=SimpleNamespace(path="/venv"))
+    how = GUIDE.measurement(where, RATE)
+    program, first, *words = how.runs[1].argv
     given = {
         name.removeprefix("--"): json.loads(value)
-        for name, value in zip(words[1::2], words[2::2], strict=False)
+        for name, value in zip(words[::2], words[1::2], strict=False)
     }
-    assert words[0] == "run"
+    assert (program, first) == ("/venv/bin/guidellm", "run")
     assert given["profile"] == {"kind": "poisson", "rate": [2.0]}
     assert given["constraint"]["count"] == 4
     assert given["seed"]["value"] == 2
     assert given["output"]["path"] == "/var/lib/x/raw/open.2.json"
     assert given["backend"]["target"] == "http://127.0.0.1:8000"
     assert given["backend"]["extras"] == {"body": {"ignore_eos": True, "temperature": 0}}
-    how = open_loop.GuideLlm().measurement(
-        dataclasses.replace(at(), settings=SimpleNamespace(path="/venv")), RATE
-    )
     assert how.env["GUIDELLM__MAX_WORKER_PROCESSES"] == "1", "several workers draw the same gaps"
-    closed = open_loop.guidellm_arguments(at(), cell(concurrency=4), 1)
+    closed = GUIDE.measurement(where, cell(concurrency=4)).runs[0].argv
     assert '{"kind": "concurrent", "streams": [4]}' in closed
+
+
+def test_a_value_is_one_word_whatever_is_in_it():
+    """A record's recipe, which may be somebody else's, names the model."""
+    suite = Suite(name="s", recipes=["r"])
+    where = dataclasses.replace(at(), suite=suite, base_url='x --no-cache\n"{{ 7 * 7 }}')
+    words = BENCHY.arguments(where, cell())
+    assert words[:2] == ["--base-url", 'x --no-cache\n"{{ 7 * 7 }}']
+    whole = dataclasses.replace(where, settings=SimpleNamespace(path="/venv"))
+    argv = GUIDE.measurement(whole, cell()).runs[0].argv
+    assert json.loads(argv[argv.index("--backend") + 1])["target"] == where.base_url

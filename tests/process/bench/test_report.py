@@ -25,10 +25,23 @@ from made_once import made_once
 from ruamel.yaml import YAML
 
 from spark_cluster import Cluster
-from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool, load_record
+from spark_cluster.bench.record import (
+    CellKey,
+    CellResult,
+    Metric,
+    Record,
+    RecordedCheck,
+    Tool,
+    load_record,
+)
 from spark_cluster.bench.report import COLUMNS, build, sections, write_report
-from spark_cluster.bench.report.plots import NodeTelemetry, measured_plots, thin_out
-from spark_cluster.bench.report.rendering import MARK, Table, escape, fenced, style, tabulate
+from spark_cluster.bench.report.plots import (
+    NodeTelemetry,
+    line_of,
+    measured_plots,
+    telemetry_plots,
+)
+from spark_cluster.bench.report.rendering import Table, escape, fenced, style
 from spark_cluster.bench.report.results import (
     Results,
     answers,
@@ -38,12 +51,12 @@ from spark_cluster.bench.report.results import (
     verdict,
 )
 from spark_cluster.bench.report.tables import (
-    acceptance_table,
-    answers_table,
-    benchy_tables,
-    comparison_tables,
-    headline_table,
-    served_table,
+    DECLARED,
+    MARK,
+    ROWS,
+    SEVERAL,
+    tables_of,
+    tabulate,
 )
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
@@ -107,6 +120,11 @@ class Page(HTMLParser):
         self.text += data
 
 
+def table_of(results: Results, name: str) -> Table:
+    (table,) = tables_of(results, name)
+    return table
+
+
 # -- what it says ----------------------------------------------------------------------------------
 
 
@@ -140,7 +158,7 @@ def test_what_was_not_measured_is_said():
 
 
 def test_the_speed_up_stands_at_every_depth():
-    decode, prefill, first, load = comparison_tables(Results(dual_record()))
+    decode, prefill, first, load = tables_of(Results(dual_record()), "comparison")
     assert [row[0] for row in decode.rows] == [
         "tg128", "tg128 @ d4096", "tg128 @ d8192", "tg128 @ d16384", "tg128 @ d32768",
     ]  # fmt: skip
@@ -160,7 +178,7 @@ def test_a_time_is_better_when_it_is_less():
 
 
 def test_a_sweep_shows_its_speeds_and_acceptance():
-    table = acceptance_table(Results(sweep_record()))
+    table = table_of(Results(sweep_record()), "acceptance")
     assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
     assert all(re.fullmatch(r"[678]\d\.\d\d ± \d\.\d\d", row[2]) for row in table.rows)
     assert all(row[3].endswith("%") for row in table.rows)
@@ -176,7 +194,11 @@ def test_setups_that_would_be_called_alike_are_told_apart():
 
 def test_a_figure_looks_the_same_everywhere():
     results = Results(fast_record())
-    shown = comparison_tables(results), benchy_tables(results), [headline_table(results)]
+    shown = (
+        tables_of(results, "comparison"),
+        tables_of(results, "cells"),
+        [table_of(results, "headline")],
+    )
     found = [text for tables in shown for table in tables for row in table.rows for text in row]
     large = [text for text in found if re.match(r"[\d,]+\.?\d* ± ", text)]
     assert any(re.fullmatch(r"2\d,\d{3} ± \d+", text) for text in large)
@@ -208,27 +230,64 @@ def test_a_band_is_named_only_where_it_is_drawn():
         assert said in note
 
 
+def test_every_declared_column_stands_in_some_table():
+    """An expression that speaks of what is not there gives an empty column, which is left out."""
+    failed = answered(kind="vision", status="failed", metrics={}, questions=(), reason="HTTP 400")
+    checks = (
+        RecordedCheck(id="a", title="A", streamed=True, status="ok", found="x", seconds=1.0),
+        RecordedCheck(id="b", title="B", streamed=False, status="not run", found="", seconds=0.0),
+    )
+    whole = {"checks": checks, "image_repo_digest": "x"}
+    setups = [one.model_copy(update=whole) for one in dual_record().setups]
+    of_nodes = [one.model_copy(update={"bios": "1.0"}) for one in dual_record().nodes]
+    first = dual_record().model_copy(update={"setups": tuple(setups), "nodes": tuple(of_nodes)})
+    times = {"tpot_ms": Metric(mean=1), "e2el_ms": Metric(mean=2)}
+    requests = served(metrics={**served().metrics, **times})
+    runs = [Results(one) for one in (first, sweep_record(), record(requests, answered(), failed))]
+    single = Results(dual_record(loads=(1,)))  # its columns have other names
+    found: dict[str, set[str]] = {}
+    for name in (*ROWS, *SEVERAL):
+        for results in (*runs, single):
+            for table in tables_of(results, name):
+                fields = {row[0] for row in table.rows}
+                found.setdefault(name, set()).update(table.columns, fields)
+    found["throughput"] = found["comparison"]
+    for name in DECLARED.keys() & found.keys():
+        columns = DECLARED[name].get("columns", DECLARED[name])
+        assert set(columns) <= found[name], name
+    listed = [name for part in DECLARED["section"] for name in part.get("tables", ())]
+    assert sorted(listed) == sorted((*ROWS, *SEVERAL)), "each table stands in one section"
+
+
 # -- telemetry -------------------------------------------------------------------------------------
 
 
-def test_thinned_out_telemetry_keeps_extremes_and_gaps():
+def test_a_plot_of_long_telemetry_keeps_extremes_and_gaps():
+    record = dual_record(depths=(0,), loads=(1,))
     seconds = np.arange(20_000.0)
     seconds[10_000:] += 600
-    values = np.full(20_000, 50.0)
-    values[[123, 15_001]] = [99, 1]
+    values = np.random.default_rng(1).normal(50.0, 1.0, len(seconds))
+    values[123], values[15_001] = 90, 10
     values[5] = np.nan
-    x, y = thin_out(NodeTelemetry("n", seconds, {"power_w": values}), "power_w")
-    assert len(x) < 1000
-    assert {np.nanmax(y), np.nanmin(y)} == {99, 1}
-    assert np.isnan(x).sum() == 1
-    gap = int(np.flatnonzero(np.isnan(x))[0])
-    assert (x[gap - 1], x[gap + 1]) == (9_999, 10_600)
+    node = NodeTelemetry("n", seconds, {"power_w": values})
+    assert np.flatnonzero(np.isnan(line_of(node, "power_w")[0])).tolist() == [9_999]
+    with no_png(), style():
+        (plot,) = telemetry_plots(Results(record), [node])
+    (drawn,) = re.findall(
+        r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #1f6', plot.svg
+    )
+    assert drawn.count("M") == 2, "the line is interrupted once"
+    heights = [float(y) for _, y in re.findall(r"[ML] (\S+) (\S+)", drawn)]
+    assert len(heights) < 2000
+    middle = sum(heights) / len(heights)
+    assert middle - min(heights) == pytest.approx(max(heights) - middle, rel=0.1), "90 and 10"
+    assert max(heights) - min(heights) > 40
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_little_telemetry_stays_as_it_is(count):
     node = NodeTelemetry("n", np.arange(float(count)), {"power_w": np.ones(count)})
-    assert len(thin_out(node, "power_w")[0]) == count
+    assert len(line_of(node, "power_w")[0]) == count
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -463,12 +522,12 @@ def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
 
 def test_each_cell_with_a_drafter_shows_its_acceptance():
     record = sweep_record()
-    table = acceptance_table(Results(record))
+    table = table_of(Results(record), "acceptance")
     measured = [cell for cell in record.cells if "acceptance" in cell.metrics]
     assert len(table.rows) == len(measured) > 1
     share = measured[-1].metrics["acceptance"].mean
     assert f"{share:.1%}" in table.rows[-1]
-    assert acceptance_table(Results(dual_record(depths=(0,), loads=(1,)))).rows == ()
+    assert table_of(Results(dual_record(depths=(0,), loads=(1,))), "acceptance").rows == ()
 
 
 def test_the_report_of_a_sweep_shows_it(tmp_path):
@@ -542,14 +601,14 @@ def test_requests_and_answers_have_tables(tmp_path):
     slo = Tool(name="vllm-bench", version="0.32.0", settings={"slo": {"ttft_ms": 500.0}})
     made = record(*cells, tool=slo)
     results = Results(made)
-    table = served_table(results)
+    table = table_of(results, "requests")
     assert [row[1:5] for row in table.rows] == [
         ("pp2048 tg128 d=0 2 req/s", "1.90", "1.25", "240.0"),
         ("pp2048 tg128 d=0 c=4", "1.90", "1.25", "240.0"),
     ]
     assert table.rows[0][5] == "41.00 / 77.00 / 98.00"
     assert table.note.startswith("Goodput: requests within ttft 500 ms.")
-    rows = answers_table(results).rows
+    rows = table_of(results, "answers").rows
     assert [row[2:5] for row in rows] == [
         ("one", "no", "2 of 2"), ("two-at-once", "yes", "1 of 2"), ("", "", "failed"),
     ]  # fmt: skip

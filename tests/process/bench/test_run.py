@@ -120,7 +120,7 @@ def test_the_record_says_which_vllm_measured(tmp_path):
     assert (run.record.tool.name, run.record.tool.version) == ("vllm-bench", "0.31.1, 0.32.0")
     plain = made(tmp_path / "plain")
     plain.add_version("0.32.0")
-    assert plain.record.tool.version == generators.LLAMA_BENCHY_VERSION
+    assert plain.record.tool.version == "0.4.0"
     asked = made(tmp_path / "asked", kind="tool_call", questions=["one"])
     asked.add_version("0.32.0")
     assert asked.record.tool.version == tool_checks.VERSION

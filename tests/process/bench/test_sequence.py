@@ -18,7 +18,7 @@ from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import expand, result
 from spark_cluster.bench.record import load_record
-from spark_cluster.bench.steps import BenchRun
+from spark_cluster.bench.steps import BenchRun, stop
 from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench
 from spark_cluster.cli.bench_measure import BenchResult
@@ -110,12 +110,17 @@ def test_what_is_measured_is_fetched_with_its_times(run, cluster):
     assert argv[argv.index("--base-url") + 1] == "http://127.0.0.1:8000/v1"
 
 
-def cut_off_after_the_last_cell(run: BenchRun, cluster: BenchCluster) -> None:
-    """The laptop was away while the node measured, and `bench fetch` brought all of it."""
+def cut_off_after_the_last_cell(
+    run: BenchRun, cluster: BenchCluster, *, fetched: bool = True
+) -> None:
+    """The laptop was away while the node measured; `bench fetch` brought all of it, or did not."""
     step = run.expansion.steps[-1]
     setup = describe.setup_not_started(cluster.play, step.setup, step.setup.served, ())
     run.add_setup(setup, ())
-    run.add([result(cell) for cell in run.expansion.cells])
+    run.add([result(cell) for cell in run.expansion.cells if fetched or cell not in step.cells])
+    for cell in step.cells:
+        place = f"{run.on_node(step).lstrip('/')}/cells/{cell.id}.json"
+        cluster.fake.head.put(place, json.dumps({"error": "", "started": 1.8e9, "finished": 1.9e9}))
 
 
 def serve(cluster: BenchCluster, run: BenchRun, step: int, **changed: str) -> None:
@@ -145,9 +150,17 @@ def test_what_is_left_of_a_server_that_is_gone_is_taken_away(run, cluster):
     assert cluster.log == ["down -1"]
 
 
+def test_a_server_whose_cells_are_fetched_now_is_taken_down(run, cluster):
+    cut_off_after_the_last_cell(run, cluster, fetched=False)
+    serve(cluster, run, -1)
+    sequence.go_on(cluster.play, run)
+    assert (cluster.log, len(run.record.cells)) == (["down -1"], 6)
+
+
+@pytest.mark.parametrize("fetched", [True, False])
 @pytest.mark.parametrize("which", ["recipe", "size", "arguments", "several models"])
-def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, which):
-    cut_off_after_the_last_cell(run, cluster)
+def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, which, fetched):
+    cut_off_after_the_last_cell(run, cluster, fetched=fetched)
     if which == "several models":
         listed = [
             {"node": "n", "address": "", "port": 1, "names": [name], "program": "", "kind": "chat"}
@@ -297,3 +310,24 @@ def test_a_server_that_did_not_start_was_to_be_on_the_head_first(run):
     play: Any = SimpleNamespace(nodes=nodes)
     found = describe.setup_not_started(play, step.setup, step.setup.served, ())
     assert found.nodes == ("spark2",)
+
+
+@pytest.mark.parametrize("folder", ["of the run", "of another run", ""])
+def test_a_run_is_stopped_where_the_head_measures_it(run, fake_cluster, folder):
+    """One question tells whether and what: each is a turn."""
+    cluster, step = fake_cluster(), run.expansion.steps[1]
+    busy = run.on_node(step) if folder == "of the run" else folder
+    asked: list[list[str]] = []
+    touched: list[list[str]] = []
+
+    def shell(words: list[str], _stdin: str) -> Said:
+        asked.append(words)
+        return Said(busy if "flock" in words[1] else "")
+
+    programs = cluster.nodes["spark1"].programs
+    programs["sh"] = shell
+    programs["touch"] = lambda words, _stdin: touched.append(words) or Said("")
+    assert stop(cluster.play, run) is (step if folder == "of the run" else None)
+    assert touched == ([[f"{busy}/stop"]] if folder == "of the run" else [])
+    removed = [words for words in asked if "docker container rm" in words[1]]
+    assert (len(asked), len(removed)) == ((1, 0) if busy else (2, 1))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench_runs import begun, setup
+from bench_runs import begun, cell, record, setup
 from chat_server import ChatServer, Reply
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
@@ -18,7 +17,8 @@ from serve_plans import deployment_for, served_by
 from spark_cluster.bench import sequence
 from spark_cluster.bench.expansion import ServerSpeed, estimate, expand
 from spark_cluster.bench.record import RecordedCheck, load_record
-from spark_cluster.bench.report.tables import check_tables
+from spark_cluster.bench.report.results import Results
+from spark_cluster.bench.report.tables import tables_of
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.result import Served
@@ -84,11 +84,9 @@ def test_no_checks_where_the_suite_wants_none(
     assert server.asked == []
 
 
-def test_the_report_has_a_table_of_them(tmp_path):
-    results = SimpleNamespace(
-        setups=(setup("a", checks=_records()), setup("b")), labels={"a": "TP=1", "b": "TP=2"}
-    )
-    table, _empty = check_tables(results)  # type: ignore[arg-type]
+def test_the_report_has_a_table_of_them():
+    both = (setup("a", checks=_records()), setup("b", tp=2))
+    table, _empty = tables_of(Results(record(cell("a"), cell("b"), setups=both)), "checks")
     assert table.title == "Answers of TP=1: 1 ok, 1 failed, 1 not run"
     assert table.rows[2] == ("three", "no", "not run", "the server is gone", "")
     assert table.marked == {1: "bad", 2: "attention"}
