@@ -8,8 +8,7 @@ from waiting import HANG_S
 
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Container, Directory, File, Image, InvalidResource
-from spark_cluster.resources import container as module
+from spark_cluster.resources import Container, Directory, File, Image
 
 KEYS = "/var/lib/spark-cluster/secrets/ray"
 RAY = Container(
@@ -23,6 +22,7 @@ RAY = Container(
     cap_drop=("ALL",),
     cap_add=("IPC_LOCK",),
     security_opt=("no-new-privileges",),
+    stays_s=0.0,
 )
 CACHED = dataclasses.replace(RAY, caches="/srv/caches")
 SECRET = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter2")})
@@ -79,8 +79,7 @@ def test_systemd_is_told_of_the_gpu(docker):
 def test_each_image_has_caches_of_its_own(docker):
     """What another image's programs left is not seen; the same image finds its own again."""
     docker.path("/srv/caches").mkdir()
-    assert docker.apply(CACHED).verdict == "change"
-    assert docker.apply(CACHED).verdict == "ok"
+    docker.must_converge(CACHED)
     first = folder_of_caches(docker)
     assert first == f"/srv/caches/images/{short(image()['Id'])}"
     assert docker.path(first).is_dir()
@@ -108,8 +107,7 @@ def test_a_link_that_a_container_left_for_its_images_caches_is_not_followed(dock
 
 
 def test_absent_is_started_and_then_left(docker):
-    assert docker.check(RAY).verdict == "change"
-    assert docker.apply(RAY).verdict == "change"
+    docker.must_change(RAY)
     assert running(docker)["Config"]["Labels"]["spark-cluster.spec"] == RAY.spec
     assert running(docker)["Config"]["Cmd"] == ["ray", "start", "--block"]
     before = len(docker.calls("docker"))
@@ -155,12 +153,11 @@ def test_rights_that_are_not_as_declared_make_it_again(docker, rights, told):
     result = docker.check(RAY)
     assert (result.verdict, made(docker)) == ("change", 1)
     assert told in result.event["changes"]["rights"][0]
-    assert docker.apply(RAY).verdict == "change"
-    assert docker.apply(RAY).verdict == "ok"
+    docker.must_converge(RAY)
     assert made(docker) == 2
 
 
-PAUSE = Container("pause", "vllm:1", ("sleep", "infinity"))
+PAUSE = Container("pause", "vllm:1", ("sleep", "infinity"), stays_s=0.0)
 BESIDE = dataclasses.replace(RAY, pid="container:pause")
 
 
@@ -170,8 +167,7 @@ def test_a_container_that_shares_the_process_ids_of_another(docker):
     other = dataclasses.replace(PAUSE, env={"A": "1"})
     docker.apply(other)
     assert docker.check(BESIDE).verdict == "change", "Docker keeps the id of the one that is gone"
-    assert docker.apply(BESIDE).verdict == "change"
-    assert docker.apply(BESIDE).verdict == "ok"
+    docker.must_converge(BESIDE)
 
 
 def test_check_mode_does_not_guess_whose_process_ids_it_will_share(docker):
@@ -184,9 +180,7 @@ def test_check_mode_does_not_guess_whose_process_ids_it_will_share(docker):
 def test_another_one_takes_its_place(docker):
     docker.apply(RAY)
     other = dataclasses.replace(RAY, command=("sleep", "9"))
-    assert docker.check(other).verdict == "change"
-    assert docker.apply(other).verdict == "change"
-    assert docker.apply(other).verdict == "ok"
+    docker.must_converge(other)
     assert made(docker) == 2
 
 
@@ -218,8 +212,7 @@ def test_new_image_under_the_same_name_makes_it_again(docker):
     docker.apply(RAY)
     with docker.state("docker") as state:
         state["images"]["vllm:1"] = image(number="3")
-    assert docker.apply(RAY).verdict == "change"
-    assert docker.apply(RAY).verdict == "ok"
+    docker.must_converge(RAY)
 
 
 def test_check_mode_does_not_guess_when_the_image_will_change(docker):
@@ -261,17 +254,16 @@ def test_trigger_makes_it_again_once(docker):
 
 
 @pytest.mark.parametrize("restart", ["unless-stopped", "no"])
-def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart, monkeypatch):
-    monkeypatch.setattr(module, "STAYS_S", HANG_S)  # it dies at the third look
+def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart):
     with docker.state("docker") as state:
         state["behaviour"] = {"ray": {"dies": 3, "log": "ValueError: no such model\n"}}
-    result = docker.apply(dataclasses.replace(RAY, restart=restart))
+    watched = dataclasses.replace(RAY, restart=restart, stays_s=HANG_S)  # it dies at the third look
+    result = docker.apply(watched)
     assert "container ray ended right after its start with status 3" in result.error
     assert "ValueError: no such model" in result.error
     assert running(docker)["State"]["Status"] == "exited"
     with docker.state("docker") as state:
         state["behaviour"] = {}
-    monkeypatch.setattr(module, "STAYS_S", 0.0)
     assert docker.apply(RAY).verdict == "change"
 
 
@@ -287,8 +279,7 @@ def test_refusal_to_start_leaves_nothing(docker):
 def test_absent_state(docker, node):
     docker.apply(SECRET)
     gone = Container("ray", state="absent")
-    assert docker.check(gone).verdict == "change"
-    assert docker.apply(gone).verdict == "change"
+    docker.must_change(gone)
     assert not docker.path(KEYS).exists()
     assert docker.apply(gone).verdict == "ok"
 
@@ -299,8 +290,7 @@ def test_absent_leaves_a_container_without_the_label(docker):
     others = Container("ray", only_labelled="spark-cluster.bench", state="absent")
     assert docker.apply(others).verdict == "ok"
     assert running(docker)["State"]["Status"] == "running"
-    assert docker.apply(ours).verdict == "change"
-    assert docker.apply(ours).verdict == "ok"
+    docker.must_converge(ours)
 
 
 def test_absent_without_docker(node):
@@ -354,9 +344,7 @@ class TestSecrets:
     def test_changed_secret_makes_it_again(self, docker):
         docker.apply(SECRET)
         other = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter3")})
-        assert docker.check(other).verdict == "change"
-        assert docker.apply(other).verdict == "change"
-        assert docker.apply(other).verdict == "ok"
+        docker.must_converge(other)
         assert made(docker) == 2
         assert docker.apply(RAY).verdict == "change"
         assert not docker.path(KEYS).exists()
@@ -372,32 +360,3 @@ class TestSecrets:
         docker.put(f"{KEYS}/old", "x")
         assert docker.apply(SECRET).verdict == "change"
         assert len(list(docker.path(KEYS).iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"container": "a b"}, "not a name"),
-        ({"image": ""}, "no image"),
-        ({"command": "ray start"}, "list of strings"),
-        ({"devices": "/dev/infiniband"}, "devices is a list of strings"),
-        ({"env": {"KEY": Secret("x")}}, "secret_files"),
-        ({"command": ("--api-key", Secret("x"))}, "secret_files"),
-        ({"env": {"N": 1}}, "write it as text: '1'"),
-        ({"env": {"N": "a\0b"}}, "has a NUL character"),
-        ({"env": {"A B": "1"}}, "not the name of a variable"),
-        ({"secret_files": {"/k": "plain"}}, "wrap the value in Secret"),
-        ({"mounts": ("models:/models",)}, "not an absolute path"),
-        ({"mounts": ("/a:/b:rx",)}, "SOURCE:TARGET"),
-        ({"mounts": ("/a,b:/c",)}, "comma"),
-        ({"mounts": ("/a",)}, "target"),
-        ({"devices": ("infiniband",)}, "absolute"),
-        ({"restart": "sometimes"}, "not one of no, always"),
-        ({"state": "stopped"}, "not one of running, created, absent"),
-        ({"only_labelled": "a"}, "no effect with state='running'"),
-        ({"ipc": "host", "shm_size": "16g"}, "no effect"),
-    ],
-)
-def test_bad_declarations(arguments, text):
-    with pytest.raises(InvalidResource, match=text):
-        Container(**{"container": "ray", "image": "vllm:1", **arguments})

@@ -11,7 +11,7 @@ import pytest
 
 from spark_cluster.node.host import Host
 from spark_cluster.node.processes import KILL_GRACE, TERM_GRACE, Cancelled, TooLong
-from spark_cluster.resources import InvalidResource, Netplan
+from spark_cluster.resources import Netplan
 from spark_cluster.resources import netplan as module
 
 PATH = "/etc/netplan/99-spark-cluster.yaml"
@@ -411,11 +411,6 @@ def test_the_run_that_was_cut_off_goes_on_and_does_not_do_it_again(network):
 def test_no_such_interface(network):
     other = Netplan(PATH, content="x", addresses={"eth7": "10.0.0.1/24"}, mtu=1500)
     assert "there is no interface eth7" in apply(network, other).error
-
-
-def test_only_under_etc_netplan():
-    with pytest.raises(InvalidResource, match="under /etc/netplan"):
-        Netplan("/etc/network/x.yaml", content="", addresses={}, mtu=1500)
 
 
 def test_addresses_that_another_file_gives(network):

@@ -3,19 +3,15 @@
 import grp
 import pwd
 
-import pytest
-
-from spark_cluster.resources import File, Group, InvalidResource, Package, User
+from spark_cluster.resources import File, Group, Package, User
 
 
 class TestGroup:
     def test_absent_is_made_and_then_left(self, accounts):
         group = Group("docker", gid=900, system=True)
-        assert accounts.check(group).verdict == "change"
-        assert accounts.apply(group).verdict == "change"
+        accounts.must_change(group)
         assert grp.getgrnam("docker").gr_gid == 900
-        assert accounts.apply(group).verdict == "ok"
-        assert accounts.check(group).verdict == "ok"
+        accounts.must_be_ok(group)
 
     def test_drift_is_repaired(self, accounts):
         assert accounts.apply(Group("video", gid=45)).verdict == "change"
@@ -24,39 +20,23 @@ class TestGroup:
         assert accounts.apply(Group("video")).verdict == "ok"
 
     def test_absent_state(self, accounts):
-        assert accounts.apply(Group("video", state="absent")).verdict == "change"
-        assert accounts.apply(Group("video", state="absent")).verdict == "ok"
+        accounts.must_converge(Group("video", state="absent"))
         result = accounts.apply(Group("me", state="absent"))
         assert "cannot remove the primary group of user 'me'" in result.error
 
     def test_taken_number(self, accounts):
         assert "GID '44' already exists" in accounts.apply(Group("docker", gid=44)).error
 
-    @pytest.mark.parametrize(
-        ("arguments", "text"),
-        [
-            ({"group": "a:b"}, "a name has"),
-            ({"group": "-x"}, "the first not"),
-            ({"group": "x", "gid": -1}, "gid -1"),
-            ({"group": "x", "state": "gone"}, "'gone'"),
-        ],
-    )
-    def test_bad_declarations(self, arguments, text):
-        with pytest.raises(InvalidResource, match=text):
-            Group(**arguments)
-
 
 class TestUser:
     def test_absent_is_made_and_then_left(self, accounts):
         user = User("nvidia", uid=1500, groups=("video", "render"), shell="/bin/bash")
-        assert accounts.check(user).verdict == "change"
-        assert accounts.apply(user).verdict == "change"
+        accounts.must_change(user)
         entry = pwd.getpwnam("nvidia")
         assert (entry.pw_uid, entry.pw_shell, entry.pw_dir) == (1500, "/bin/bash", "/home/nvidia")
         assert accounts.path("/home/nvidia").is_dir()
         assert grp.getgrnam("render").gr_mem == ["me", "nvidia"]
-        assert accounts.apply(user).verdict == "ok"
-        assert accounts.check(user).verdict == "ok"
+        accounts.must_be_ok(user)
 
     def test_group_of_its_name_that_is_there_is_taken(self, accounts):
         accounts.apply(Group("nvidia", gid=777))
@@ -66,8 +46,7 @@ class TestUser:
     def test_drift_is_repaired_and_other_groups_stay(self, accounts):
         accounts.put("/home/me/notes", "x")
         user = User("me", groups=("video",), shell="/bin/bash", home="/srv/me")
-        assert accounts.check(user).verdict == "change"
-        assert accounts.apply(user).verdict == "change"
+        accounts.must_change(user)
         assert grp.getgrnam("render").gr_mem == ["me"]
         assert grp.getgrnam("video").gr_mem == ["me"]
         assert accounts.path("/srv/me/notes").read_text() == "x"
@@ -79,8 +58,7 @@ class TestUser:
         assert grp.getgrnam("render").gr_mem == []
         assert accounts.apply(user).verdict == "ok"
         none = User("me", exact_groups=True)
-        assert accounts.apply(none).verdict == "change"
-        assert accounts.apply(none).verdict == "ok"
+        accounts.must_converge(none)
 
     def test_system_user_has_no_home(self, accounts):
         user = User("ray", system=True)
@@ -91,8 +69,7 @@ class TestUser:
 
     def test_absent_state_leaves_the_home(self, accounts):
         gone = User("me", state="absent")
-        assert accounts.check(gone).verdict == "change"
-        assert accounts.apply(gone).verdict == "change"
+        accounts.must_change(gone)
         assert accounts.path("/home/me").is_dir()
         assert accounts.apply(gone).verdict == "ok"
 
@@ -123,18 +100,3 @@ class TestUser:
         with accounts.state("accounts") as state:
             state["busy"] = "me"
         assert "currently used by process 4711" in accounts.apply(User("me", uid=4242)).error
-
-    @pytest.mark.parametrize(
-        ("arguments", "text"),
-        [
-            ({"user": "a/b"}, "a name has"),
-            ({"user": "x", "uid": 2**32}, "uid"),
-            ({"user": "x", "groups": "docker"}, "list of strings"),
-            ({"user": "x", "groups": ("a,b",)}, "a name has"),
-            ({"user": "x", "shell": "bash"}, "absolute"),
-            ({"user": "root", "state": "absent"}, "never removed"),
-        ],
-    )
-    def test_bad_declarations(self, arguments, text):
-        with pytest.raises(InvalidResource, match=text):
-            User(**arguments)

@@ -8,7 +8,6 @@ import pytest
 from spark_cluster.resources import (
     DiskSpace,
     Hostname,
-    InvalidResource,
     KernelModule,
     Sysctl,
 )
@@ -130,23 +129,13 @@ def test_sysctl_that_cannot_be_set(kernel, monkeypatch, number, text):
     assert not kernel.path(FILE).exists()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("swappiness", "1"), ("vm..x", "1"), ("../etc/x", "1"), ("vm.x", ""), ("vm.x", "1\n2")],
-)
-def test_sysctl_bad_declarations(key, value):
-    with pytest.raises(InvalidResource):
-        Sysctl(key, value)
-
-
 # -- KernelModule ----------------------------------------------------------------------------------
 
 PEERMEM = KernelModule("nvidia-peermem")
 
 
 def test_module_is_loaded_now_and_at_boot_and_then_left(kernel):
-    assert kernel.check(PEERMEM).verdict == "change"
-    assert kernel.apply(PEERMEM).verdict == "change"
+    kernel.must_change(PEERMEM)
     assert kernel.path("/sys/module/nvidia_peermem").is_dir()
     file = kernel.path("/etc/modules-load.d/60-spark-cluster-nvidia_peermem.conf")
     assert file.read_text().endswith("\nnvidia-peermem\n")
@@ -177,14 +166,6 @@ def test_module_that_is_not_there_or_built_in(kernel):
     assert kernel.apply(KernelModule("mlx5_ib", persistent=None)).verdict == "ok"
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a;b", "../x"])
-def test_module_bad_declarations(name):
-    with pytest.raises(InvalidResource):
-        KernelModule(name)
-    with pytest.raises(InvalidResource, match="asks for nothing"):
-        KernelModule("x", loaded=None, persistent=None)
-
-
 # -- Hostname --------------------------------------------------------------------------------------
 
 
@@ -209,19 +190,12 @@ def test_hostname_that_cannot_be_set(kernel):
     assert "you must be root" in kernel.apply(Hostname("spark1")).error
 
 
-@pytest.mark.parametrize("name", ["", "Spark1", "-a", "a_b", "a" * 64, "a..b", "a b", "ä"])
-def test_hostname_bad_declarations(name):
-    with pytest.raises(InvalidResource):
-        Hostname(name)
-
-
 # -- DiskSpace -------------------------------------------------------------------------------------
 
 
 def test_disk_space(node):
     enough = DiskSpace("/srv/models", 1e-6)
-    assert node.apply(enough).verdict == "ok"
-    assert node.check(enough).verdict == "ok"
+    node.must_be_ok(enough)
     node.path("/srv").mkdir()
     for result in (
         node.apply(DiskSpace("/srv/models", 9e5, purpose="the model")),
@@ -231,11 +205,3 @@ def test_disk_space(node):
         assert "the disk of /srv/models has " in result.error
         assert "900000 GiB are needed for the model" in result.error
         assert "`du -xh /srv |" in result.error
-
-
-@pytest.mark.parametrize("free", [0, -1, True, float("nan")])
-def test_disk_space_bad_declarations(free):
-    with pytest.raises(InvalidResource):
-        DiskSpace("/srv", free)
-    with pytest.raises(InvalidResource):
-        DiskSpace("srv", 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.resources import File, InvalidResource, UnusedPrograms
+from spark_cluster.resources import File, UnusedPrograms
 
 FOLDER = "/var/lib/spark-cluster/supervise"
 UNIT = "/etc/systemd/system/spark-cluster-supervise.service"
@@ -86,8 +86,3 @@ def test_a_masked_unit_runs_nothing(programs: Any) -> None:
 
 def test_without_the_folder_there_is_nothing_to_do(node: Any) -> None:
     assert node.apply(UnusedPrograms(FOLDER)).verdict == "ok"
-
-
-def test_its_folder_is_absolute() -> None:
-    with pytest.raises(InvalidResource, match="absolute"):
-        UnusedPrograms("supervise")

@@ -1,0 +1,30 @@
+"""Cases that are data: files beside a test, each with the cases of one of its tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.values import Secret
+
+
+def cases(test: str, name: str) -> Any:
+    """Return what `NAME.json` beside a test holds.
+
+    Args:
+        test: the test's `__file__`.
+        name: of the file, without its ending. In it `{"$secret": "x"}` is a `Secret`.
+    """
+    text = Path(test).with_name(f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text, object_hook=_value)
+
+
+def _value(found: dict[str, Any]) -> Any:
+    return Secret(found["$secret"]) if found.keys() == {"$secret"} else found
+
+
+def named(test: str, name: str) -> tuple[str, list[Any], list[str]]:
+    """Return arguments of `parametrize` for a file whose keys are the names of its cases."""
+    found = cases(test, name)
+    return "case", list(found.values()), list(found)
