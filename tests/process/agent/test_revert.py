@@ -167,26 +167,6 @@ def test_a_file_that_gets_a_secret_by_the_way_is_treated_as_one(node):
     assert left == {"/config", "/env"}
 
 
-def test_secrets_are_masked_in_what_the_journal_says_of_changes(node):
-    host = node.host("r1")
-    host.secrets = frozenset({"hunter2"})
-    node.put("/f", "")
-    apply([Line("/f", line="key = hunter2")], host, lambda _: None)
-    text = node.path("/var/lib/spark-cluster/journal/r1/changes.jsonl").read_text()
-    (entry,) = [e for e in map(json.loads, text.splitlines()) if e["action"] == "converged"]
-    assert entry["changes"] == {"line": [None, "key = ***"]}
-
-
-def test_a_large_folder_is_not_kept(node, monkeypatch):
-    monkeypatch.setattr(journal_module, "TREE_LIMIT", 10)
-    node.put("/opt/big/file", "more than ten bytes")
-    node.run("r1", Directory("/opt/big", state="absent"), File("/x", content="y"))
-    reply, _ = node.revert("r1")
-    assert reply["left"][0]["what"] == "/opt/big"
-    assert "not kept" in reply["left"][0]["why"]
-    assert not node.path("/x").exists()
-
-
 def test_the_power_was_cut_before_the_change(node):
     """The entry is written first, so there can be one of a change that never came."""
     node.put("/a", "old")
@@ -328,13 +308,6 @@ def test_history(node, before):
     with pytest.raises(ResourceError, match="no run 20261120-2") as caught:
         history.find("20261120-2")
     assert "did you mean 20261121-2 or 20261120-1?" in caught.value.hint
-
-
-def test_old_journals_go(node, monkeypatch):
-    monkeypatch.setattr(journal_module, "KEPT", 3)
-    for number in range(6):
-        node.run(f"r{number}", File("/a", content=str(number)))
-    assert History(node.root).runs() == ["r3", "r4", "r5"]
 
 
 def test_a_folder_that_a_run_put_something_into_and_removed_then(node):

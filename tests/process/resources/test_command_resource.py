@@ -103,11 +103,6 @@ def test_retries_come_to_an_end(node, monkeypatch):
     assert node.apply(reading).verdict == "ok"
 
 
-def test_without_retries_there_are_none(node):
-    assert node.apply(flaky(node, 1)).verdict == "failed"
-    assert node.notes == []
-
-
 def test_secrets_travel_by_stdin_and_env(node):
     command = Command(
         "log in",

@@ -55,15 +55,12 @@ def test_what_is_none_is_left(systemd):
     assert verbs(systemd) == ["enable"]
 
 
-@pytest.mark.parametrize("file", ["enabled", "alias", "generated", "indirect"])
+@pytest.mark.parametrize("file", ["enabled", "alias", "generated", "indirect", "enabled-runtime"])
 def test_ways_to_be_enabled(systemd, file):
     put(systemd, active="active", file=file)
-    assert systemd.apply(Service("docker", enabled=True)).verdict == "ok"
-
-
-def test_until_the_next_boot_is_not_enabled(systemd):
-    put(systemd, active="active", file="enabled-runtime")
-    assert systemd.apply(Service("docker", enabled=True)).verdict == "change"
+    until_the_next_boot = file == "enabled-runtime"
+    verdict = "change" if until_the_next_boot else "ok"
+    assert systemd.apply(Service("docker", enabled=True)).verdict == verdict
 
 
 def test_restart_is_owed_until_it_happened(systemd):

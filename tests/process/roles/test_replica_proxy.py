@@ -118,20 +118,3 @@ def test_no_replica_is_there(tmp_path: Path, engines: list[Engine]) -> None:
     assert status(answer) == 503
     assert re.search(r"(?im)^retry-after: 5\r$", answer)
     assert proxy.refused_by_proxy(503, answer)
-
-
-def test_a_stream_comes_in_pieces_from_a_replica(tmp_path: Path, engines: list[Engine]) -> None:
-    with (
-        in_front_of(tmp_path, engines) as port,
-        socket.create_connection(("127.0.0.1", port), HANG_S) as connection,
-    ):
-        connection.sendall(ASK.replace("/v1/models", "/stream").encode())
-        got = b""
-        while b"data: 1" not in got:  # the second piece is sent only after the first was seen
-            got += connection.recv(4096)
-        assert b"data: 2" not in got
-        for engine in engines:
-            engine.first_piece_seen.set()
-        while piece := connection.recv(4096):
-            got += piece
-    assert b"data: 2" in got

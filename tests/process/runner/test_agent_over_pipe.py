@@ -7,12 +7,11 @@ import http.server
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,13 +90,6 @@ def test_code_is_sent_when_it_is_lacking_and_not_again(fresh, tmp_path):
     kept = list((fresh / ".cache/spark-cluster/agent").iterdir())
     assert [path.name for path in kept] == [wire.digest()]
     assert kept[0].stat().st_mode & 0o777 == 0o700
-
-
-def test_requests_that_were_sent_before_the_code_was_there(fresh, tmp_path):
-    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
-    pending = [session.submit("run", argv=["echo", str(i)]) for i in range(5)]
-    assert [p.wait()["stdout"] for p in pending] == [f"{i}\n" for i in range(5)]
-    session.close()
 
 
 def test_two_agents_that_both_lack_the_code(fresh, tmp_path):
@@ -427,37 +419,7 @@ def test_stream_keeps_a_character_whole_that_comes_in_two_parts(agent, root):
     assert texts == ["caf", "é\n"]
 
 
-def test_stream_that_goes_on_ends_with_the_conversation(agent, root):
-    session = agent()
-    script = f"echo $$ > {root}/pid; while :; do echo more; sleep 0.05; done"
-    session.submit("stream", argv=["sh", "-c", script])
-    until(lambda: (root / "pid").exists() and (root / "pid").read_text())
-    session.close()
-    assert not alive(int((root / "pid").read_text()))
-
-
-def alive(pid):
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
-    return False
-
-
 # -- documents -----------------------------------------------------------------------------------
-
-
-def test_a_later_resource_sees_what_an_earlier_one_did(agent, root):
-    resources = (
-        Directory("/srv"),
-        File("/srv/a", content="1\n"),
-        Line("/srv/a", line="2"),
-        Command("read it", ("cat", str(root / "srv/a")), reads=True),
-    )
-    session = agent()
-    results = apply(session, *resources)
-    assert verdicts(results) == ["change", "change", "change", "ok"]
-    assert results["Command:read it"]["output"] == "1\n2\n"
-    assert results[None]["ok"] is True
 
 
 def test_a_failure_ends_the_document(agent, root):
@@ -519,13 +481,6 @@ def test_content_travels_only_when_it_is_lacking(agents_home, tmp_path, monkeypa
         sent.append((verdict, text in channel.sent))
         assert (tmp_path / "big").read_bytes() == text
     assert sent == [("change", True), ("ok", False), ("change", True)]
-
-
-def test_one_content_in_two_files(agent, root):
-    content = "x" * 50_000
-    results = apply(agent(), File("/a", content=content), File("/b", content=content))
-    assert verdicts(results) == ["change", "change"]
-    assert (root / "b").read_text() == content
 
 
 def test_content_that_was_damaged_on_its_way(agent, root):
@@ -673,40 +628,6 @@ def test_a_secret_that_is_a_word_of_the_protocol_breaks_nothing(agent, root):
 # -- the end of a conversation ---------------------------------------------------------------------
 
 
-def test_end_in_the_middle_of_a_document(agent, root):
-    session = agent()
-    session.request("lock", owner={"run": "r1"})
-    script = f"trap '' TERM; echo $$ > {root}/pid; while :; do sleep 1; done"
-    stubborn = Command("stubborn", ("sh", "-c", script), creates="/none")
-    submit(session, File("/a", content="1"), stubborn, File("/b", content="2"))
-    until(lambda: (root / "pid").exists() and (root / "pid").read_text())
-    session.close()
-    assert not session._channel.was_killed, "only because of that the command would be gone"
-    assert not alive(int((root / "pid").read_text()))
-    assert (root / "a").exists()
-    assert not (root / "b").exists()
-    agent().request("lock", owner={"run": "r2"})
-
-
-def test_what_must_finish_is_waited_for(agent, root):
-    session, second = agent(), agent()
-    session.request("lock", owner={"run": "r1"})
-    assert second.run(["true"]).status == 0
-    wait = f"while ! test -e {root}/refused; do sleep 0.02; done"
-    script = f"touch {root}/begun; {wait}; touch {root}/finished"
-    command = Command("apt", ("sh", "-c", script), creates="/finished", must_finish=True)
-    submit(session, command, File("/b", content="2"))
-    until((root / "begun").exists)
-    closing = threading.Thread(target=session.close)
-    closing.start()
-    assert second.request("lock", owner={"run": "r2"})["locked_by"]["run"] == "r1"
-    (root / "refused").touch()
-    closing.join()
-    assert (root / "finished").exists()
-    assert not (root / "b").exists()
-    assert "locked_by" not in second.request("lock", owner={"run": "r2"})
-
-
 def test_a_second_agent_is_refused_with_who_holds_the_lock(agent, root):
     owner = {"run": "r1", "command": "up --tp 2", "user": "me@laptop", "since": 12.5}
     first, second = agent(), agent()
@@ -745,16 +666,6 @@ def lost(text, kind=Unreachable):
     with pytest.raises(kind):  # every later request says it too
         session.run(["true"])
     session.close()
-
-
-def test_frames_that_are_none():
-    for data in (
-        b"Last login: never\n",
-        struct.pack(">I", 3) + b"[1]",
-        struct.pack(">I", 2) + b"{{",
-    ):
-        with lost(f"import os,sys; os.write(1, {data!r}); sys.stdin.read()", Failed) as error:
-            assert "not the agent's protocol" in error.message
 
 
 def test_an_end_inside_a_frame():

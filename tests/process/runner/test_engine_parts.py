@@ -26,7 +26,7 @@ from spark_cluster.config import folders
 from spark_cluster.config.topology import tagged
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Blob, Secret
-from spark_cluster.resources import Command, Directory, File, Service
+from spark_cluster.resources import Command, Directory, File
 from spark_cluster.runner import wire
 from spark_cluster.runner.delivery import INLINE, check, document
 from spark_cluster.runner.events import (
@@ -192,17 +192,6 @@ def test_bootstrap_on_an_old_python():
 def head(folder):
     digests = {"sha256": wire.digest()}
     return frames.pack({**digests, "folder": str(folder), "root": "/"})
-
-
-def test_bootstrap_without_room(tmp_path):
-    (tmp_path / "file").write_text("")
-    sent = head(tmp_path / "file") + frames.pack({"op": "run"}) + frames.pack(wire.code())
-    done = start(BOOTSTRAP.read_bytes(), sent)[1]
-    stream = io.BytesIO(done.stdout)
-    assert frames.read(stream) == {"event": "need_code"}
-    said = frames.read(stream)
-    assert said["event"] == "no_room"
-    assert str(tmp_path / "file") in said["error"]
 
 
 def test_bootstrap_leaves_nothing_behind_when_the_disk_is_full(tmp_path):
@@ -435,15 +424,3 @@ def test_run_ids_sort_by_time(monkeypatch):
         made.append(new_run())
     assert made[0] == "20231114-221320-0000"
     assert made == sorted(set(made))
-
-
-def test_an_event_as_json():
-    event = Changing("spark1", "File:/a", at=1.5)
-    assert event.to_dict() == {
-        "event": "Changing",
-        "node": "spark1",
-        "resource": "File:/a",
-        "at": 1.5,
-    }
-    assert isinstance(event, Event)
-    assert Service("docker").id == "Service:docker"

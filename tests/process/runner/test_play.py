@@ -152,13 +152,6 @@ def test_nodes_work_in_parallel_and_apply_waits_for_both(make, tmp_path):
     assert (tmp_path / "quick").exists()
 
 
-def test_what_a_reading_command_printed(make):
-    play = make()
-    applied = play.apply(play.nodes, [Command("name", ("echo", "hello"), reads=True)])
-    assert applied.output("spark2", "name") == "hello\n"
-    assert not applied.changed
-
-
 # -- failures ----------------------------------------------------------------------------------
 
 
@@ -205,13 +198,6 @@ def test_a_known_failure_ends_with_cause_and_fix(make, said, cause, fix):
     assert cause in caught.value.hint
     assert fix in caught.value.hint
     assert caught.value.hint == play.events.of(Result)[-1].hint
-
-
-def test_a_failure_that_no_one_knows_has_no_hint(make):
-    play = make()
-    with pytest.raises(Failed, match="something new") as caught:
-        play.apply(play.nodes[0], [Command("x", ("sh", "-c", "echo something new >&2; exit 1"))])
-    assert caught.value.hint == ""
 
 
 def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
@@ -314,12 +300,6 @@ def test_wrong_settings_in_the_inventory_name_the_line(make, tmp_path):
     with pytest.raises(InvalidFile, match=r"inventory\.yaml:3.*more"):
         play.apply(play.nodes, "greet")
     assert not (tmp_path / "spark1/srv").exists()
-
-
-def test_twice_the_same_resource(make):
-    play = make()
-    with pytest.raises(Failed, match="spark1: File:/srv/greeting is declared twice"):
-        play.apply(play.nodes, "greet", [File("/srv/greeting", content="")])
 
 
 def test_an_unknown_role(make):
@@ -454,17 +434,6 @@ def test_in_parallel():
     for jobs in ({"a": lambda: 1 / 0}, {"a": lambda: 1, "b": lambda: 1 / 0}):
         with pytest.raises(ZeroDivisionError):
             in_parallel(jobs)
-
-
-def test_nodes_head_and_workers(make):
-    play = make()
-    assert [n.name for n in play.nodes] == ["spark1", "spark2"]
-    assert play.head.name == "spark1"
-    assert [n.name for n in play.workers] == ["spark2"]
-    assert play.head.facts.hostname == "spark1"
-    assert [n.name for n in play.head.cluster] == ["spark1", "spark2"]
-    assert play.workers[0].head.name == "spark1"
-    assert play.workers[0].user == "nvidia"
 
 
 # -- a part of the nodes -------------------------------------------------------------------------

@@ -180,17 +180,6 @@ def test_a_configuration_that_cannot_be_used(call, home, config, file_and_line, 
     assert call("ping")[0] != 0
 
 
-@pytest.mark.parametrize(
-    "config", ["ConnectTimeout 5m", "ConnectTimeout none", "# caf\udce9", "Match canonical"]
-)
-def test_a_configuration_that_ssh_takes(call, sshd, home, config):
-    text = f"Host *\n {config}\n"
-    (home / ".ssh/config").write_bytes(text.encode("utf-8", "surrogateescape"))
-    (home / ".ssh/known_hosts").write_bytes(b"\xff caf\xe9\n" + sshd.host_line.encode())
-    assert call("ping")[0] == 0
-    assert call("trust")[1]["nodes"][0]["was"] == "trusted"
-
-
 def test_a_program_of_the_configuration_that_hangs(call, home, monkeypatch):
     """It is ended with all that it started, and said."""
     from spark_cluster.runner import ssh_route

@@ -1,5 +1,7 @@
 """memory, power, containers, caches."""
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 from role_samples import a_spark, ids, one
@@ -118,6 +120,8 @@ def test_docker_as_it_comes(role):
         "log-driver": "json-file",
         "log-opts": {"max-size": "50m", "max-file": "3"},
     }
+    made = set(one(resources, "Package").makes)
+    assert {"command:docker", "unit:docker.service", "group:docker"} <= made
     docker = one(resources, "Service", "docker")
     assert docker.triggers() == ("JsonKeys:/etc/docker/daemon.json",)
     assert not docker.allow_restart
@@ -137,6 +141,8 @@ def test_logind_is_told_to_leave_semaphores_alone(role):
 def test_the_group_docker_is_given_only_when_asked_for(role):
     """Its members are root on the node."""
     assert not [r for r in role("containers", a_spark()) if "User" in r.id]
+    root = replace(a_spark(), user="root")
+    assert not [r for r in role("containers", root, users=True) if "User" in r.id]
     user = one(role("containers", a_spark(), users=True), "User")
     assert (user.id, user.groups) == ("User:nvidia", ("docker",))
     project = Project()

@@ -323,15 +323,6 @@ def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) ->
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
 
 
-def test_broken_links_are_made_again(puller: Puller) -> None:
-    commit = puller.pull()["commit"]
-    snapshot = puller.repository / "snapshots" / commit
-    (snapshot / "config.json").unlink()
-    (snapshot / "config.json").symlink_to("../../blobs/nothing")
-    assert puller.pull()["came"] == 0
-    assert puller.content(commit) == expected(puller.hub.root / MODEL)
-
-
 def test_too_little_space_is_said_before_the_first_byte(puller: Puller) -> None:
     found = puller.pull(room_left=1 << 60)
     assert "are free" in found["error"]

@@ -229,13 +229,6 @@ def test_without_docker_nothing_is_concluded(node):
     assert node.phase == "serving"
 
 
-def test_after_down_it_is_idle(node):
-    node.look()
-    node.write({"acts": []})
-    node.look()
-    assert node.phase == "idle"
-
-
 def test_memory_that_another_program_holds(node):
     node.holds("9, ollama, 70000")
     why = local_server.memory_obstacle(10**9, node.config["title"])
