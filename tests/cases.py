@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_cluster.node.values import Secret
 
 
@@ -24,7 +26,7 @@ def _value(found: dict[str, Any]) -> Any:
     return Secret(found["$secret"]) if found.keys() == {"$secret"} else found
 
 
-def named(test: str, name: str) -> tuple[str, list[Any], list[str]]:
-    """Return arguments of `parametrize` for a file whose keys are the names of its cases."""
+def each_case(test: str, name: str) -> pytest.MarkDecorator:
+    """Run a test for each case of a file, whose keys are their names; the argument is `case`."""
     found = cases(test, name)
-    return "case", list(found.values()), list(found)
+    return pytest.mark.parametrize("case", list(found.values()), ids=list(found))
