@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from hostile import user
-from proxied import HANG_S, HAPROXY, Engine, proxied
+from proxied import HANG_S, Engine, needs_haproxy, proxied
 from role_samples import a_spark
 from waiting import until
 
 from spark_cluster.engine.proxy import ModelServer, Replica
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 KEY = "sk-test-5be1cf0277a04d"
 MOST = 8
@@ -29,13 +29,6 @@ MOST = 8
 HOSTILE = [f"127.0.5.{host}" for host in range(1, 11)]
 NEIGHBOUR, ELSEWHERE = "127.0.5.200", "127.0.6.1"
 """A client in the attackers' network, and one in another."""
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    running = Engine()
-    yield running
-    running.close()
 
 
 def one_server(_port: int) -> dict[str, Any]:

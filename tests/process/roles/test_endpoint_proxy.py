@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxied import HANG_S, HAPROXY, LATE_S, Engine, converse, proxied
+from proxied import HANG_S, LATE_S, Engine, converse, needs_haproxy, proxied, status
 from role_samples import a_spark
 from waiting import until
 
 from spark_cluster.engine import proxy
 from spark_cluster.node.http import ask
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 KEY = "sk-test-5be1cf0277a04d"
 END = "Host: x\r\nConnection: close\r\n"
@@ -36,21 +36,10 @@ WEBSOCKET = (
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    served = Engine()
-    yield served
-    served.close()
-
-
-@pytest.fixture
 def guarded(tmp_path: Path, engine: Engine) -> Iterator[int]:
     """The port of a proxy that asks for the key."""
     with proxied(tmp_path, a_spark(), engine.port, api_key=KEY) as port:
         yield port
-
-
-def status(answer: str) -> int:
-    return int(answer.split(" ", 2)[1])
 
 
 def request(method: str, target: str, more: str = "") -> str:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
-from proxied import HAPROXY, Engine, converse, proxied
+from proxied import Engine, converse, needs_haproxy, proxied, status
 from role_samples import a_spark
 from waiting import until
 
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 KEY = "sk-test-5be1cf0277a04d"
 
@@ -52,10 +52,6 @@ class Served:
 
 def _asked(engine: Engine) -> list[str]:
     return [line for line in engine.lines if not line.startswith("GET /health ")]
-
-
-def status(answer: str) -> int:
-    return int(answer.split(" ", 2)[1])
 
 
 def content(answer: str) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from proxied import HANG_S, HAPROXY, Engine, converse, proxied
+from proxied import HANG_S, Engine, converse, needs_haproxy, proxied, status
 from role_samples import a_spark
 from waiting import until
 
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Replica
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 ASK = "GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 SLOW = "GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -48,10 +48,6 @@ def in_front_of(
     )
     with proxied(folder, a_spark(), free_port(), instead=instead, replicas=replicas) as port:
         yield port
-
-
-def status(answer: str) -> int:
-    return int(answer.split(" ", 2)[1])
 
 
 def asked(engine: Engine) -> int:
