@@ -16,9 +16,10 @@ def cases(test: str, name: str) -> Any:
 
     Args:
         test: the test's `__file__`.
-        name: of the file, without its ending. In it `{"$secret": "x"}` is a `Secret`.
+        name: of the file, from the folder of the test, without its ending. In it `{"$secret": "x"}`
+            is a `Secret`.
     """
-    text = Path(test).with_name(f"{name}.json").read_text(encoding="utf-8")
+    text = (Path(test).parent / f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text, object_hook=_value)
 
 

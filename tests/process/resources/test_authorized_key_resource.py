@@ -8,22 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resource_samples import public_key
 
-from spark_cluster.resources import AuthorizedKey, File, InvalidResource, User
+from spark_cluster.resources import AuthorizedKey, File, InvalidResource
 from spark_cluster.resources.authorized_key import KEY_TYPES, fingerprint, parse_key, split_line
 
 ONE, TWO = public_key(fill=b"a"), public_key(fill=b"b")
 KEY = AuthorizedKey("me", f"{ONE} me@laptop")
 FILE = "/home/me/.ssh/authorized_keys"
-
-
-def test_absent_is_made_and_then_left(accounts):
-    accounts.must_change(KEY)
-    assert accounts.path(FILE).read_text() == f"{ONE} me@laptop\n"
-    assert accounts.path(FILE).stat().st_mode & 0o7777 == 0o600
-    assert accounts.path("/home/me/.ssh").stat().st_mode & 0o7777 == 0o700
-    inode = accounts.path(FILE).stat().st_ino
-    accounts.must_be_ok(KEY)
-    assert accounts.path(FILE).stat().st_ino == inode
 
 
 OTHERS = f'# team\n\nno-pty,command="echo \\"ssh-rsa x\\"" {TWO} other\r\nrubbish \xff'.encode(
@@ -42,45 +32,7 @@ def test_other_lines_stay_byte_for_byte(accounts, end):
     assert accounts.apply(gone).verdict == "ok"
 
 
-@pytest.mark.parametrize("line", [f"{ONE} old comment", f'from="10.0.0.0/8" {ONE}', f"  {ONE}  x"])
-def test_comment_and_options_do_not_matter(accounts, line):
-    accounts.put(FILE, f"{line}\n", mode=0o600)
-    accounts.path("/home/me/.ssh").chmod(0o700)
-    assert accounts.apply(KEY).verdict == "ok"
-
-
-def test_the_only_one_with_its_comment(accounts):
-    """A node that was wiped comes back with a new key; its old one goes, all else stays."""
-    others = f"{TWO} me@other\n# me@laptop\n"
-    accounts.put(FILE, f'{TWO} me@laptop\n{others}from="x" {TWO} me@laptop\n', mode=0o600)
-    accounts.path("/home/me/.ssh").chmod(0o700)
-    sole = AuthorizedKey("me", f"{ONE} me@laptop", sole=True)
-    accounts.must_change(sole)
-    assert accounts.path(FILE).read_text() == f"{others}{ONE} me@laptop\n"
-    assert accounts.apply(sole).verdict == "ok"
-    accounts.put(FILE, f"{TWO} me@laptop\n{ONE} me@laptop\n", mode=0o600)
-    assert accounts.apply(sole).verdict == "change"
-    assert accounts.path(FILE).read_text() == f"{ONE} me@laptop\n"
-
-
 LIMITS = ('from="10.0.0.1,::1"', "no-port-forwarding")
-
-
-@pytest.mark.parametrize(
-    "line", ["", f"{ONE} mine", f'from="10.0.0.2" {ONE} x', f"{','.join(LIMITS)} {ONE}\n{ONE}"]
-)
-def test_limits_of_a_key(accounts, line):
-    accounts.put(FILE, f"{TWO} other\n" + (f"{line}\n" if line else ""), mode=0o600)
-    accounts.path("/home/me/.ssh").chmod(0o700)
-    limited = AuthorizedKey("me", f"{ONE} me@laptop", options=LIMITS)
-    accounts.must_change(limited)
-    assert accounts.path(FILE).read_text() == (
-        f'{TWO} other\nfrom="10.0.0.1,::1",no-port-forwarding {ONE} me@laptop\n'
-    )
-    assert accounts.apply(limited).verdict == "ok"
-    assert accounts.apply(KEY).verdict == "ok", "it leaves the limits as they are"
-    assert accounts.apply(AuthorizedKey("me", ONE, options=())).verdict == "change"
-    assert accounts.path(FILE).read_text() == f"{TWO} other\n{ONE}\n"
 
 
 @pytest.mark.parametrize("options", [LIMITS, ()])
@@ -139,19 +91,6 @@ def test_a_line_of_the_users_is_none_of_our_own(accounts, comment):
     assert accounts.apply(free).verdict == "ok"
 
 
-def test_a_certificate_authority_is_not_the_key(accounts):
-    accounts.put(FILE, f"cert-authority {ONE}\n", mode=0o600)
-    assert accounts.apply(KEY).verdict == "change"
-    assert len(accounts.path(FILE).read_text().splitlines()) == 2
-
-
-def test_modes_that_sshd_refuses_are_repaired(accounts):
-    accounts.put(FILE, f"{ONE}\n", mode=0o666)
-    accounts.path("/home/me/.ssh").chmod(0o777)
-    accounts.must_converge(KEY)
-    assert accounts.path(FILE).read_text() == f"{ONE}\n"
-
-
 def test_two_keys_of_one_user(accounts):
     two = AuthorizedKey("me", TWO)
     assert KEY.id != two.id
@@ -165,17 +104,6 @@ def test_check_mode_sees_an_earlier_file(accounts):
     accounts.put(FILE, f"{ONE}\n", mode=0o600)
     emptied = File(FILE, content="", mode=0o600)
     assert accounts.check(emptied, KEY).verdict == "change"
-
-
-def test_missing_user_and_home(accounts):
-    key = AuthorizedKey("nvidia", ONE)
-    assert "there is no user 'nvidia'" in accounts.apply(key).error
-    result = accounts.check(User("nvidia"), key)
-    assert (result.verdict, result.reason) == ("unknown", "after: User:nvidia")
-    assert [r.verdict for r in accounts.results(User("nvidia"), key)] == ["change", "change"]
-    accounts.path("/home/me").rmdir()
-    assert "/home/me, the home folder of me, does not exist" in accounts.apply(KEY).error
-    assert accounts.apply(AuthorizedKey("me", ONE, state="absent")).verdict == "ok"
 
 
 @pytest.mark.parametrize("state", ["present", "absent"])
@@ -192,12 +120,6 @@ def test_links_are_not_followed(accounts, state):
         accounts.path(FILE).unlink()
     assert secret.read_text() == f"{ONE}\n"
     assert secret.stat().st_mode & 0o7777 == 0o640
-
-
-def test_a_pipe_does_not_hang(accounts):
-    accounts.path("/home/me/.ssh").mkdir()
-    os.mkfifo(accounts.path(FILE))
-    assert "not a regular file" in accounts.apply(KEY).error
 
 
 def test_diff_shows_the_line(accounts):

@@ -10,57 +10,16 @@ import pytest
 from spark_cluster.resources import (
     Directory,
     HostKeys,
-    HostsEntry,
     InvalidResource,
     MachineId,
     SshKey,
     Swap,
 )
 
-HOSTS = "127.0.0.1 localhost\n127.0.1.1 spark1.lan spark1 # mine\n::1 localhost spark1\n"
 needs_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
 
 
 # --- /etc/hosts -------------------------------------------------------------------------------
-
-
-def hosts(node):
-    return node.path("/etc/hosts").read_text()
-
-
-def test_name_is_added_and_all_else_stays(node):
-    node.put("/etc/hosts", HOSTS)
-    entry = HostsEntry("spark2-fabric", address="192.168.177.12")
-    node.must_change(entry)
-    assert hosts(node) == HOSTS + "192.168.177.12 spark2-fabric\n"
-    assert node.apply(entry).verdict == "ok"
-
-
-def test_a_wrong_address_goes_and_other_names_keep_theirs(node):
-    node.put("/etc/hosts", HOSTS + "10.0.0.9\tspark1 other\n10.0.0.8 spark1\n")
-    entry = HostsEntry("spark1", address="10.0.0.8")
-    assert node.apply(entry).verdict == "change"
-    assert hosts(node) == (
-        "127.0.0.1 localhost\n127.0.1.1 spark1.lan # mine\n::1 localhost spark1\n"
-        "10.0.0.9 other\n10.0.0.8 spark1\n"
-    )
-    assert node.apply(entry).verdict == "ok"
-
-
-def test_any_address_is_good_enough_for_the_own_name(node):
-    node.put("/etc/hosts", HOSTS)
-    entry = HostsEntry("spark1", address="127.0.1.1", any_address=True)
-    assert node.apply(entry).verdict == "ok"
-    node.put("/etc/hosts", "127.0.0.1 localhost spark1x\n# 1.1.1.1 spark1\n")
-    assert node.apply(entry).verdict == "change"
-    assert hosts(node).endswith("# 1.1.1.1 spark1\n127.0.1.1 spark1\n")
-    assert node.apply(entry).verdict == "ok"
-
-
-def test_hosts_is_made(node):
-    node.path("/etc").mkdir()
-    assert node.apply(HostsEntry("a", address="10.0.0.1")).verdict == "change"
-    assert hosts(node) == "10.0.0.1 a\n"
 
 
 # --- keys -------------------------------------------------------------------------------------
