@@ -11,15 +11,18 @@ import pytest
 from spark_cluster.node.values import Secret
 
 
-def cases(test: str, name: str) -> Any:
+def cases(test: str, name: str, **words: str) -> Any:
     """Return what `NAME.json` beside a test holds.
 
     Args:
         test: the test's `__file__`.
         name: of the file, from the folder of the test, without its ending. In it `{"$secret": "x"}`
             is a `Secret`.
+        words: what stands for `$NAME` in it.
     """
     text = (Path(test).parent / f"{name}.json").read_text(encoding="utf-8")
+    for word, value in words.items():
+        text = text.replace(f"${word}", value)
     return json.loads(text, object_hook=_value)
 
 

@@ -8,7 +8,7 @@ from waiting import HANG_S
 
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Container, Directory, File, Image
+from spark_cluster.resources import Container, File, Image
 
 KEYS = "/var/lib/spark-cluster/secrets/ray"
 RAY = Container(
@@ -106,17 +106,6 @@ def test_a_link_that_a_container_left_for_its_images_caches_is_not_followed(dock
     assert list(outside.iterdir()) == []
 
 
-def test_absent_is_started_and_then_left(docker):
-    docker.must_change(RAY)
-    assert running(docker)["Config"]["Labels"]["spark-cluster.spec"] == RAY.spec
-    assert running(docker)["Config"]["Cmd"] == ["ray", "start", "--block"]
-    before = len(docker.calls("docker"))
-    assert docker.apply(RAY).verdict == "ok"
-    assert len(docker.calls("docker")) == before + 2
-    assert docker.check(RAY).verdict == "ok"
-    assert made(docker) == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -177,18 +166,6 @@ def test_check_mode_does_not_guess_whose_process_ids_it_will_share(docker):
     assert (result.verdict, result.reason) == ("unknown", "after: Container:pause")
 
 
-def test_another_one_takes_its_place(docker):
-    docker.apply(RAY)
-    other = dataclasses.replace(RAY, command=("sleep", "9"))
-    docker.must_converge(other)
-    assert made(docker) == 2
-
-
-def test_order_of_variables_does_not_matter(docker):
-    docker.apply(RAY)
-    assert docker.apply(dataclasses.replace(RAY, env={"A": "1", "B": "2"})).verdict == "ok"
-
-
 def test_not_running_is_made_again(docker):
     docker.apply(RAY)
     ends = [(status, 137) for status in ("created", "restarting", "paused", "dead", "exited")]
@@ -200,38 +177,11 @@ def test_not_running_is_made_again(docker):
     assert made(docker) == 2
 
 
-def test_new_image_under_the_same_name_makes_it_again(docker):
-    docker.apply(RAY)
-    with docker.state("docker") as state:
-        state["images"]["vllm:1"] = image(number="3")
-    docker.must_converge(RAY)
-
-
 def test_check_mode_does_not_guess_when_the_image_will_change(docker):
     docker.apply(RAY)
     pinned = Image("vllm:1", digest="sha256:" + "2" * 64)
     result = docker.check(pinned, RAY)
     assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:1")
-
-
-def test_missing_image(docker):
-    other = dataclasses.replace(RAY, image="vllm:2")
-    for result in (docker.check(other), docker.apply(other)):
-        assert "the image vllm:2 is not on this node" in result.error
-    result = docker.check(Image("vllm:2"), other)
-    assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:2")
-
-
-def test_missing_mount_source_is_not_made_and_nothing_is_stopped(docker):
-    docker.apply(RAY)
-    other = dataclasses.replace(RAY, mounts=("/srv/none:/x",))
-    for result in (docker.check(other), docker.apply(other)):
-        assert "/srv/none does not exist on the node" in result.error
-    assert not docker.path("/srv/none").exists()
-    assert running(docker)["State"]["Status"] == "running"
-    assert docker.check(Directory("/srv/none"), other).verdict == "change"
-    device = dataclasses.replace(RAY, devices=("/dev/infiniband",))
-    assert "/dev/infiniband does not exist" in docker.apply(device).error
 
 
 def test_trigger_makes_it_again_once(docker):
@@ -259,30 +209,12 @@ def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart):
     assert docker.apply(RAY).verdict == "change"
 
 
-def test_refusal_to_start_leaves_nothing(docker):
-    with docker.state("docker") as state:
-        state["behaviour"] = {"ray": {"refuses": "could not select device driver with [[gpu]]"}}
-    result = docker.apply(RAY)
-    assert "could not select device driver" in result.error
-    with docker.state("docker") as state:
-        assert state["containers"] == {}
-
-
 def test_absent_state(docker, node):
     docker.apply(SECRET)
     gone = Container("ray", state="absent")
     docker.must_change(gone)
     assert not docker.path(KEYS).exists()
     assert docker.apply(gone).verdict == "ok"
-
-
-def test_absent_leaves_a_container_without_the_label(docker):
-    docker.apply(RAY)
-    ours = Container("ray", only_labelled="spark-cluster.spec", state="absent")
-    others = Container("ray", only_labelled="spark-cluster.bench", state="absent")
-    assert docker.apply(others).verdict == "ok"
-    assert running(docker)["State"]["Status"] == "running"
-    docker.must_converge(ours)
 
 
 def test_absent_without_docker(node):

@@ -60,26 +60,6 @@ def test_what_someone_flushed_or_changed_is_repaired(nft):
     assert nft.apply(TABLE).verdict == "ok"
 
 
-def test_other_rules_take_the_place_of_the_old_ones(nft):
-    nft.apply(TABLE)
-    other = NftTable("spark_cluster", CHAINS.replace("6379", "29501"))
-    assert nft.apply(other).verdict == "change"
-    assert "6379" not in str(tables(nft))
-    assert nft.apply(other).verdict == "ok"
-
-
-def test_taken_away_with_its_file(nft):
-    assert nft.apply(GONE).verdict == "ok"
-    nft.apply(TABLE)
-    nft.must_change(GONE)
-    assert tables(nft) == {"ufw": ["chain mine {"]}
-    assert not nft.path(TABLE.file).exists()
-    assert nft.apply(GONE).verdict == "ok"
-    nft.apply(TABLE)
-    nft.path(TABLE.file).unlink()
-    nft.must_converge(GONE)
-
-
 def test_a_node_without_nft(node):
     assert "there is no nft" in node.apply(TABLE).error
     assert node.apply(GONE).verdict == "ok"
@@ -88,25 +68,3 @@ def test_a_node_without_nft(node):
         state["available"] = {"nftables": ["1.1.3-1"]}
     first, second = node.results(Package("nftables", makes=("command:nft",)), TABLE, check=True)
     assert (second.verdict, second.reason) == ("unknown", "after: Package:nftables"), first.error
-
-
-@pytest.mark.parametrize("key", ["refuses", "deaf"])
-def test_a_kernel_that_does_not_take_rules(nft, key):
-    with nft.state("nft") as state:
-        state[key] = "Could not process rule: Operation not supported"
-    advised = NftTable("spark_cluster", CHAINS, if_refused="say trusted_network: true")
-    result = nft.apply(advised)
-    assert "nft refuses the table spark_cluster" in result.error
-    assert "Operation not supported" in result.error
-    assert "say trusted_network: true" in result.error
-    assert "nf_tables" in nft.apply(TABLE).error
-    assert not nft.path(TABLE.file).exists()
-    assert nft.apply(GONE).verdict == "ok", "and nothing of it is in force"
-
-
-def test_rules_that_are_not_valid_change_nothing(nft):
-    nft.apply(TABLE)
-    result = nft.apply(NftTable("spark_cluster", "BROKEN"))
-    assert "syntax error" in result.error
-    assert "6379" in nft.path(TABLE.file).read_text()
-    assert nft.apply(TABLE).verdict == "ok"
