@@ -94,9 +94,7 @@ KINDS = pytest.mark.parametrize("servers", [one_server, replicas, models])
 
 
 @KINDS
-def test_a_network_with_many_addresses_does_not_block_other_networks(
-    tmp_path: Path, engine: Engine, servers: Callable[[int], dict[str, Any]]
-) -> None:
+def test_a_network_with_many_addresses_does_not_block_other_networks(tmp_path, engine, servers):
     with guarded(tmp_path, engine, **servers(engine.port)) as port:
         address = ("127.0.0.1", port)
         with idle(address, HOSTILE, 6) as held:
@@ -106,9 +104,7 @@ def test_a_network_with_many_addresses_does_not_block_other_networks(
             assert asked(address, NEIGHBOUR) == "", "it has not shown its key yet"
 
 
-def test_a_client_that_has_shown_its_key_is_not_counted_with_its_network(
-    tmp_path: Path, engine: Engine
-) -> None:
+def test_a_client_that_has_shown_its_key_is_not_counted_with_its_network(tmp_path, engine):
     with guarded(tmp_path, engine) as port:
         address = ("127.0.0.1", port)
         assert asked(address, NEIGHBOUR) == "200"

@@ -117,9 +117,7 @@ def test_the_key_opens_every_path(guarded: int, engine: Engine) -> None:
     assert engine.lines == [f"GET {target} HTTP/1.1" for target in PATHS]
 
 
-def test_vllm_does_not_see_the_key_and_is_not_told_who_asks_by_who_asks(
-    guarded: int, engine: Engine
-) -> None:
+def test_vllm_does_not_see_the_key_and_is_not_told_who_asks_by_who_asks(guarded, engine):
     lies = "X-Forwarded-For: 10.1.1.1\r\nForwarded: for=10.1.1.1\r\nX-Forwarded-Proto: https\r\n"
     converse(guarded, request("GET", "/v1/models", f"{AUTH}Authorization: x\r\n{lies}"))
     ((_, head),) = engine.requests
@@ -288,9 +286,7 @@ KINDS = pytest.mark.parametrize("tls", [None, "self-signed"], ids=["plain", "TLS
 
 
 @KINDS
-def test_who_connects_and_says_nothing_is_cut_off(
-    tmp_path: Path, engine: Engine, tls: str | None
-) -> None:
+def test_who_connects_and_says_nothing_is_cut_off(tmp_path, engine, tls):
     """All places are taken, by any number of addresses: only for as long as silence is suffered."""
     few = {**SHORT, "maxconn 4096": "maxconn 20"}
     with (
@@ -301,9 +297,7 @@ def test_who_connects_and_says_nothing_is_cut_off(
 
 
 @KINDS
-def test_one_address_does_not_take_all_places(
-    tmp_path: Path, engine: Engine, tls: str | None
-) -> None:
+def test_one_address_does_not_take_all_places(tmp_path, engine, tls):
     """The limits as they are: the honest client is served at once, from another network."""
     with (
         proxied(tmp_path, a_spark(), engine.port, tls=tls, host="0.0.0.0") as port,
@@ -323,9 +317,7 @@ def test_many_requests_of_one_load_test_and_of_the_loopback(tmp_path: Path, engi
 
 
 @KINDS
-def test_a_client_that_waits_for_vllm_is_not_cut_off(
-    tmp_path: Path, engine: Engine, tls: str | None
-) -> None:
+def test_a_client_that_waits_for_vllm_is_not_cut_off(tmp_path, engine, tls):
     """Not before the first byte and not in a pause, however much longer than a client's limit."""
     with proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=SHORT) as port:
         address = ("127.0.0.1", port)

@@ -68,9 +68,7 @@ def test_requests_go_to_the_replica_with_the_fewest(tmp_path: Path, engines: lis
         assert [asked(engine) for engine in engines] == [3, 3]
 
 
-def test_a_request_that_was_not_begun_goes_to_the_other_replica(
-    tmp_path: Path, engines: list[Engine]
-) -> None:
+def test_a_request_that_was_not_begun_goes_to_the_other_replica(tmp_path, engines):
     """Before any check has seen that one is gone."""
     with in_front_of(tmp_path, engines, NEVER) as port:
         engines[1].close()
@@ -78,9 +76,7 @@ def test_a_request_that_was_not_begun_goes_to_the_other_replica(
         assert asked(engines[0]) == 10
 
 
-def test_a_replica_that_fails_its_checks_gets_no_request_until_it_is_back(
-    tmp_path: Path, engines: list[Engine]
-) -> None:
+def test_a_replica_that_fails_its_checks_gets_no_request_until_it_is_back(tmp_path, engines):
     with in_front_of(tmp_path, engines) as port:
         engines[1].healthy = False
         before = checks(engines[1])

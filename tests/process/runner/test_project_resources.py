@@ -215,9 +215,7 @@ def test_a_fault_of_its_code(folder: Path, node: ScratchNode, path: str, message
         ("__import__('gone')", r"No module named 'gone' \(resources/broken\.py:3\)"),
     ],
 )
-def test_code_that_cannot_be_imported_on_the_node(
-    folder: Path, node: ScratchNode, fault: str, said: str
-) -> None:
+def test_code_that_cannot_be_imported_on_the_node(folder, node, fault, said):
     """It names the file and line, as where its Python is older, and the node stays usable."""
     only_here = f"import os\nif os.getpid() != {os.getpid()}:\n    {fault}\n"
     load(folder, broken=only_here + BROKEN)
@@ -265,9 +263,7 @@ def test_the_payload_has_them_below_their_package(folder: Path) -> None:
     assert wire.code() == again
 
 
-def test_a_resource_of_the_project_can_use_any_module_of_ours(
-    folder: Path, node: ScratchNode
-) -> None:
+def test_a_resource_of_the_project_can_use_any_module_of_ours(folder, node):
     """Also one of a part of the code that the agent gets when it is first imported."""
     models = "from spark_cluster.node.store.manifest import HUB\nassert HUB\n"
     load(folder, broken=models + BROKEN.replace('{}["nothing"]', "1"))

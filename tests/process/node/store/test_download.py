@@ -221,9 +221,7 @@ def test_two_pulls_at_once_fetch_each_byte_once(puller: Puller) -> None:
         (Conduct(garbage=b"<html>"), {}, "cannot be used"),
     ],
 )
-def test_a_refusal_says_what_to_do(
-    conduct: Conduct, given: dict[str, Any], words: str, puller: Puller
-) -> None:
+def test_a_refusal_says_what_to_do(conduct, given, words, puller):
     puller.hub.conduct[MODEL] = conduct
     found = puller.pull(**given)
     assert words in f"{found['error']} {found['hint']}"
