@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +18,7 @@ import pytest
 from cases import each_case
 from factories import put
 from pipe_channel import PipeChannel
+from small_server import answering
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.agent import frames
@@ -307,37 +306,6 @@ def test_what_is_printed_cannot_be_taken_for_the_protocol(agent):
     assert done.stdout.endswith('"status":0}')
 
 
-@contextmanager
-def web(answer):
-    """A server on the loopback; `answer(handler) -> (status, headers, body)`."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def reply(self):
-            size = int(self.headers.get("Content-Length", 0))
-            self.received = self.rfile.read(size).decode()
-            status, headers, body = answer(self)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_POST = reply  # noqa: N815
-
-        def log_message(self, *_args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_http(agent, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
 
@@ -349,7 +317,8 @@ def test_http(agent, monkeypatch):
         return 200, {}, f"{request.command} {request.headers['X']} {request.received}".encode()
 
     session = agent()
-    with web(answer) as url:
+    with answering(answer) as port:
+        url = f"http://127.0.0.1:{port}"
         said = session.http(f"{url}/", method="POST", headers={"X": "y"}, body="in")
         assert (said.status, said.body) == (200, "POST y in")
         assert session.http(f"{url}/none").body == "not here"
