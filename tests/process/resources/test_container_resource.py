@@ -107,24 +107,6 @@ def test_a_link_that_a_container_left_for_its_images_caches_is_not_followed(dock
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"env": {"A": "2"}},
-        {"command": ("sleep", "9")},
-        {"mounts": ()},
-        {"network": "bridge"},
-        {"restart": "always"},
-        {"stop_timeout_s": 30},
-        {"labels": {"a": "b"}},
-        {"cap_drop": ()},
-        {"security_opt": ()},
-    ],
-)
-def test_other_arguments_make_another_container(change):
-    assert dataclasses.replace(RAY, **change).spec != RAY.spec
-
-
-@pytest.mark.parametrize(
     ("rights", "told"),
     [
         ({"Privileged": True}, "privileged"),

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
@@ -283,43 +284,22 @@ def chosen(selection, node="spark1"):
     return [r.name for role, r in (("r", A), ("r", B), ("s", C)) if selection.wants(node, role, r)]
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({}, ["/a", "/b", "/c"]),
-        ({"tags": {"one"}}, ["/a"]),
-        ({"tags": {"r"}}, ["/a", "/b"]),
-        ({"tags": {"one", "s"}}, ["/a", "/c"]),
-        ({"skip_tags": {"slow"}}, ["/a", "/c"]),
-        ({"tags": {"r"}, "skip_tags": {"two"}}, ["/a"]),
-        ({"start_at": "s"}, ["/c"]),
-        ({"start_at": "File:/b"}, ["/b", "/c"]),
-        ({"start_at": "File:*"}, ["/a", "/b", "/c"]),
-        ({"start_at": "File:/b", "tags": {"three"}}, ["/c"]),
-    ],
-)
-def test_selection(options, names):
-    selection = Selection(**{k: v if k == "start_at" else frozenset(v) for k, v in options.items()})
-    assert chosen(selection) == names
-    assert chosen(selection, "spark2") == names, "each node begins for itself"
-    assert selection.unmatched() is None
-
-
-@pytest.mark.parametrize(
-    ("options", "said", "hint"),
-    [
-        ({"tags": frozenset({"tow"})}, "--tags tow: nothing in this run has that name", "two"),
-        ({"skip_tags": frozenset({"slwo"})}, "--skip-tags slwo", "slow"),
-        ({"start_at": "File:/bb"}, "--start-at File:/bb", "File:/b"),
-        ({"tags": frozenset({"xyzzy"})}, "--tags xyzzy", ""),
-    ],
-)
-def test_names_that_match_nothing(options, said, hint):
+@each_case(__file__, "selections")
+def test_selection(case):
+    """What is chosen on each node, which begins for itself; names that match nothing are said."""
+    options = {
+        name: value if name == "start_at" else frozenset(value)
+        for name, value in case["options"].items()
+    }
     selection = Selection(**options)
+    if "names" in case:
+        assert chosen(selection) == chosen(selection, "spark2") == case["names"]
+        assert selection.unmatched() is None
+        return
     assert chosen(selection) == [] or "skip_tags" in options
     error = selection.unmatched()
-    assert said in error.message
-    assert hint in error.hint
+    assert case["says"] in error.message
+    assert case["hint"] in error.hint
     assert error.exit_code == 2
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from factories import put
 from waiting import HANG_S
 
@@ -173,30 +174,16 @@ def test_a_failure_ends_the_run_once_the_others_are_done(make, tmp_path):
     assert play.recap.nodes["spark1"].failed == 1
 
 
-@pytest.mark.parametrize(
-    ("said", "cause", "fix"),
-    [
-        (  # P03
-            'error mounting "/usr/lib/libcuda.so.580.95.05" to rootfs at "/usr/lib/libcuda.so.580.'
-            '95.05": stat /usr/lib/libcuda.so.580.95.05: no such file or directory: unknown',
-            "the driver was changed since",
-            "spark-cluster provision --tags containers --limit spark1, which",
-        ),
-        (
-            "error from registry: Incorrect Repository Format",
-            "containerd's image store",
-            "{features: {containerd-snapshotter: false}}",
-        ),
-    ],
-)
-def test_a_known_failure_ends_with_cause_and_fix(make, said, cause, fix):
+@each_case(__file__, "known_failures")
+def test_a_known_failure_ends_with_cause_and_fix(make, case):
     """P05: what Docker prints is explained where a run fails, not only by `explain`."""
-    script = f"echo Pulling from nvidia/vllm; echo 'Error response from daemon: {said}' >&2; exit 1"
+    said = f"Error response from daemon: {case['said']}"
+    script = f"echo Pulling from nvidia/vllm; echo '{said}' >&2; exit 1"
     play = make()
     with pytest.raises(Failed, match="Error response from daemon") as caught:
         play.apply(play.nodes[0], [Command("pull", ("sh", "-c", script))])
-    assert cause in caught.value.hint
-    assert fix in caught.value.hint
+    assert case["cause"] in caught.value.hint
+    assert case["fix"] in caught.value.hint
     assert caught.value.hint == play.events.of(Result)[-1].hint
 
 

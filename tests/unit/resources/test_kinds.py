@@ -114,6 +114,7 @@ def at_once(monkeypatch):
     """Nothing is waited for."""
     monkeypatch.setattr(package.time, "sleep", lambda _: None)
     monkeypatch.setattr(service, "_STAYS_S", 0.0)
+    monkeypatch.setattr(unit, "STAYS_S", 0.0)
     monkeypatch.setattr(unit, "LOOK_EVERY_S", 0.0)
 
 
