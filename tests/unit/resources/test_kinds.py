@@ -2,6 +2,7 @@
 declared, and what becomes of it.
 
 Keys of a case:
+    accounts: the node has users and groups of its own.
     there, state: files, and the state of the node's fake commands, before.
     first: resources that an earlier run has applied; `drift` are files and states since then.
     given: resources that stand before it in the same document.
@@ -29,6 +30,10 @@ from spark_cluster.resources import package, service, unit
 from spark_cluster.resources.base import resource_class
 
 OTHER = "arm64" if MACHINE == "amd64" else "amd64"
+KEYS = {
+    "accounts", "there", "state", "first", "drift", "given", "is", "verdict", "check", "says",
+    "changes", "then", "leaves", "calls", "asks",
+}  # fmt: skip
 FAKES = ("systemd", "apt", "kernel", "docker", "nft")
 
 
@@ -37,6 +42,7 @@ def all_cases():
         found = cases(__file__, f"kinds/{path.stem}", machine=MACHINE, other=OTHER)
         common = found.pop("common", {})
         for name, case in found.items():
+            assert case.keys() <= KEYS, f"{path.stem}: {name}: {case.keys() - KEYS} are not known"
             both = {key: {**common.get(key, {}), **case.get(key, {})} for key in ("there", "state")}
             declared = {"type": path.stem, **case["is"]}
             whole = {**common, **case, **both, "is": declared}

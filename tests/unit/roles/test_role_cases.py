@@ -20,10 +20,13 @@ from role_samples import a_spark
 
 from spark_cluster.resources.base import to_wire
 
+KEYS = {"facts", "settings", "ids", "some", "none", "refused"}
+
 
 def all_cases():
     for path in sorted(Path(__file__).with_name("cases").glob("*.json")):
         for name, case in cases(__file__, f"cases/{path.stem}").items():
+            assert case.keys() <= KEYS, f"{path.stem}: {name}: {case.keys() - KEYS} are not known"
             yield pytest.param(path.stem, case, id=f"{path.stem}: {name}")
 
 
