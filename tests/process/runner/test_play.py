@@ -289,6 +289,12 @@ def test_wrong_settings_in_the_inventory_name_the_line(make, tmp_path):
     assert not (tmp_path / "spark1/srv").exists()
 
 
+def test_twice_the_same_resource(make):
+    play = make()
+    with pytest.raises(Failed, match="spark1: File:/srv/greeting is declared twice"):
+        play.apply(play.nodes, "greet", [File("/srv/greeting", content="")])
+
+
 def test_an_unknown_role(make):
     with pytest.raises(UsageError, match="no role 'gret'"):
         play = make()
