@@ -1,17 +1,39 @@
-"""Cases of tests that are data, in a TOML file beside the test."""
+"""Cases that are data: files beside a test, each with the cases of one of its tables."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 
-def load(test: str, name: str) -> dict[str, Any]:
-    """Return what a file beside a test, or below its folder, says.
+from spark_cluster.node.values import Secret
+
+
+def cases(test: str, name: str, **words: str) -> Any:
+    """Return what a file beside a test holds.
 
     Args:
         test: the test's `__file__`.
-        name: of the file.
+        name: of the file, from the folder of the test; its ending says whether it is TOML or JSON.
+            In JSON `{"$secret": "x"}` is a `Secret`.
+        words: what stands for `$NAME` in it.
     """
-    return tomllib.loads((Path(test).parent / name).read_text())
+    text = (Path(test).parent / name).read_text(encoding="utf-8")
+    for word, value in words.items():
+        text = text.replace(f"${word}", value)
+    if name.endswith(".toml"):
+        return tomllib.loads(text)
+    return json.loads(text, object_hook=_value)
+
+
+def _value(found: dict[str, Any]) -> Any:
+    return Secret(found["$secret"]) if found.keys() == {"$secret"} else found
+
+
+def each_case(test: str, name: str) -> pytest.MarkDecorator:
+    """Run a test for each case of a file, whose keys are their names; the argument is `case`."""
+    found = cases(test, name)
+    return pytest.mark.parametrize("case", list(found.values()), ids=list(found))

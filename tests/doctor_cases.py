@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cases import load
+from cases import cases
 from doctor_samples import (
     HCAS,
     answer,
@@ -91,7 +91,7 @@ def changes(case: dict[str, Any], number: int = 1) -> dict[str, Any]:
 def _cases(file: str, table: str = "node", number: int = 1) -> list[Case]:
     return [
         (row["check"], changes(row, number), row["status"], row.get("found", ""))
-        for row in load(__file__, f"data/doctor/{file}")[table]
+        for row in cases(__file__, f"data/doctor/{file}")[table]
     ]
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from free_ports import free_port
 
 from spark_cluster.config.project import Project
@@ -24,6 +25,7 @@ from spark_cluster.engine import proxy
 from spark_cluster.resources import File, Line, Resource, SelfSignedCertificate
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 HANG_S = 120.0
 LOG = "requests.log"
 """What the proxy prints, next to its files."""
@@ -113,6 +115,11 @@ class Engine:
                 connection.sendall(
                     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
                 )
+
+
+def status(answer: str) -> int:
+    """Return the status of an answer."""
+    return int(answer.split(" ", 2)[1])
 
 
 def _accepted(head: str) -> str:

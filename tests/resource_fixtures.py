@@ -19,7 +19,7 @@ from factories import put
 from fake_processes import FakeProcesses, script
 
 from spark_cluster.node.host import Host
-from spark_cluster.resources import container, unit
+from spark_cluster.resources import unit
 from spark_cluster.resources.base import Resource, from_wire, to_wire
 
 COMMANDS = {
@@ -86,6 +86,21 @@ class Node:
     def check(self, *resources: Resource) -> Result:
         """In check mode, with proof that nothing was touched."""
         return self.results(*resources, check=True)[-1]
+
+    def must_change(self, *resources: Resource) -> None:
+        """Assert that check mode foretells a change of the last one, and that it comes."""
+        assert self.check(*resources).verdict == "change"
+        assert self.apply(*resources).verdict == "change"
+
+    def must_be_ok(self, *resources: Resource) -> None:
+        """Assert that there is nothing to do for the last one, and that check mode says so."""
+        assert self.apply(*resources).verdict == "ok"
+        assert self.check(*resources).verdict == "ok"
+
+    def must_converge(self, *resources: Resource) -> None:
+        """Assert that the last one is changed, and is as declared then."""
+        self.must_change(*resources)
+        self.must_be_ok(*resources)
 
     def results(
         self, *resources: Resource, check: bool = False, host: Host | None = None
@@ -160,9 +175,8 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def docker(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """The node with a docker; a container is not watched for a while after its start."""
+    """The node with a docker; a container that is watched after its start is looked at quickly."""
     node.install("docker", "systemd")
-    monkeypatch.setattr(container, "STAYS_S", 0.0)
     monkeypatch.setattr(unit, "LOOK_EVERY_S", 0.0)
     return node
 

@@ -12,6 +12,7 @@ from scratch_root import Node
 from waiting import HANG_S
 
 from spark_cluster.node import own_program, units
+from spark_cluster.node.host import Host
 
 # As with systemd, a unit inherits nothing of who asks for it: not even by its environment does it
 # belong to the command that is ended when the laptop is gone.
@@ -90,6 +91,19 @@ def node(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     return Node(root)
+
+
+@pytest.fixture
+def host(systemd):
+    """`host()`: a fresh host on the scratch node, with what it told."""
+
+    def make():
+        found = Host(root=systemd.root)
+        found.lines, found.notes = [], []
+        found.progress, found.note = found.lines.append, found.notes.append
+        return found
+
+    return make
 
 
 @pytest.fixture

@@ -82,9 +82,7 @@ def test_records_are_bounded(tmp_path: Path) -> None:
     assert engine_caches.launches(tmp_path)[0].recipe == many[-1].recipe
 
 
-def test_a_full_disk_leaves_the_records_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_records_as_they_were(tmp_path, monkeypatch):
     engine_caches.add_launch(tmp_path, ONE)
 
     def full(_handle: int) -> None:
@@ -178,9 +176,7 @@ def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFac
     assert list((root / OWN / "triton").iterdir()) == []
 
 
-def test_a_count_that_takes_too_long_is_a_lower_bound(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_count_that_takes_too_long_is_a_lower_bound(root, monkeypatch):
     monkeypatch.setattr(engine_caches, "MOST_FILES", 3)
     assert not all(entry.whole for entry in engine_caches.usage(root))
 

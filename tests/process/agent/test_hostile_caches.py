@@ -80,9 +80,7 @@ def test_in_the_place_of_a_file(tmp_path: Path, root: Path, trick: str, place: s
 
 
 @pytest.mark.parametrize("place", ["vllm/torch_compile_cache", "triton", f"tuned/{IMAGE}", MODEL])
-def test_a_folder_that_is_exchanged_for_a_link_meanwhile(
-    tmp_path: Path, root: Path, place: str
-) -> None:
+def test_a_folder_that_is_exchanged_for_a_link_meanwhile(tmp_path, root, place):
     outside = container.outside(tmp_path / "outside")
     with exchanged(root / place, outside.cron):
         for _ in range(20):

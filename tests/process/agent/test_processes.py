@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from spark_cluster.doctor import examine
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.node import output, processes
 from spark_cluster.node.host import Host
-from spark_cluster.node.processes import Cancelled, Processes, Running
 from spark_cluster.resources import ResourceError
 
 SHIPPED_GRACES = processes.TERM_GRACE + processes.KILL_GRACE
@@ -131,24 +129,6 @@ def test_a_limit_with_lines_that_are_told(host):
 
     with_a_limit(attempt)
     assert heard == ["one"]
-
-
-def test_a_laptop_that_is_gone_ends_what_does_not_want_to_end(host, tmp_path):
-    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
-    caught = []
-
-    def run():
-        try:
-            host.run(("sh", "-c", script), timeout=FAR)
-        except Cancelled as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    pid = pid_in(tmp_path / "pid")
-    host.processes.cancel()
-    until(lambda: caught, what="the end of the command")
-    ended(pid)
 
 
 def test_large_input_to_one_that_does_not_read(host):
@@ -288,17 +268,6 @@ def test_forty_seconds_after_the_laptops_last_word_the_lock_is_free():
     """With the values as they ship; `graces` has made two of them smaller here."""
     assert SHIPPED_GRACES + processes.TICK < main.LEAVE_S
     assert main.GONE_AFTER + main.LOOK_EVERY + main.LEAVE_S < 40
-
-
-def test_what_runs_is_known_only_as_long_as_it_runs(tmp_path):
-    known = Processes()
-    environment = {"PATH": processes.SEARCH_PATH}
-    with known.start(("true",), env=environment, timeout=FAR) as running:
-        assert isinstance(running, Running)
-        assert known._snapshot() == [running]
-        assert running.attend(lambda *_: None, known.cancelled) == 0
-    assert known._snapshot() == []
-    assert known.finishing_until() == 0
 
 
 def test_what_is_between_two_programs_is_looked_at_again(monkeypatch):

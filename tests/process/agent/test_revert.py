@@ -167,26 +167,6 @@ def test_a_file_that_gets_a_secret_by_the_way_is_treated_as_one(node):
     assert left == {"/config", "/env"}
 
 
-def test_secrets_are_masked_in_what_the_journal_says_of_changes(node):
-    host = node.host("r1")
-    host.secrets = frozenset({"hunter2"})
-    node.put("/f", "")
-    apply([Line("/f", line="key = hunter2")], host, lambda _: None)
-    text = node.path("/var/lib/spark-cluster/journal/r1/changes.jsonl").read_text()
-    (entry,) = [e for e in map(json.loads, text.splitlines()) if e["action"] == "converged"]
-    assert entry["changes"] == {"line": [None, "key = ***"]}
-
-
-def test_a_large_folder_is_not_kept(node, monkeypatch):
-    monkeypatch.setattr(journal_module, "TREE_LIMIT", 10)
-    node.put("/opt/big/file", "more than ten bytes")
-    node.run("r1", Directory("/opt/big", state="absent"), File("/x", content="y"))
-    reply, _ = node.revert("r1")
-    assert reply["left"][0]["what"] == "/opt/big"
-    assert "not kept" in reply["left"][0]["why"]
-    assert not node.path("/x").exists()
-
-
 def test_the_power_was_cut_before_the_change(node):
     """The entry is written first, so there can be one of a change that never came."""
     node.put("/a", "old")
@@ -330,49 +310,33 @@ def test_history(node, before):
     assert "did you mean 20261121-2 or 20261120-1?" in caught.value.hint
 
 
-def test_old_journals_go(node, monkeypatch):
-    monkeypatch.setattr(journal_module, "KEPT", 3)
-    for number in range(6):
-        node.run(f"r{number}", File("/a", content=str(number)))
-    assert History(node.root).runs() == ["r3", "r4", "r5"]
+GONE = Directory("/d/e", state="absent")
+REPEATED = {
+    "put into and removed": [[File("/d/e/b", content="", mode=0o600), GONE]],
+    "removed and made again": [
+        [GONE, Directory("/d/e/f", mode=0o700)],
+        [Directory("/d/e", mode=0o711), GONE],
+        [Directory("/d/e/f")],
+    ],
+    "given a mode, removed and made": [[Directory("/d/e", mode=0o700), GONE, Directory("/d/e")]],
+    "given a mode, removed and filled": [
+        [Directory("/d/e", mode=0o700), GONE, File("/d/e/b", content="x")]
+    ],
+    "a file in it changed, removed and made": [
+        [File("/d/e/f/a", content="", mode=0o600), Directory("/d/e", mode=0o700)],
+        [GONE, Directory("/d/e")],
+    ],
+}
+"""Documents of one run that change a folder more than once."""
 
 
-def test_a_folder_that_a_run_put_something_into_and_removed_then(node):
-    node.run("r0", Directory("/d/e"))
-    before = node.tree()
-    node.run("r1", File("/d/e/a", content="", mode=0o600), Directory("/d/e", state="absent"))
-    assert node.revert("r1")[0]["ok"]
-    assert node.tree() == before
-
-
-def test_a_folder_that_a_run_removed_and_made_again(node):
-    node.put("/d/e/a", "deep\n")
-    node.run("r0", Directory("/d/e/f"))
-    before = node.tree()
-    node.run("r1", Directory("/d/e", state="absent"), Directory("/d/e/f", mode=0o700))
-    node.run("r1", Directory("/d/e", mode=0o711), Directory("/d/e", state="absent"))
-    node.run("r1", Directory("/d/e/f"))
-    reply, events = node.revert("r1")
-    assert reply == {"of": "r1", "left": [], "ok": True}, events
-    assert node.tree() == before
-
-
-@pytest.mark.parametrize("again", [Directory("/d/e"), File("/d/e/b", content="x")], ids=str)
-def test_a_folder_that_a_run_gave_a_mode_and_removed_and_made_again(node, again):
+@pytest.mark.parametrize("documents", REPEATED.values(), ids=REPEATED)
+def test_a_folder_that_a_run_changed_more_than_once(node, documents):
     node.put("/d/e/a", "deep\n", mode=0o600)
     node.put("/d/e/f/a", "deeper\n")
     before = node.tree()
-    node.run("r1", Directory("/d/e", mode=0o700), Directory("/d/e", state="absent"), again)
-    reply, events = node.revert("r1")
-    assert reply == {"of": "r1", "left": [], "ok": True}, events
-    assert node.tree() == before
-
-
-def test_a_file_that_a_run_changed_in_a_folder_that_it_removed_and_made_again(node):
-    node.put("/d/e/f/a", "deeper\n")
-    before = node.tree()
-    node.run("r1", File("/d/e/f/a", content="", mode=0o600), Directory("/d/e", mode=0o700))
-    node.run("r1", Directory("/d/e", state="absent"), Directory("/d/e"))
+    for document in documents:
+        node.run("r1", *document)
     reply, events = node.revert("r1")
     assert reply == {"of": "r1", "left": [], "ok": True}, events
     assert node.tree() == before

@@ -12,25 +12,11 @@ from waiting import FAR_S, until
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.node import units
-from spark_cluster.node.host import Host
 from spark_cluster.node.processes import Cancelled
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Package, ResourceError
 from spark_cluster.resources.package import apt
 from spark_cluster.runner.delivery import document
-
-
-@pytest.fixture
-def host(systemd):
-    """`host()`: a fresh host on the scratch node, with what it told."""
-
-    def make():
-        found = Host(root=systemd.root)
-        found.lines, found.notes = [], []
-        found.progress, found.note = found.lines.append, found.notes.append
-        return found
-
-    return make
 
 
 @pytest.fixture
@@ -200,17 +186,6 @@ def test_a_result_that_no_one_ever_asked_for_goes_some_day(host, systemd, gate):
     assert systemd.folders == []
 
 
-def test_work_that_was_killed_by_a_reboot_is_begun_again(host, systemd, gate):
-    abandoned(host, gate)
-    (unit,) = systemd.units()
-    os.kill(unit["pid"], 9)
-    (folder,) = systemd.folders
-    until(lambda: not units._running(folder))
-    gate.open()
-    assert units.run(host(), "key", gate.argv, reuse_result=True).status == 3
-    assert [unit["starts"] for unit in systemd.units()] == [2]
-
-
 def test_work_that_is_killed_while_it_is_watched(host, systemd, gate):
     def kill():
         gate.wait()
@@ -278,12 +253,6 @@ def test_a_unit_whose_start_is_still_being_asked_for(host, systemd, detach):
     if not detach:
         assert told.read_text().startswith("stop --no-block spark-cluster-")
         assert systemd.folders == []
-
-
-def test_too_long(host, systemd, gate):
-    with pytest.raises(ResourceError, match=r"sh: not done after 0\.3 s"):
-        units.run(host(), "key", gate.argv, timeout=0.3)
-    assert systemd.folders == []
 
 
 def test_what_cannot_be_begun(host, systemd):

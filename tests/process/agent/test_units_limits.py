@@ -14,24 +14,12 @@ from hung_processes import ended, limit_once, pid_in
 from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.node import units, worker
-from spark_cluster.node.host import Host
 from spark_cluster.node.processes import Cancelled
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import ResourceError
 
 STEP_S = 400 * 24 * 3600.0
 """By how much the wall's clock is set forward, seconds."""
-
-
-@pytest.fixture
-def host(systemd):
-    def make():
-        found = Host(root=systemd.root)
-        found.notes = []
-        found.note = found.notes.append
-        return found
-
-    return make
 
 
 @pytest.fixture
@@ -192,27 +180,6 @@ def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
     with pytest.raises(ResourceError, match="does not begin"):
         units.run(host(), "key", ("true",), env={"TOKEN": Secret("hunter2")})
     assert systemd.folders == []
-
-
-@pytest.mark.parametrize("detach", [True, False])
-def test_work_that_is_abandoned_before_it_begins(host, systemd, detach):
-    """Begun or not: what shall not survive its watcher is stopped."""
-    begins, stopped = systemd.root / "begins", systemd.root / "stopped"
-    (systemd.root / "usr/local/bin/systemd-run").write_text(f"#!/bin/sh\ntouch {begins}\n")
-    (systemd.root / "usr/local/bin/systemctl").write_text(f"#!/bin/sh\ntouch {stopped}\n")
-    watcher = host()
-
-    def watch():
-        with suppress(Cancelled):
-            units.run(watcher, "key", ("true",), detach=detach)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    until(begins.exists)
-    watcher.processes.cancel()
-    thread.join()
-    assert stopped.exists() != detach
-    assert bool(systemd.folders) == detach
 
 
 def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd):

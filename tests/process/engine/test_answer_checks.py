@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import load
+from cases import cases
 from chat_server import ChatServer, Reply, text_of
 from fake_cluster import FakeCluster
 from hypothesis import given
@@ -59,7 +59,7 @@ def test_every_rung_has_checks_and_every_check_is_described() -> None:
     assert len(set(ids)) == len(ids)
 
 
-CASES = load(__file__, "wrong_answers.toml")["case"]
+CASES = cases(__file__, "wrong_answers.toml")["case"]
 GROUPS = {
     "asking": ASKING,
     "tools": TOOLS,

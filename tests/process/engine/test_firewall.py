@@ -7,7 +7,7 @@ from typing import Any
 
 import factories
 import pytest
-from cases import load
+from cases import cases
 from factories import make_recipe
 from serve_plans import bare_server
 
@@ -37,7 +37,7 @@ def inventory(folder: Path, more: str = "") -> Inventory:
     return factories.make_inventory(folder, NODES + more)
 
 
-CASES = load(__file__, "engine_ports.toml")
+CASES = cases(__file__, "engine_ports.toml")
 
 
 def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import load
+from cases import cases
 from chat_server import Reply
 from fake_programs import Said, missing
 
@@ -33,7 +33,7 @@ DATA = Path(__file__).parents[2] / "data"
 PROBE = Probe(question="What is the capital of France?", expect="Paris")
 
 
-LOGS = load(__file__, "logs.toml")
+LOGS = cases(__file__, "logs.toml")
 
 
 def log(name):
@@ -308,7 +308,7 @@ TWO = told_by_ray(1.0, 1.0)
     ("way", "case"),
     [
         pytest.param(way, case, id=f"{way}: {case.get('found') or case['problems'] or 'well'}"[:60])
-        for way, cases in load(__file__, "states.toml").items()
+        for way, cases in cases(__file__, "states.toml").items()
         for case in cases
     ],
 )

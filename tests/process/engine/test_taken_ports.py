@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cases import load
+from cases import cases
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, inventory_of
@@ -18,7 +18,7 @@ from spark_cluster.node.containers import ENDPOINT
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 LISTENS = 'LISTEN 0 5 {}:{} 0.0.0.0:* users:(("{}",pid=77,fd=3))'
-CASES = load(__file__, "taken_ports.toml")["case"]
+CASES = cases(__file__, "taken_ports.toml")["case"]
 
 
 @pytest.fixture(scope="module")

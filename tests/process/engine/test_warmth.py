@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import load
+from cases import cases
 from factories import make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
@@ -55,7 +55,7 @@ def changed(record: LaunchRecord, given: dict[str, Any]) -> LaunchRecord:
     return replace(record, **{name: named(value) for name, value in given.items()})
 
 
-@pytest.mark.parametrize("case", load(__file__, "warmth.toml")["case"])
+@pytest.mark.parametrize("case", cases(__file__, "warmth.toml")["case"])
 def test_what_the_next_launch_finds(case: dict[str, Any]) -> None:
     now = changed(NOW, case.get("now", {}))
     earlier = [changed(EARLIER, one) for one in case.get("earlier", [{}])]
@@ -78,7 +78,7 @@ def test_some_recipes_need_no_node_to_be_asked() -> None:
 # -- what a log says -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", load(__file__, "logs.toml")["compiled"])
+@pytest.mark.parametrize("case", cases(__file__, "logs.toml")["compiled"])
 def test_a_log_says_whether_it_compiled(case: dict[str, Any]) -> None:
     found = launches.logged(re.findall(launches.LOGGED, case["log"]))
     keys = tuple(case.get("keys", ()))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cases import load
+from cases import cases
 from factories import make_node
 
 from spark_cluster.config.facts import Facts, Interface
@@ -22,7 +22,7 @@ GEMMA = "google/gemma-4-31B-it"
 MOE = "google/gemma-4-26B-A4B-it"
 SITE = "/usr/local/lib/python3.12/dist-packages/vllm/model_executor"
 PATCH = [f"/p/x_patched.py:{SITE}/models/x.py:ro", "/c:/root/.cache/vllm"]
-TABLES = load(__file__, "launches.toml")
+TABLES = cases(__file__, "launches.toml")
 USUAL = TABLES["usual"]
 
 

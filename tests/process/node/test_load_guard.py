@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from factories import put
+from free_ports import free_port
+from health_server import HealthServer
 from waiting import FAR_S, until
 
 from spark_cluster.models.memory_share import RESERVE_GIB
@@ -158,11 +160,12 @@ def test_caches_are_dropped_while_little_is_free_and_not_before(spark: Spark) ->
 
 
 @pytest.mark.parametrize("why", ["the programs have ended", "the limit has passed", "ready"])
-def test_it_ends_by_itself(spark: Spark, why: str, chat: Any) -> None:
+def test_it_ends_by_itself(spark: Spark, why: str) -> None:
     """P06: no process is left when the load ends, whatever became of the laptop."""
     more: dict[str, Any] = {}
+    server = HealthServer(free_port())
     if why == "ready":
-        more["health"] = chat
+        more["health"] = f"http://127.0.0.1:{server.port}/health"
     if why == "the limit has passed":
         more["limit_s"] = 0.3
     guard = spark.guard(**more)
@@ -171,31 +174,10 @@ def test_it_ends_by_itself(spark: Spark, why: str, chat: Any) -> None:
         assert guard.poll() is None
         (spark.root / "running").unlink()
     until(ended(guard))
+    server.close()
     assert guard.returncode == 0
     assert not any(line.startswith("stop") for line in spark.asked)
     assert spark.reason is None
-
-
-@pytest.fixture
-def chat() -> Iterator[str]:
-    """The address of a server that answers 200."""
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-    from threading import Thread
-
-    class Ready(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Ready)
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/health"
-    server.shutdown()
-    server.server_close()
 
 
 def test_a_docker_that_hangs_keeps_it_from_nothing(spark: Spark) -> None:

@@ -93,9 +93,7 @@ def test_a_user_cannot_hold_a_lock(root: Path, made: Callable[[Path], Path]) -> 
 
 @pytest.mark.parametrize("made", [run_lock, supervisors_lock, tuners_lock, bench_lock])
 @pytest.mark.parametrize("opened", ["file", "folder"])
-def test_file_and_folder_each_keep_a_user_out(
-    root: Path, made: Callable[[Path], Path], opened: str
-) -> None:
+def test_file_and_folder_each_keep_a_user_out(root, made, opened):
     """Whatever an administrator, a backup or an older version has left of one of them."""
     path = made(root)
     (path if opened == "file" else path.parent).chmod(0o777)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,9 +125,7 @@ def all_of(folder: Path) -> dict[str, object]:
         what_crashes_left,
     ],
 )
-def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(
-    host: Host, work: Callable[[Host, int], None]
-) -> None:
+def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(host, work):
     if work is what_crashes_left:
         host.temporary.path_for(host.path(f"{FOLDER}/d/x"))
         host.temporary.path_for(host.path("/etc/x")).touch()
@@ -167,9 +165,7 @@ def no_removal(host: Host, _: int) -> None:
 
 
 @pytest.mark.parametrize("work", [no_reading, no_line, no_file, no_removal])
-def test_a_file_that_becomes_a_link_meanwhile_is_not_read(
-    host: Host, work: Callable[[Host, int], None]
-) -> None:
+def test_a_file_that_becomes_a_link_meanwhile_is_not_read(host, work):
     """Root's file would be in the user's file, or in the journal and there after a revert."""
     with exchanging(host, "f", "f-link"):
         for number in range(TRIES):
@@ -208,9 +204,7 @@ def test_a_revert_follows_no_link(host: Host) -> None:
     assert all_of(host.path("/etc")) == before
 
 
-def test_the_journal_keeps_no_file_of_roots_for_a_users_authorized_keys(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_keeps_no_file_of_roots_for_a_users_authorized_keys(host, monkeypatch):
     """The user's ~/.ssh becomes a link while the key is added."""
     entry = SimpleNamespace(pw_dir=FOLDER, pw_uid=user.NOBODY, pw_gid=user.NOBODY, pw_name="nobody")
     known = SimpleNamespace(getpwnam=lambda _: entry, getpwuid=lambda _: entry)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from cases import load
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, HYBRID
@@ -128,7 +128,7 @@ def test_drafting_without_a_measured_acceptance_has_a_wide_range():
     assert "that was not measured" in unknown.basis
 
 
-PUBLISHED = load(__file__, "published.toml")["case"]
+PUBLISHED = cases(__file__, "published.toml")["case"]
 
 
 @pytest.mark.parametrize("case", PUBLISHED, ids=lambda case: case["model"])

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from spark_cluster.resources import ClockCap, InvalidResource
+from spark_cluster.resources import ClockCap
 from spark_cluster.resources import clock_cap as module
 
 CAP = ClockCap("spark-clock-cap", max_mhz=2100)
@@ -62,8 +62,3 @@ def test_a_driver_that_tells_no_clock_is_left(gpu, text):
     """As one that an earlier resource has updated, until the reboot; `provision` tells of it."""
     gpu.clock(text)
     assert gpu.apply(CAP).verdict == "ok"
-
-
-def test_a_cap_of_nothing():
-    with pytest.raises(InvalidResource):
-        ClockCap("x", max_mhz=0)

@@ -1,10 +1,9 @@
 """Command: each way to know whether it has to run."""
 
-import pytest
 from waiting import FAR_S
 
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Command, File, InvalidResource
+from spark_cluster.resources import Command, File
 
 
 def touch(node, name="made"):
@@ -13,9 +12,7 @@ def touch(node, name="made"):
 
 def test_creates(node):
     command = Command("make it", touch(node), creates="/made")
-    assert node.check(command).verdict == "change"
-    assert node.apply(command).verdict == "change"
-    assert node.apply(command).verdict == "ok"
+    node.must_converge(command)
     assert node.path("/made").read_text() == "x\n"
 
 
@@ -26,9 +23,7 @@ def test_creates_that_does_not_appear(node):
 
 def test_unless(node):
     command = Command("make it", touch(node), unless=("test", "-e", str(node.path("/made"))))
-    assert node.check(command).verdict == "change"
-    assert node.apply(command).verdict == "change"
-    assert node.apply(command).verdict == "ok"
+    node.must_converge(command)
 
 
 def test_reads_gives_its_output_and_is_never_a_change(node):
@@ -108,11 +103,6 @@ def test_retries_come_to_an_end(node, monkeypatch):
     assert node.apply(reading).verdict == "ok"
 
 
-def test_without_retries_there_are_none(node):
-    assert node.apply(flaky(node, 1)).verdict == "failed"
-    assert node.notes == []
-
-
 def test_secrets_travel_by_stdin_and_env(node):
     command = Command(
         "log in",
@@ -122,26 +112,3 @@ def test_secrets_travel_by_stdin_and_env(node):
     )
     assert node.apply(command).verdict == "change"
     assert (node.path("/in").read_text(), node.path("/env").read_text()) == ("s1", "s2")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"argv": ()}, "list of strings"),
-        ({"argv": "echo hello"}, "list of strings, not one string"),
-        ({"argv": ("echo", Secret("x"))}, "visible to every user"),
-        ({"argv": ("true",), "reads": True, "creates": "/x"}, "only one of"),
-        ({"argv": ("true",), "creates": "x"}, "absolute"),
-        ({"argv": ("true",), "retries": 3}, "the reason why trying again is right"),
-        ({"argv": ("true",), "retries": (3,)}, "the reason why"),
-        ({"argv": ("true",), "retries": (3, "")}, "the reason why"),
-        ({"argv": ("true",), "retries": (0, "slow")}, "the reason why"),
-        ({"argv": ("true",), "retries": (True, "slow")}, "the reason why"),
-        ({"argv": ("true",), "long": True, "reads": True}, "long cannot be combined"),
-        ({"argv": ("true",), "long": True, "must_finish": True}, "long cannot be combined"),
-        ({"argv": ("true",), "detach": False}, "needs long=True"),
-    ],
-)
-def test_bad_declarations(arguments, text):
-    with pytest.raises(InvalidResource, match=text):
-        Command("x", **arguments)

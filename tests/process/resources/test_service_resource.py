@@ -3,7 +3,7 @@
 import pytest
 from waiting import HANG_S
 
-from spark_cluster.resources import File, InvalidResource, Package, Service
+from spark_cluster.resources import File, Service
 from spark_cluster.resources import service as module
 
 UNIT = "docker.service"
@@ -30,43 +30,6 @@ def unit(node, name=UNIT):
 
 def verbs(node):
     return [c[1] for c in node.changing_calls("systemd")]
-
-
-def test_stopped_is_started_enabled_and_then_left(systemd):
-    service = Service("docker", enabled=True)
-    assert systemd.check(service).verdict == "change"
-    assert systemd.apply(service).verdict == "change"
-    assert verbs(systemd) == ["enable", "start"]
-    before = len(systemd.calls("systemd"))
-    assert systemd.apply(service).verdict == "ok"
-    assert len(systemd.calls("systemd")) == before + 1
-
-
-def test_running_is_stopped_and_disabled(systemd):
-    put(systemd, active="active", file="enabled")
-    service = Service("docker", running=False, enabled=False)
-    assert systemd.check(service).verdict == "change"
-    assert systemd.apply(service).verdict == "change"
-    assert systemd.apply(service).verdict == "ok"
-    assert verbs(systemd) == ["disable", "stop"]
-
-
-def test_what_is_none_is_left(systemd):
-    put(systemd, active="active", file="disabled")
-    assert systemd.apply(Service("docker")).verdict == "ok"
-    assert systemd.apply(Service("docker", running=None, enabled=True)).verdict == "change"
-    assert verbs(systemd) == ["enable"]
-
-
-@pytest.mark.parametrize("file", ["enabled", "alias", "generated", "indirect"])
-def test_ways_to_be_enabled(systemd, file):
-    put(systemd, active="active", file=file)
-    assert systemd.apply(Service("docker", enabled=True)).verdict == "ok"
-
-
-def test_until_the_next_boot_is_not_enabled(systemd):
-    put(systemd, active="active", file="enabled-runtime")
-    assert systemd.apply(Service("docker", enabled=True)).verdict == "change"
 
 
 def test_restart_is_owed_until_it_happened(systemd):
@@ -100,96 +63,12 @@ def test_reload_and_leaving_it_stopped(systemd):
     assert unit(systemd)["active"] == "inactive"
 
 
-def test_changed_unit_file_is_read_again(systemd):
-    put(systemd, active="active", stale=True)
-    assert systemd.check(Service("docker")).verdict == "change"
-    assert systemd.apply(Service("docker")).verdict == "change"
-    assert verbs(systemd) == ["daemon-reload"]
-
-
-def test_failure_to_start_shows_the_log(systemd):
-    put(systemd, active="inactive", fails=True, log="one\nunable to configure: bad json\n")
-    result = systemd.apply(Service("docker"))
-    assert "systemctl start docker.service failed: Job for the unit failed" in result.error
-    assert "unable to configure: bad json" in result.error
-
-
-def test_failed_too_often_is_reset_first(systemd):
-    put(systemd, active="failed", sub="failed", limit=True)
-    assert systemd.apply(Service("docker")).verdict == "change"
-    assert verbs(systemd) == ["reset-failed", "start"]
-
-
 def test_simple_service_that_dies_at_once(systemd, monkeypatch):
     monkeypatch.setattr(module, "_STAYS_S", HANG_S)  # it is seen at the second look
     put(systemd, active="inactive", type="simple", dies=True, log="no such model\n")
     result = systemd.apply(Service("docker"))
     assert "activating (auto-restart)" in result.error
     assert "no such model" in result.error
-
-
-def test_masked_static_and_invalid(systemd):
-    put(systemd, load="masked", file="masked")
-    assert "docker.service is masked" in systemd.check(Service("docker")).error
-    assert systemd.apply(Service("docker", running=False, enabled=False)).verdict == "ok"
-    put(systemd, active="active", file="static")
-    assert "no [Install] section" in systemd.apply(Service("docker", enabled=True)).error
-    assert systemd.apply(Service("docker", enabled=False)).verdict == "ok"
-    put(systemd, load="bad-setting", error="Unit docker.service has a bad unit file setting.")
-    assert "bad unit file setting" in systemd.apply(Service("docker")).error
-
-
-def test_no_such_unit(systemd):
-    for result in (systemd.check(Service("nvidia-x")), systemd.apply(Service("nvidia-x"))):
-        assert "there is no unit nvidia-x.service" in result.error
-    assert systemd.apply(Service("nvidia-x", running=False, enabled=False)).verdict == "ok"
-
-
-def test_check_mode_knows_the_unit_of_a_package_or_file(systemd):
-    systemd.install("apt")
-    package = Package("docker.io", makes=("unit:nvidia-x.service",))
-    result = systemd.check(package, Service("nvidia-x"))
-    assert (result.verdict, result.reason) == ("unknown", "after: Package:docker.io")
-    systemd.path("/etc/systemd/system").mkdir(parents=True)
-    file = File("/etc/systemd/system/x@.service", content="")
-    result = systemd.check(file, Service("x@fabric"))
-    assert (result.verdict, result.reason) == (
-        "unknown",
-        "after: File:/etc/systemd/system/x@.service",
-    )
-
-
-def test_kinds_of_units(systemd):
-    for name in ("docker.socket", "fstrim.timer"):
-        put(systemd, name, active="inactive")
-        assert systemd.apply(Service(name)).verdict == "change"
-        assert unit(systemd, name)["active"] == "active"
-    put(systemd, "my.timer.service", active="active")
-    assert systemd.apply(Service("my.timer.service")).verdict == "ok"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"unit": "docker; x"}, "not the name"),
-        ({"unit": "docker", "running": None}, "asks for nothing"),
-        ({"unit": "docker", "running": False, "restart_when": ("File:/x",)}, "running=False"),
-    ],
-)
-def test_bad_declarations(arguments, text):
-    with pytest.raises(InvalidResource, match=text):
-        Service(**arguments)
-
-
-def test_a_unit_whose_file_was_away_and_is_back(systemd):
-    """As after a revert: systemd knows it as broken until it is told to look again."""
-    put(systemd, load="error", active="active", file="enabled")
-    service = Service("docker", enabled=True)
-    assert systemd.check(service).verdict == "change"
-    assert systemd.apply(service).verdict == "change"
-    assert systemd.apply(service).verdict == "ok"
-    put(systemd, load="error", then="bad-setting", active="active", file="enabled")
-    assert "not valid" in systemd.apply(service).error
 
 
 # -- a restart that would end what somebody uses ---------------------------------------------------

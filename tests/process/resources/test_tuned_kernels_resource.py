@@ -16,7 +16,7 @@ import pytest
 from spark_cluster.node import durable, engine_caches, kernel_tuner
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.values import ResourceError
-from spark_cluster.resources import InvalidResource, TunedKernels
+from spark_cluster.resources import TunedKernels
 from tests.factories import put
 from tests.waiting import HANG_S
 
@@ -232,9 +232,3 @@ def test_only_numbers_of_tokens_are_sizes(tmp_path: Path) -> None:
     put(tmp_path / "output" / FILE, json.dumps({"triton_version": "3", "9" * 5000: {}, "16": {}}))
     engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
     assert engine_caches.tuned_sizes(Folder(tmp_path), tmp_path / "tuned/x") == {16}
-
-
-@pytest.mark.parametrize("wrong", [{"sizes": ()}, {"sizes": (0,)}, {"root": "caches"}])
-def test_what_is_no_declaration(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidResource):
-        replace(MADE, **wrong)

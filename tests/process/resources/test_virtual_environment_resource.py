@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from factories import put
 
-from spark_cluster.resources import InvalidResource, VirtualEnvironment
+from spark_cluster.resources import VirtualEnvironment
 
 PATH = "/opt/vllm"
 
@@ -69,8 +69,7 @@ def test_made_of_its_requirements_and_again_when_they_change(made):
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "1.0\n"
     assert node.apply(venv).verdict == "ok"
     other = dataclasses.replace(venv, requirements=(*venv.requirements[:2], "demo==2.0"))
-    assert node.check(other).verdict == "change"
-    assert node.apply(other).verdict == "change"
+    node.must_change(other)
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "2.0\n"
 
 
@@ -128,14 +127,6 @@ def test_someone_elses_is_used_and_not_touched(node):
     assert node.apply(used).verdict == "ok"
     ours = VirtualEnvironment(PATH, ("demo==1.0",))
     assert "was not made by spark-cluster" in node.apply(ours).error
-
-
-@pytest.mark.parametrize(
-    "requirement", ["vllm", "vllm>=0.19", "vllm==0.*", "-r other.txt", "a==1\nb==2", "a==1, b==2"]
-)
-def test_requirements_that_are_not_pinned(requirement):
-    with pytest.raises(InvalidResource):
-        VirtualEnvironment(PATH, (requirement,))
 
 
 @pytest.mark.parametrize(

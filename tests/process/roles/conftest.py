@@ -1,3 +1,17 @@
 """The fixtures of roles, for tests with and without processes."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from proxied import Engine
 from role_fixtures import role
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """A server behind a proxy."""
+    served = Engine()
+    yield served
+    served.close()

@@ -125,17 +125,27 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_the_token_is_in_a_file_of_root_and_nowhere_else(node: Node) -> None:
-    assert node.run(TOKEN) == 0
+WAYS = pytest.mark.parametrize("venv", [False, True], ids=["container", "environment"])
+
+
+@WAYS
+def test_the_token_is_in_a_file_of_root_and_nowhere_else(node: Node, venv: bool) -> None:
+    assert node.run(TOKEN, venv=venv) == 0
     text, mode, folder, path = json.loads((node.home / "token").read_text())
     assert (text, mode, folder) == (TOKEN, "0o600", "0o700")
     assert not Path(path).exists()
     assert node.left() == []
     assert TOKEN not in (node.home / "calls").read_text()  # neither in argv nor in a variable
-    (run,) = [call["argv"] for call in node.calls if call["argv"][0] == "run"]
-    assert "HF_TOKEN_PATH=/run/secrets/hub-token" in run
+    if venv:  # and no docker is asked for anything
+        assert [call["argv"] for call in node.calls] == [
+            ["download", "--revision=main", f"--local-dir={node.folder}", "--", "org/m"]
+        ]
+    else:
+        (run,) = [call["argv"] for call in node.calls if call["argv"][0] == "run"]
+        assert "HF_TOKEN_PATH=/run/secrets/hub-token" in run
     assert node.complete == "org/m@main\n"
-    assert (node.folder / ".complete").stat().st_mode & 0o777 == 0o644
+    for path in node.folder.iterdir():  # the engine need not be root to read them
+        assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_without_a_token_none_is_mounted(node: Node) -> None:
@@ -165,13 +175,14 @@ def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node: Node)
     assert node.left() == []
 
 
-def test_ended_it_ends_its_container(node: Node) -> None:
+@WAYS
+def test_ended_it_ends_what_it_has_started(node: Node, venv: bool) -> None:
     (node.home / "hold").touch()
-    process = node.start(TOKEN)
+    process = node.start(TOKEN, venv=venv)
     until((node.home / "running").exists)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(HANGS_S) == 143
-    assert ["rm", "--force", "id-of-it"] in [call["argv"] for call in node.calls]
+    assert venv or ["rm", "--force", "id-of-it"] in [call["argv"] for call in node.calls]
     assert node.left() == []
     assert node.complete == ""
 
@@ -196,33 +207,7 @@ def test_another_one_at_work_is_left_alone(node: Node) -> None:
     assert node.left() == [theirs]
 
 
-def test_of_a_virtual_environment_too_only_a_file_of_root_has_the_token(node: Node) -> None:
-    assert node.run(TOKEN, venv=True) == 0
-    text, mode, folder, path = json.loads((node.home / "token").read_text())
-    assert (text, mode, folder) == (TOKEN, "0o600", "0o700")
-    assert not Path(path).exists()
-    assert node.left() == []
-    assert TOKEN not in (node.home / "calls").read_text()
-    (hf,) = [call["argv"] for call in node.calls]  # and no docker is asked for anything
-    assert hf == [
-        "download", "--revision=main", f"--local-dir={node.folder}", "--", "org/m",
-    ]  # fmt: skip
-    assert node.complete == "org/m@main\n"
-    for name in (".complete", "weights"):  # the engine need not be root to read them
-        assert (node.folder / name).stat().st_mode & 0o777 == 0o644
-
-
 def test_a_virtual_environment_gets_no_variable_without_a_token(node: Node) -> None:
     assert node.run(venv=True) == 0
     (hf,) = node.calls
     assert "HF_TOKEN_PATH" not in hf["environ"]
-
-
-def test_ended_it_ends_the_hf_of_a_virtual_environment(node: Node) -> None:
-    (node.home / "hold").touch()
-    process = node.start(TOKEN, venv=True)
-    until((node.home / "running").exists)
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(HANGS_S) == 143
-    assert node.left() == []
-    assert node.complete == ""

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from hostile import user
-from proxied import HANG_S, HAPROXY, Engine, proxied
+from proxied import HANG_S, Engine, needs_haproxy, proxied
 from role_samples import a_spark
 from waiting import until
 
 from spark_cluster.engine.proxy import ModelServer, Replica
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 KEY = "sk-test-5be1cf0277a04d"
 MOST = 8
@@ -29,13 +29,6 @@ MOST = 8
 HOSTILE = [f"127.0.5.{host}" for host in range(1, 11)]
 NEIGHBOUR, ELSEWHERE = "127.0.5.200", "127.0.6.1"
 """A client in the attackers' network, and one in another."""
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    running = Engine()
-    yield running
-    running.close()
 
 
 def one_server(_port: int) -> dict[str, Any]:
@@ -101,9 +94,7 @@ KINDS = pytest.mark.parametrize("servers", [one_server, replicas, models])
 
 
 @KINDS
-def test_a_network_with_many_addresses_does_not_block_other_networks(
-    tmp_path: Path, engine: Engine, servers: Callable[[int], dict[str, Any]]
-) -> None:
+def test_a_network_with_many_addresses_does_not_block_other_networks(tmp_path, engine, servers):
     with guarded(tmp_path, engine, **servers(engine.port)) as port:
         address = ("127.0.0.1", port)
         with idle(address, HOSTILE, 6) as held:
@@ -113,9 +104,7 @@ def test_a_network_with_many_addresses_does_not_block_other_networks(
             assert asked(address, NEIGHBOUR) == "", "it has not shown its key yet"
 
 
-def test_a_client_that_has_shown_its_key_is_not_counted_with_its_network(
-    tmp_path: Path, engine: Engine
-) -> None:
+def test_a_client_that_has_shown_its_key_is_not_counted_with_its_network(tmp_path, engine):
     with guarded(tmp_path, engine) as port:
         address = ("127.0.0.1", port)
         assert asked(address, NEIGHBOUR) == "200"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
-from proxied import HAPROXY, Engine, converse, proxied
+from proxied import Engine, converse, needs_haproxy, proxied, status
 from role_samples import a_spark
 from waiting import until
 
@@ -22,7 +22,7 @@ from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.node import model_loader
 from spark_cluster.node.model_loader import LoaderReply, LoaderSocket
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 CHAT = "/v1/chat/completions"
 ALWAYS, CODER, ABSENT = "spark-vllm-chat", "spark-vllm-coder", "spark-vllm-absent"
@@ -52,10 +52,6 @@ class Served:
         body = json.dumps({"model": model}) if model else ""
         head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         return converse(self.port, f"{head}Content-Length: {len(body)}\r\n{more}\r\n{body}")
-
-
-def status(answer: str) -> int:
-    return int(answer.split(" ", 2)[1])
 
 
 @pytest.fixture(scope="module")

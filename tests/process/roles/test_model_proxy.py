@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from free_ports import free_port
-from proxied import HAPROXY, Engine, converse, proxied
+from proxied import Engine, converse, needs_haproxy, proxied, status
 from role_samples import a_spark
 from waiting import until
 
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 KEY = "sk-test-5be1cf0277a04d"
 
@@ -52,10 +53,6 @@ class Served:
 
 def _asked(engine: Engine) -> list[str]:
     return [line for line in engine.lines if not line.startswith("GET /health ")]
-
-
-def status(answer: str) -> int:
-    return int(answer.split(" ", 2)[1])
 
 
 def content(answer: str) -> dict[str, Any]:
@@ -99,18 +96,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 CHAT = "/v1/chat/completions"
 
 
-@pytest.mark.parametrize(
-    ("body", "model"),
-    [
-        ('{"model": "paris", "messages": []}', "paris"),
-        ('{"messages": [{"content": "\\"model\\": \\"whisper\\""}], "model":"gpt-4o"}', "paris"),
-        ('{"extra": {"model": "paris"}, "model": "org\\/words"}', "org/words"),
-        ('{"input": "x", "model": "text-embedding-3-small"}', "org/words"),
-        (json.dumps({"model": ODD}), "whisper"),
-    ],
-)
-def test_a_request_reaches_the_model_that_it_names(served: Served, body: str, model: str) -> None:
-    assert served.reached("POST", CHAT, body) == model
+@each_case(__file__, "model_requests.json")
+def test_a_request_reaches_the_model_that_it_names(served: Served, case: dict[str, Any]) -> None:
+    asked = (case.get("method", "POST"), case.get("target", CHAT), case.get("body", ""))
+    if "reaches" in case:
+        assert served.reached(*asked, case.get("headers", "")) == case["reaches"]
+        return
+    answer = served.ask(*asked)
+    assert status(answer) == case["status"], answer
+    error = content(answer)["error"]
+    assert (error["code"], error["type"]) == (case["code"], "invalid_request_error")
+    assert case.get("says", "") in error["message"]
 
 
 def test_the_name_may_stand_behind_a_long_prompt(served: Served) -> None:
@@ -133,37 +129,11 @@ def test_a_body_in_chunks_is_read_whole(served: Served) -> None:
     assert len(_asked(served.engines["org/words"])) == before + 1
 
 
-def test_audio_reaches_the_model_that_hears(served: Served) -> None:
-    form = "Content-Type: multipart/form-data; boundary=b\r\n"
-    body = '--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n--b--\r\n'
-    assert served.reached("POST", "/v1/audio/transcriptions", body, form) == "whisper"
-
-
-def test_an_unknown_model_is_told_which_there_are(served: Served) -> None:
-    for odd in ('"paris2"', "7", '"Paris"'):
-        answer = served.ask("POST", CHAT, f'{{"model": {odd}}}')
-        assert status(answer) == 404, answer
-        error = content(answer)["error"]
-        assert (error["code"], error["type"]) == ("model_not_found", "invalid_request_error")
-        assert "paris, gpt-4o, org/words, text-embedding-3-small, whisper" in error["message"]
-
-
-@pytest.mark.parametrize("body", ["", "no JSON", '{"messages": []}', '{"model": {"a": 1}}'])
-def test_a_request_without_a_model_is_asked_for_one(served: Served, body: str) -> None:
-    answer = served.ask("POST", CHAT, body)
-    assert status(answer) == 400, answer
-    assert content(answer)["error"]["code"] == "model_missing"
-
-
 def test_all_models_are_listed(served: Served) -> None:
     found = content(served.ask("GET", "/v1/models"))
     assert [one["id"] for one in found["data"]] == [
         *("paris", "gpt-4o", "org/words", "text-embedding-3-small", "whisper", ODD)
     ]
-
-
-def test_what_names_no_model_goes_to_the_first(served: Served) -> None:
-    assert served.reached("GET", "/version") == "paris"
 
 
 def test_nothing_is_told_without_the_key(served: Served) -> None:

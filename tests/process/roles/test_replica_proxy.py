@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from proxied import HANG_S, HAPROXY, Engine, converse, proxied
+from proxied import HANG_S, Engine, converse, needs_haproxy, proxied, status
 from role_samples import a_spark
 from waiting import until
 
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Replica
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+pytestmark = needs_haproxy
 
 ASK = "GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 SLOW = "GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -50,10 +50,6 @@ def in_front_of(
         yield port
 
 
-def status(answer: str) -> int:
-    return int(answer.split(" ", 2)[1])
-
-
 def asked(engine: Engine) -> int:
     """Return how many requests of users reached a server; the proxy's own checks are none."""
     return sum(not line.startswith("GET /health ") for line in engine.lines)
@@ -72,9 +68,7 @@ def test_requests_go_to_the_replica_with_the_fewest(tmp_path: Path, engines: lis
         assert [asked(engine) for engine in engines] == [3, 3]
 
 
-def test_a_request_that_was_not_begun_goes_to_the_other_replica(
-    tmp_path: Path, engines: list[Engine]
-) -> None:
+def test_a_request_that_was_not_begun_goes_to_the_other_replica(tmp_path, engines):
     """Before any check has seen that one is gone."""
     with in_front_of(tmp_path, engines, NEVER) as port:
         engines[1].close()
@@ -82,9 +76,7 @@ def test_a_request_that_was_not_begun_goes_to_the_other_replica(
         assert asked(engines[0]) == 10
 
 
-def test_a_replica_that_fails_its_checks_gets_no_request_until_it_is_back(
-    tmp_path: Path, engines: list[Engine]
-) -> None:
+def test_a_replica_that_fails_its_checks_gets_no_request_until_it_is_back(tmp_path, engines):
     with in_front_of(tmp_path, engines) as port:
         engines[1].healthy = False
         before = checks(engines[1])
@@ -118,20 +110,3 @@ def test_no_replica_is_there(tmp_path: Path, engines: list[Engine]) -> None:
     assert status(answer) == 503
     assert re.search(r"(?im)^retry-after: 5\r$", answer)
     assert proxy.refused_by_proxy(503, answer)
-
-
-def test_a_stream_comes_in_pieces_from_a_replica(tmp_path: Path, engines: list[Engine]) -> None:
-    with (
-        in_front_of(tmp_path, engines) as port,
-        socket.create_connection(("127.0.0.1", port), HANG_S) as connection,
-    ):
-        connection.sendall(ASK.replace("/v1/models", "/stream").encode())
-        got = b""
-        while b"data: 1" not in got:  # the second piece is sent only after the first was seen
-            got += connection.recv(4096)
-        assert b"data: 2" not in got
-        for engine in engines:
-            engine.first_piece_seen.set()
-        while piece := connection.recv(4096):
-            got += piece
-    assert b"data: 2" in got

@@ -29,7 +29,6 @@ from spark_cluster.resources import (
     Directory,
     File,
     Image,
-    Netplan,
     NftTable,
 )
 
@@ -74,66 +73,7 @@ def pair(**more):
 # -- network -----------------------------------------------------------------------------------
 
 
-def test_network_gives_each_twin_its_address():
-    (netplan,) = run("network", spark(1))
-    assert isinstance(netplan, Netplan)
-    assert dict(netplan.addresses) == {
-        "enp1s0f1np1": "192.168.177.11/24",
-        "enP2p1s0f1np1": "192.168.178.11/24",
-    }
-    text = netplan.content
-    for line in ("    enp1s0f1np1:", "      addresses: [192.168.178.11/24]", "      mtu: 9000"):
-        assert line in text.splitlines()
-    assert "link-local: []" in text
-
-
-def test_network_leaves_what_the_user_gave():
-    mixed = spark(1, links=0)
-    mixed = Node("spark1", links=(link(0, 5, ours=False), link(1, 11)), facts=mixed.facts)
-    (netplan,) = run("network", mixed)
-    assert list(netplan.addresses) == ["enP2p1s0f1np1"]
-    assert "enp1s0f1np1" not in netplan.content
-    assert run("network", Node("s", links=(link(0, 5, ours=False),))) == []
-
-
-def test_network_without_a_cable():
-    down = (Hca("rocep1s0f0", "enp1s0f0np0", False),)
-    with pytest.raises(Failed, match=r"seen: enp1s0f0np0 \(down\)") as caught:
-        run("network", Node("spark1", facts=Facts(hcas=down)))
-    assert "QSFP" in caught.value.hint
-    with pytest.raises(Failed, match="seen: none"):
-        run("network", Node("spark1"))
-
-
 # -- containers, images, caches ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("facts", "packages"),
-    [
-        (Facts(os="ubuntu 24.04", packages={"docker-ce": "5:29.1.3"}), ("docker-ce", ())),
-        (Facts(os="ubuntu 24.04"), ("docker.io", ())),
-        (Facts(os="debian 13"), ("docker.io", ("docker-cli",))),
-        (Facts(os="debian 13", packages={"docker-ce": "5:29.1.3"}), ("docker-ce", ())),
-        (Facts(), ("docker.io", ())),
-    ],
-)
-def test_containers(facts, packages):
-    settings = {"min_free_gib": 0, "log_max_size": "", "cdi": False, "keep_ipc": False}
-    package, service, user = run("containers", spark(1, facts=facts), users=True, **settings)
-    assert (package.name, package.also) == packages
-    assert {"command:docker", "unit:docker.service", "group:docker"} <= set(package.makes)
-    assert (service.unit, service.running, service.enabled) == ("docker", True, True)
-    assert (user.name, user.groups) == ("nvidia", ("docker",))
-
-
-def test_containers_of_the_users_own():
-    bare = {"min_free_gib": 0, "log_max_size": "", "keep_ipc": False}
-    mine = {"packages": ("podman-docker", "podman")}
-    package, _ = run("containers", spark(1), **bare, **mine)
-    assert (package.name, package.also) == ("podman-docker", ("podman",))
-    root = spark(1, user="root")
-    assert len(run("containers", root, users=True, **bare)) == 2, "root needs no group"
 
 
 def test_images():
@@ -142,11 +82,6 @@ def test_images():
     assert image == Image("a/b:1", digest=digest)
     (image,) = run("images", spark(1), ref="a/b:1", archive="/srv/a.tar")
     assert image.archive == "/srv/a.tar"
-
-
-def test_caches():
-    made = run("caches", spark(1), root="/var/cache/x", min_free_gib=0)
-    assert made == [Directory("/var/cache/x", mode=0o755, owner="root")]
 
 
 # -- models ------------------------------------------------------------------------------------
@@ -255,11 +190,6 @@ def test_the_program_has_the_secrets_as_variables(tmp_path):
 
 
 # -- images and patches ------------------------------------------------------------------------
-
-
-def test_an_image_is_pulled_or_loaded():
-    (pulled,) = run("images", spark(1), ref="a/b:1", digest="sha256:" + "a" * 64)
-    assert pulled == Image("a/b:1", digest="sha256:" + "a" * 64)
 
 
 def test_an_image_is_built_on_what_it_stands_on():

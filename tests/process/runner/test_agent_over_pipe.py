@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import each_case
+from factories import put
 from pipe_channel import PipeChannel
+from small_server import answering
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.agent import frames
@@ -29,6 +29,7 @@ from spark_cluster.resources import Command, Directory, File, HubModel, Line
 from spark_cluster.runner import wire
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.delivery import document
+from spark_cluster.runner.node_connection import why_no_agent
 from spark_cluster.runner.session import Session
 
 
@@ -72,81 +73,79 @@ class Recorded(PipeChannel):
 
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
-    """A node that has never had an agent."""
+    """The folder of agents' code on a node that has never had one."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    return home
+    return home / ".cache/spark-cluster/agent"
 
 
-def test_code_is_sent_when_it_is_lacking_and_not_again(fresh, tmp_path):
+@pytest.fixture
+def begin(tmp_path):
+    """`begin()`: a session with a new agent, whose channel remembers what was sent."""
+    begun = []
+
+    def session():
+        channel = Recorded(wire.argv("test"))
+        begun.append(Session("n", channel, as_root=False, root=str(tmp_path)))
+        return begun[-1]
+
+    yield session
+    for one in begun:
+        one.close()
+
+
+def was_sent(session, part=wire.CORE):
+    """Return how often a part of the code was sent."""
+    return session._channel.sent.count(wire.code(part))
+
+
+def test_code_is_sent_when_it_is_lacking_and_not_again(fresh, begin):
     sent = []
     for _ in "ab":
-        channel = Recorded(wire.argv("test"))
-        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        session = begin()
         assert session.run(["echo", "hello"]).stdout == "hello\n"
         session.close()
-        sent.append(wire.code() in channel.sent)
-    assert sent == [True, False]
-    kept = list((fresh / ".cache/spark-cluster/agent").iterdir())
-    assert [path.name for path in kept] == [wire.digest()]
-    assert kept[0].stat().st_mode & 0o777 == 0o700
+        sent.append(was_sent(session))
+    assert sent == [1, 0]
+    (kept,) = fresh.iterdir()
+    assert (kept.name, kept.stat().st_mode & 0o777) == (wire.digest(), 0o700)
 
 
-def test_requests_that_were_sent_before_the_code_was_there(fresh, tmp_path):
-    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
-    pending = [session.submit("run", argv=["echo", str(i)]) for i in range(5)]
-    assert [p.wait()["stdout"] for p in pending] == [f"{i}\n" for i in range(5)]
-    session.close()
-
-
-def test_two_agents_that_both_lack_the_code(fresh, tmp_path):
-    sessions = [
-        Session(str(i), PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
-        for i in range(3)
-    ]
-    pending = [s.submit("run", argv=["echo", "x"]) for s in sessions]
+def test_agents_that_lack_the_code_at_the_same_time(fresh, begin):
+    pending = [begin().submit("run", argv=["echo", "x"]) for _ in range(3)]
     assert [p.wait()["stdout"] for p in pending] == ["x\n"] * 3
-    for session in sessions:
-        session.close()
-    assert len(list((fresh / ".cache/spark-cluster/agent").iterdir())) == 1
+    assert len(list(fresh.iterdir())) == 1
 
 
 # Each damages the code as a power cut, or somebody, can; `main` is imported first, `revert` late.
 DAMAGES = {
-    "a truncated file": lambda code: (code / "agent/main.py").write_bytes(
-        (code / "agent/main.py").read_bytes()[:1000]
-    ),
-    "a file that is imported late": lambda code: (code / "agent/revert.py").write_bytes(b""),
+    "a truncated file": lambda code: os.truncate(code / "agent/main.py", 1000),
+    "a file that is imported late": lambda code: os.truncate(code / "agent/revert.py", 0),
     "a file less": lambda code: (code / "resources/file.py").unlink(),
     "a file more": lambda code: (code / "agent/json.py").write_text("raise ValueError"),
     "nothing": shutil.rmtree,
-    "a folder that is a file": lambda code: (
-        shutil.rmtree(code / "agent"),
-        (code / "agent").write_text(""),
-    ),
+    "a folder that is a file": lambda code: [shutil.rmtree(code / "agent"), put(code / "agent")],
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_code_that_was_damaged_is_sent_again(fresh, tmp_path, damage):
-    folder = fresh / ".cache/spark-cluster/agent"
+def test_code_that_was_damaged_is_sent_again(fresh, begin, damage):
     for number in range(3):
-        channel = Recorded(wire.argv("test"))
-        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        session = begin()
         assert session.request("history", of=None)["runs"] == []
         session.close()
-        assert (wire.code() in channel.sent) == (number < 2)
+        assert was_sent(session) == (number < 2)
         if number == 0:
-            DAMAGES[damage](folder / wire.digest() / "spark_cluster")
-    assert [path.name for path in folder.iterdir()] == [wire.digest()]
+            DAMAGES[damage](fresh / wire.digest() / "spark_cluster")
+    assert [path.name for path in fresh.iterdir()] == [wire.digest()]
 
 
-def test_what_python_compiled_is_of_this_boot_only(fresh, tmp_path):
+def test_what_python_compiled_is_of_this_boot_only(fresh, begin):
     """It is not synced: after a power cut it can be torn, and Python would fail for ever."""
-    folder = fresh / ".cache/spark-cluster/agent" / wire.digest()
+    folder = fresh / wire.digest()
     for _ in "ab":
-        session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+        session = begin()
         assert session.run(["echo", "x"]).stdout == "x\n"
         session.close()
         (boot,) = (folder / "compiled").iterdir()
@@ -156,134 +155,102 @@ def test_what_python_compiled_is_of_this_boot_only(fresh, tmp_path):
         boot.rename(boot.with_name("of-an-earlier-boot"))
 
 
-def test_older_versions_of_the_code_go_but_the_last(fresh, tmp_path):
-    folder = fresh / ".cache/spark-cluster/agent"
+def test_older_versions_of_the_code_go_but_the_last_and_those_of_units(fresh, begin, tmp_path):
     for number in range(4):
-        (folder / f"{number:064x}").mkdir(parents=True)
-        os.utime(folder / f"{number:064x}", (number, number))
-    (folder / f"{9:064x}.{2**22 + 1}").mkdir()
-    (folder / "mine").mkdir()
-    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
-    session.run(["true"])
-    session.close()
-    left = {wire.digest(), f"{3:064x}", "mine"}
-    assert {path.name for path in folder.iterdir()} == left
+        (fresh / f"{number:064x}").mkdir(parents=True)
+        os.utime(fresh / f"{number:064x}", (number, number))
+    (fresh / f"{9:064x}.{2**22 + 1}").mkdir()
+    (fresh / "mine").mkdir()
+    runs = f"[Service]\nExecStart=python3 {fresh}/{1:064x}/spark_cluster/node x:main\n"
+    put(tmp_path / "run/systemd/transient/spark-cluster-telemetry-r1.service", runs)
+    begin().run(["true"])
+    left = {wire.digest(), f"{1:064x}", f"{3:064x}", "mine"}
+    assert {path.name for path in fresh.iterdir()} == left
 
 
-def test_versions_stay_from_which_units_run(fresh, tmp_path):
-    folder = fresh / ".cache/spark-cluster/agent"
-    for number in range(4):
-        (folder / f"{number:064x}").mkdir(parents=True)
-        os.utime(folder / f"{number:064x}", (number, number))
-    unit = tmp_path / "run/systemd/transient/spark-cluster-telemetry-r1.service"
-    unit.parent.mkdir(parents=True)
-    unit.write_text(f"[Service]\nExecStart=python3 {folder}/{1:064x}/spark_cluster/node x:main\n")
-    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
-    session.run(["true"])
-    session.close()
-    left = {wire.digest(), f"{1:064x}", f"{3:064x}"}
-    assert {path.name for path in folder.iterdir()} == left
-
-
-def test_the_code_of_a_running_agent_stays(fresh, tmp_path):
+def test_the_code_of_a_running_agent_stays(fresh, begin, tmp_path):
     """It imports what it needs late: "no resource of type" was what came of it. Each project with
     resources of its own has another version, and so has each release."""
-    folder = fresh / ".cache/spark-cluster/agent"
 
     def start(number):
         own = ((f"spark_cluster_project/{number}.py", b""),)
         with using(lambda: SimpleNamespace(resource_files=own)):
-            session = Session(
-                "n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path)
-            )
+            session = begin()
             session.run(["true"])
             return session, wire.digest()
 
     (first, digest), *others = [start(number) for number in range(4)]
-    assert (folder / digest).is_dir()
+    assert (fresh / digest).is_dir()
     (tmp_path / "list").write_text("a\n")
     assert verdicts(apply(first, Line("/list", line="b"))) == ["change"]
     for session, _ in ((first, digest), *others):
         session.close()
-    last, newest = start(4)
-    last.close()
-    assert {path.name for path in folder.iterdir()} == {newest, others[-1][1]}
+    _, newest = start(4)
+    assert {path.name for path in fresh.iterdir()} == {newest, others[-1][1]}
 
 
 HUB = {"what": "state", "hub": "/srv/hub", "wanted": []}
 
 
-def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, tmp_path):
+def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, begin):
     sent = []
     for _ in "ab":
-        channel = Recorded(wire.argv("test"))
-        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        session = begin()
         session.run(["true"])
-        assert wire.code("store") not in channel.sent
+        assert not was_sent(session, "store")
         pending = [session.submit("store", **HUB) for _ in range(4)]
         assert [one.wait()["models"] for one in pending] == [[]] * 4
         session.close()
-        assert wire.code("tuner") not in channel.sent
-        sent.append(channel.sent.count(wire.code("store")))
+        assert not was_sent(session, "tuner")
+        sent.append(was_sent(session, "store"))
     assert sent == [1, 0]
-    folder = fresh / ".cache/spark-cluster/agent"
-    assert [path.name for path in folder.iterdir()] == [wire.digest()]
-    assert not list((folder / wire.digest()).rglob("kernel_tuner.py"))
+    assert [path.name for path in fresh.iterdir()] == [wire.digest()]
+    assert not list(fresh.rglob("kernel_tuner.py"))
 
 
 # As a power cut leaves it, or an agent that was killed while it wrote the part.
 DAMAGES_OF_A_PART = {
-    "an empty file": lambda code: (code / "node/store/usage.py").write_bytes(b""),
+    "an empty file": lambda code: os.truncate(code / "node/store/usage.py", 0),
     "half of the files": lambda code: shutil.rmtree(code / "node/store"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES_OF_A_PART)
-def test_a_part_that_was_damaged_is_sent_again(fresh, tmp_path, damage):
-    folder = fresh / ".cache/spark-cluster/agent"
+def test_a_part_that_was_damaged_is_sent_again(fresh, begin, damage):
     sent = []
     for number in range(3):
-        channel = Recorded(wire.argv("test"))
-        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        session = begin()
         assert session.request("store", **HUB)["models"] == []
         session.close()
-        sent.append((wire.code() in channel.sent, wire.code("store") in channel.sent))
+        sent.append((was_sent(session), was_sent(session, "store")))
         if number == 0:
-            DAMAGES_OF_A_PART[damage](folder / wire.digest() / "spark_cluster")
-    assert sent == [(True, True), (False, True), (False, False)]
+            DAMAGES_OF_A_PART[damage](fresh / wire.digest() / "spark_cluster")
+    assert sent == [(1, 1), (0, 1), (0, 0)]
 
 
-def test_a_resource_brings_its_part(fresh, tmp_path):
-    channel = Recorded(wire.argv("test"))
-    session = Session("n", channel, as_root=False, root=str(tmp_path))
-    model = HubModel("org/model", "a" * 40, "/srv/hub")
-    results = apply(session, model, check=True)
-    session.close()
+def test_a_resource_brings_its_part(fresh, begin):
+    session = begin()
+    results = apply(session, HubModel("org/model", "a" * 40, "/srv/hub"), check=True)
     assert results["HubModel:org/model"]["verdict"] == "change"
-    assert wire.code("store") in channel.sent
+    assert was_sent(session, "store")
 
 
-def test_no_room_for_a_part_of_the_code(fresh, tmp_path):
-    channel = Recorded(wire.argv("test"))
-    session = Session("n", channel, as_root=False, root=str(tmp_path))
+def test_no_room_for_a_part_of_the_code(fresh, begin):
+    session = begin()
     session.run(["true"])
-    place = fresh / ".cache/spark-cluster/agent" / wire.digest() / "spark_cluster/node/store"
-    place.write_text("a file where a folder should be")
+    place = put(fresh / wire.digest() / "spark_cluster/node/store", "where a folder should be")
     for _ in "ab":
         with pytest.raises(Failed, match=r"node/store: .*(exists|directory)"):
             session.request("store", **HUB)
     place.unlink()
     assert session.request("store", **HUB)["models"] == []
-    session.close()
-    assert channel.sent.count(wire.code("store")) == 1, "what has come is not asked for again"
+    assert was_sent(session, "store") == 1, "what has come is not asked for again"
 
 
-def test_no_room_for_the_code(fresh, tmp_path):
-    (fresh / ".cache").write_text("a file where a folder should be")
-    session = Session("n", PipeChannel(wire.argv("test")), as_root=False, root=str(tmp_path))
+def test_no_room_for_the_code(fresh, begin):
+    put(fresh.parents[1], "a file where a folder should be")
     with pytest.raises(Failed, match=r"the agent cannot be stored there: .*\.cache.*directory"):
-        session.run(["true"])
-    session.close()
+        begin().run(["true"])
 
 
 # -- operations ----------------------------------------------------------------------------------
@@ -339,37 +306,6 @@ def test_what_is_printed_cannot_be_taken_for_the_protocol(agent):
     assert done.stdout.endswith('"status":0}')
 
 
-@contextmanager
-def web(answer):
-    """A server on the loopback; `answer(handler) -> (status, headers, body)`."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def reply(self):
-            size = int(self.headers.get("Content-Length", 0))
-            self.received = self.rfile.read(size).decode()
-            status, headers, body = answer(self)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_POST = reply  # noqa: N815
-
-        def log_message(self, *_args):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_http(agent, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
 
@@ -381,7 +317,8 @@ def test_http(agent, monkeypatch):
         return 200, {}, f"{request.command} {request.headers['X']} {request.received}".encode()
 
     session = agent()
-    with web(answer) as url:
+    with answering(answer) as port:
+        url = f"http://127.0.0.1:{port}"
         said = session.http(f"{url}/", method="POST", headers={"X": "y"}, body="in")
         assert (said.status, said.body) == (200, "POST y in")
         assert session.http(f"{url}/none").body == "not here"
@@ -427,37 +364,7 @@ def test_stream_keeps_a_character_whole_that_comes_in_two_parts(agent, root):
     assert texts == ["caf", "é\n"]
 
 
-def test_stream_that_goes_on_ends_with_the_conversation(agent, root):
-    session = agent()
-    script = f"echo $$ > {root}/pid; while :; do echo more; sleep 0.05; done"
-    session.submit("stream", argv=["sh", "-c", script])
-    until(lambda: (root / "pid").exists() and (root / "pid").read_text())
-    session.close()
-    assert not alive(int((root / "pid").read_text()))
-
-
-def alive(pid):
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
-    return False
-
-
 # -- documents -----------------------------------------------------------------------------------
-
-
-def test_a_later_resource_sees_what_an_earlier_one_did(agent, root):
-    resources = (
-        Directory("/srv"),
-        File("/srv/a", content="1\n"),
-        Line("/srv/a", line="2"),
-        Command("read it", ("cat", str(root / "srv/a")), reads=True),
-    )
-    session = agent()
-    results = apply(session, *resources)
-    assert verdicts(results) == ["change", "change", "change", "ok"]
-    assert results["Command:read it"]["output"] == "1\n2\n"
-    assert results[None]["ok"] is True
 
 
 def test_a_failure_ends_the_document(agent, root):
@@ -507,25 +414,16 @@ def test_requests_that_make_no_sense(agent):
     assert session.run(["true"]).status == 0
 
 
-def test_content_travels_only_when_it_is_lacking(agents_home, tmp_path, monkeypatch):
+def test_content_travels_only_when_it_is_lacking(agents_home, begin, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(agents_home))
     content = os.urandom(100_000)
     sent = []
     for text in (content, content, content[1:]):
-        channel = Recorded(wire.argv("test"))
-        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        session = begin()
         verdict = apply(session, File("/big", content=text))["File:/big"]["verdict"]
-        session.close()
-        sent.append((verdict, text in channel.sent))
+        sent.append((verdict, text in session._channel.sent))
         assert (tmp_path / "big").read_bytes() == text
     assert sent == [("change", True), ("ok", False), ("change", True)]
-
-
-def test_one_content_in_two_files(agent, root):
-    content = "x" * 50_000
-    results = apply(agent(), File("/a", content=content), File("/b", content=content))
-    assert verdicts(results) == ["change", "change"]
-    assert (root / "b").read_text() == content
 
 
 def test_content_that_was_damaged_on_its_way(agent, root):
@@ -673,40 +571,6 @@ def test_a_secret_that_is_a_word_of_the_protocol_breaks_nothing(agent, root):
 # -- the end of a conversation ---------------------------------------------------------------------
 
 
-def test_end_in_the_middle_of_a_document(agent, root):
-    session = agent()
-    session.request("lock", owner={"run": "r1"})
-    script = f"trap '' TERM; echo $$ > {root}/pid; while :; do sleep 1; done"
-    stubborn = Command("stubborn", ("sh", "-c", script), creates="/none")
-    submit(session, File("/a", content="1"), stubborn, File("/b", content="2"))
-    until(lambda: (root / "pid").exists() and (root / "pid").read_text())
-    session.close()
-    assert not session._channel.was_killed, "only because of that the command would be gone"
-    assert not alive(int((root / "pid").read_text()))
-    assert (root / "a").exists()
-    assert not (root / "b").exists()
-    agent().request("lock", owner={"run": "r2"})
-
-
-def test_what_must_finish_is_waited_for(agent, root):
-    session, second = agent(), agent()
-    session.request("lock", owner={"run": "r1"})
-    assert second.run(["true"]).status == 0
-    wait = f"while ! test -e {root}/refused; do sleep 0.02; done"
-    script = f"touch {root}/begun; {wait}; touch {root}/finished"
-    command = Command("apt", ("sh", "-c", script), creates="/finished", must_finish=True)
-    submit(session, command, File("/b", content="2"))
-    until((root / "begun").exists)
-    closing = threading.Thread(target=session.close)
-    closing.start()
-    assert second.request("lock", owner={"run": "r2"})["locked_by"]["run"] == "r1"
-    (root / "refused").touch()
-    closing.join()
-    assert (root / "finished").exists()
-    assert not (root / "b").exists()
-    assert "locked_by" not in second.request("lock", owner={"run": "r2"})
-
-
 def test_a_second_agent_is_refused_with_who_holds_the_lock(agent, root):
     owner = {"run": "r1", "command": "up --tp 2", "user": "me@laptop", "since": 12.5}
     first, second = agent(), agent()
@@ -745,16 +609,6 @@ def lost(text, kind=Unreachable):
     with pytest.raises(kind):  # every later request says it too
         session.run(["true"])
     session.close()
-
-
-def test_frames_that_are_none():
-    for data in (
-        b"Last login: never\n",
-        struct.pack(">I", 3) + b"[1]",
-        struct.pack(">I", 2) + b"{{",
-    ):
-        with lost(f"import os,sys; os.write(1, {data!r}); sys.stdin.read()", Failed) as error:
-            assert "not the agent's protocol" in error.message
 
 
 def test_an_end_inside_a_frame():
@@ -819,45 +673,22 @@ def test_too_old_a_python():
     session.close()
 
 
-@pytest.mark.parametrize(
-    ("said", "status", "message", "hint"),
-    [
-        ("spark-cluster-sudo:Sorry, try again.\nspark-cluster-sudo:", None,
-         "sudo does not accept the password of nvidia", "become.password"),
-        ("sudo: a password is required\n", 1,
-         "sudo asks for the password of nvidia", "become.password"),
-        ("sudo: sorry, you must have a tty\nsudo: a terminal is required to read the password\n", 1,
-         "sudo asks for the password of nvidia", "become.password"),
-        ("nvidia is not in the sudoers file.\nThis incident will be reported.\n", 1,
-         "nvidia may not use sudo there", "usermod -aG sudo nvidia"),
-        ("Sorry, user nvidia is not allowed to execute '/usr/bin/python3' as root.\n", 1,
-         "nvidia may not use sudo there", "usermod"),
-        ("bash: line 1: python3: command not found\n", 127,
-         "there is no Python 3 on the node", "apt-get install python3"),
-        ("sudo: python3: command not found\n", 1,
-         "there is no Python 3 on the node", "apt-get install python3"),
-        ("bash: line 1: sudo: command not found\n", 127,
-         "there is no sudo on the node", "log in as root"),
-        ("Fatal Python error: init_sys_streams\n", 1,
-         "the agent did not start: Fatal Python error", ""),
-    ],
-)  # fmt: skip
-def test_why_an_agent_never_spoke(monkeypatch, said, status, message, hint):
+@each_case(__file__, "silent_agents.json")
+def test_why_an_agent_never_spoke(monkeypatch, case):
     """The texts as sudo and shells print them, from an agent's own standard error."""
     monkeypatch.setattr(wire_module, "START_WITHIN", FAR_S)
-    from spark_cluster.runner.node_connection import why_no_agent
-
+    status = case["status"]
     end = "sys.stdin.read()" if status is None else f"sys.exit({status})"
     session = script(
-        f"import sys; sys.stderr.write({said!r}); sys.stderr.flush(); {end}",
+        f"import sys; sys.stderr.write({case['said']!r}); sys.stderr.flush(); {end}",
         explain=partial(why_no_agent, "spark1", "nvidia"),
     )
     started = time.monotonic()
     with pytest.raises(Failed) as caught:
         session.run(["true"])
     assert time.monotonic() - started < HANG_S
-    assert message in caught.value.message
-    assert hint in caught.value.hint
+    assert case["message"] in caught.value.message
+    assert case["hint"] in caught.value.hint
     assert caught.value.where == "spark1"
     session.close()
 

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
@@ -26,7 +27,7 @@ from spark_cluster.config import folders
 from spark_cluster.config.topology import tagged
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Blob, Secret
-from spark_cluster.resources import Command, Directory, File, Service
+from spark_cluster.resources import Command, Directory, File
 from spark_cluster.runner import wire
 from spark_cluster.runner.delivery import INLINE, check, document
 from spark_cluster.runner.events import (
@@ -194,17 +195,6 @@ def head(folder):
     return frames.pack({**digests, "folder": str(folder), "root": "/"})
 
 
-def test_bootstrap_without_room(tmp_path):
-    (tmp_path / "file").write_text("")
-    sent = head(tmp_path / "file") + frames.pack({"op": "run"}) + frames.pack(wire.code())
-    done = start(BOOTSTRAP.read_bytes(), sent)[1]
-    stream = io.BytesIO(done.stdout)
-    assert frames.read(stream) == {"event": "need_code"}
-    said = frames.read(stream)
-    assert said["event"] == "no_room"
-    assert str(tmp_path / "file") in said["error"]
-
-
 def test_bootstrap_leaves_nothing_behind_when_the_disk_is_full(tmp_path):
     source = BOOTSTRAP.read_bytes() + (
         b"\nimport zipfile\ndef full(*_):\n    raise OSError(28, 'No space left on device')\n"
@@ -294,43 +284,22 @@ def chosen(selection, node="spark1"):
     return [r.name for role, r in (("r", A), ("r", B), ("s", C)) if selection.wants(node, role, r)]
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({}, ["/a", "/b", "/c"]),
-        ({"tags": {"one"}}, ["/a"]),
-        ({"tags": {"r"}}, ["/a", "/b"]),
-        ({"tags": {"one", "s"}}, ["/a", "/c"]),
-        ({"skip_tags": {"slow"}}, ["/a", "/c"]),
-        ({"tags": {"r"}, "skip_tags": {"two"}}, ["/a"]),
-        ({"start_at": "s"}, ["/c"]),
-        ({"start_at": "File:/b"}, ["/b", "/c"]),
-        ({"start_at": "File:*"}, ["/a", "/b", "/c"]),
-        ({"start_at": "File:/b", "tags": {"three"}}, ["/c"]),
-    ],
-)
-def test_selection(options, names):
-    selection = Selection(**{k: v if k == "start_at" else frozenset(v) for k, v in options.items()})
-    assert chosen(selection) == names
-    assert chosen(selection, "spark2") == names, "each node begins for itself"
-    assert selection.unmatched() is None
-
-
-@pytest.mark.parametrize(
-    ("options", "said", "hint"),
-    [
-        ({"tags": frozenset({"tow"})}, "--tags tow: nothing in this run has that name", "two"),
-        ({"skip_tags": frozenset({"slwo"})}, "--skip-tags slwo", "slow"),
-        ({"start_at": "File:/bb"}, "--start-at File:/bb", "File:/b"),
-        ({"tags": frozenset({"xyzzy"})}, "--tags xyzzy", ""),
-    ],
-)
-def test_names_that_match_nothing(options, said, hint):
+@each_case(__file__, "selections.json")
+def test_selection(case):
+    """What is chosen on each node, which begins for itself; names that match nothing are said."""
+    options = {
+        name: value if name == "start_at" else frozenset(value)
+        for name, value in case["options"].items()
+    }
     selection = Selection(**options)
+    if "names" in case:
+        assert chosen(selection) == chosen(selection, "spark2") == case["names"]
+        assert selection.unmatched() is None
+        return
     assert chosen(selection) == [] or "skip_tags" in options
     error = selection.unmatched()
-    assert said in error.message
-    assert hint in error.hint
+    assert case["says"] in error.message
+    assert case["hint"] in error.hint
     assert error.exit_code == 2
 
 
@@ -435,15 +404,3 @@ def test_run_ids_sort_by_time(monkeypatch):
         made.append(new_run())
     assert made[0] == "20231114-221320-0000"
     assert made == sorted(set(made))
-
-
-def test_an_event_as_json():
-    event = Changing("spark1", "File:/a", at=1.5)
-    assert event.to_dict() == {
-        "event": "Changing",
-        "node": "spark1",
-        "resource": "File:/a",
-        "at": 1.5,
-    }
-    assert isinstance(event, Event)
-    assert Service("docker").id == "Service:docker"

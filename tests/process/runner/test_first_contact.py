@@ -123,13 +123,6 @@ def test_a_wrong_password(server, wanted):
     assert set(server.passwords) == {"no"}
 
 
-def test_without_a_password_it_says_how_a_key_gets_there(server, wanted):
-    with pytest.raises(Unreachable, match="accepts none") as caught:
-        SshConnection(wanted).open()
-    assert "--ask-password" in caught.value.hint
-    assert server.passwords == []
-
-
 def test_no_password_for_a_host_that_is_not_known(server, wanted):
     wanted.known_hosts.write_text("")
     with pytest.raises(Unreachable, match="host key"):
@@ -137,22 +130,20 @@ def test_no_password_for_a_host_that_is_not_known(server, wanted):
     assert server.passwords == []
 
 
-def test_no_password_for_a_jump_host(server, wanted):
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda target: SshConnection(target).open(),
+        lambda target: Connection(route(target), shared=False).shown_key(),
+    ],
+    ids=["login", "trust"],
+)
+def test_no_password_for_a_jump_host(server, wanted, use):
     """It is the node's; whoever runs the host on the way must not learn it."""
     jump = f"me@127.0.0.1:{server.port}"
     through = replace(wanted, host="10.0.0.1", jump=jump, login_password=lambda: PASSWORD)
     with pytest.raises(Unreachable, match="accepts none"):
-        SshConnection(through).open()
-    assert server.keys > 0, "it was asked to let us through"
-    assert server.passwords == []
-
-
-def test_no_password_for_a_jump_host_on_the_way_to_the_nodes_key(server, wanted):
-    """`trust` logs in to the hosts on the way, and reads the key of the node behind them."""
-    jump = f"me@127.0.0.1:{server.port}"
-    through = replace(wanted, host="10.0.0.1", jump=jump, login_password=lambda: PASSWORD)
-    with pytest.raises(Unreachable, match="accepts none"):
-        Connection(route(through), shared=False).shown_key()
+        use(through)
     assert server.keys > 0, "it was asked to let us through"
     assert server.passwords == []
 

@@ -159,7 +159,7 @@ class Agent:
         }
 
 
-def test_connections_do_it_over_what_they_have_verified(site):
+def connected(site):
     node = InventoryNode(
         "spark1", "127.0.0.1", 0, "head", user=ME, port=site.server.port,
         identity_file=site.server.key,
@@ -167,6 +167,11 @@ def test_connections_do_it_over_what_they_have_verified(site):
     connections = Connections({"spark1": node}, Bus(), "r", command="test", change=True)
     connections._sessions["spark1"] = Agent(site)
     connections._connections["spark1"] = connections.dialer.dial(node)
+    return connections
+
+
+def test_connections_do_it_over_what_they_have_verified(site):
+    connections = connected(site)
     connections.facts["spark1"] = Facts(hostname="n", host_keys=(public(site.old),))
     assert not host_key_change.forget_replaced(connections, "spark1")
     path, prints = host_key_change.announce(connections, "spark1")
@@ -183,13 +188,7 @@ def test_connections_do_it_over_what_they_have_verified(site):
 def test_the_next_run_removes_what_a_run_that_was_cut_has_left(site):
     site.announce()
     site.show(site.new)
-    node = InventoryNode(
-        "spark1", "127.0.0.1", 0, "head", user=ME, port=site.server.port,
-        identity_file=site.server.key,
-    )  # fmt: skip
-    connections = Connections({"spark1": node}, Bus(), "r", command="test", change=True)
-    connections._sessions["spark1"] = Agent(site)
-    connections._connections["spark1"] = connections.dialer.dial(node)
+    connections = connected(site)
     assert host_key_change.forget_replaced(connections, "spark1")
     connections._connections["spark1"].close()
     assert public(site.old) in site.known.read_text(), "github.com's"

@@ -176,42 +176,35 @@ def hangs_at(target) -> Callable[..., Unreachable]:
     return outcome
 
 
-def test_a_command_is_never_started(hangs_at):
-    error = hangs_at("command", lambda connection: connection.session("run"))
-    assert "sshd did not start a command" in error.message
+def shown_key(connection):
+    return Connection(route(connection.target), shared=False).shown_key()
+
+
+def session(connection):
+    return connection.session("run")
+
+
+EXCHANGE, LOGIN = "sshd did not finish the key exchange", "sshd did not answer the login"
+
+
+@pytest.mark.parametrize(
+    ("step", "use", "password", "said"),
+    [
+        ("command", session, None, "sshd did not start a command"),
+        ("session", session, None, "sshd did not open a session"),
+        ("key", SshConnection.open, None, LOGIN),  # it is not the key's fault
+        ("key", SshConnection.open, "hunter2", LOGIN),  # nor is the password offered in its place
+        ("password", SshConnection.open, "hunter2", LOGIN),
+        ("hello", SshConnection.open, None, EXCHANGE),
+        ("keys", SshConnection.open, None, EXCHANGE),
+        ("hello", shown_key, None, EXCHANGE),
+        ("keys", shown_key, None, EXCHANGE),
+    ],
+)
+def test_the_step_at_which_it_hangs_is_named(hangs_at, step, use, password, said):
+    error = hangs_at(step, use, password=password)
+    assert said in error.message
     assert "it hangs or is overloaded" in error.hint
-
-
-def test_a_session_is_never_opened(hangs_at):
-    error = hangs_at("session", lambda connection: connection.session("run"))
-    assert "sshd did not open a session" in error.message
-
-
-@pytest.mark.parametrize("password", [None, "hunter2"])
-def test_a_key_is_neither_taken_nor_refused(hangs_at, password):
-    """It is not the key's fault, and the password is not offered in its place."""
-    error = hangs_at("key", SshConnection.open, password=password)
-    assert "sshd did not answer the login" in error.message
-
-
-def test_a_password_is_neither_taken_nor_refused(hangs_at):
-    error = hangs_at("password", SshConnection.open, password="hunter2")
-    assert "sshd did not answer the login" in error.message
-
-
-@pytest.mark.parametrize("step", ["hello", "keys"])
-def test_keys_are_never_exchanged(hangs_at, step):
-    error = hangs_at(step, SshConnection.open)
-    assert "sshd did not finish the key exchange" in error.message
-
-
-@pytest.mark.parametrize("step", ["hello", "keys"])
-def test_a_host_key_is_never_shown(hangs_at, step):
-    def shown_key(connection):
-        return Connection(route(connection.target), shared=False).shown_key()
-
-    error = hangs_at(step, shown_key)
-    assert "sshd did not finish the key exchange" in error.message
 
 
 def test_a_jump_host_that_does_not_come_through(hangs_at):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from factories import put
 from waiting import HANG_S
 
@@ -152,13 +153,6 @@ def test_nodes_work_in_parallel_and_apply_waits_for_both(make, tmp_path):
     assert (tmp_path / "quick").exists()
 
 
-def test_what_a_reading_command_printed(make):
-    play = make()
-    applied = play.apply(play.nodes, [Command("name", ("echo", "hello"), reads=True)])
-    assert applied.output("spark2", "name") == "hello\n"
-    assert not applied.changed
-
-
 # -- failures ----------------------------------------------------------------------------------
 
 
@@ -180,38 +174,17 @@ def test_a_failure_ends_the_run_once_the_others_are_done(make, tmp_path):
     assert play.recap.nodes["spark1"].failed == 1
 
 
-@pytest.mark.parametrize(
-    ("said", "cause", "fix"),
-    [
-        (  # P03
-            'error mounting "/usr/lib/libcuda.so.580.95.05" to rootfs at "/usr/lib/libcuda.so.580.'
-            '95.05": stat /usr/lib/libcuda.so.580.95.05: no such file or directory: unknown',
-            "the driver was changed since",
-            "spark-cluster provision --tags containers --limit spark1, which",
-        ),
-        (
-            "error from registry: Incorrect Repository Format",
-            "containerd's image store",
-            "{features: {containerd-snapshotter: false}}",
-        ),
-    ],
-)
-def test_a_known_failure_ends_with_cause_and_fix(make, said, cause, fix):
+@each_case(__file__, "known_failures.json")
+def test_a_known_failure_ends_with_cause_and_fix(make, case):
     """P05: what Docker prints is explained where a run fails, not only by `explain`."""
-    script = f"echo Pulling from nvidia/vllm; echo 'Error response from daemon: {said}' >&2; exit 1"
+    said = f"Error response from daemon: {case['said']}"
+    script = f"echo Pulling from nvidia/vllm; echo '{said}' >&2; exit 1"
     play = make()
     with pytest.raises(Failed, match="Error response from daemon") as caught:
         play.apply(play.nodes[0], [Command("pull", ("sh", "-c", script))])
-    assert cause in caught.value.hint
-    assert fix in caught.value.hint
+    assert case["cause"] in caught.value.hint
+    assert case["fix"] in caught.value.hint
     assert caught.value.hint == play.events.of(Result)[-1].hint
-
-
-def test_a_failure_that_no_one_knows_has_no_hint(make):
-    play = make()
-    with pytest.raises(Failed, match="something new") as caught:
-        play.apply(play.nodes[0], [Command("x", ("sh", "-c", "echo something new >&2; exit 1"))])
-    assert caught.value.hint == ""
 
 
 def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
@@ -454,17 +427,6 @@ def test_in_parallel():
     for jobs in ({"a": lambda: 1 / 0}, {"a": lambda: 1, "b": lambda: 1 / 0}):
         with pytest.raises(ZeroDivisionError):
             in_parallel(jobs)
-
-
-def test_nodes_head_and_workers(make):
-    play = make()
-    assert [n.name for n in play.nodes] == ["spark1", "spark2"]
-    assert play.head.name == "spark1"
-    assert [n.name for n in play.workers] == ["spark2"]
-    assert play.head.facts.hostname == "spark1"
-    assert [n.name for n in play.head.cluster] == ["spark1", "spark2"]
-    assert play.workers[0].head.name == "spark1"
-    assert play.workers[0].user == "nvidia"
 
 
 # -- a part of the nodes -------------------------------------------------------------------------

@@ -208,21 +208,20 @@ def test_a_fault_of_its_code(folder: Path, node: ScratchNode, path: str, message
     assert node.text("a") == "1"
 
 
-def test_code_that_cannot_be_imported_on_the_node(folder: Path, node: ScratchNode) -> None:
-    """It names the file and line, and the node stays usable."""
-    only_here = f"import os\nif os.getpid() != {os.getpid()}:\n    {{}}['gone']\n"
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("{}['gone']", r"resources/broken\.py:3: 'gone'"),
+        ("__import__('gone')", r"No module named 'gone' \(resources/broken\.py:3\)"),
+    ],
+)
+def test_code_that_cannot_be_imported_on_the_node(folder, node, fault, said):
+    """It names the file and line, as where its Python is older, and the node stays usable."""
+    only_here = f"import os\nif os.getpid() != {os.getpid()}:\n    {fault}\n"
     load(folder, broken=only_here + BROKEN)
-    with pytest.raises(Failed, match=r"resources/broken\.py:3: 'gone'"):
+    with pytest.raises(Failed, match=said):
         run(folder, node, resources.Broken("/x"))
     assert run(folder, node, File("/a", content="1"), run="r2") == {"File:/a": "change"}
-
-
-def test_a_module_that_the_node_lacks(folder: Path, node: ScratchNode) -> None:
-    """As where its Python is older: no such resource is not what is said of it."""
-    only_here = f"import os\nif os.getpid() != {os.getpid()}:\n    __import__('gone')\n"
-    load(folder, broken=only_here + BROKEN)
-    with pytest.raises(Failed, match=r"No module named 'gone' \(resources/broken\.py:3\)"):
-        run(folder, node, resources.Broken("/x"))
 
 
 def test_a_secret_of_it_is_nowhere(folder: Path, node: ScratchNode, tmp_path: Path) -> None:
@@ -264,22 +263,7 @@ def test_the_payload_has_them_below_their_package(folder: Path) -> None:
     assert wire.code() == again
 
 
-def test_code_of_the_project_that_was_damaged_is_sent_again(
-    folder: Path, node: ScratchNode, agents_home: Path
-) -> None:
-    load(folder, broken=BROKEN.replace('{}["nothing"]', "1"))
-    run(folder, node, resources.Broken("/observe"))
-    code = agents_home / ".cache/spark-cluster/agent" / wire.digest()
-    damaged = code / "spark_cluster_project/resources/broken.py"
-    whole = damaged.read_bytes()
-    damaged.write_bytes(whole[:40])
-    assert run(folder, node, resources.Broken("/observe"), run="r2") == {"Broken:/observe": "ok"}
-    assert damaged.read_bytes() == whole
-
-
-def test_a_resource_of_the_project_can_use_any_module_of_ours(
-    folder: Path, node: ScratchNode
-) -> None:
+def test_a_resource_of_the_project_can_use_any_module_of_ours(folder, node):
     """Also one of a part of the code that the agent gets when it is first imported."""
     models = "from spark_cluster.node.store.manifest import HUB\nassert HUB\n"
     load(folder, broken=models + BROKEN.replace('{}["nothing"]', "1"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import readme
+from cases import each_case
 from json_schema import document as fits
 from own_sshd import keygen
 from program import invoke
@@ -151,44 +152,16 @@ def test_a_revoked_jump_host(call, second_sshd, home):
     assert "revoked" in document["nodes"][0]["error"]
 
 
-@pytest.mark.parametrize(
-    ("config", "file_and_line", "words"),
-    [
-        ("Host *\n ConnectTimeout soon\n", ".ssh/config:2", "invalid time value"),
-        ('Host *\n\n UserKnownHostsFile "x\n', ".ssh/config:3", "invalid quotes"),
-        ("Host *\n Nonsense yes\n", ".ssh/config:2", "Bad configuration option"),
-        ("Include ~/.ssh/config\nInclude {HOME}/.ssh/config\n", "ssh_config", "recursive"),
-        ("Match nonsense\n", ".ssh/config:1", "Bad Match condition"),
-        ("Host *\n ProxyJump 127.0.0.1\n", "ssh_config", "jumphost loop"),
-        (
-            "Host 127.0.0.1\n ProxyJump b\nHost b\n ProxyJump a\nHost a\n ProxyJump b\n",
-            "ssh_config",
-            "circular reference of jump hosts",
-        ),
-        ("Host *\n UserKnownHostsFile none\n", "spark1", "UserKnownHostsFile is none"),
-        ("Host *\n KnownHostsCommand /bin/true\n", "ssh_config", "KnownHostsCommand"),
-    ],
-)
-def test_a_configuration_that_cannot_be_used(call, home, config, file_and_line, words):
+@each_case(__file__, "unusable_ssh_configs.json")
+def test_a_configuration_that_cannot_be_used(call, home, case):
     """File and line where ssh gives them, and never a traceback."""
-    (home / ".ssh/config").write_text(config.replace("{HOME}", str(home)))
+    (home / ".ssh/config").write_text(case["config"].replace("{HOME}", str(home)))
     status, document, said = call("trust", "--yes")
     assert status in (1, 2)
-    assert file_and_line in said
-    assert words in said
-    assert words in document["nodes"][0]["error"]
+    assert case["where"] in said
+    assert case["words"] in said
+    assert case["words"] in document["nodes"][0]["error"]
     assert call("ping")[0] != 0
-
-
-@pytest.mark.parametrize(
-    "config", ["ConnectTimeout 5m", "ConnectTimeout none", "# caf\udce9", "Match canonical"]
-)
-def test_a_configuration_that_ssh_takes(call, sshd, home, config):
-    text = f"Host *\n {config}\n"
-    (home / ".ssh/config").write_bytes(text.encode("utf-8", "surrogateescape"))
-    (home / ".ssh/known_hosts").write_bytes(b"\xff caf\xe9\n" + sshd.host_line.encode())
-    assert call("ping")[0] == 0
-    assert call("trust")[1]["nodes"][0]["was"] == "trusted"
 
 
 def test_a_program_of_the_configuration_that_hangs(call, home, monkeypatch):

@@ -47,22 +47,6 @@ def test_other_errors_name_the_file():
     assert explain(OSError("odd")) == "odd"
 
 
-def test_a_disk_that_is_full_fails_one_file_and_leaves_nothing_half_done(tmp_path, monkeypatch):
-    (tmp_path / "a").write_text("old")
-
-    def full(_handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    ok, (result,) = results(tmp_path, File("/a", content="new"), File("/b", content="x"))
-    monkeypatch.undo()
-    assert not ok
-    assert result["verdict"] == "failed"
-    assert "no space left on the disk of" in result["error"]
-    assert (tmp_path / "a").read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["a"]
-
-
 def test_a_fault_of_our_own_is_reported_with_its_resource(tmp_path, monkeypatch):
     def broken(_self, _host):
         return {}["what nobody thought of"]

@@ -36,9 +36,7 @@ def test_a_folder_for_each_image(node: Host) -> None:
 
 @pytest.mark.parametrize("place", ["images", f"images/{short(ONE)}"])
 @pytest.mark.parametrize("what", ["link", "file", "fifo"])
-def test_what_a_container_left_in_its_place_is_refused(
-    node: Host, tmp_path: Path, place: str, what: str
-) -> None:
+def test_what_a_container_left_in_its_place_is_refused(node, tmp_path, place, what):
     """Before it had a folder of its own a container could write next to it."""
     outside = tmp_path / "outside"
     outside.mkdir()

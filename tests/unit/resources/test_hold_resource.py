@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_cluster.resources import Hold, InvalidResource, Package
+from spark_cluster.resources import Hold
 from spark_cluster.resources import package as module
 
 
@@ -14,53 +14,6 @@ def apt(node, monkeypatch):
         state["mirror"] = state["lists"] = {"driver": ["580"], "updater": ["1"], "kernel": ["7.0"]}
         state["installed"] = {"driver": {"status": "ii", "version": "580"}}
     return node
-
-
-def held(apt):
-    with apt.state("apt") as state:
-        return state["held"]
-
-
-def test_held_installed_or_not_and_then_left(apt):
-    hold = Hold("driver", also=("updater",))
-    assert apt.check(hold).verdict == "change"
-    assert apt.apply(hold).verdict == "change"
-    assert held(apt) == ["driver", "updater"]
-    assert apt.apply(hold).verdict == "ok"
-    assert apt.check(hold).verdict == "ok"
-    assert [c for c in apt.calls("apt") if "hold" in c] == [
-        ["apt-mark", "hold", "driver", "updater"]
-    ]
-
-
-def test_drift_is_repaired_and_others_are_left(apt):
-    apt.apply(Hold("driver", also=("updater",)))
-    with apt.state("apt") as state:
-        state["held"] = ["kernel", "updater"]
-    assert apt.apply(Hold("driver", also=("updater",))).verdict == "change"
-    assert held(apt) == ["driver", "kernel", "updater"]
-    assert apt.calls("apt")[-2][2:] == ["driver"]
-
-
-def test_released(apt):
-    apt.apply(Hold("driver"))
-    free = Hold("driver", held=False)
-    assert apt.check(free).verdict == "change"
-    assert [apt.apply(free).verdict for _ in "ab"] == ["change", "ok"]
-    assert held(apt) == []
-    assert apt.apply(Hold("nobody-knows-it", held=False)).verdict == "ok"
-
-
-def test_a_package_that_apt_does_not_know(apt):
-    result = apt.apply(Hold("mlnx-fw-updater"))
-    assert "apt knows no package mlnx-fw-updater" in result.error
-    assert "if_known=True" in result.error
-    assert apt.apply(Hold("mlnx-fw-updater", if_known=True)).verdict == "ok"
-    result = apt.check(
-        Package("driver", version="581", makes=("package:mlnx-fw-updater",)),
-        Hold("mlnx-fw-updater"),
-    )
-    assert (result.verdict, result.reason) == ("unknown", "after: Package:driver")
 
 
 def test_lock_is_waited_for(apt, monkeypatch):
@@ -79,9 +32,3 @@ def test_not_debian(node):
     host = node.host()
     host.search_path = str(node.bin)
     assert "no apt-mark" in node.apply(Hold("driver"), host=host).error
-
-
-@pytest.mark.parametrize("arguments", [{"package": "Driver"}, {"package": "ab", "also": "cd"}])
-def test_bad_declarations(arguments):
-    with pytest.raises(InvalidResource):
-        Hold(**arguments)

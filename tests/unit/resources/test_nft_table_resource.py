@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spark_cluster.resources import InvalidResource, NftTable, Package
+from spark_cluster.resources import NftTable, Package
 
 CHAINS = "chain input {\n  tcp dport 6379 drop\n}"
 TABLE = NftTable("spark_cluster", CHAINS)
@@ -32,8 +32,7 @@ def test_absent_is_loaded_kept_for_the_next_boot_and_then_left(nft):
     assert nft.apply(TABLE).verdict == "change"
     assert "\t  tcp dport 6379 drop" in tables(nft)["spark_cluster"]
     assert nft.path(TABLE.file).read_text().count("table inet spark_cluster") == 3
-    assert nft.apply(TABLE).verdict == "ok"
-    assert nft.check(TABLE).verdict == "ok"
+    nft.must_be_ok(TABLE)
     assert tables(nft)["ufw"] == ["chain mine {"], "the user's own are not touched"
 
 
@@ -55,33 +54,10 @@ def test_what_someone_flushed_or_changed_is_repaired(nft):
     with nft.state("nft") as state:
         state["tables"]["spark_cluster"].remove("\t  tcp dport 6379 drop")
     assert nft.check(TABLE).event["changes"] == {"in_force": ["changed since", "yes"]}
-    assert nft.apply(TABLE).verdict == "change"
-    assert nft.apply(TABLE).verdict == "ok"
+    nft.must_converge(TABLE)
     nft.put(TABLE.file, "table inet spark_cluster\n")
     assert set(nft.apply(TABLE).event["changes"]) == {"file"}
     assert nft.apply(TABLE).verdict == "ok"
-
-
-def test_other_rules_take_the_place_of_the_old_ones(nft):
-    nft.apply(TABLE)
-    other = NftTable("spark_cluster", CHAINS.replace("6379", "29501"))
-    assert nft.apply(other).verdict == "change"
-    assert "6379" not in str(tables(nft))
-    assert nft.apply(other).verdict == "ok"
-
-
-def test_taken_away_with_its_file(nft):
-    assert nft.apply(GONE).verdict == "ok"
-    nft.apply(TABLE)
-    assert nft.check(GONE).verdict == "change"
-    assert nft.apply(GONE).verdict == "change"
-    assert tables(nft) == {"ufw": ["chain mine {"]}
-    assert not nft.path(TABLE.file).exists()
-    assert nft.apply(GONE).verdict == "ok"
-    nft.apply(TABLE)
-    nft.path(TABLE.file).unlink()
-    assert nft.apply(GONE).verdict == "change"
-    assert nft.apply(GONE).verdict == "ok"
 
 
 def test_a_node_without_nft(node):
@@ -92,40 +68,3 @@ def test_a_node_without_nft(node):
         state["available"] = {"nftables": ["1.1.3-1"]}
     first, second = node.results(Package("nftables", makes=("command:nft",)), TABLE, check=True)
     assert (second.verdict, second.reason) == ("unknown", "after: Package:nftables"), first.error
-
-
-@pytest.mark.parametrize("key", ["refuses", "deaf"])
-def test_a_kernel_that_does_not_take_rules(nft, key):
-    with nft.state("nft") as state:
-        state[key] = "Could not process rule: Operation not supported"
-    advised = NftTable("spark_cluster", CHAINS, if_refused="say trusted_network: true")
-    result = nft.apply(advised)
-    assert "nft refuses the table spark_cluster" in result.error
-    assert "Operation not supported" in result.error
-    assert "say trusted_network: true" in result.error
-    assert "nf_tables" in nft.apply(TABLE).error
-    assert not nft.path(TABLE.file).exists()
-    assert nft.apply(GONE).verdict == "ok", "and nothing of it is in force"
-
-
-def test_rules_that_are_not_valid_change_nothing(nft):
-    nft.apply(TABLE)
-    result = nft.apply(NftTable("spark_cluster", "BROKEN"))
-    assert "syntax error" in result.error
-    assert "6379" in nft.path(TABLE.file).read_text()
-    assert nft.apply(TABLE).verdict == "ok"
-
-
-@pytest.mark.parametrize(
-    ("table", "chains", "state"),
-    [
-        ("filter", CHAINS, "present"),
-        ("spark_cluster; flush ruleset", CHAINS, "present"),
-        ("spark_cluster", "", "present"),
-        ("spark_cluster", CHAINS, "absent"),
-        ("spark_cluster", CHAINS, "gone"),
-    ],
-)
-def test_bad_declarations(table, chains, state):
-    with pytest.raises(InvalidResource):
-        NftTable(table, chains, state=state)

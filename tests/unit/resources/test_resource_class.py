@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 
-import pytest
 from waiting import HANG_S
 
 import spark_cluster.resources
@@ -25,9 +23,7 @@ Slow.complete = True
 """
 
 
-def test_a_module_that_another_thread_imports_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_another_thread_imports_is_waited_for(tmp_path, monkeypatch):
     """Two documents at once on a fresh agent: a class is registered before its module is done."""
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setattr(spark_cluster.resources, "__path__", [str(tmp_path)])

@@ -17,39 +17,20 @@ from spark_cluster.node.host import Host
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import (
     AuthorizedKey,
-    BuiltImage,
-    ClockCap,
     Command,
     Container,
     Directory,
-    DiskSpace,
     File,
-    Group,
-    Hold,
-    HostKeys,
-    Hostname,
-    HostsEntry,
     HubModel,
     Image,
     InvalidResource,
     JsonKeys,
-    KernelModule,
     Line,
-    MachineId,
     Netplan,
-    NftTable,
-    Package,
     Reboot,
     Resource,
-    SelfSignedCertificate,
     Service,
-    SshKey,
-    Sysctl,
-    TunedKernels,
     Unit,
-    UnusedPrograms,
-    User,
-    VirtualEnvironment,
 )
 from spark_cluster.resources.base import (
     class_name,
@@ -69,11 +50,14 @@ mappings = st.dictionaries(names, text, max_size=3)
 contents = st.one_of(text, text.map(Secret), st.binary(max_size=40), st.just(Blob("a" * 64, 7)))
 
 ANY = {
+    "Service": st.builds(
+        Service, unit=names, enabled=st.sampled_from([None, True, False]), reload=maybe
+    ),
+    "AuthorizedKey": st.builds(AuthorizedKey, user=names, key=st.just(public_key())),
+    "Image": st.builds(Image, ref=names, archive=st.none() | paths),
     "File": st.builds(
         File, path=paths, content=contents, mode=st.sampled_from([0o600, 0o4755]), tags=words
     ),
-    "Directory": st.builds(Directory, path=paths, mode=st.sampled_from([None, 0, 0o755])),
-    "Line": st.builds(Line, path=paths, line=names, create=maybe),
     "Command": st.builds(
         Command,
         title=text,
@@ -85,12 +69,6 @@ ANY = {
         retries=st.none() | st.tuples(st.integers(1, 20), names),
         when_changed=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
     ),
-    "Package": st.builds(Package, package=names, also=st.lists(names).map(tuple), makes=words),
-    "Service": st.builds(
-        Service, unit=names, enabled=st.sampled_from([None, True, False]), reload=maybe
-    ),
-    "Group": st.builds(Group, group=names, gid=st.none() | st.integers(0, 60000), system=maybe),
-    "User": st.builds(User, user=names, groups=st.lists(names).map(tuple), exact_groups=maybe),
     "Netplan": st.builds(
         Netplan,
         path=names.map(lambda n: f"/etc/netplan/{n}.yaml"),
@@ -98,41 +76,17 @@ ANY = {
         addresses=mappings,
         mtu=st.sampled_from([1500, 9000]),
     ),
-    "NftTable": st.builds(
-        NftTable,
-        table=names.map(lambda n: f"spark_cluster_{n}"),
-        chains=text.map(lambda rules: f"chain x {{ {rules} }}"),
-        if_refused=text,
-    ),
-    "AuthorizedKey": st.builds(AuthorizedKey, user=names, key=st.just(public_key())),
-    "HostKeys": st.builds(HostKeys, taken=words, prepare=st.booleans()),
-    "HostsEntry": st.builds(HostsEntry, host=names, address=st.just("10.0.0.1")),
     "JsonKeys": st.builds(
         JsonKeys,
         path=paths,
         keys=st.dictionaries(names, st.one_of(text, mappings, maybe), min_size=1, max_size=3),
     ),
-    "MachineId": st.builds(MachineId, taken=words),
-    "SelfSignedCertificate": st.builds(
-        SelfSignedCertificate, path=paths, names=st.lists(names, min_size=1).map(tuple)
-    ),
-    "SshKey": st.builds(SshKey, path=paths, owner=names, comment=text),
-    "ClockCap": st.builds(ClockCap, unit=names, max_mhz=st.integers(1, 4000)),
-    "DiskSpace": st.builds(DiskSpace, path=paths, free_gib=st.floats(0.1, 1e5)),
-    "Hold": st.builds(Hold, package=names, also=st.lists(names).map(tuple), held=maybe),
-    "Hostname": st.builds(Hostname, hostname=names),
-    "KernelModule": st.builds(KernelModule, module=names, loaded=maybe, makes=words),
     "Reboot": st.builds(
         Reboot,
         title=text,
         when_changed=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
         pending_when=st.lists(paths).map(tuple),
         allowed=maybe,
-    ),
-    "Sysctl": st.builds(Sysctl, key=names.map(lambda n: f"vm.{n}"), value=names),
-    "Image": st.builds(Image, ref=names, archive=st.none() | paths),
-    "BuiltImage": st.builds(
-        BuiltImage, ref=names, dockerfile=text.map(lambda steps: f"FROM base\n{steps}")
     ),
     "Container": st.builds(
         Container,
@@ -153,7 +107,6 @@ ANY = {
         limits=st.just({"MEMLOCK": "infinity"}),
         restart_when=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
     ),
-    "UnusedPrograms": st.builds(UnusedPrograms, folder=paths),
     "HubModel": st.builds(
         HubModel,
         repository=names.map(lambda name: f"org/{name}"),
@@ -161,21 +114,6 @@ ANY = {
         cache=paths,
         token=st.none() | text.map(Secret),
         all_files=st.booleans(),
-    ),
-    "TunedKernels": st.builds(
-        TunedKernels,
-        image=names,
-        root=paths,
-        model=names,
-        tp=st.integers(1, 4),
-        words=st.lists(text).map(tuple),
-        sizes=st.lists(st.integers(1, 4096), min_size=1).map(tuple),
-        limit_s=st.floats(1, 1e6),
-    ),
-    "VirtualEnvironment": st.builds(
-        VirtualEnvironment,
-        path=paths,
-        requirements=st.lists(names.map(lambda name: f"{name}==1.0")).map(tuple),
     ),
 }
 """What is tried of a kind; one that is not here is tried as its docstring gives it."""

@@ -6,6 +6,7 @@ from ipaddress import IPv4Interface
 
 import factories
 import pytest
+from cases import each_case
 from netplan_files import FIRST, LAYOUTS, PLAYBOOK, SECOND
 from role_samples import a_spark, together
 
@@ -135,32 +136,11 @@ def test_nothing_is_written_over_a_file_of_others_with_our_name(role, a_pair):
     assert "not written by" in refused(role, node, netplan_file=PLAYBOOK)
 
 
-CONFLICTS = {
-    "bond": (
-        f"network:\n  bonds:\n    bond0: {{interfaces: [{FIRST}, {SECOND}]}}\n",
-        f"{PLAYBOOK}:3: {FIRST} is part of bond bond0",
-    ),
-    "shared": (
-        "network:\n  ethernets:\n    cx7: {match: {driver: mlx5_core}, link-local: [ipv4]}\n",
-        f"{PLAYBOOK}:3: the definition cx7 is for other interfaces, too",
-    ),
-    "two definitions": (
-        f"network:\n  ethernets:\n    a: {{match: {{name: {FIRST}}}}}\n    {FIRST}: {{}}\n",
-        f"{PLAYBOOK}:3 (a) and {PLAYBOOK}:4 ({FIRST}) are different definitions",
-    ),
-    "unreadable": ("network:\n  ethernets: {\n", f"{PLAYBOOK}:"),
-    "pool's subnet": (
-        f"network:\n  ethernets:\n    {FIRST}:\n      addresses: [192.168.178.10/24]\n",
-        f"{SECOND} gets 192.168.178.11/24, and {FIRST} has 192.168.178.10/24 ({PLAYBOOK}:4)",
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "said"), CONFLICTS.values(), ids=CONFLICTS)
-def test_conflicts_are_named_before_anything_is_changed(role, a_pair, text, said):
+@each_case(__file__, "netplan_conflicts.json")
+def test_conflicts_are_named_before_anything_is_changed(role, a_pair, case):
     """P01: what cannot be merged is named with file and line."""
-    node, _ = a_pair({PLAYBOOK: text})
-    assert said in refused(role, node)
+    node, _ = a_pair({PLAYBOOK: case["text"]})
+    assert case["says"] in refused(role, node)
 
 
 def test_an_address_of_the_inventory_that_a_file_contradicts(role, a_pair):

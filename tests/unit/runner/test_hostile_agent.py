@@ -8,6 +8,7 @@ import queue
 import threading
 
 import pytest
+from cases import cases
 from hostile.agent import DEEP, Frame, Played, ended, raw, said
 from waiting import HANG_S
 
@@ -28,31 +29,8 @@ NONSENSE = {
     "a list": [raw(b"[]")],
     "no text": [raw(b"\xff\xfe")],
     "nothing at all": [raw(b"")],
-    "an event that is not known": said({"event": "hello", "req": 1}),
-    "an event that is a list": said({"event": [], "req": 1}),
-    "no event": said({"req": 1}),
-    "no request": said({"event": "done"}),
-    "a request that is a list": said({"event": "done", "req": [1]}),
-    "a request that is true": said({"event": "done", "req": True}),
-    "an error that is an object": said({**DONE, "error": {"a": 1}}),
-    "a hint that is a list": said({**DONE, "error": "x", "hint": ["a"]}),
-    "too_old without the version": said({"event": "too_old"}),
-    "no_room without a reason": said({"event": "no_room"}),
-    "a content that the request has not": said(
-        {"event": "need", "req": 1, "sha256": "x", "from": 0, "size": 1}
-    ),
-    "a content without a name": said({"event": "need", "req": 1, "from": 0, "size": 1}),
-    "a content from a negative place": said(
-        {"event": "need", "req": 1, "sha256": "x", "from": -1, "size": 1}
-    ),
-    "the code, asked for again and again": said(*[{"event": "need_code"}] * 2),
-    "an answer without what was asked for": said({**DONE, **NOTHING, "machine": MACHINE}),
-    "an answer with less of the machine": said({**DONE, **NOTHING, "machine": {}}),
-    "a status that is a text": said(
-        {**DONE, **NOTHING, "machine": MACHINE,
-         "commands": {"ss": {"status": "0", "stdout": "", "stderr": ""}}}
-    ),
-}  # fmt: skip
+    **{name: said(*messages) for name, messages in cases(__file__, "nonsense.json").items()},
+}
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ import socket
 import socketserver
 import subprocess
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import kept_docker
 import pytest
 from factories import make_node, put
+from small_server import answering
 from unit_programs import installed
 from waiting import until
 
@@ -26,19 +27,6 @@ from spark_cluster.node import load_watch, model_loader
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State
 from spark_cluster.node.model_loader import Loader, Queue, Servers
-
-
-class Engine(BaseHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.dumps({"choices": [{"message": {"content": "Paris"}}]}).encode()
-        self.send_response(200 if self.server.alive else 503)  # type: ignore[attr-defined]
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
 
 class Admin(socketserver.StreamRequestHandler):
@@ -98,12 +86,10 @@ class Node:
 
 @pytest.fixture
 def engine() -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    server.alive = True
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    told = SimpleNamespace(alive=True)
+    body = json.dumps({"choices": [{"message": {"content": "Paris"}}]})
+    with answering(lambda _: (200 if told.alive else 503, {}, body)) as told.port:
+        yield told
 
 
 @pytest.fixture
@@ -114,7 +100,7 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     kept_docker.install(tmp_path, monkeypatch)
     monkeypatch.setattr("spark_cluster.node.model_loader.LEAVE_S", 0.0)
-    yield Node(tmp_path, engine.server_address[1], admin)
+    yield Node(tmp_path, engine.port, admin)
     admin.shutdown()
     admin.server_close()
 

@@ -262,13 +262,6 @@ def test_another_sender_is_refused(target, serving, encrypted):
     assert not list(target.root.rglob("snapshots"))
 
 
-def test_a_silent_sender_is_given_up(target, source, serving):
-    with serving() as made, socket.create_server(("127.0.0.9", made.port)):
-        receiver = made.receiver(target, ("127.0.0.9",), silent_s=1.0)
-        with pytest.raises(ResourceError, match="spark1 sends nothing for 1 s"):
-            receiver.run()
-
-
 def test_a_full_disk_is_said_before_the_first_byte(target, serving):
     with (
         serving() as made,
@@ -334,12 +327,6 @@ def test_what_never_comes_has_a_limit(source, target, serving):
     missing = pytest.raises(ResourceError, match="has no ")
     with alone(cache, REPOSITORY), serving() as made, missing:
         made.receiver(target, patience_s=0.5).run()
-
-
-def test_a_sender_without_receivers_ends(serving):
-    with serving() as made:
-        made.sender.idle_s = 0.1
-        until(lambda: not made.thread.is_alive(), what="it has ended")
 
 
 @WAYS

@@ -14,6 +14,7 @@ from typing import Any
 
 import fork_server
 import pytest
+from cases import each_case
 from fork_server import Forked
 
 from spark_cluster.node.store.download import needed
@@ -207,27 +208,12 @@ def test_two_pulls_at_once_fetch_each_byte_once(puller: Puller) -> None:
     assert puller.hub.sent_of(MODEL) == found[0]["size"]
 
 
-@pytest.mark.parametrize(
-    ("conduct", "given", "words"),
-    [
-        (Conduct(private=True), {}, "set HF_TOKEN to a token that may read it"),
-        (Conduct(private=True), {"token": "hf_x"}, "check the spelling"),
-        (Conduct(gated=True), {}, "accept its conditions at https://"),
-        (Conduct(gated=True), {"token": "hf_x"}, "a token of that account"),
-        (Conduct(status=403), {}, "settings/tokens"),
-        (Conduct(), {"revision": "v9"}, "no revision 'v9'"),
-        (Conduct(status=429, headers={"Retry-After": "9999"}), {}, "wait 9999 s"),
-        (Conduct(status=503), {}, "status 503"),
-        (Conduct(status=500, files_only=True), {}, "status 500"),
-        (Conduct(garbage=b"<html>"), {}, "cannot be used"),
-    ],
-)
-def test_a_refusal_says_what_to_do(
-    conduct: Conduct, given: dict[str, Any], words: str, puller: Puller
-) -> None:
-    puller.hub.conduct[MODEL] = conduct
-    found = puller.pull(**given)
-    assert words in f"{found['error']} {found['hint']}"
+@each_case(__file__, "hub_refusals.json")
+def test_a_refusal_says_what_to_do(case: dict[str, Any], puller: Puller) -> None:
+    garbage = case.get("garbage")
+    puller.hub.conduct[MODEL] = Conduct(**case["conduct"], garbage=garbage and garbage.encode())
+    found = puller.pull(**case["given"])
+    assert case["says"] in f"{found['error']} {found['hint']}"
     assert "hf_x" not in found["output"]
 
 
@@ -322,15 +308,6 @@ def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) ->
     half.write_bytes(bytes(SHARD // 2))
     found = puller.pull()
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
-
-
-def test_broken_links_are_made_again(puller: Puller) -> None:
-    commit = puller.pull()["commit"]
-    snapshot = puller.repository / "snapshots" / commit
-    (snapshot / "config.json").unlink()
-    (snapshot / "config.json").symlink_to("../../blobs/nothing")
-    assert puller.pull()["came"] == 0
-    assert puller.content(commit) == expected(puller.hub.root / MODEL)
 
 
 def test_too_little_space_is_said_before_the_first_byte(puller: Puller) -> None:

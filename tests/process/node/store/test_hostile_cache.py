@@ -20,7 +20,7 @@ from model_content import COMMIT, REPOSITORY, content, model
 from spark_cluster.agent import operations
 from spark_cluster.node import paths
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_receiving, copy_work, download, verify
+from spark_cluster.node.store import copy_channel, copy_receiving, copy_work, download, verify
 from spark_cluster.node.store.hub_cache import HubCache, Records, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError
@@ -70,7 +70,8 @@ class Victim:
 
 
 @pytest.fixture
-def victim(open_path: Path) -> Victim:
+def victim(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Victim:
+    monkeypatch.setattr(copy_channel, "WRITER_GONE_S", 0.3)  # for a file that nobody downloads
     return Victim(open_path)
 
 

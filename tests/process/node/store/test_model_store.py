@@ -89,11 +89,6 @@ def test_a_revision_that_moved_is_told_apart(host, cache):
     assert state(host, COMMIT)["manifest"]
 
 
-def test_a_corrupt_index_is_named(host, cache):
-    model(cache.root, {**CONTENTS, "model.safetensors.index.json": b'{"weight_map": '})
-    assert "model.safetensors.index.json is damaged" in state(host)["problem"]
-
-
 def test_a_flipped_byte_is_found_removed_and_only_that_blob_is_missing(host, cache):
     manifest = model(cache.root, CONTENTS)
     flip(blob_of(cache, manifest, SHARD), 150_000)

@@ -9,14 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import kept_docker
 import pytest
 from factories import make_node, put
+from small_server import Answer, answering
 from unit_programs import installed
 from waiting import HANG_S
 
@@ -30,44 +31,35 @@ OWN = "--node-ip-address"
 SMI = '#!/bin/sh\ncat "{folder}/apps"\n'
 
 
-class Engine(BaseHTTPRequestHandler):
-    """Answers completions while `server.alive`; its /metrics page has `server.tokens`."""
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    """A server that answers completions while it is `alive`; its /metrics page has `tokens`."""
+    reply = {"choices": [{"message": {"content": "Paris"}}]}
+    told = SimpleNamespace(alive=True, slow=False, tokens=0, ended=Event(), reply=reply)
 
-    def log_message(self, *_: Any) -> None:
-        pass
+    def answer(request: Any) -> Answer | None:
+        if request.command == "GET":
+            return 200, {}, f"vllm:generation_tokens_total {told.tokens}\n"
+        assert json.loads(request.received)["model"] == "paris"
+        told.tokens += 8 if told.alive else 0
+        if told.slow:
+            told.ended.wait(60)
+            return None
+        return 200 if told.alive else 500, {}, json.dumps(told.reply)
 
-    def do_GET(self) -> None:
-        tokens = self.server.tokens  # type: ignore[attr-defined]
-        self._answer(200, f"vllm:generation_tokens_total {tokens}\n")
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert asked["model"] == "paris"
-        server: Any = self.server
-        server.tokens += 8 if server.alive else 0
-        if server.slow:
-            server.ended.wait(60)
-            return
-        self._answer(200 if server.alive else 500, json.dumps(server.reply))
-
-    def _answer(self, status: int, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    with answering(answer) as told.port:
+        yield told
+        told.ended.set()
 
 
 @pytest.fixture
-def engine() -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    server.alive, server.slow, server.tokens, server.ended = True, False, 0, Event()
-    server.reply = {"choices": [{"message": {"content": "Paris"}}]}
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server
-    server.ended.set()
-    server.shutdown()
-    server.server_close()
+def free_rays(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of a dashboard that shows one node that is alive and one that is dead, or what a
+    test has it answer."""
+    rows = [{"state": "ALIVE"}, {"state": "DEAD"}]
+    usual = json.dumps({"data": {"result": {"result": rows}}})
+    with answering(lambda _: (200, {}, getattr(request, "param", usual))) as port:
+        yield port
 
 
 class Node:
@@ -129,7 +121,7 @@ class Node:
 def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     kept_docker.install(tmp_path, monkeypatch)
-    return Node(tmp_path, engine.server_address[1])
+    return Node(tmp_path, engine.port)
 
 
 def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node, engine):
@@ -229,13 +221,6 @@ def test_without_docker_nothing_is_concluded(node):
     assert node.phase == "serving"
 
 
-def test_after_down_it_is_idle(node):
-    node.look()
-    node.write({"acts": []})
-    node.look()
-    assert node.phase == "idle"
-
-
 def test_memory_that_another_program_holds(node):
     node.holds("9, ollama, 70000")
     why = local_server.memory_obstacle(10**9, node.config["title"])
@@ -288,31 +273,6 @@ def test_a_dashboard_that_answers_nonsense_ends_no_supervision(node, free_rays):
     labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": str(free_rays)}
     found = local_server.ray_obstacle(ContainerState(id="one", labels=labels), node.config)
     assert found == "Ray's head does not answer (status 200)"
-
-
-@pytest.fixture
-def free_rays(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of a dashboard that shows one node that is alive and one that is dead, or what a
-    test has it answer."""
-    rows = [{"state": "ALIVE"}, {"state": "DEAD"}]
-    usual = json.dumps({"data": {"result": {"result": rows}}}).encode()
-    body = getattr(request, "param", usual)
-
-    class Dashboard(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
 
 
 def test_a_unit_of_the_runtime_venv(node, monkeypatch):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from model_content import COMMIT, REPOSITORY, content, file_of, model
 
 from spark_cluster.node.store.hub_cache import HubCache
@@ -38,16 +39,6 @@ def test_a_published_revision_is_found_by_its_branch(cache):
     assert all((snapshot / path).is_symlink() for path in CONTENTS)
 
 
-def test_the_hubs_own_library_finds_it(cache):
-    manifest = model(cache.root, CONTENTS)
-    hub = pytest.importorskip("huggingface_hub")
-    found = hub.snapshot_download(REPOSITORY, cache_dir=cache.root, local_files_only=True)
-    assert Path(found) == cache.snapshot(REPOSITORY, COMMIT)
-    scanned = hub.scan_cache_dir(cache.root)
-    assert not scanned.warnings
-    assert scanned.size_on_disk == manifest.size
-
-
 def test_what_is_missing_counts_half_files(cache):
     manifest = model(cache.root, CONTENTS)
     blob = cache.blob(REPOSITORY, manifest.files[-1].blob)
@@ -58,12 +49,6 @@ def test_what_is_missing_counts_half_files(cache):
     assert (missing.begun, missing.size) == (100_000, 200_000)
     with pytest.raises(ResourceError, match=r"model\.safetensors is not complete"):
         cache.publish(manifest)
-
-
-def test_a_blob_of_another_size_is_missing(cache):
-    manifest = model(cache.root, CONTENTS)
-    os.truncate(cache.blob(REPOSITORY, manifest.files[0].blob), 1)
-    assert [file.path for file in cache.missing(manifest).blobs] == ["config.json"]
 
 
 def test_broken_links_are_made_again(cache):
@@ -120,28 +105,12 @@ def test_a_name_outside_of_the_folder_is_refused(path):
         Manifest.from_document({"repository": "o/m", "commit": COMMIT, "files": [listed]})
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"repository": "../m"},
-        {"repository": "o/m/n"},
-        {"commit": "main"},
-        {"files": []},
-        {"files": "all"},
-        {"files": [{"path": "a", "size": -1, "blob": "b", "algorithm": ""}]},
-        {"files": [{"path": "a", "size": True, "blob": "b", "algorithm": ""}]},
-        {"files": [{"path": "a", "size": 1, "blob": "../b", "algorithm": ""}]},
-        {"files": [{"path": "a", "size": 1, "blob": "b" * 64, "algorithm": "md5"}]},
-        {"files": [{"path": "a", "size": 1, "blob": "g" * 64, "algorithm": "sha256"}]},
-        {"files": [vars(file_of("a", b"")), vars(file_of("a/b", b"x"))]},
-        {"files": [vars(file_of("a", b"")), vars(file_of("a", b"x"))]},
-    ],
-)
-def test_a_manifest_that_cannot_be_true_is_refused(changed):
+@each_case(__file__, "false_manifests.json")
+def test_a_manifest_that_cannot_be_true_is_refused(case):
     document = {"repository": "o/m", "commit": COMMIT, "files": [vars(file_of("a", b""))]}
     assert Manifest.from_document(document).size == 0
     with pytest.raises(BadManifest):
-        Manifest.from_document({**document, **changed})
+        Manifest.from_document({**document, **case})
 
 
 def test_a_branch_cannot_be_written_outside_of_refs(cache):
@@ -157,3 +126,39 @@ def test_what_has_no_hash_is_said(cache):
     cache.blob(REPOSITORY, odd.blob).write_bytes(b"abc")
     whole = Manifest(REPOSITORY, COMMIT, (*manifest.files, odd))
     assert verify(cache, whole).unchecked == ("odd.bin",)
+
+
+# -- what other tools have downloaded is used if it is whole ---------------------------------------
+
+
+def test_a_snapshot_with_a_config_only_is_not_the_model(cache):
+    model(cache.root, {"config.json": b"{}", "tokenizer.json": b"{}"})
+    with pytest.raises(ResourceError, match=r"2 files .* no weights"):
+        cache.found(REPOSITORY, COMMIT)
+
+
+def test_a_shard_is_missed_by_the_numbers_of_the_others(cache):
+    model(cache.root, {f"model-0000{n}-of-00003.safetensors": b"x" for n in (1, 3)})
+    with pytest.raises(
+        ResourceError,
+        match=r"1 of 3 weight files are not there \(model-00002-of-00003\.safetensors\)",
+    ):
+        cache.found(REPOSITORY, COMMIT)
+
+
+def test_a_snapshot_that_is_a_link_is_not_used(cache, tmp_path):
+    model(cache.root, {"model.safetensors": b"weights"})
+    snapshot = cache.snapshot(REPOSITORY, COMMIT)
+    snapshot.rename(tmp_path / "elsewhere")
+    snapshot.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="is a link"):
+        cache.found(REPOSITORY, COMMIT)
+
+
+def test_the_kept_manifest_is_used_before_the_links(tmp_path):
+    cache = HubCache(tmp_path / "hub", tmp_path / "ours")
+    made = model(cache.root, {"config.json": b"{}", "model.safetensors": b"weights"})
+    cache.records.keep(made)
+    cache.blob(REPOSITORY, made.files[1].blob).unlink()
+    assert cache.known(REPOSITORY, COMMIT) == made
+    assert cache.missing(made).size == 7

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import Life, State
@@ -43,77 +44,35 @@ def after(
     return state, action
 
 
-def test_without_a_server_nothing_is_done():
-    state, action = after(Look(ContainerState("absent"), State(Life.ABSENT), boot="b0"))
-    assert (state.phase, action) == ("idle", "")
+REBOOTED = seen(SILENT, started="t1", boot="b1")
+LOOKS = {
+    "good": GOOD,
+    "silent": SILENT,
+    "busy": replace(SILENT, state=State(Life.BUSY, "timeout")),
+    "puts off": replace(SILENT, state=State(Life.OVERLOADED, "status 503")),
+    "gone": GONE,
+    "by hand": BY_HAND,
+    "held": replace(GONE, obstacle="memory is still held by PID 7"),
+    "absent": Look(ContainerState("absent"), State(Life.ABSENT), boot="b0"),
+    "rebooted": REBOOTED,
+    "crashed before the boot": seen(REBOOTED, boot="b1", restarts=9),
+    "good after the boot": seen(GOOD, started="t1", boot="b1"),
+    **{f"crash {n}": seen(SILENT, started=f"t{n}", restarts=n) for n in (1, 2, 3)},
+}
 
 
-def test_a_server_that_loads_is_left_alone():
-    state, action = after(SILENT, SILENT, SILENT, SILENT)
-    assert (state.phase, state.since, action) == ("loading", 1000.0, "")
-
-
-def test_one_that_answers_serves():
-    assert after(SILENT, GOOD)[0].phase == "serving"
-
-
-def test_it_is_stopped_after_three_misses_and_not_before():
-    state, action = after(GOOD, SILENT, SILENT)
-    assert (state.phase, state.misses, action) == ("serving", 2, "")
-    state, action = after(GOOD, SILENT, SILENT, SILENT)
-    assert (state.phase, action) == ("waiting", STOP)
-    assert state.reason == "3 times no answer: timeout"
-
-
-def test_an_answer_in_between_forgives():
-    assert after(GOOD, SILENT, SILENT, GOOD, SILENT, SILENT)[0].phase == "serving"
-
-
-def test_one_that_writes_tokens_is_busy_not_dead():
-    busy = replace(SILENT, state=State(Life.BUSY, "timeout"))
-    assert after(GOOD, *[busy] * 9)[0].phase == "serving"
-    assert after(GOOD, busy, SILENT, SILENT, SILENT)[1] == STOP
-
-
-def test_one_that_puts_requests_off_for_good_is_dead():
-    """A proxy or an API without its engine answers 503 as long as it runs."""
-    off = replace(SILENT, state=State(Life.OVERLOADED, "status 503"))
-    assert after(GOOD, off, off, off)[1] == STOP
-
-
-def test_it_is_started_after_its_pause():
-    state, action = after(GOOD, SILENT, SILENT, SILENT, GONE)
-    assert (state.phase, action) == ("loading", START)
+@each_case(__file__, "decisions.json")
+def test_what_is_decided_after_looks(case):
+    state, action = after(*(LOOKS[name] for name in case["looks"]))
+    assert (state.phase, action) == (case["phase"], case["action"])
+    assert case.get("reason", "") in state.reason
+    assert len(state.restarts) == case.get("restarts", len(state.restarts))
 
 
 def test_a_pause_is_waited_for():
     state, _ = after(GOOD, SILENT, SILENT, SILENT)
     assert decide(state, GONE, state.due - 1, LIMITS)[1] == ""
     assert decide(state, GONE, state.due, LIMITS)[1] == START
-
-
-def test_an_obstacle_is_waited_for_without_end_and_is_the_reason():
-    held = replace(GONE, obstacle="memory is still held by PID 7")
-    state, action = after(GOOD, SILENT, SILENT, SILENT, *[held] * 50)
-    assert (state.phase, action, state.reason) == ("waiting", "", "memory is still held by PID 7")
-    assert len(state.restarts) == 1, "waiting for memory is no restart"
-
-
-def test_one_that_died_is_started_at_once_again():
-    state, action = after(GOOD, GONE)
-    assert (state.phase, action) == ("waiting", STOP)
-    assert "it died" in state.reason
-
-
-def test_one_that_was_stopped_by_hand_stays_stopped():
-    state, action = after(GOOD, *[BY_HAND] * 5)
-    assert (state.phase, action) == ("stopped", "")
-    assert after(GOOD, BY_HAND, SILENT)[0].phase == "loading"
-
-
-def test_our_own_stop_is_none_by_hand():
-    stopped = BY_HAND
-    assert after(GOOD, SILENT, SILENT, SILENT, stopped)[1] == START
 
 
 def test_one_whose_load_was_ended_for_memory_was_not_stopped_by_hand():
@@ -123,23 +82,6 @@ def test_one_whose_load_was_ended_for_memory_was_not_stopped_by_hand():
     assert (state.phase, action, state.reason) == ("waiting", STOP, "3.4 GiB were available")
     state, action = after(BY_HAND, state=replace(state, due=0.0))
     assert (state.phase, action) == ("loading", START)
-
-
-def test_what_the_runtime_started_again_is_loading():
-    state, action = after(GOOD, seen(SILENT, started="t1", restarts=1))
-    assert (state.phase, action) == ("loading", "")
-
-
-def test_a_crash_loop_is_ended():
-    looks = [seen(SILENT, started=f"t{n}", restarts=n) for n in (1, 2, 3)]
-    state, action = after(GOOD, *looks)
-    assert (state.phase, action) == ("waiting", STOP)
-    assert state.reason == "it ended 3 times before it answered"
-
-
-def test_a_stop_that_failed_is_tried_again():
-    state, action = after(GOOD, SILENT, SILENT, SILENT, SILENT)
-    assert (state.phase, action, len(state.restarts)) == ("waiting", STOP, 1)
 
 
 def test_crashes_are_counted_from_the_last_start():
@@ -153,17 +95,6 @@ def test_crashes_are_counted_from_the_last_start():
             begun, action = after(*begin, *looks, state=replace(state, due=0.0), every=5)
             assert (begun.phase, action) == ("loading", "")
             assert decide(begun, last, 1050.0, LIMITS)[1] == STOP
-
-
-def test_crashes_before_a_boot_do_not_count():
-    rebooted = seen(SILENT, started="t1", boot="b1", restarts=9)
-    assert after(GOOD, rebooted, rebooted)[0].phase == "loading"
-
-
-def test_one_that_never_gets_ready():
-    state, action = after(*[SILENT] * 8)
-    assert action == STOP
-    assert "no answer 100 s after its start" in state.reason
 
 
 def test_pauses_grow_and_end_in_giving_up():
@@ -205,13 +136,6 @@ def test_what_was_given_up_begins_anew_with_up_by_hand_and_at_boot():
     assert after(SILENT, state=given_up())[0].phase == "loading"
     state, action = after(seen(GONE, boot="b1"), state=given_up())
     assert (state.phase, action, state.restarts) == ("loading", START, ())
-
-
-def test_after_a_power_cut_it_is_loading_and_not_dead():
-    rebooted = seen(SILENT, started="t1", boot="b1")
-    state, action = after(GOOD, *[rebooted] * 5)
-    assert (state.phase, action) == ("loading", "")
-    assert after(GOOD, rebooted, seen(GOOD, started="t1", boot="b1"))[0].phase == "serving"
 
 
 def test_a_clock_that_was_set_back_delays_nothing_for_ever():
