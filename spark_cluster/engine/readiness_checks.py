@@ -459,8 +459,13 @@ def client_for(play: Play, endpoint: Endpoint, recipe: Recipe, server: str = SER
 
 def with_known(error: VerificationFailed, name: str, launch: Launch) -> VerificationFailed:
     """Return the error; its hint names the known issues of the launch that this check shows."""
+    # Late: what reads logs is needed for a failure only.
+    from spark_cluster.issues.explain import in_words_of
+    from spark_cluster.issues.startup import BY_KEY, VLLM
 
-    known = rules.live(rungs={name: error.message}, launch=launch)
+    found = rules.live(rungs={name: error.message}, launch=launch)
+    engine = BY_KEY.get(launch.engine, VLLM)
+    known = [in_words_of(engine, one) for one in found]
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
     error.hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
     return error

@@ -344,19 +344,26 @@ def ask_health(
 
 @dataclass(frozen=True)
 class Fault:
-    """An error line of one container; `at` is Docker's time stamp, `before` its traceback."""
+    """An error line of one container.
+
+    Attributes:
+        at: Docker's time stamp.
+        before: its traceback.
+        log: that it stands in, by which its engine is known.
+    """
 
     where: str
     text: str
     at: str = ""
     before: str = field(default="", repr=False, compare=False)
+    log: str = field(default="", repr=False, compare=False)
 
     @property
     def known(self) -> KnownIssueMatch | None:
         """The known issue that explains it; None when none does."""
-        from spark_cluster.issues.entries import known_for
+        from spark_cluster.issues.explain import known_in
 
-        return known_for(self.text, self.before)
+        return known_in(self.log, self.text, self.before)
 
     def advice(self, otherwise: str) -> str:
         """Return what to do about it, as an error's hint: the known issue and its fix.
@@ -419,7 +426,7 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
     if not causes:
         return None
     where, error = min(causes, key=lambda one: one[1].line.at)
-    return Fault(where, error.text, error.line.stamp, error.before)
+    return Fault(where, error.text, error.line.stamp, error.before, logs[where])
 
 
 BEGINNING_BYTES = 4_000_000

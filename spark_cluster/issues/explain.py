@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -13,6 +13,7 @@ from spark_cluster.issues.entries import (
     LONGEST,
     KnownIssueMatch,
     catalogue,
+    known_for,
     literals,
     marks_in,
     recognise,
@@ -28,7 +29,16 @@ from spark_cluster.issues.log_reading import (
     verdict_on,
     with_last_cause,
 )
-from spark_cluster.issues.startup import ANCHORS, ENGINES, RAY, SGLANG, VLLM, Start
+from spark_cluster.issues.startup import (
+    ANCHORS,
+    ENGINES,
+    RAY,
+    SGLANG,
+    VLLM,
+    EngineLog,
+    Start,
+    writer,
+)
 
 MOST = 200
 """Different errors that are kept; the later ones follow from them."""
@@ -104,11 +114,28 @@ def _advised(seen: Seen, start: Start) -> Seen:
     """Return a problem with the advice for the engine and the model that wrote the logs."""
     if not seen.known:
         return seen
-    engine, found = start.engine or VLLM, seen.finding
     names = [start.facts[name] for name in ("model", "architecture") if name in start.facts]
+    return replace(seen, finding=in_words_of(start.engine or VLLM, seen.finding, names))
+
+
+def in_words_of(
+    engine: EngineLog, found: KnownIssueMatch, names: Sequence[str] = ()
+) -> KnownIssueMatch:
+    """Return what was found with the advice for an engine, and for the models by these names."""
     fix = catalogue()[found.id].fix_for(names, engine.key)
     title, cause, fix, flag = map(engine.in_its_words, (found.title, found.cause, fix, found.flag))
-    return replace(seen, finding=replace(found, title=title, cause=cause, fix=fix, flag=flag))
+    return replace(found, title=title, cause=cause, fix=fix, flag=flag)
+
+
+def known_in(log: str, text: str, before: str = "") -> KnownIssueMatch | None:
+    """Return the known issue that explains an error of a log, in the words of its engine.
+
+    Args:
+        text: of the error.
+        before: lines just before it, of the same process.
+    """
+    found = known_for(text, before)
+    return None if found is None else in_words_of(writer(log) or VLLM, found)
 
 
 def _nothing(explanation: Explanation) -> Iterator[str]:

@@ -91,6 +91,13 @@ def _engine(lines: Sequence[Mapping[str, Any]], **about: Any) -> EngineLog:
 (REQUESTS,) = _SHARED["requests"]
 ENGINES = tuple(_engine(**engine) for engine in _FILE["engine"])
 VLLM, SGLANG = ENGINES
+BY_KEY = {engine.key: engine for engine in ENGINES}
+"""By the name of the engine in recipes."""
+
+
+def writer(text: str) -> EngineLog | None:
+    """Return the engine that logged a text; None where it has no sign of any."""
+    return next((e for e in ENGINES if any(sign in text for sign in e.signs)), None)
 
 
 _BY_LITERAL = tuple(
@@ -162,8 +169,7 @@ class Start:
 
     def _recognise(self, text: str) -> None:
         if self.engine is None:
-            named = (e for e in ENGINES if any(sign in text for sign in e.signs))
-            self.engine = next(named, None)
+            self.engine = writer(text)
 
     def _is_done(self, anchor: str) -> bool:
         """Return True when no line with a literal can tell more."""

@@ -8,7 +8,7 @@ import pytest
 from factories import log_of
 
 from spark_cluster.issues.entries import catalogue
-from spark_cluster.issues.explain import SHOWN, Explanation, explain
+from spark_cluster.issues.explain import SHOWN, Explanation, explain, known_in
 from spark_cluster.issues.startup import SGLANG
 
 VLLM_WORDS = re.compile(r"vLLM|VLLM_|vllm/|--(?:moe-backend|enforce-eager|gpu-memory-utilization)")
@@ -41,6 +41,15 @@ def test_a_log_of_sglang_gets_no_flag_of_vllm():
         cause = of(begin + memory.replace("CUDA error: out", "CUDA out")).cause
         assert flag in cause.finding.fix
     assert not VLLM_WORDS.search(cause.finding.fix)
+
+
+def test_what_is_known_of_an_error_is_said_for_the_engine_of_its_log():
+    """`status` and `up` name it so."""
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    begin = "[2026-08-27 10:02:16 TP0] sglang is using nccl==2.28.3\n"
+    assert "--gpu-memory-utilization" in known_in(error, error).fix
+    assert not VLLM_WORDS.search(known_in(begin + error, error).fix)
+    assert known_in(begin, "all is well") is None
 
 
 @pytest.mark.parametrize("id", sorted(i.id for i in catalogue().values() if "sglang" in i.fixes))
