@@ -109,3 +109,40 @@ def test_the_watchdog_of_sglang_is_no_lack_of_memory():
     found = of(watchdog + killed)
     assert found.cause.finding.id == "sglang-ranks-wait"
     assert "killed-by-signal" not in {seen.finding.id for seen in found.problems}
+
+
+@pytest.mark.parametrize(
+    ("line", "id", "step"),
+    [
+        ("Rank 0 scheduler died (exit code: -9)", "killed-by-signal", "SGLANG_HOST_IP"),
+        (
+            "TimeoutError: RPC call to sample_tokens timed out.",
+            "worker-stopped-answering",
+            "scheduled_spec_decode_tokens",
+        ),
+        (
+            "AssertionError: Error in memory profiling. Initial free memory 27.09 GiB,",
+            "memory-changed-while-profiling",
+            "drop_caches",
+        ),
+        (
+            "TypeError: DecoderLayer.__init__() got an unexpected keyword argument 'aux_stream'",
+            "call-does-not-fit",
+            "--speculative-config",
+        ),
+    ],
+)
+def test_the_step_that_worked_in_an_unseen_case_is_in_the_advice(line, id, step):
+    """Answers that led elsewhere when the set fresh-2 was judged."""
+    said = of(line + "\n").cause.finding
+    assert (said.id, step in said.fix) == (id, True)
+
+
+def test_a_shape_without_a_kernel_gets_no_advice_to_change_the_backend():
+    """The set fresh-2, vLLM 56837."""
+    said = of(
+        '  File "/x/flashinfer/mla/_sparse_mla_sm120.py", line 394, in _paged_attention\n'
+        "ValueError: SM120 sparse-MLA has no decode kernel for this shape: num_heads=64\n"
+    ).cause
+    assert said.finding.id == "sparse-mla-shape"
+    assert said.certain
