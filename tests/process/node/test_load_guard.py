@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from factories import put
-from free_ports import free_port
 from health_server import HealthServer
 from waiting import FAR_S, until
 
@@ -163,9 +162,9 @@ def test_caches_are_dropped_while_little_is_free_and_not_before(spark: Spark) ->
 def test_it_ends_by_itself(spark: Spark, why: str) -> None:
     """P06: no process is left when the load ends, whatever became of the laptop."""
     more: dict[str, Any] = {}
-    server = HealthServer(free_port())
+    server = HealthServer()
     if why == "ready":
-        more["health"] = f"http://127.0.0.1:{server.port}/health"
+        more["health"] = f"{server.url}/health"
     if why == "the limit has passed":
         more["limit_s"] = 0.3
     guard = spark.guard(**more)

@@ -13,7 +13,7 @@ FITS = "container: example/c\ncommand: vllm serve Qwen/Qwen3-8B --max-model-len 
 FILES = {
     "fits.yaml": FITS,
     "large.yaml": FITS.replace("Qwen/Qwen3-8B", "meta-llama/Llama-3.3-70B-Instruct"),
-    "lacks.yaml": FITS.replace("example/c", "built-here"),
+    "lacks.yaml": FITS.replace("8192", "8192 --brought-by-a-mod 1") + "mods: [mods/not-here]\n",
     "unknown.yaml": FITS.replace("Qwen/Qwen3-8B", "example/unknown-model"),
     "odd.yaml": FITS.replace("8192", "8192 --kv-cache-dtype example"),
     "broken.yaml": FITS.replace("8192", "{missing}"),
