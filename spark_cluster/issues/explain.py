@@ -294,8 +294,8 @@ class _Log:
         issues = recognise(text, trace, self._marked("evidence"))
         if error and all(issue.broad or issue.follows for issue in issues):
             wrapped = log_lines.joined(line, error, candidate.after(WRAPPED))
-            if wrapped != error and (found := recognise(wrapped, trace, self._marked("evidence"))):
-                error, issues = wrapped, found
+            if wrapped != error and (more := recognise(wrapped, trace, self._marked("evidence"))):
+                error, issues = wrapped, more
         echo = bool(error) and log_lines.is_echo(error)
         if not error or echo:
             issues = [issue for issue in issues if not issue.fallback]

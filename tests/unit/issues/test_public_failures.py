@@ -12,7 +12,7 @@ from spark_cluster.issues.entries import catalogue
 
 ALL = cases()
 
-MEASURED_ONCE = {"fresh-2": 16}
+MEASURED_ONCE: dict[str, int] = {}
 """Sets that no cause was written from, and how many were right when they were measured."""
 
 
