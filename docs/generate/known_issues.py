@@ -23,7 +23,7 @@ TOPICS = {
     "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds")),
     "container": Topic("Images, Docker and firewall", ("container",)),
     "engine": Topic(
-        "The engine and the hub", ("engine", "requests", "tracebacks", "hub", "sglang")
+        "The engine and the hub", ("engine", "bringup", "requests", "tracebacks", "hub", "sglang")
     ),
     "software": Topic("Versions of the software", ("software",)),
     "kernels": Topic("Kernels and quantization", ("kernels", "quantization")),

@@ -53,10 +53,14 @@ class LogPattern(Schema):
     def regex(self) -> re.Pattern[str]:
         return re.compile(self.pattern if self.pattern is not None else re.escape(self.has))
 
+    @cached_property
+    def _exception(self) -> re.Pattern[str] | None:
+        return re.compile(self.unless) if self.unless is not None else None
+
     def is_in(self, line: str) -> bool:
         """Return True when a line shows it; what stands before is not looked at."""
         shown = self.has in line and self.regex.search(line)
-        excluded = self.unless is not None and re.search(self.unless, line)
+        excluded = shown and self._exception is not None and self._exception.search(line)
         return bool(shown and not excluded) and self.holder_as_wanted(line)
 
     def cause_in(self, line: str) -> str:
@@ -601,6 +605,8 @@ def for_check(check: str) -> tuple[Issue, ...]:
 # Matching of log lines against the catalogue's patterns.
 
 _DIGITS = re.compile(r"[0-9]+")
+_NUMBERS = re.compile(r"\b[0-9a-f]{8,}(?:-[0-9a-f]{4,12})*\b|[0-9]+")
+"""Numbers, also those of requests and addresses in base 16, which stand as words."""
 
 LONGEST = 4000
 """Characters of a line that are looked at closely; what matters stands at its beginning."""
@@ -642,11 +648,16 @@ def marks_in(text: str) -> set[tuple[str, str]]:
     return {(kind, id) for kind, id, pattern in _marks() if pattern.is_in(text)}
 
 
+def shape_of(text: str) -> str:
+    """Return a text without its numbers."""
+    return _NUMBERS.sub("", text)
+
+
 @per_project
 def _possible() -> Callable[[str], tuple[Sign, ...]]:
     """Return what finds the signs whose literals can be in a text of a shape, and keeps them.
 
-    A shape is a text without its digits. The lines of a flood of errors differ in numbers, so that
+    A shape is a text without its numbers. The lines of a flood of errors differ in numbers, so that
     they have few shapes, and what holds for one need not be looked for in each.
     """
     literals = [(sign, _DIGITS.sub("", sign[1].has)) for sign in signs()]
@@ -677,7 +688,7 @@ def recognise(
     """
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
-    for issue, words in _possible()(_DIGITS.sub("", text)):
+    for issue, words in _possible()(shape_of(text)):
         if issue.fallback and found:
             break
         if issue.id in found or not words.is_in(text):

@@ -17,6 +17,7 @@ from spark_cluster.issues.entries import (
     literals,
     marks_in,
     recognise,
+    shape_of,
 )
 from spark_cluster.issues.log_reading import (
     AnchoredLine,
@@ -46,6 +47,9 @@ MOST = 200
 REMEMBERED = 20_000
 """Different texts whose meaning is remembered, so that repeated lines cost little."""
 
+FLOOD = 200
+"""Lines that differ in numbers only and showed the same, after which the others are not judged."""
+
 WEAK = 50
 """Different lines that only look like errors that are kept of a log."""
 
@@ -59,6 +63,12 @@ TRACES = 2000
 """Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
 
 SHOWN = 300
+WRAPPED = 3
+"""Lines after an error that may be the rest of it."""
+
+PASTED = 8
+"""Lines of a text that is no log, but what someone copied of one."""
+
 """Characters of a quoted line."""
 
 ERRORS = (
@@ -90,7 +100,8 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
         seen = log.seen()
         found += seen
         read.append(ReadLog(source.name, log.reader.bytes, log.reader.lines))
-        if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
+        told = any(one.finding.severity == "error" and not one.follows for one in seen)
+        if not told and len(last) < QUIET:
             last[source.name] = log.last_lines()
     problems = merged(found)
     cause = cause_of(problems)
@@ -166,6 +177,7 @@ class _Log:
         self._kept: dict[str, Seen] = {}
         self._rank: dict[str, int] = {}
         self._names: dict[str, tuple[str, ...]] = {}
+        self._alike: dict[str, tuple[tuple[str, ...], int]] = {}
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
         self._marks: set[tuple[str, str]] = set()
@@ -194,8 +206,19 @@ class _Log:
                 self._came_up()
             self._up = self._up or self.start.says_served(candidate.text)
         cleared = self._marked("cleared_by") - self._marked("confirmed_by")
+        if not self._kept and not self._up and self.reader.lines <= PASTED:
+            self._take_pasted()
         kept = [name for name in self._kept if name not in cleared]
         return [*self._past, *(self._counted(name) for name in kept)]
+
+    def _take_pasted(self) -> None:
+        """Keep what a short text without an error complains of."""
+        for number, raw in enumerate(self.reader.tail.splitlines(), 1):
+            if text := log_lines.pasted_complaint_in(raw):
+                at = AnchoredLine(number, raw, (), b"", 0, 0)
+                before = _Before(at, log_lines.read(raw))
+                kind = {"follows": False, "weak": True, "faint": True}
+                list(self._unknown(_quoted(text), at, before, **kind))
 
     def _marked(self, kind: str) -> set[str]:
         """Return the issues that a mark was seen of."""
@@ -222,6 +245,7 @@ class _Log:
                 del self._kept[name]
         del self._past[MOST:]
         self._names.clear()
+        self._alike.clear()
 
     def _look(self, candidate: AnchoredLine, raw: str) -> None:
         line = log_lines.read(raw)
@@ -231,14 +255,26 @@ class _Log:
             self._chained = self._error
         self._marks |= marks_in(line.text)
         key = line.text[:SHOWN]
-        names = self._names.get(key)
+        names = self._names[key] if key in self._names else self._of_flood(key)
         if names is None:
             names = tuple(self._judge(candidate, line))
-            if len(self._names) < REMEMBERED:
-                self._names[key] = names
+            self._remember(key, names)
         else:
             for name in names:
                 self._more[name] = self._more.get(name, 0) + 1 + line.repeats
+
+    def _of_flood(self, key: str) -> tuple[str, ...] | None:
+        """Return what lines that differ in numbers only showed, where many showed the same."""
+        names, times = self._alike.get(shape_of(key), ((), 0))
+        return names if times >= FLOOD else None
+
+    def _remember(self, key: str, names: tuple[str, ...]) -> None:
+        if len(self._names) < REMEMBERED:
+            self._names[key] = names
+        shape = shape_of(key)
+        before, times = self._alike.get(shape, (names, 0))
+        if shape in self._alike or len(self._alike) < REMEMBERED:
+            self._alike[shape] = (names, times + 1 if before == names else 0)
 
     def _judge(self, candidate: AnchoredLine, line: log_lines.ParsedLine) -> Iterator[str]:
         """Keep what a line shows; yield the names under which it is kept."""
@@ -249,12 +285,17 @@ class _Log:
             self._traces += 1
             return before.trace() if self._traces <= TRACES else ""
 
-        if line.text.startswith("raise ") or log_lines.is_quote(line.text):
-            return  # of a traceback: the error itself comes at its end
+        if log_lines.is_quote(line.text):
+            return
+        if line.text.startswith("raise "):  # in a traceback: the error itself comes at its end
+            line = replace(line, text=log_lines.raised(line.text, candidate.after(WRAPPED)))
         error = log_lines.error_in(line, lambda: candidate.following)
-        issues = recognise(
-            f"{line.text} {error}" if error else line.text, trace, self._marked("evidence")
-        )
+        text = f"{line.text} {error}" if error else line.text
+        issues = recognise(text, trace, self._marked("evidence"))
+        if error and all(issue.broad or issue.follows for issue in issues):
+            wrapped = log_lines.joined(line, error, candidate.after(WRAPPED))
+            if wrapped != error and (more := recognise(wrapped, trace, self._marked("evidence"))):
+                error, issues = wrapped, more
         echo = bool(error) and log_lines.is_echo(error)
         if not error or echo:
             issues = [issue for issue in issues if not issue.fallback]

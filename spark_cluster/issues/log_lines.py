@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,8 +33,9 @@ _SGLANG = re.compile(
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _FILE = tomllib.loads(Path(__file__).with_name("log_lines.toml").read_text(encoding="utf-8"))
 _KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
-_ECHO, _COMPLAINT, _FAINT, _NOISE, _QUOTES = (
-    re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise", "quotes")
+_ECHO, _COMPLAINT, _FAINT, _PASTED, _NOISE, _QUOTES = (
+    re.compile("|".join(_FILE[name]))
+    for name in ("echo", "complaint", "faint", "pasted", "noise", "quotes")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
@@ -56,6 +57,7 @@ _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].*$")
 _ERROR = re.compile(
     r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
     r"|^(Exception: .+)"
+    r"|((?:\w+\.)*(?:OutOfResources|OutOfMemory): .+)"
     r"|(\w+ rank=\[\d+\] died unexpectedly|Worker proc \S+ died unexpectedly)"
     r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
 )
@@ -68,6 +70,10 @@ _GOES_ON = re.compile(
 )
 """pydantic says in the next line what is wrong, Ray which version the head has, and NVIDIA's
 container runtime what it refuses."""
+
+_OPEN = re.compile(r"^.{44,}[^.!?)\]}'\"]$")
+"""A line that is long enough to have been wrapped, and does not end a sentence."""
+_RAISE = re.compile(r"raise ((?:\w+\.)*[A-Z]\w+)\([rf]?[\"'](.{8,500})[\"']\)?$")
 
 HARMLESS = ("DEBUG", "INFO", "WARNING")
 """Levels below an error; such a line may quote one."""
@@ -165,6 +171,33 @@ def whole(error: str, following: Callable[[], str]) -> str:
     return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
 
 
+def joined(line: ParsedLine, error: str, following: Iterable[str]) -> str:
+    """Return an error with the lines over which a page or a terminal has wrapped it.
+
+    Args:
+        following: the next lines, raw. One with a prefix of its own, or with an error, is not of
+            it; nor is what comes after the end of a sentence.
+    """
+    for raw in following:
+        if not _OPEN.search(error):
+            break
+        more = read(raw)
+        foreign = more.at or more.level or more.speaker != line.speaker or error_in(more)
+        if foreign or not more.text or _NOISE.match(more.text):
+            break
+        error = f"{error} {more.text}"
+    return error
+
+
+def raised(source: str, following: Iterable[str]) -> str:
+    """Return the error of a traceback's last source line, `raise RuntimeError("...")`, where the
+    log ends with it; empty where the error itself follows.
+    """
+    found = _RAISE.match(source)
+    goes_on = any(raw.strip(" ^~") and read(raw).text.strip("^~ ") for raw in following)
+    return "" if found is None or goes_on else f"{found[1]}: {found[2]}"
+
+
 def is_quote(text: str) -> bool:
     """Return True for a line that quotes a request, an answer or a chat template."""
     return _QUOTES.match(text) is not None
@@ -201,6 +234,14 @@ def errors_of(log: str) -> Iterator[LogError]:
 def trace(passed: list[ParsedLine], speaker: str) -> str:
     """Return the last lines of a process, as a traceback has them."""
     return "\n".join(line.text for line in passed[-TRACE:] if line.speaker == speaker)
+
+
+def pasted_complaint_in(raw: str) -> str:
+    """Return what a line of a short pasted text may complain of, with words that routine lines of
+    whole logs have as well.
+    """
+    line = read(raw)
+    return line.text if line.level not in HARMLESS and _PASTED.search(line.text) else ""
 
 
 def faint_complaint_in(line: ParsedLine) -> str:

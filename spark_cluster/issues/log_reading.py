@@ -25,7 +25,7 @@ from pydantic import Field
 
 from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.issues.entries import ORDER, KnownIssueMatch
+from spark_cluster.issues.entries import ORDER, KnownIssueMatch, catalogue
 
 CHUNK = 1 << 20
 BEFORE = 16 << 10
@@ -79,9 +79,13 @@ class AnchoredLine:
     @property
     def following(self) -> str:
         """The next line, raw."""
+        return next(iter(self.after(1)), "")
+
+    def after(self, count: int) -> list[str]:
+        """Return the next lines, raw, as far as they are read."""
         begin = self._stop + 1
-        end = self._blob.find(b"\n", begin)
-        return _text(self._blob, begin, len(self._blob) if end < 0 else end)
+        lines = self._blob[begin : begin + count * DECODED].split(b"\n", count)[:count]
+        return [line[:DECODED].decode("utf-8", "replace") for line in lines]
 
     def context(self) -> str:
         """The text before it, as far as it is kept."""
@@ -414,6 +418,13 @@ class Seen(Document):
         return self.known and not self.broad and not self.follows
 
     @property
+    def may_stop(self) -> bool:
+        """A certain issue that is logged as a warning, since it need not stop the engine."""
+        if not self.certain or self.overcome or self.finding.severity != "warning":
+            return False
+        return catalogue()[self.finding.id].severity == "error"
+
+    @property
     def rank(self) -> int:
         """How near to a cause it is: specific, an error, a refused request, a complaint, an effect,
         a mere word."""
@@ -432,6 +443,8 @@ def cause_of(problems: Iterable[Seen]) -> Seen | None:
     """Return the root: the earliest specific issue, else the earliest error, else an effect; of
     errors at one time a known one.
 
+    What only looks like an error gives way to a known issue that may stop the engine.
+
     An error that is not known goes before a known one that came much later, while the server was
     starting: that one may be its consequence.
     """
@@ -441,6 +454,9 @@ def cause_of(problems: Iterable[Seen]) -> Seen | None:
     if not wanted:
         return None
     first = min(wanted, key=lambda p: (p.rank, p.at, not p.known, p.order))
+    if first.weak and not first.known:
+        wanted = [p for p in problems if p.may_stop] or [first]
+        return min(wanted, key=lambda p: (p.at, p.order))
     if first.rank == 0:
         earlier = [p for p in wanted if p.rank == 1 and not p.serving and _apart(p.at, first.at)]
         if earlier:
@@ -473,7 +489,7 @@ def verdict_on(cause: Seen | None, *, unfinished: bool, warned: bool) -> Verdict
         return "effects"
     if not cause.known:
         return "unknown"
-    return "cause" if cause.certain else "likely"
+    return "cause" if cause.certain and not cause.may_stop else "likely"
 
 
 def with_last_cause(problems: Sequence[Seen]) -> list[Seen]:

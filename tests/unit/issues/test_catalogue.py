@@ -52,7 +52,7 @@ def test_what_is_like_it_is_not_recognised():
 
 
 NEW = (
-    *("arguments", "collectives", "host_memory", "hub", "kernels", "ray", "software"),
+    *("arguments", "bringup", "collectives", "host_memory", "hub", "kernels", "ray", "software"),
     *("clients", "compose", "driver", "llamacpp", "registry", "remote", "scripts", "services"),
     "tensorrt",
 )
