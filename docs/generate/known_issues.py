@@ -25,11 +25,13 @@ TOPICS = {
     "engine": Topic(
         "The engine and the hub", ("engine", "requests", "tracebacks", "hub", "sglang")
     ),
-    "software": Topic("Versions of the software", ("software",)),
+    "software": Topic("Versions of the software", ("software", "toolchain")),
     "kernels": Topic("Kernels and quantization", ("kernels", "quantization")),
     "gemma4": Topic("Gemma 4", ("gemma4",)),
     "others": Topic("llama.cpp, Ollama and TensorRT-LLM", ("llamacpp", "tensorrt")),
-    "setup": Topic("Pulling, building and scripts", ("registry", "compose", "scripts")),
+    "setup": Topic(
+        "Pulling, building and scripts", ("registry", "compose", "scripts", "launchers")
+    ),
     "clients": Topic("Clients and proxies", ("clients",)),
     "memory": Topic("Memory", ("memory", "host_memory")),
     "pair": Topic("Two nodes: Ray and NCCL", ("pair", "ray", "collectives", "remote")),
