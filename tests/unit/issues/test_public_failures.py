@@ -13,7 +13,7 @@ from spark_cluster.issues.entries import catalogue
 ALL = cases()
 
 MEASURED_ONCE = {"fresh-2": 16}
-"""Sets that no cause was written from, and how many were right when they were measured."""
+"""Sets that were measured before any cause was written from them, and how many were right then."""
 
 
 @functools.cache
