@@ -21,9 +21,10 @@ def of(*lines: str) -> Explanation:
 
 
 def test_an_error_that_was_wrapped_is_known_by_both_of_its_lines():
-    found = of(GATE, f"    {REST}")
-    assert (found.cause.finding.id, found.verdict) == ("start-gate", "cause")
-    assert found.cause.finding.found.endswith("111.95 GiB).")
+    said = "ValueError: A speculative model was provided, but `num_speculative_tokens`"
+    found = of(said, "    was not provided")
+    assert (found.cause.finding.id, found.verdict) == ("speculative-config-wrong", "cause")
+    assert found.cause.finding.found.endswith("was not provided")
 
 
 @pytest.mark.parametrize(
