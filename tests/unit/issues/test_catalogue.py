@@ -32,6 +32,21 @@ def test_every_entry():
             assert issue.edit.name == issue.flag[2:], issue.id
 
 
+@pytest.mark.parametrize(
+    ("advice", "said"),
+    [
+        (r"image prune -a|system prune", "built here"),
+        (r"insecure-registries", "anyone on the way"),
+        (r"--privileged|seccomp=unconfined|apparmor=unconfined|StrictHostKeyChecking", "never"),
+        (r"chmod (?:-R )?0?777|iptables -F|ufw disable|setenforce 0|--insecure\b|curl -k", "never"),
+    ],
+)
+def test_advice_that_removes_or_opens_something_says_so(advice, said):
+    fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
+    found = [fix for fix in fixes if re.search(advice, fix)]
+    assert all(said in fix for fix in found), found
+
+
 def recognised(issue: Issue, sample: str) -> bool:
     """Whether a line shows it; lines above the last one are its traceback."""
     *above, line = (log_lines.read(raw).text for raw in sample.splitlines())
