@@ -407,6 +407,7 @@ def _flags(program: ProgramCall, engine: str, variables: Variables) -> vllm_flag
     text = variables.script(texts[at + 1]) if at >= 0 else ""
     if text:
         path = Path(texts[at + 1])
+        variables.room.take(8 * len(text))  # YAML takes longer to read than a shell text
         data, line = parse_yaml(text, path, lenient=True).data, program.words[at].line
         given = [Word(one, line) for one in vllm_flags.of_file(data)]
         program.words[at : at + 2] = []

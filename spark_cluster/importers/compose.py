@@ -407,8 +407,9 @@ def _entrypoint(file: ComposeFile, name: str, data: Mapping[str, Any]) -> list[s
     found = _ENTRYPOINT.search(text)
     if not found:
         return []
-    copied = re.search(rf"(?im)^[ \t]*COPY[ \t].*?(\S+)[ \t]+{re.escape(found[1])}[ \t]*$", text)
-    script = copied[1] if copied else found[1]
+    lines = (line.split() for line in text.splitlines())
+    copied = (w[-2] for w in lines if w[2:] and w[0].upper() == "COPY" and w[-1] == found[1])
+    script = next(copied, found[1])
     return [f"/{script}"] if file.kit.script(script) else []
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from spark_cluster.node import safe_paths
@@ -87,9 +89,17 @@ class KitFolder:
         itself, or the only one of this name, which the image has a copy of; empty for others."""
         found = self.path(name)
         if found is None:
-            named = [path for path in self.files() if path.name == name.rpartition("/")[2]]
+            named = self._by_name.get(name.rpartition("/")[2], [])
             found = named[0] if len(named) == 1 else None
         return self.text(found) if found else ""
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Path]]:
+        """The files by their names: a script may speak of many thousand paths."""
+        found = defaultdict[str, list[Path]](list)
+        for path in self.files():
+            found[path.name].append(path)
+        return found
 
     def files(self) -> Iterator[Path]:
         """Yield the regular files by depth and name, none of hidden folders."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import fnmatch
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, wraps
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -54,14 +56,21 @@ class LogPattern(Schema):
         return re.compile(self.pattern if self.pattern is not None else re.escape(self.has))
 
     @cached_property
-    def _exception(self) -> re.Pattern[str] | None:
-        return re.compile(self.unless) if self.unless is not None else None
+    def excluding(self) -> re.Pattern[str] | None:
+        return None if self.unless is None else re.compile(self.unless)
+
+    @cached_property
+    def in_line(self) -> tuple[str | None, ...]:
+        """What decides whether a line shows it; many patterns differ in `trace` only."""
+        return self.has, self.pattern, self.unless, self.memory_holder
 
     def is_in(self, line: str) -> bool:
         """Return True when a line shows it; what stands before is not looked at."""
-        shown = self.has in line and self.regex.search(line)
-        excluded = shown and self._exception is not None and self._exception.search(line)
-        return bool(shown and not excluded) and self.holder_as_wanted(line)
+        if self.has not in line or not self.regex.search(line):
+            return False
+        if self.excluding is not None and self.excluding.search(line):
+            return False
+        return self.holder_as_wanted(line)
 
     def cause_in(self, line: str) -> str:
         """Return the cause that a line tells; empty where it tells none."""
@@ -607,6 +616,9 @@ def for_check(check: str) -> tuple[Issue, ...]:
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBERS = re.compile(r"\b[0-9a-f]{8,}(?:-[0-9a-f]{4,12})*\b|[0-9]+")
 """Numbers, also those of requests and addresses in base 16, which stand as words."""
+_WORD = re.compile(r"[A-Za-z]+")
+_WORDS_WITHIN = re.compile(r"(?<=[^A-Za-z])[A-Za-z]+(?=[^A-Za-z])")
+"""Words of a literal that are whole words of every text that has it, too."""
 
 LONGEST = 4000
 """Characters of a line that are looked at closely; what matters stands at its beginning."""
@@ -660,11 +672,18 @@ def _possible() -> Callable[[str], tuple[Sign, ...]]:
     A shape is a text without its numbers. The lines of a flood of errors differ in numbers, so that
     they have few shapes, and what holds for one need not be looked for in each.
     """
-    literals = [(sign, _DIGITS.sub("", sign[1].has)) for sign in signs()]
+    by_word = defaultdict[str, list[tuple[int, Sign, str]]](list)
+    for place, sign in enumerate(signs()):
+        literal = _DIGITS.sub("", sign[1].has)
+        by_word[max(_WORDS_WITHIN.findall(literal), key=len, default="")].append(
+            (place, sign, literal)
+        )
 
     @lru_cache(maxsize=1024)
     def possible(shape: str) -> tuple[Sign, ...]:
-        return tuple(sign for sign, literal in literals if literal in shape)
+        words = by_word.keys() & {"", *_WORD.findall(shape)}
+        found = (one for word in words for one in by_word[word] if one[2] in shape)
+        return tuple(sign for _, sign, _ in sorted(found, key=itemgetter(0)))
 
     return possible
 
@@ -688,10 +707,15 @@ def recognise(
     """
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
+    shown: dict[tuple[str | None, ...], bool] = {}
     for issue, words in _possible()(shape_of(text)):
         if issue.fallback and found:
             break
-        if issue.id in found or not words.is_in(text):
+        if issue.id in found:
+            continue
+        if words.in_line not in shown:
+            shown[words.in_line] = words.is_in(text)
+        if not shown[words.in_line]:
             continue
         if issue.evidence is not None and issue.id not in evident:
             continue

@@ -58,7 +58,7 @@ _ERROR = re.compile(
     r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
     r"|^(Exception: .+)"
     r"|((?:\w+\.)*(?:OutOfResources|OutOfMemory): .+)"
-    r"|(\w+ rank=\[\d+\] died unexpectedly|Worker proc \S+ died unexpectedly)"
+    r"|(\w{1,80} rank=\[\d{1,9}\] died unexpectedly|Worker proc \S+ died unexpectedly)"
     r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
 )
 _BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(:?)$")

@@ -21,21 +21,21 @@ from test_layers import MODULES, PACKAGE, imports, layer, statements
 
 BUDGETS = {
     "errors": 40,
-    "node": 8_800,
+    "node": 8_600,
     "resources": 4_050,
     "agent": 2_150,
     "config": 5_850,
     "runner": 2_850,
     "models": 2_100,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
-    "issues": 2_600,
+    "issues": 2_650,  # pasted and wrapped lines, floods, texts made to take long
     "importers": 4_550,  # kits: compose files, scripts, also those in containers; README, limits
-    "engine": 9_150,
-    "doctor": 2_600,
+    "engine": 9_100,
+    "doctor": 2_550,
     "bench": 5_900,
     "dashboard": 400,
     "cli": 8_870,  # tables.py, changes.py: screens of 80 columns, changes in words
-    "roles, playbooks": 2_100,
+    "roles, playbooks": 2_050,
     "spark_cluster_lab": 5_500,
     "__main__": 3,
     PACKAGE: 20,

@@ -173,6 +173,8 @@ class Filling:
         failures = 0
         with self.cache.half(self.manifest.repository, file, self.source.alive) as half:
             while half.size < file.size:
+                if self._stopped.is_set():  # while what was there was read, or just before
+                    return True
                 begun = half.size
                 try:
                     self._add(half, file)

@@ -93,11 +93,32 @@ def test_shells_inside_of_shells_end(tmp_path: Path, text: str) -> None:
             "compose.yaml": f"{SERVICE}    env_file: [{'a.env, ' * 9000}]\n",
             "a.env": "".join(f"B{n}=1\n" for n in range(3000)),
         },
+        {
+            **{f"{number // 100}/{number}.txt": "" for number in range(1500)},
+            "serve.sh": "".join(f"/opt/{number}\n" for number in range(20_000)) + f"{SERVE}\n",
+            "start.sh": "docker run org/engine:1 bash /opt/serve.sh\n",
+        },
+        {
+            "compose.yaml": "services: {engine: {image: org/engine:1, build: .}}\n",
+            "Dockerfile": f'FROM x\nCOPY {"a" * 200_000}\nENTRYPOINT ["/opt/serve.sh"]\n',
+            "serve.sh": SERVE,
+        },
     ],
-    ids=["brackets", "documents", "sums", "sourced", "dots", "include", "env_file"],
+    ids=[
+        *("brackets", "documents", "sums", "sourced", "dots", "include", "env_file"),
+        *("paths", "copied"),
+    ],
 )
 def test_it_is_read_soon(tmp_path: Path, files: dict[str, str]) -> None:
     assert "name: Qwen/Qwen3-8B" in read(tmp_path, files)
+
+
+def test_a_file_of_flags_that_many_commands_name_is_not_read_for_each(tmp_path: Path) -> None:
+    files = {
+        "a.yaml": f"port: 1\nx: [{'1, ' * 40_000}]\n",
+        "start.sh": f"{SERVE} --config a.yaml\n" * 2000,
+    }
+    assert "repeat to more than 2,000,000 characters" in read(tmp_path, files)
 
 
 def test_many_large_scripts_are_not_all_read(tmp_path: Path) -> None:
