@@ -146,3 +146,85 @@ def test_a_shape_without_a_kernel_gets_no_advice_to_change_the_backend():
     ).cause
     assert said.finding.id == "sparse-mla-shape"
     assert said.certain
+
+
+USAGE = (
+    "Exception in thread Thread-1 (_report_usage_worker):\n"
+    "Traceback (most recent call last):\n"
+    '  File "/x/vllm/usage/usage_lib.py", line 173, in _report_usage_worker\n'
+    "    self._report_usage_once(model_architecture, usage_context, extra_kvs)\n"
+    "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)\n"
+)
+
+
+def test_a_report_of_use_that_fails_is_not_blamed_for_a_later_error():
+    """The set fresh-3: the traceback came first, and the advice was to fetch the model again."""
+    alone = of(USAGE)
+    assert {seen.finding.id for seen in alone.problems} == {"usage-report-failed"}
+    later = of(USAGE + "RuntimeError: No compiled nvfp4 quantization kernel\n")
+    assert later.cause.finding.id == "no-code-for-gpu"
+    model = "ValueError: Expecting value: line 1 column 1 (char 0) in /models/m/config.json\n"
+    assert of(USAGE + model).cause.finding.id == "model-file-not-json"
+
+
+def test_a_build_without_a_gpu_is_not_explained_by_the_missing_driver():
+    """The set fresh-3: vLLM warns when it is imported, and pip fails for another reason."""
+    warning = (
+        "WARNING 05-10 02:50:17 [interface.py:243] Failed to import from vllm._C: "
+        "ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')\n"
+    )
+    build = (
+        "  Preparing metadata (pyproject.toml): started\n"
+        '  File "/x/pyproject_hooks/_in_process/_in_process.py", line 77, in _build_backend\n'
+        "ModuleNotFoundError: No module named 'scikit_build_core'\n"
+    )
+    start = "RuntimeError: Failed to infer device type, please set the environment variable\n"
+    assert of(warning + build).cause.finding.id == "build-backend-missing"
+    assert of(warning + start).cause.finding.id == "driver-not-in-container"
+    assert of(warning + build + start).cause.finding.id != "device-not-found"
+
+
+def test_a_library_that_engines_share_does_not_make_it_sglang():
+    """The set fresh-3: tvm_ffi below FlashInfer and TileLang, in logs of vLLM."""
+    shared = (
+        '  File "/x/tvm_ffi/cython/function.pxi", line 929, in tvm_ffi.core.Function.__call__\n'
+    )
+    own = '  File "/x/sglang/jit_kernel/utils.py", line 7, in f\n'
+    error = "RuntimeError: Check failed: something\n"
+    named = [seen.finding.id for seen in of(shared + error).problems]
+    assert "sglang-kernel-compiled" not in named
+    assert of(own + shared + error).cause.finding.id == "sglang-kernel-compiled"
+
+
+@pytest.mark.parametrize(
+    ("log", "id", "step"),
+    [
+        (
+            "triton.compiler.errors.CompilationError: at 57:18:\n"
+            "    acc = tl.load(bias_ptr + feat)\n"
+            "AttributeError(\"'NoneType' object has no attribute 'type'\")\n",
+            "triton-code-refused",
+            "patch",
+        ),
+        (
+            "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms\n",
+            "head-not-reachable",
+            "ip -br address",
+        ),
+    ],
+)
+def test_what_misled_in_the_newest_unseen_set_leads_on(log, id, step):
+    """The set fresh-3."""
+    said = of(log).cause.finding
+    assert (said.id, step in said.fix) == (id, True)
+
+
+def test_tiles_that_the_autotuner_skips_are_no_failure():
+    """The set fresh-3: only warnings, and the advice was to change the backend."""
+    found = of(
+        "WARNING - autotuner.py:485 - [Autotuner]: Skipping tactic 15, due to failure while "
+        "profiling: [TensorRT-LLM][ERROR] Failed to initialize cutlass TMA WS grouped gemm.\n"
+    )
+    assert [(s.finding.id, s.finding.severity) for s in found.problems] == [
+        ("autotuner-skips-tiles", "info")
+    ]
