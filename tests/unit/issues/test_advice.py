@@ -181,6 +181,9 @@ def test_a_build_without_a_gpu_is_not_explained_by_the_missing_driver():
     start = "RuntimeError: Failed to infer device type, please set the environment variable\n"
     assert of(warning + build).cause.finding.id == "build-backend-missing"
     assert of(warning + start).cause.finding.id == "driver-not-in-container"
+    installed = "  Preparing metadata (pyproject.toml): finished with status 'done'\n"
+    toolkit = 'docker: could not select device driver "" with capabilities: [[gpu]].\n'
+    assert of(installed + toolkit).cause.finding.id == "driver-not-in-container"
     assert of(warning + build + start).cause.finding.id != "device-not-found"
 
 
