@@ -34,16 +34,22 @@ if TYPE_CHECKING:
     from spark_cluster.issues.entries import Issue, KnownIssueMatch
 
 
-def show_finding(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
+def show_finding(
+    console: Console, found: KnownIssueMatch, *, place: str = "", doubtful: bool = False
+) -> None:
     """A finding in full: title and id, what was seen, why, what to do.
 
     Args:
         place: where it was seen, and when.
+        doubtful: it is the likeliest of several that its line can mean.
     """
     from rich.padding import Padding
 
     named = f"  {found.id}" if found.id else ""
-    console.print(styled("{} [bold]{}[/][dim]{}[/]", mark(found.severity), found.title, named))
+    sign, title = mark(found.severity), found.title
+    if doubtful:
+        sign, title = mark("unknown"), f"perhaps: {title}"
+    console.print(styled("{} [bold]{}[/][dim]{}[/]", sign, title, named))
     rows = [painted(place, "dim")] if place else []
     rows.append(painted(found.found))
     rows += [painted(found.cause, "dim")] if found.cause else []
@@ -330,7 +336,8 @@ def _show_explanation(app: App, explanation: Explanation) -> None:
     other = [p for p in main if p is not cause and not p.known and (certain or p.weak)]
     shown = [p for p in main if p is cause or (p not in other and p.finding.severity != "info")]
     for seen in shown:
-        show_finding(console, seen.finding, place=_seen_at(seen))
+        doubtful = seen.known and seen.broad
+        show_finding(console, seen.finding, place=_seen_at(seen), doubtful=doubtful)
     if explanation.verdict not in ("warnings", "no-error"):
         _list_seen(app, "other errors" if certain else "other lines that look like errors", other)
     _list_seen(app, "consequences of the above", [p for p in now if p.follows and p is not cause])

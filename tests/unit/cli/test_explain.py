@@ -37,6 +37,11 @@ def test_an_effect_without_its_cause_says_so():
     assert "worker-died" in text
 
 
+def test_what_a_line_can_mean_among_other_things_is_no_cause():
+    text = run("-", stdin="ValueError: invalid literal for int() with base 10: ''\n")
+    assert text.splitlines()[1].startswith("? perhaps: ")
+
+
 def test_a_log_in_which_nothing_is_recognised_is_not_called_free_of_errors():
     text = run("-", stdin="$ vllm serve /models/m --kv-cache-memory-bytes 1G\n")
     assert text.startswith("neither an error nor a start was recognised")
