@@ -292,7 +292,7 @@ class StoredImage:
 
     @property
     def short_digest(self) -> str:
-        """The begin of its digest; of an image that no registry has, of its id."""
+        """The beginning of its digest; of an image that no registry has, of its id."""
         return (self.digests[0].partition("@")[2] if self.digests else self.id)[7:19]
 
     @property

@@ -69,7 +69,7 @@ class StoredModel(Revision):
 
     @property
     def shown(self) -> str:
-        """Its name, with the begin of the commit."""
+        """Its name, with the beginning of the commit."""
         return short(self.repository, self.commit)
 
     @property
@@ -120,7 +120,7 @@ class KeptModel:
 
     @property
     def shown(self) -> str:
-        """Its name, with the begin of the commit."""
+        """Its name, with the beginning of the commit."""
         return short(self.repository, self.commit)
 
 

@@ -63,13 +63,13 @@ TRACES = 2000
 """Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
 
 SHOWN = 300
+"""Characters of a quoted line."""
+
 WRAPPED = 3
 """Lines after an error that may be the rest of it."""
 
 PASTED = 8
 """Lines of a text that is no log, but what someone copied of one."""
-
-"""Characters of a quoted line."""
 
 ERRORS = (
     *("Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),

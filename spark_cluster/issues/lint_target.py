@@ -388,9 +388,9 @@ def of_target(
         UsageError: there is no recipe of that name, or it does not do this size.
         InvalidFile: the file cannot be read as any of the known formats.
     """
-    path = other_file(name, project)
-    if path is None:
-        return _of_recipe(project.resolve("recipes", name), project, tp, allow)
+    path = project.resolve("recipes", name)
+    if _is_ours(path):
+        return _of_recipe(path, project, tp, allow)
     from spark_cluster.importers.files import read_file
 
     launch = read_file(path).launch

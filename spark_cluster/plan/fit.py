@@ -162,7 +162,8 @@ def fit(
     """
     launch = with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
-    whole = weights_gib or whole_gib(launch, serving, own=has_own_memory(rooms))
+    own = has_own_memory(rooms)
+    whole = whole_gib(launch, serving, own=own) if weights_gib is None else weights_gib
     fitted = _fitted(launch, serving, rooms, whole, runtime_gib)
     cache = _cache(launch, serving, fitted.kv_low_gib)
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:

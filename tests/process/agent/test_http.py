@@ -15,7 +15,7 @@ from spark_cluster.node import http
 
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 TLS_RECORD = b"\x16\x03\x03\x40\x00"
-"""The begin of a handshake message of 16 KiB."""
+"""The beginning of a handshake message of 16 KiB."""
 
 
 class Dripping:
