@@ -23,7 +23,7 @@ GEMMA_31B = Geometry(
     ),
     tied=True,
     max_positions=262144,
-    other_parameters=550_000_000,
+    tower_parameters=550_000_000,
 )
 GEMMA_26B = Geometry(
     name="google/gemma-4-26B-A4B-it",
@@ -40,7 +40,7 @@ GEMMA_26B = Geometry(
     experts=Experts(count=128, top_k=8, layers=30, intermediate=704),
     tied=True,
     max_positions=262144,
-    other_parameters=550_000_000,
+    tower_parameters=550_000_000,
 )
 LLAMA_70B = Geometry(
     name="meta-llama/Llama-3.3-70B-Instruct",

@@ -275,7 +275,8 @@ class Geometry:
         rotary_width: elements of the tables of rotary positions for one position.
         table_parameters: of tables of n-grams (Engram, per-layer embeddings), whose format its
             config does not say; they are in no sum.
-        other_parameters: vision and audio towers and what else is read once a request at most.
+        tower_parameters: of vision and audio towers.
+        embedding_tables: entries of a vector for each layer, of which most are never read.
         quantization: as its own config says; None for plain BF16.
         kv_dtype: what the checkpoint asks for its KV cache (`fp8`), which is what vLLM's `auto`
             becomes then; None: nothing.
@@ -306,7 +307,8 @@ class Geometry:
     rotary_width: int = 0
     table_parameters: int = 0
     architectures: tuple[str, ...] = ()
-    other_parameters: int = 0
+    tower_parameters: int = 0
+    embedding_tables: int = 0
     quantization: str | None = None
     kv_dtype: str | None = None
     dtype: str = "bfloat16"
@@ -320,6 +322,11 @@ class Geometry:
     def is_moe(self) -> bool:
         """True if the model has experts."""
         return self.experts is not None
+
+    @property
+    def other_parameters(self) -> int:
+        """Parameters that are read once a request at most."""
+        return self.tower_parameters + self.embedding_tables
 
     @property
     def blocks(self) -> int:

@@ -29,6 +29,8 @@ from spark_cluster.plan.room import (
     ranks_remark,
     sequences,
     stage_gib,
+    text_only,
+    tower_bytes,
     whole_gib,
     with_default_batch,
 )
@@ -206,12 +208,12 @@ def _fitted(
     """
     weights, loaded = _weights(launch, serving, whole)
     beside = _runtime(launch, serving, rooms, measured)
-    total, smallest = beside.total, min(room.total_gib for room in rooms)
+    total = beside.total + _weights_spread(launch, serving, weights)
+    smallest = min(room.total_gib for room in rooms)
     highest = min(memory_share.utilization(room.memory) for room in rooms)
-    most = (1 + WEIGHTS_MORE) * weights + total.high + _asked_gib(launch, serving)
-    needed = memory_share.least(most, smallest)
+    needed = memory_share.least(weights + total.high + _asked_gib(launch, serving), smallest)
     share, kv_gib = _share(launch, smallest, weights + total.expected, needed, highest)
-    low, high = _ends(kv_gib, total, weights) if share is not None else (kv_gib, kv_gib)
+    spread = total if share is not None else NOTHING
     return Fit(
         launch,
         serving,
@@ -226,8 +228,8 @@ def _fitted(
         needed=needed,
         highest=highest,
         kv_gib=max(kv_gib, 0.0),
-        kv_low_gib=max(low, 0.0),
-        kv_high_gib=max(high, 0.0),
+        kv_low_gib=max(kv_gib + spread.expected - spread.high, 0.0),
+        kv_high_gib=max(kv_gib + spread.expected - spread.low, 0.0),
         cache=_cache(launch, serving, kv_gib),
         remarks=(),
     )
@@ -241,10 +243,18 @@ def _weights(launch: Launch, serving: ServingSetup, whole: float) -> tuple[float
     return weights, max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
 
 
-def _ends(kv_gib: float, total: Range, weights: float) -> tuple[float, float]:
-    """Return the least and the most that a share leaves for the cache, GiB."""
-    low = kv_gib + total.expected - total.high - WEIGHTS_MORE * weights
-    return low, kv_gib + total.expected - total.low
+def _weights_spread(launch: Launch, serving: ServingSetup, weights: float) -> Range:
+    """Return how much less and more than counted the weights of a node can take, GiB.
+
+    While BF16 is quantized to FP8 on the way in, PyTorch may keep the room of the two largest
+    matrices (measured-kv-unseen-2: 1.05 GiB of Qwen2.5-32B, nothing of three others), and the
+    matrices of a tower are quantized too where its class passes that on (Qwen3-VL).
+    """
+    more, less, geometry = WEIGHTS_MORE * weights, 0.0, serving.geometry
+    if serving.quantization == "fp8-online":
+        more += 8 * geometry.intermediate * geometry.hidden / launch.tp / GIB
+        less += 0.0 if text_only(launch) else tower_bytes(serving) / 2 / launch.tp / GIB
+    return Range(-less, 0.0, more)
 
 
 def _runtime(

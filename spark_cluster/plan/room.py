@@ -19,6 +19,7 @@ from spark_cluster.config.recipe_schema import json_object
 from spark_cluster.config.schema import Document, Hidden, Rounded, printed
 from spark_cluster.errors import UsageError
 from spark_cluster.models.memory_share import GIB, GIB_KIB
+from spark_cluster.models.naming import has_trait
 from spark_cluster.models.shape import MATRICES, Geometry
 from spark_cluster.models.weights import drafter_bytes
 from spark_cluster.plan.kv import is_mtp, vllm_version
@@ -171,9 +172,6 @@ def for_batch_gib(tokens: int, *, own: bool = False) -> float:
 EMBEDDING_BYTES = 2
 """Bytes of an element of the embedding, which quantized checkpoints leave in BF16."""
 
-TABLES_BESIDE_TOWER = "gemma"
-"""Models whose small sizes count per-layer embeddings next to the tower: both are kept."""
-
 MXFP4_PADDING, WHOLE_TILE = 1.016, 128
 """Kernels round MXFP4 experts of odd widths and their scales up (`oracle/mxfp4.py`): gpt-oss-20b on
 one H100 (source: measured-kv-unseen; 3.5 % for the 120B at TP=2). Not known on a Spark, whose
@@ -201,11 +199,36 @@ def whole_gib(launch: Launch, serving: ServingSetup, *, own: bool = False) -> fl
         return launch.weights_gib + drafter
     else:
         size = serving.weights.memory_bytes() + (_mtp_bytes(serving) if mtp else 0.0)
-    if text_only(launch) and not geometry.model_type.startswith(TABLES_BESIDE_TOWER):
-        size -= serving.weights.part("other").bytes
+    if text_only(launch):
+        size -= tower_bytes(serving)
+    size += _held_more_bytes(serving)
     if own and serving.quantization == "mxfp4" and geometry.hidden % WHOLE_TILE:
         size *= MXFP4_PADDING
     return size / GIB + more + drafter
+
+
+def tower_bytes(serving: ServingSetup) -> float:
+    """Return the bytes of the vision and audio towers."""
+    geometry, other = serving.geometry, serving.weights.part("other")
+    return other.bytes * geometry.tower_parameters / max(1, geometry.other_parameters)
+
+
+def _held_more_bytes(serving: ServingSetup) -> float:
+    """Bytes that vLLM holds in addition to the weights of a checkpoint.
+
+    Latent attention keeps `kv_b_proj` in 16 bits too where it is quantized (`mla_attention.py`,
+    `process_weights_after_loading`). Quantization to FP8 while loading makes a gate for experts
+    that have none (`online/moe_base.py`, `w13_weight`). Both by vLLM's source of 0.26 and measured
+    there (measured-kv-unseen-2).
+    """
+    geometry, weights, latent = serving.geometry, serving.weights, serving.geometry.latent
+    more = 0.0
+    if latent and not latent.output_rank and weights.part("attention").format != "bf16":
+        of_a_head = latent.rank * (latent.nope_dim + latent.value_dim)
+        more += 2 * latent.layers * latent.q_heads * of_a_head
+    if serving.quantization == "fp8-online" and has_trait(geometry.model_type, "ungated_mlp"):
+        more += weights.part("experts").bytes / 2
+    return more
 
 
 def _mtp_bytes(serving: ServingSetup) -> float:

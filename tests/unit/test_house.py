@@ -26,8 +26,8 @@ BUDGETS = {
     "agent": 2_150,
     "config": 5_850,
     "runner": 2_850,
-    "models": 2_100,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
-    "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
+    "models": 2_105,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
+    "plan": 3_780,  # runtime.py: what a server takes beside weights and cache, by its parts
     "issues": 2_650,  # pasted and wrapped lines, floods, texts made to take long
     "importers": 4_550,  # kits: compose files, scripts, also those in containers; README, limits
     "engine": 9_100,

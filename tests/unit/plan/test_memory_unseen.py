@@ -1,14 +1,16 @@
 """The KV cache at a share against logs of launches that no figure had been read from.
 
-`tests/data/gpu/kv-unseen`: the plan of 26 launches was written down first (`planned.json`), then
-they were started once on two H100s with dummy weights; 13 came as far as the cache within the time
-that there was. Nothing is logged in advance here: the weights are computed too.
+`tests/data/gpu/kv-unseen` and `kv-unseen-2`: plans were written down first (`planned.json`), then
+the launches were started once with dummy weights: 26 on two H100s, of which 13 came as far as the
+cache within the time that there was, and 30 on four H200s, of which 22 did. Nothing is logged in
+advance here: the weights are computed too.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,66 +23,95 @@ from spark_cluster.models.memory_share import GIB_KIB
 from spark_cluster.plan.fit import Fit, fit
 from spark_cluster.plan.room import NodeMemory
 
-DATA = Path(__file__).parents[2] / "data" / "gpu" / "kv-unseen"
-MODELS: dict[str, Any] = json.loads((DATA / "models.json").read_text())
-PLANNED: dict[str, Any] = {
-    launch["name"]: launch for launch in json.loads((DATA / "planned.json").read_text())["launches"]
-}
-TOTAL_GIB, FREE_GIB = 79.18, 78.66
+DATA = Path(__file__).parents[2] / "data" / "gpu"
 
 
-def logged(name: str) -> float | None:
-    """GiB for the KV cache; None for a launch that was not made or did not come so far."""
-    log = DATA / f"{name}.log"
-    found = re.search(
-        r"Available KV cache memory: ([\d.]+)", log.read_text() if log.exists() else ""
-    )
-    return float(found[1]) if found else None
+@dataclass(frozen=True)
+class UnseenLaunch:
+    """A launch that was planned first, its model's config, and its log."""
+
+    name: str
+    args: dict[str, Any]
+    config: dict[str, Any]
+    planned: dict[str, Any]
+    log: str
+    gpu: str
+    gib: tuple[float, float]
+
+    def logged(self, text: str) -> float | None:
+        """The last figure after a text; None where the launch did not come so far."""
+        found = re.findall(rf"{text} ([\d.]+)", self.log)
+        return float(found[-1]) if found else None
+
+    def plan(self) -> Fit:
+        """What is planned now."""
+        args = dict(self.args)
+        tp = int(args.pop("tensor-parallel-size", 1))
+        online = args.pop("quantization", None) == "fp8"
+        given = "fp8-online" if online else str(quantization(self.config) or "bf16")
+        launch = Launch(self.name, quantization=given, tp=tp, vllm="0.26.0", args=args)
+        total, free = (round(gib * GIB_KIB) for gib in self.gib)
+        memory = Memory(total, free, of_gpu=True)
+        rooms = [NodeMemory(f"gpu{n}", memory, gpu=self.gpu) for n in range(tp)]
+        return fit(launch, from_config(self.config, self.name), rooms)
 
 
-MEASURED = {name: gib for name in PLANNED if (gib := logged(name)) is not None}
+def launches(folder: str, card: str, gpu: str, gib: tuple[float, float]) -> list[UnseenLaunch]:
+    """Those of a folder that were started."""
+    data = DATA / folder
+    models = json.loads((data / "models.json").read_text())
+    found = []
+    for row in json.loads((data / "planned.json").read_text())["launches"]:
+        log, planned = data / f"{row['name']}.log", row["planned"]
+        if log.exists():
+            config = models[row["model"]]["config"]
+            said = planned.get(card, planned)
+            found.append(
+                UnseenLaunch(row["model"], row["args"], config, said, log.read_text(), gpu, gib)
+            )
+    return found
 
 
-def plan(name: str) -> Fit:
-    """What is planned now."""
-    args = dict(PLANNED[name]["args"])
-    model, tp = PLANNED[name]["model"], int(args.pop("tensor-parallel-size", 1))
-    config = MODELS[model]["config"]
-    given = str(args.pop("quantization", None) or quantization(config) or "bf16")
-    launch = Launch(model, quantization=given, tp=tp, vllm="0.26.0", args=args)
-    memory = Memory(round(TOTAL_GIB * GIB_KIB), round(FREE_GIB * GIB_KIB), of_gpu=True)
-    rooms = [NodeMemory(f"gpu{n}", memory, gpu="NVIDIA H100 80GB HBM3") for n in range(tp)]
-    return fit(launch, from_config(config, model), rooms)
+FIRST = launches("kv-unseen", "H100", "NVIDIA H100 80GB HBM3", (79.18, 78.66))
+SECOND = launches("kv-unseen-2", "H200", "NVIDIA H200", (139.8, 139.28))
+CACHE, WEIGHTS = "Available KV cache memory:", "Model loading took"
 
 
-def test_what_the_plan_had_said_of_launches_unseen() -> None:
-    """Measured once, before anything was changed; docs/explanation/planning.md has the figures."""
-    said = {name: PLANNED[name]["planned"] for name in MEASURED}
-    errors = {name: said[name]["gib"] / gib - 1 for name, gib in MEASURED.items()}
-    close = [name for name, error in errors.items() if abs(error) <= 0.05]
-    within = [
-        name for name, gib in MEASURED.items() if said[name]["low"] <= gib <= said[name]["high"]
-    ]
-    assert (len(MEASURED), len(close), len(within)) == (13, 11, 8)
-    assert sum(map(abs, errors.values())) / len(errors) == pytest.approx(0.018, abs=0.001)
-    assert sum(errors.values()) / len(errors) == pytest.approx(0.005, abs=0.001)
+def each(text: str) -> pytest.MarkDecorator:
+    """A test for each launch that logged a figure, which it gets too."""
+    found = [(one, one.logged(text)) for one in (*FIRST, *SECOND)]
+    rows = [(one, gib) for one, gib in found if gib is not None]
+    return pytest.mark.parametrize(("launch", "gib"), rows, ids=[one.name for one, _ in rows])
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_the_cache_is_within_5_percent_and_in_range_since(name: str) -> None:
-    found, gib = plan(name), MEASURED[name]
+@pytest.mark.parametrize(
+    ("measured", "counts", "mean", "bias"),
+    [(FIRST, (13, 11, 8), 0.018, 0.005), (SECOND, (22, 21, 16), 0.033, 0.032)],
+)
+def test_what_the_plan_had_said_of_launches_unseen(
+    measured: list[UnseenLaunch], counts: tuple[int, int, int], mean: float, bias: float
+) -> None:
+    """Measured once, before anything was changed: all, within 5 %, in the range."""
+    found = [(one.planned, gib) for one in measured if (gib := one.logged(CACHE)) is not None]
+    errors = [said["gib"] / gib - 1 for said, gib in found]
+    close = sum(abs(error) <= 0.05 for error in errors)
+    within = sum(said["low"] <= gib <= said["high"] for said, gib in found)
+    assert (len(found), close, within) == counts
+    assert sum(map(abs, errors)) / len(errors) == pytest.approx(mean, abs=0.001)
+    assert sum(errors) / len(errors) == pytest.approx(bias, abs=0.001)
+
+
+@each(CACHE)
+def test_the_cache_is_within_5_percent_and_in_range_since(launch: UnseenLaunch, gib: float) -> None:
+    found = launch.plan()
     assert found.kv_gib == pytest.approx(gib, rel=0.05)
     assert found.kv_low_gib - 0.01 <= gib <= found.kv_high_gib + 0.01
 
 
-LOADED = {
-    log.stem: float(re.findall(r"Model loading took ([\d.]+) GiB", log.read_text())[-1])
-    for log in sorted(DATA.glob("*.log"))
-}
-
-
-@pytest.mark.parametrize("name", LOADED)
-def test_the_weights_are_those_that_were_loaded(name: str) -> None:
+@each(WEIGHTS)
+def test_the_weights_are_those_that_were_loaded(launch: UnseenLaunch, gib: float) -> None:
     """Of ERNIE one layer has no experts; of a text-only Qwen3.5 no tower is loaded; MTP layers, and
-    the mergers of a tower, are. The padding of MXFP4 was read from the 20B at TP=1."""
-    assert plan(name).weights_gib == pytest.approx(LOADED[name], rel=0.02)
+    the mergers of a tower, are. The padding of MXFP4 was read from the 20B at TP=1. PyTorch may
+    keep the room of two matrices that were quantized while loading."""
+    online = launch.args.get("quantization") == "fp8"
+    assert launch.plan().weights_gib == pytest.approx(gib, rel=0.035 if online else 0.02)
