@@ -152,14 +152,6 @@ def test_tools_in_steps(tmp_path, url):
     assert found.questions[0].ttft_ms is None, "not known of an answer that is not streamed"
 
 
-def test_wrong_answers_are_measured(tmp_path, url):
-    Server.answer = staticmethod(lambda body: (200, reply("Paris", stream=body["stream"])))
-    found, _, _ = measured(tmp_path, url, "tool_call")
-    assert found.status == "ok"
-    assert found.metrics["score"].mean == 0.0
-    assert {one.wrong for one in found.questions} == {'no tool was called; it says "Paris"'}
-
-
 NO_PICTURES = json.dumps({"error": {"message": "paris is not a multimodal model", "code": 400}})
 
 

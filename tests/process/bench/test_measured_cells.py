@@ -253,15 +253,6 @@ def test_a_cell_that_lost_its_server_is_measured_again_once(plan, monkeypatch, c
     assert calls(folder) == ["a", "a", "b"]
 
 
-def test_a_server_that_has_ended(plan, monkeypatch, capsys):
-    Health.status = 503
-    monkeypatch.setattr(measure, "HEALTH_S", 0.0)
-    folder = plan("a")
-    assert here(folder) == measure.NO_SERVER
-    assert "does not answer" in capsys.readouterr().err
-    assert not (folder / "cells/a.json").exists()
-
-
 def test_one_replica_that_has_ended(plan, monkeypatch, capsys):
     """What the other one does alone is no result of both."""
     monkeypatch.setattr(measure, "HEALTH_S", 0.0)

@@ -234,12 +234,6 @@ def test_whose_fault_it_is():
     assert not ask(OUT_OF_MEMORY, spark2=Unreachable("lost"))
 
 
-def test_a_reason_is_one_printable_line_of_bounded_length():
-    why = sequence.not_started(Failed("a\x1b[31m\nb " + "c" * 2000))
-    assert why.startswith("the server did not start: a\ufffd[31m b cc")
-    assert len(why) < 450
-
-
 def test_the_stage_of_an_error_is_the_innermost_one(cluster):
     play = cluster.play
     with pytest.raises(Failed), play.stage("outer"), play.stage("load"):

@@ -90,27 +90,6 @@ def test_every_measurement_has_a_source_and_every_exclusion_a_reason():
     assert len(linked) >= len(measured_runs()) - 6
 
 
-def test_names_of_runs_are_unique():
-    names = [run.id for run in measured_runs()]
-    assert len(set(names)) == len(names)
-
-
-def test_shapes_of_the_benchmark_have_the_size_in_their_name():
-    """27B, 9B, 122B, 235B: counted from the shape."""
-    from benchmarks.predictions.points import geometry_of
-    from spark_cluster.models.weights import parameters
-
-    for name, billions in (
-        ("Qwen/Qwen3.6-27B", 27),
-        ("Qwen/Qwen3.5-9B", 9),
-        ("Qwen/Qwen3.5-122B-A10B", 122),
-        ("Qwen/Qwen3-235B-A22B", 235),
-        ("MiniMaxAI/MiniMax-M2.5", 229),
-    ):
-        total = sum(parameters(geometry_of(name, name)).values())
-        assert total == pytest.approx(billions * 1e9, rel=0.01)
-
-
 def test_a_run_becomes_what_it_served():
     runs = {run.id: run for run in measured_runs()}
     serving = serving_of(runs["kubis gpt-oss-120b TP=2"])

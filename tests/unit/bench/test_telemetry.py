@@ -126,22 +126,6 @@ def test_each_figure_has_a_column():
     assert names - set(COLUMNS) == {"processes", "notes", "drafts"}
 
 
-def test_eight_hours_of_two_nodes_are_small(tmp_path):
-    path = tmp_path / "telemetry.parquet"
-    row = rows(line(0), line(1))[1]
-    hours = 8 * 3600
-    write_parquet(
-        path,
-        (
-            dataclasses.replace(row, node=node, time=NOON + timedelta(seconds=second),
-                                power_w=40 + second % 17 / 7)
-            for second in range(0, hours, 8)
-            for node in ("spark1", "spark2")
-        ),
-    )  # fmt: skip
-    assert path.stat().st_size < 500_000
-
-
 def test_json_lines_are_there_at_once(tmp_path):
     out = writer(tmp_path / "t.jsonl")
     out.write(rows(line(0))[0])

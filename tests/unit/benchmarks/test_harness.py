@@ -74,12 +74,6 @@ def test_what_is_met():
     assert judged[1].shown == "5.5 s"
 
 
-def test_what_is_not_known_is_not_met():
-    judged = figures.verdicts(figures.Deviation(math.nan), [], [], [])
-    assert not any(one.met for one in judged)
-    assert {one.to_dict()["value"] for one in judged} == {None}
-
-
 def test_a_reading_of_the_sampler():
     stat = "77 (python3 (x)) S 1 77 77 0 -1 4194560 1 0 0 0 120 30 5 6 20 0 2 0 100 1 1\n"
     assert reading(f"1000.50 1900.00\n{stat}", 100) == (1000.5, 1.5)

@@ -28,15 +28,6 @@ def test_the_play_has_50_resources_of_which_35_can_change(tmp_path):
     assert work.RESOURCES - unchanging == work.CHANGES
 
 
-def test_our_templates_and_copies_give_what_is_expected(tmp_path):
-    work.Sources(tmp_path).write()
-    contents = {r.path: r.content for r in resources(tmp_path) if type(r).__name__ == "File"}
-    assert len(contents) == len(work.COPIES) + len(work.TEMPLATES)
-    for path, content in contents.items():
-        text = content.decode() if isinstance(content, bytes) else content
-        assert text.rstrip("\n") == work.expected()["files"][path]
-
-
 def test_ansible_recap(tmp_path):
     recap = "spark1 : ok=50   changed=35   unreachable=0    failed=0    skipped=0\n"
     assert tool(Ansible, tmp_path).changes(f"PLAY RECAP ***\n{recap}") == {"spark1": 35}

@@ -9,9 +9,9 @@ Keys of a case:
     none: beginnings of ids that no resource has.
     refused: words of the error.
 
-`common` stands for what all cases of a file have. In a field, `{"has": ...}` stands for a text with
-this one in it, a list with these items or a mapping with these; `{"lacks": [...]}` for one without; `{"lines": ...}` for
-the lines of a text, without comments.
+`common` is what all cases of a file have. In a field, `{"has": ...}` stands for a text with this
+one in it, a list with these items or a mapping with these; `{"lacks": [...]}` for one without them;
+`{"lines": ...}` for the lines of a text, without comments.
 """
 
 from dataclasses import replace
@@ -51,7 +51,9 @@ def server_of(tp, **fields):
 def node_of(case):
     facts = dict(case.get("facts", {}))
     user, linked = facts.pop("user", "nvidia"), case.get("linked", True)
-    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    facts = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+    }
     nodes = [a_spark(index, linked=linked, **facts) for index in range(case.get("nodes", 1))]
     nodes = [replace(node, user=user) for node in nodes]
     return together(*nodes)[case.get("at", 0)]
