@@ -142,21 +142,6 @@ def test_every_file_runs_the_commands_that_the_table_says():
         assert told <= runs(file), file
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "# user(*readme.words('make test'))",
-        "def test_it():\n    '''It runs `make test`.'''\n    readme.words('make test')",
-        "@pytest.mark.soak\ndef test_it():\n    user(*readme.words('make test'))",
-        "pytestmark = [pytest.mark.lab, pytest.mark.gpu]\nuser(*readme.words('make test'))",
-    ],
-)
-def test_a_mention_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str):
-    monkeypatch.setattr(readme, "CHECKOUT", tmp_path)
-    put(tmp_path / "test_mention.py", source)
-    assert runs("test_mention.py") == set()
-
-
 def test_commands_of_a_page():
     """Of blocks for a shell, with or without a prompt, and of the text."""
     page = (

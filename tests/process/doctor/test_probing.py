@@ -100,11 +100,6 @@ def test_full_size_packets_on_every_way(inventory: Inventory, monkeypatch: Any) 
     assert "do" in argv
 
 
-def test_a_packet_that_is_lost_once_is_no_trouble(inventory: Inventory, monkeypatch: Any) -> None:
-    found = probed(inventory, monkeypatch, Fake(lost=1), Fake())
-    assert all(ping.small and ping.full for ping in found.pings)
-
-
 def test_a_server_that_is_healthy_and_does_not_answer(
     inventory: Inventory, monkeypatch: Any
 ) -> None:

@@ -86,10 +86,6 @@ def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub: LabHub,
     assert operations.act(Host(root=node.root), {"op": "store", **asked})["missing"] == 0
 
 
-def test_the_token_is_in_no_argument_list_and_not_shown(hub: LabHub) -> None:
-    assert "hf_secret" not in repr(model(hub, token="hf_secret"))
-
-
 def test_a_result_is_the_last_line() -> None:
     assert answer_of('progress\n{"commit": "a"}\n', "", "org/m") == {"commit": "a"}
 

@@ -165,13 +165,6 @@ def test_a_request_whose_user_has_gone_is_ended(guarded: int, engine: Engine) ->
     assert engine.gone.wait(HANG_S), "vLLM would go on computing for nobody"
 
 
-def test_one_connection_carries_many_requests(guarded: int, engine: Engine) -> None:
-    first = f"GET /a HTTP/1.1\r\nHost: x\r\n{AUTH}\r\n"
-    answer = converse(guarded, first * 3 + request("GET", "/b", AUTH))
-    assert answer.count("HTTP/1.1 200") == 4
-    assert engine.lines == ["GET /a HTTP/1.1"] * 3 + ["GET /b HTTP/1.1"]
-
-
 def test_headers_have_a_limit(guarded: int, engine: Engine) -> None:
     assert status(converse(guarded, request("GET", "/a", f"{AUTH}X: {'x' * 20_000}\r\n"))) == 400
     many = "".join(f"X-{number}: x\r\n" for number in range(200))

@@ -123,11 +123,6 @@ def test_the_certificate_of_the_user(role):
     assert 'ssl crt "${CREDENTIALS_DIRECTORY}/certificate.pem"' in text(found, proxy.CONFIG)
 
 
-def test_the_certificate_that_is_made_names_address_and_node(role):
-    made = one(role("endpoint", a_spark(), tls="self-signed", **GIVEN), "SelfSignedCertificate")
-    assert made.names == ("spark1", "10.89.0.11")
-
-
 def test_what_status_reads(role):
     found = role("endpoint", a_spark(), tls="self-signed", api_key=KEY, **GIVEN)
     told = proxy.described(text(found, proxy.DESCRIPTION))

@@ -10,20 +10,6 @@ from spark_cluster.config.facts import Interface
 from spark_cluster.errors import Failed
 
 
-def test_both_twins_in_one_file(role):
-    (netplan,) = role("network", a_spark(1))
-    assert netplan.path == "/etc/netplan/99-spark-cluster.yaml"
-    assert netplan.addresses == {
-        "enp1s0f1np1": "192.168.177.12/24",
-        "enP2p1s0f1np1": "192.168.178.12/24",
-    }
-    assert netplan.mtu == dict.fromkeys(netplan.addresses, 9000)
-    assert netplan.confirm_within_s == 20.0
-    assert (
-        "enP2p1s0f1np1:\n      addresses: [192.168.178.12/24]\n      mtu: 9000" in netplan.content
-    )
-
-
 def test_addresses_of_the_users_own_are_left_alone(role):
     node = a_spark()
     theirs = replace(node.links[0], address=IPv4Interface("10.1.1.1/24"), ours=False)

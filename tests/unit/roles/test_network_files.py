@@ -67,6 +67,7 @@ def test_our_file_has_what_others_leave_open(role, a_pair, layout):
     (netplan,) = role("network", replace(node, cluster=()))
     assert netplan.path == "/etc/netplan/99-spark-cluster.yaml" not in layout.files
     assert netplan.addresses == POOL | layout.given
+    assert netplan.confirm_within_s == 20.0
     theirs = [d for name in POOL for d in node.facts.netplan.of_others(name)]
     assert set(netplan.mtu) == set(POOL) - {d.interface for d in theirs if d.mtu and d.addresses}
     if not netplan.mtu:
