@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import File, Unit
+from spark_cluster.resources import Unit
 from spark_cluster.resources import unit as module
 
 FILE = "/etc/systemd/system/spark-vllm.service"
@@ -41,18 +41,6 @@ def unit(node, name="spark-vllm.service"):
         return state["units"][name]
 
 
-def test_absent_is_started_and_then_left(systemd):
-    systemd.must_change(SERVER)
-    running = unit(systemd)
-    assert (running["active"], running["file"]) == ("active", "enabled")
-    assert running["runs"] == SERVER.text == systemd.path(FILE).read_text()
-    before = len(systemd.calls("systemd"))
-    assert systemd.apply(SERVER).verdict == "ok"
-    assert len(systemd.calls("systemd")) == before + 1
-    assert systemd.check(SERVER).verdict == "ok"
-    assert unit(systemd)["starts"] == 1
-
-
 def test_what_drifted_is_repaired(systemd):
     systemd.apply(SERVER)
     for drift in ({"active": "inactive"}, {"active": "failed"}, {"file": "disabled"}):
@@ -64,16 +52,6 @@ def test_what_drifted_is_repaired(systemd):
     result = systemd.apply(SERVER)
     assert result.verdict == "change"
     assert "-ExecStart=/bin/true" in result.diff
-
-
-def test_restart_when_what_it_reads_has_changed(systemd):
-    file = File("/etc/marker", content="1")
-    dependent = dataclasses.replace(SERVER, restart_when=(file,))
-    assert [r.verdict for r in systemd.results(file, dependent)] == ["change", "change"]
-    assert [r.verdict for r in systemd.results(file, dependent)] == ["ok", "ok"]
-    other = File("/etc/marker", content="2")
-    assert [r.verdict for r in systemd.results(other, dependent)] == ["change", "change"]
-    assert unit(systemd)["starts"] == 2
 
 
 @pytest.mark.parametrize("restart", ["always", "no"])

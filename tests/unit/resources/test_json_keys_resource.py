@@ -42,20 +42,6 @@ def test_other_keys_stay_with_their_places_and_the_files_mode(node):
     assert node.apply(OURS).verdict == "ok"
 
 
-def test_a_key_of_another_kind_is_replaced(node):
-    node.put(PATH, '{"log-opts": "none"}')
-    assert node.apply(OURS).verdict == "change"
-    assert document(node)["log-opts"] == {"max-size": "50m"}
-
-
-def test_lists_and_false_and_empty_objects_are_values(node):
-    node.put(PATH, "{}")
-    wanted = JsonKeys(PATH, keys={"hosts": ("a", "b"), "live-restore": False, "features": {}})
-    assert node.apply(wanted).verdict == "change"
-    assert document(node) == {"hosts": ["a", "b"], "live-restore": False, "features": {}}
-    assert node.apply(wanted).verdict == "ok"
-
-
 @pytest.mark.parametrize("keys", [{"a": object()}, {"a": b"x"}])
 def test_refused(keys):
     with pytest.raises(InvalidResource, match="JsonKeys"):
