@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from fabric_results import RDMA, measured, node, told
 from factories import make_node, make_recipe, put
 from fake_cluster import FakeCluster, Make
@@ -142,26 +143,11 @@ def test_the_document_is_read_again(tmp_path):
     assert load_fabric(path) == load_fabric(tmp_path / "f") == record
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"format": "other"}, "format"),
-        ({"nodes": []}, "nodes"),
-        ({"more": 1}, "more"),
-        (
-            {"allreduce": [{"bytes": 8, "latency_us": -1, "bus_gb_s": 1, "values_us": []}]},
-            "latency",
-        ),
-        (
-            {"allreduce": [{"bytes": 8, "latency_us": 1e300, "bus_gb_s": 1, "values_us": []}]},
-            "range",
-        ),
-    ],
-)
-def test_a_document_that_is_none(tmp_path, change, said):
+@each_case(__file__, "wrong_fabric_documents.json")
+def test_a_document_that_is_none(tmp_path, case):
     data = json.loads(measured().model_dump_json())
-    (tmp_path / FILE).write_text(json.dumps({**data, **change}))
-    with pytest.raises(InvalidFile, match=said):
+    (tmp_path / FILE).write_text(json.dumps({**data, **case["change"]}))
+    with pytest.raises(InvalidFile, match=case["said"]):
         load_fabric(tmp_path)
 
 

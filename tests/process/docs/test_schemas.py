@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import pytest
+from cases import each_case
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from program import Program
@@ -87,28 +88,10 @@ def test_shipped_files_fit(kind, path):
     check(made()[kind], yaml(path))
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("inventory", ONE_NODE + "server: {}"),
-        ("inventory", ONE_NODE + "serve: {port: 70000}"),
-        ("inventory", ONE_NODE + "settings: {power: {max_mhz: fast}}"),
-        ("inventory", ONE_NODE + "settings: {power: {max_mhzz: 1800}}"),
-        ("inventory", "nodes: {spark1: {address: 192.0.2.1, fabric: dettect}}"),
-        ("inventory", ONE_NODE + "become: {password: hunter2}"),
-        ("recipe", "name: x"),
-        ("suite", "{name: x, prompt: [0]}"),
-        ("suite", "{name: x, promt: [1]}"),
-        (
-            "recipe",
-            "{name: x, model: {name: m, served_name: m}, image: {ref: i}, "
-            "gpu_memory_utilization: 1.5}",
-        ),
-    ],
-)
-def test_mistakes_are_seen(kind, text):
+@each_case(__file__, "mistakes.json")
+def test_mistakes_are_seen(case):
     with pytest.raises(ValidationError):
-        check(made()[kind], yaml(text))
+        check(made()[case["kind"]], yaml(case["text"]))
 
 
 def test_settings_of_a_role_of_the_users_own_are_not_refused():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from doctor_cases import ALL_DOWN, NOT_SICK, SICK, SWAP, UNLIKE
 from doctor_samples import (
     STARTED,
@@ -94,23 +95,12 @@ def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
     assert {f.id: f.found for f in examine.judge(nodes) if f.status != "ok"} == {}
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "words"),
-    [
-        ("-m 2 -s 100,100", "ok", "active"),
-        ("-m 2 -s 100", "warn", "-s 100 (SIGKILL below 50 %)"),
-        ("-m 2", "warn", "-s 10"),
-        ("-m 2 -s80,40", "warn", "-s 80,40"),
-        ("-m 2 -S 1048576", "warn", "-S 1048576"),
-        ("-m 2 -s NaN", "warn", "-s NaN"),
-        ("--prefer (-s 100,100) -m 2", "warn", "-s 10"),
-    ],
-)
-def test_free_swap_that_keeps_earlyoom_from_acting(options: str, status: str, words: str) -> None:
+@each_case(__file__, "earlyoom.json")
+def test_free_swap_that_keeps_earlyoom_from_acting(case: dict[str, Any]) -> None:
     """P08: earlyoom's limits are joined by AND, and GPU memory leaves swap free."""
-    running = "/usr/bin/earlyoom\0-r\0" + "3600\0" + options.replace(" ", "\0") + "\0"
+    running = "/usr/bin/earlyoom\0-r\0" + "3600\0" + case["options"].replace(" ", "\0") + "\0"
     result = found("memory.earlyoom", earlyoom=running, swaps=SWAP)
-    assert (result.status, words in result.found) == (status, True), result
+    assert (result.status, case["words"] in result.found) == (case["status"], True), result
     assert found("memory.earlyoom", earlyoom=running).status == "ok", "there is no swap"
 
 

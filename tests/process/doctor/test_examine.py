@@ -8,6 +8,7 @@ from typing import Any
 
 import factories
 import pytest
+from cases import each_case
 from doctor_samples import seen
 
 from spark_cluster.config.inventory import Inventory
@@ -132,19 +133,11 @@ def test_what_a_shipped_check_brings_is_asked_too(monkeypatch: pytest.MonkeyPatc
 SILENT = Unreachable("10.0.0.2:22 did not answer within 10 s", hint="check that it is on")
 
 
-@pytest.mark.parametrize(
-    ("address", "pings", "cause"),
-    [
-        ("10.0.0.2", True, "its memory is exhausted"),
-        ("10.0.0.2", False, "it is off"),
-        ("100.101.102.103", None, "Tailscale SSH takes port 22"),
-        ("spark2.local", None, ""),
-    ],
-)
-def test_why(address: str, pings: bool | None, cause: str) -> None:
-    result = examine.unreached("spark2", address, SILENT, pings)
+@each_case(__file__, "unreached.json")
+def test_why(case: dict[str, Any]) -> None:
+    result = examine.unreached("spark2", case["address"], SILENT, case["pings"])
     assert (result.id, result.status) == ("system.reachable", "fail")
-    assert cause in result.cause
+    assert case["cause"] in result.cause
     assert "did not answer within 10 s" in result.found
     assert result.fix
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from bench_runs import SLOWER, STEADY, TOOL, cell, key, record, setup
+from cases import each_case
 
 from spark_cluster.bench.compare import compare, part_of
 from spark_cluster.bench.record import NodeRecord, Prediction
@@ -49,34 +50,17 @@ def test_several_requests_have_a_wider_floor():
     assert compare(a, b).rows[0].difference.verdict == "same"
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"version": "0.3.5"}, "version of the load generator: 0.4.0 in A, 0.3.5 in B"),
-        ({"name": "vllm-bench"}, "load generator: llama-benchy in A, vllm-bench in B"),
-        ({"latency_mode": "generation"}, "latency mode: api in A, generation in B"),
-        ({"prefix_caching": True}, "prefix caching: off in A, on in B"),
-    ],
-)
-def test_another_tool_is_not_compared(changed, reason):
-    other = record(cell(tg_tps=STEADY), tool=TOOL.model_copy(update=changed))
-    assert reasons(PLAIN, other) == [reason, reason]
+@each_case(__file__, "other_tools.json")
+def test_another_tool_is_not_compared(case):
+    other = record(cell(tg_tps=STEADY), tool=TOOL.model_copy(update=case["changed"]))
+    assert reasons(PLAIN, other) == [case["reason"], case["reason"]]
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"tp": 2}, "tensor-parallel size: 1 in A, 2 in B"),
-        ({"replicas": 2}, "replicas: 1 in A, 2 in B"),
-        ({"model_revision": "abc"}, "model revision: main in A, abc in B"),
-        ({"quantization": ""}, "quantization: fp8-online in A, not known in B"),
-        ({"kv_cache_dtype": "auto", "tp": 2}, "KV cache type: fp8 in A, auto in B; tensor-"),
-    ],
-)
-def test_another_server_is_not_compared(changed, reason):
-    found = reasons(PLAIN, record(cell(tg_tps=STEADY), setups=[setup(**changed)]))
+@each_case(__file__, "other_servers.json")
+def test_another_server_is_not_compared(case):
+    found = reasons(PLAIN, record(cell(tg_tps=STEADY), setups=[setup(**case["changed"])]))
     assert len(found) == 2
-    assert all(text.startswith(reason) for text in found)
+    assert all(text.startswith(case["reason"]) for text in found)
 
 
 def test_another_load_or_a_failed_cell_is_not_compared():
