@@ -28,16 +28,6 @@ def text(resources, path):
     return str(one(resources, "File", path).content)
 
 
-def test_the_service_of_the_package_is_not_started(role):
-    mask, package = role("haproxy", a_spark())
-    assert mask.argv == ("systemctl", "mask", "haproxy.service")
-    program, masked = "/usr/sbin/haproxy", "/etc/systemd/system/haproxy.service"
-    # Only where the package was not there before.
-    assert mask.unless == ("test", "-e", program, "-o", "-L", masked)
-    assert package.package == "haproxy"
-    assert role("haproxy", together(a_spark(), a_spark(1))[1]) == []
-
-
 def test_the_key_is_nowhere_but_its_digest(role):
     found = role("endpoint", a_spark(), api_key=KEY, **GIVEN)
     wire = json.dumps([to_wire(resource) for resource in found])
