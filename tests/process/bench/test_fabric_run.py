@@ -31,7 +31,6 @@ from spark_cluster.bench.fabric_run import (
     record_of,
     result_in,
 )
-from spark_cluster.bench.record import save_document
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.topology import Link
 from spark_cluster.engine.names import SERVER
@@ -120,12 +119,6 @@ def test_what_was_seen_comes_first():
     assert judged(measured(nodes=cleared)).issues == (), "sockets are listed and RDMA was taken"
 
 
-def test_figures_of_cpus_are_not_judged():
-    found = judged(measured(0.3, backend="gloo"))
-    assert found.verdict == "not judged"
-    assert not found.issues
-
-
 def test_figures_of_other_gpus_are_not_judged():
     """Of two H100s over sockets nothing is known that they could be compared with."""
     nodes = tuple(node(name, SOCKETS, device="NVIDIA H100 80GB HBM3") for name in ("a", "b"))
@@ -134,13 +127,6 @@ def test_figures_of_other_gpus_are_not_judged():
     assert found.reasons == ("NVIDIA H100 80GB HBM3: what to expect is known of Sparks only",)
     sparks = measured(nodes=(node("a", device="NVIDIA GB10"), node("b")))
     assert judged(sparks).verdict == "as expected"
-
-
-def test_the_document_is_read_again(tmp_path):
-    record = judged(measured(12.1))
-    path = tmp_path / "f" / FILE
-    save_document(record, path)
-    assert load_fabric(path) == load_fabric(tmp_path / "f") == record
 
 
 @each_case(__file__, "wrong_fabric_documents.json")

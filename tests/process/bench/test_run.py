@@ -29,7 +29,7 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.topology import Link
 from spark_cluster.engine import tool_checks
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile
 
 
 @pytest.fixture
@@ -176,22 +176,6 @@ def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):
     argv = cell["runs"][0]["argv"]
     assert argv[argv.index("--base-url") + 1] == "http://127.0.0.1:8000"
     assert argv[argv.index("--max-concurrency") + 1] == "3", "all of them at one endpoint"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "not a record of a run: Expecting"),
-        ('{"format": "other.v9"}', "format: found 'other.v9'"),
-        ('{"format": "spark-cluster.bench.v1"}', "Field required"),
-    ],
-)
-def test_a_record_that_is_none(tmp_path, text, said):
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(InvalidFile, match=said):
-        load_record(tmp_path)
-    with pytest.raises(UsageError, match="No such file"):
-        load_record(tmp_path / "nowhere")
 
 
 def test_a_record_of_an_earlier_version_is_read(tmp_path):

@@ -333,12 +333,6 @@ def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
     assert {(id, issue) for id, issue in every - sick if id not in known} == set()
 
 
-def test_names_are_unique_and_say_what_was_looked_at() -> None:
-    ids = [check.id for check in examine.ALL]
-    assert len(ids) == len(set(ids))
-    assert all(check.looked_at for check in (*examine.NODE, *examine.PAIR))
-
-
 def test_findings_are_sorted_and_selected() -> None:
     sick = seen(1, hcas=ALL_DOWN, units=None)
     every = examine.judge([sick, seen(2)])

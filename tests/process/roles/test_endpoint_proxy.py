@@ -186,12 +186,6 @@ def test_vllm_is_not_there(guarded: int, engine: Engine) -> None:
 # -- without a key, with TLS -------------------------------------------------------------------
 
 
-def test_open_to_all(tmp_path: Path, engine: Engine) -> None:
-    with proxied(tmp_path, a_spark(), engine.port) as port:
-        assert status(converse(port, request("GET", "/v1/models"))) == 200
-        assert not (tmp_path / Path(proxy.KEYS).name).exists()
-
-
 def test_tls_with_the_certificate_that_was_made(tmp_path: Path, engine: Engine) -> None:
     node = a_spark()
     with proxied(tmp_path, node, engine.port, api_key=KEY, tls="self-signed") as port:

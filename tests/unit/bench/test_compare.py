@@ -9,12 +9,10 @@ from bench_runs import SLOWER, STEADY, TOOL, cell, key, record, setup
 from cases import each_case
 
 from spark_cluster.bench.compare import compare, part_of
-from spark_cluster.bench.record import NodeRecord, Prediction
+from spark_cluster.bench.record import NodeRecord
 from spark_cluster.bench.references import (
     DATA,
-    against_plan,
     against_published,
-    coverage,
     published,
 )
 from spark_cluster.config.schema import as_json
@@ -184,17 +182,3 @@ def test_another_model_or_size_is_said():
 
 
 # -- predictions -----------------------------------------------------------------------------------
-
-
-def test_predictions_that_hold():
-    low = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
-    off = Prediction(metric="pp_tps", key=key(), low=1, value=2, high=3)
-    gone = Prediction(metric="pp_tps", key=key(depth=1), low=1, value=2, high=3)
-    run = record(
-        cell(tg_tps=STEADY, pp_tps=[4.0] * 5), setups=[setup(predictions=(low, off, gone))]
-    )
-    found = against_plan(run)
-    assert [row.is_inside for row in found] == [True, False]
-    assert coverage(found) == 0.5
-    assert found[1].error == -0.5
-    assert coverage([]) is None

@@ -35,13 +35,6 @@ def test_the_time_between_and_around_cells():
     assert math.isnan(figures.around(record(), 5.0))
 
 
-def test_throughput():
-    assert figures.throughputs(record((0, 1))) == {"c0": [10.0, 12.0]}
-    assert figures.throughputs(record((0, 1), status="failed")) == {}
-    result = {"benchmarks": [{"tg_throughput": {"values": [10.0, 11.0]}}]}
-    assert figures.by_hand({"c0": result}) == {"c0": [10.0, 11.0]}
-
-
 def test_by_how_much_it_differs():
     ours = [{"a": [9.9, 9.9], "b": [20.0]}, {"a": [9.9], "c": [1.0]}]
     theirs = [{"a": [10.0, 10.0], "b": [20.0]}]

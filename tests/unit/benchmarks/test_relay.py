@@ -76,12 +76,6 @@ def test_other_frames_are_no_segments(other):
     assert parse(other) is None
 
 
-def test_udp_is_no_segment():
-    udp = bytearray(frame(LAPTOP, NODE, 1, SYN))
-    udp[23] = 17
-    assert parse(bytes(udp)) is None
-
-
 def test_the_first_words_are_not_a_turn():
     assert Talk().say(10).say(10).total() == Traffic(1, 0, 20, 0)
 
@@ -89,10 +83,6 @@ def test_the_first_words_are_not_a_turn():
 def test_each_answer_that_is_answered_is_a_turn():
     talk = Talk().say(10).hear(20).say(5).say(5).hear(7).hear(7).say(1)
     assert talk.total() == Traffic(connections=1, turns=2, bytes_up=21, bytes_down=34)
-
-
-def test_acknowledgements_do_not_count():
-    assert Talk().hear(20).say(0).hear(0).say(0).total().turns == 0
 
 
 def test_segments_sent_again_do_not_count():
@@ -110,13 +100,6 @@ def test_a_port_used_again_is_a_new_connection():
     talk.counter.sent(Segment(talk.laptop, talk.node, 777, SYN, 0))
     talk.counter.sent(Segment(talk.laptop, talk.node, 778, ACK, 10))
     assert talk.total() == Traffic(connections=2, turns=0, bytes_up=20, bytes_down=10)
-
-
-def test_other_ports_do_not_count():
-    counter = TurnCounter()
-    counter.sent(Segment(LAPTOP, ("10.0.0.1", 80), 1, SYN, 0))
-    counter.received(Segment(("10.0.0.1", 80), LAPTOP, 1, ACK, 5))
-    assert counter.take() == {}
 
 
 def test_nodes_are_counted_separately_and_taking_starts_again():

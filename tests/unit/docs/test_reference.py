@@ -90,12 +90,6 @@ def test_every_command_and_option_is_described():
         assert [option.opts for option in options if not option.help] == [], name
 
 
-def test_global_options_are_told_once():
-    page = commands.render()
-    assert "`--json`" in page.partition("\n## init")[0]
-    assert "`--json`" not in page.partition("\n## up")[2].partition("\n## ")[0]
-
-
 def test_exit_statuses_are_those_of_the_commands_at_a_glance():
     told = AT_A_GLANCE.partition("Exit status: ")[2].partition(". ")[0] + "10"
     numbers = {int(number) for number in re.findall(r"\b(\d+)\b", told)}
@@ -140,11 +134,6 @@ def test_text_of_the_code_is_literal():
     assert code("it`s") == "``it`s``"
     assert code("`x`") == "`` `x` ``"
     assert table(("a",), []) == ""
-
-
-def test_help_text_keeps_marked_lines():
-    text = "One\ntwo.\n\n\b\na  b\nc  d\n\nEnd."
-    assert commands.help_text(text) == "One two.\n\n```\na  b\nc  d\n```\n\nEnd."
 
 
 def test_the_python_api_has_a_text_for_all():
