@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +14,13 @@ from bench_runs import begun
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
-from spark_cluster.bench import generators
 from spark_cluster.bench.expansion import Step, expand, result
 from spark_cluster.bench.on_node import EndedCell
-from spark_cluster.bench.record import NodeRecord, Record, Setup, load_record
+from spark_cluster.bench.record import NodeRecord, Setup, load_record
 from spark_cluster.bench.references import predictions
 from spark_cluster.bench.sequence import on_loopback
 from spark_cluster.bench.steps import BenchRun, job_of, results_of
-from spark_cluster.bench.suite import Suite, canonical
+from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench_measure
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
@@ -39,19 +37,7 @@ def project(tmp_path: Path) -> Project:
 
 def made(folder: Path, **suite: Any) -> BenchRun:
     given = Suite.model_validate({"name": "s", "recipes": ["r"], "prompt": [8, 16], **suite})
-    record = Record(
-        id="20261122-1",
-        suite="s",
-        suite_text=canonical(given),
-        spark_cluster="0",
-        started=datetime(2026, 11, 22, tzinfo=UTC),
-        status="running",
-        tool=generators.of(given).tool(given),
-        setups=(),
-        cells=(),
-        recipes=("r",),
-    )
-    return BenchRun(record, given, expand(given), folder)
+    return begun(given, folder, expand(given))
 
 
 def test_results_are_in_the_suites_order_and_the_first_one_stays(tmp_path):

@@ -116,6 +116,8 @@ def test_short_forms_are_allowed(given):
         ("output-recipes-list", ["recipes", "list"]),
         ("output-recipes-search", ["recipes", "search", "gpt-oss"]),
         ("output-bench-suites", ["bench", "suites", "dual"]),
+        ("output-lint", ["lint", "gemma4-31b-fp8"]),
+        ("output-explain", ["explain", str(CHECKOUT / "tests/data/vllm_worker_killed.log")]),
         ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
         *(
             ("output-recipes-show", ["recipes", "show", path.stem])
