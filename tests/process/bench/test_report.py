@@ -35,25 +35,10 @@ from spark_cluster.bench.record import (
     load_record,
 )
 from spark_cluster.bench.report import COLUMNS, build, sections, write_report
-from spark_cluster.bench.report.plots import (
-    NodeTelemetry,
-    line_of,
-    measured_plots,
-    telemetry_plots,
-)
+from spark_cluster.bench.report.plots import NodeTelemetry, line_of, measured_plots, telemetry_plots
 from spark_cluster.bench.report.rendering import Table, escape, fenced, style
-from spark_cluster.bench.report.results import (
-    Results,
-    answers,
-    headline,
-    verdict,
-)
-from spark_cluster.bench.report.tables import (
-    DECLARED,
-    ROWS,
-    SEVERAL,
-    tables_of,
-)
+from spark_cluster.bench.report.results import Results, answers, headline, verdict
+from spark_cluster.bench.report.tables import DECLARED, ROWS, SEVERAL, tables_of
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
 from spark_cluster.cli.options import take_globals

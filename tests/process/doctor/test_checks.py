@@ -27,11 +27,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from spark_cluster.doctor import examine
-from spark_cluster.doctor.observations import (
-    CheckResult,
-    Observations,
-    Probed,
-)
+from spark_cluster.doctor.observations import CheckResult, Observations, Probed
 from spark_cluster.issues.entries import catalogue
 from spark_cluster.node.containers import ContainerState, LogLine, moment, parse_state
 from spark_cluster.resources import Unit

@@ -7,14 +7,7 @@ import subprocess
 
 import pytest
 
-from spark_cluster.resources import (
-    Directory,
-    HostKeys,
-    InvalidResource,
-    MachineId,
-    SshKey,
-    Swap,
-)
+from spark_cluster.resources import Directory, HostKeys, InvalidResource, MachineId, SshKey, Swap
 
 needs_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
 

@@ -276,10 +276,7 @@ KINDS = pytest.mark.parametrize("tls", [None, "self-signed"], ids=["plain", "TLS
 def test_who_connects_and_says_nothing_is_cut_off(tmp_path, engine, tls):
     """All places are taken, by any number of addresses: only for as long as silence is suffered."""
     few = {**SHORT, "maxconn 4096": "maxconn 20"}
-    with (
-        proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=few) as port,
-        silent(port, 60),
-    ):
+    with proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=few) as port, silent(port, 60):
         assert health(port, tls=tls is not None).startswith("HTTP/1.1 200")
 
 

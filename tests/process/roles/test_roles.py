@@ -23,13 +23,7 @@ from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV
 from spark_cluster.engine.names import PAUSE, SERVER
 from spark_cluster.errors import Refused
 from spark_cluster.node.values import LaptopFile, Secret
-from spark_cluster.resources import (
-    Command,
-    Container,
-    Directory,
-    File,
-    NftTable,
-)
+from spark_cluster.resources import Command, Container, Directory, File, NftTable
 
 KEY = "hunter2-the-api-key"
 TOKEN = "0123456789abcdef" * 4

@@ -10,11 +10,7 @@ from cases import each_case
 
 from spark_cluster.bench.compare import compare, part_of
 from spark_cluster.bench.record import NodeRecord
-from spark_cluster.bench.references import (
-    DATA,
-    against_published,
-    published,
-)
+from spark_cluster.bench.references import DATA, against_published, published
 from spark_cluster.config.schema import as_json
 from spark_cluster.errors import UsageError
 

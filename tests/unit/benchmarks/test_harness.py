@@ -46,11 +46,7 @@ def test_by_how_much_it_differs():
 
 @pytest.mark.parametrize(
     ("factor", "scatter", "text"),
-    [
-        (1.0, 0.001, "met"),
-        (1.05, 0.001, "not met"),
-        (1.0, 0.3, "not shown: it scatters too much"),
-    ],
+    [(1.0, 0.001, "met"), (1.05, 0.001, "not met"), (1.0, 0.3, "not shown: it scatters too much")],
 )
 def test_scatter_is_no_difference(factor, scatter, text):
     drawn = random.Random(1)

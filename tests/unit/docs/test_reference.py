@@ -9,14 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from docs.generate import (
-    commands,
-    constants,
-    docstring,
-    exit_status,
-    python_api,
-    resources,
-)
+from docs.generate import commands, constants, docstring, exit_status, python_api, resources
 from docs.generate.code import (
     API_RESULTS,
     INVENTORY,

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.resources import (
-    DiskSpace,
-    Sysctl,
-)
+from spark_cluster.resources import DiskSpace, Sysctl
 
 
 @pytest.mark.parametrize(

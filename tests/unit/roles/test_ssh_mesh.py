@@ -8,10 +8,7 @@ from role_samples import a_spark, ids, one, together
 OWN = ["Directory:/etc/spark-cluster/mesh", "SshKey:/etc/spark-cluster/mesh/id_ed25519"]
 
 
-@pytest.mark.parametrize(
-    "second",
-    [None, a_spark(1, mesh_key=""), a_spark(1, host_keys=())],
-)
+@pytest.mark.parametrize("second", [None, a_spark(1, mesh_key=""), a_spark(1, host_keys=())])
 def test_only_the_own_key_until_all_are_known(role, second):
     """Or a run with --limit would take away what a run on all has put in."""
     node = together(a_spark(), second)[0] if second else together(a_spark())[0]
