@@ -8,7 +8,7 @@ from waiting import HANG_S
 
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Container, File, Image
+from spark_cluster.resources import Container, Image
 
 KEYS = "/var/lib/spark-cluster/secrets/ray"
 RAY = Container(
@@ -144,17 +144,6 @@ def test_check_mode_does_not_guess_when_the_image_will_change(docker):
     pinned = Image("vllm:1", digest="sha256:" + "2" * 64)
     result = docker.check(pinned, RAY)
     assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:1")
-
-
-def test_trigger_makes_it_again_once(docker):
-    docker.path("/etc").mkdir()
-    docker.apply(RAY)
-    file = File("/etc/env", content="1")
-    ray = dataclasses.replace(RAY, restart_when=(file,))
-    assert [r.verdict for r in docker.results(file, ray, check=True)] == ["change", "change"]
-    assert [r.verdict for r in docker.results(file, ray)] == ["change", "change"]
-    assert [r.verdict for r in docker.results(file, ray)] == ["ok", "ok"]
-    assert made(docker) == 2
 
 
 @pytest.mark.parametrize("restart", ["unless-stopped", "no"])
