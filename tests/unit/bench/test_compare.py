@@ -33,15 +33,14 @@ def test_a_slower_run_is_worse():
     assert found.summary == "1 worse (figures of 1 cell)"
 
 
-def test_of_times_less_is_better():
-    a, b = record(cell(ttfr_ms=STEADY)), record(cell(ttfr_ms=SLOWER))
-    assert compare(a, b).rows[0].difference.verdict == "better"
-
-
-def test_several_requests_have_a_wider_floor():
-    load = key(concurrency=4)
-    a, b = record(cell(load=load, tg_tps=STEADY)), record(cell(load=load, tg_tps=SLOWER))
-    assert compare(a, b).rows[0].difference.verdict == "same"
+@pytest.mark.parametrize(
+    ("load", "metric", "verdict"),
+    [(key(), "ttfr_ms", "better"), (key(concurrency=4), "tg_tps", "same")],
+    ids=["of times less is better", "several requests have a wider floor"],
+)
+def test_what_less_means(load, metric, verdict):
+    a, b = (record(cell(load=load, **{metric: values})) for values in (STEADY, SLOWER))
+    assert compare(a, b).rows[0].difference.verdict == verdict
 
 
 @each_case(__file__, "other_tools.json")
