@@ -90,13 +90,6 @@ def test_machine_id_of_another_is_replaced(node):
     assert node.apply(mine).verdict == "ok"
 
 
-@pytest.mark.parametrize("there", ["", "uninitialized\n", "short"])
-def test_machine_id_that_is_none(node, there):
-    node.put("/etc/machine-id", there)
-    node.must_converge(MachineId())
-    assert not node.path("/var").exists() or not node.path("/var/lib/dbus").exists()
-
-
 @needs_keygen
 def test_only_shared_host_keys_are_made_again(node, shared):
     folder, shared = node.path("/etc/ssh"), shared[0]
