@@ -56,41 +56,6 @@ def test_a_machine_that_claims_the_users_key_limits_no_one(accounts, line, optio
     assert accounts.apply(limited).verdict == "change", "what the mesh itself has put in"
 
 
-RENAMED = {"sole": True, "own_comments": "mesh-"}
-
-
-@pytest.mark.parametrize("was", [LIMITS, ('from="10.9.9.9"',), ()])
-@pytest.mark.parametrize("options", [LIMITS, ()])
-def test_a_line_of_our_own_under_an_earlier_name(accounts, was, options):
-    """A node was renamed in the inventory: its line gets the new name and the new options."""
-    old = AuthorizedKey("me", f"{ONE} mesh-spark2", sole=True, options=was)
-    assert accounts.results(AuthorizedKey("me", f"{TWO} mesh-spark1"), old)[-1].verdict == "change"
-    renamed = AuthorizedKey("me", f"{ONE} mesh-left", **RENAMED, options=options)
-    accounts.must_change(renamed)
-    limits = ",".join(options)
-    assert accounts.path(FILE).read_text() == (
-        f"{TWO} mesh-spark1\n" + f"{limits} {ONE} mesh-left\n".lstrip()
-    )
-    assert accounts.apply(renamed).verdict == "ok"
-
-
-@pytest.mark.parametrize("comment", ["me@laptop", "my mesh-spark2", ""])
-def test_a_line_of_the_users_is_none_of_our_own(accounts, comment):
-    """Only the beginning of a comment makes it ours."""
-    users, stale = f"{ONE} {comment}".strip(), f'from="10.9.9.9" {ONE} mesh-spark2'
-    accounts.put(FILE, f"{users}\n{stale}\n", mode=0o600)
-    accounts.path("/home/me/.ssh").chmod(0o700)
-    claimed = AuthorizedKey("me", f"{ONE} mesh-left", **RENAMED, options=LIMITS)
-    assert f"line 1: the key that is declared as 'mesh-left' stands there as {comment!r}" in (
-        accounts.apply(claimed).error
-    )
-    assert accounts.path(FILE).read_text() == f"{users}\n{stale}\n"
-    free = AuthorizedKey("me", f"{ONE} mesh-left", **RENAMED, options=())
-    assert accounts.apply(free).verdict == "change"
-    assert accounts.path(FILE).read_text() == f"{users}\n{ONE} mesh-left\n"
-    assert accounts.apply(free).verdict == "ok"
-
-
 def test_check_mode_sees_an_earlier_file(accounts):
     accounts.path("/home/me/.ssh").mkdir(mode=0o700)
     accounts.put(FILE, f"{ONE}\n", mode=0o600)
