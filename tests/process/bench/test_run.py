@@ -54,7 +54,10 @@ def test_results_are_in_the_suites_order_and_the_first_one_stays(tmp_path):
 def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
     run = made(tmp_path, depth=[0, 4096], tp=[1, 2])
     run.add([result(run.expansion.cells[0])])
+    run.add_round_trip(0.042)
+    run.add_round_trip(None)
     read = load_record(tmp_path)
+    assert read.round_trip_ms == 0.042
     again = BenchRun(read, Suite.model_validate_json(read.suite_text), run.expansion, tmp_path)
     assert expand(again.suite).cells == run.expansion.cells
     assert [step.setup.id for step in again.pending] == [s.setup.id for s in run.expansion.steps]

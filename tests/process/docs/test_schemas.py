@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,8 @@ from spark_cluster.engine.link_check import Bandwidth, Hop
 from spark_cluster.engine.provisioning import Provisioned
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.events import RunStarted
-from spark_cluster_lab import Lab
+from spark_cluster_lab import Lab, breakage
+from spark_cluster_lab.gpu import GpuLab
 from spark_cluster_lab.gpu.layout import STATE_VARIABLE
 from spark_cluster_lab.layout import Layout
 
@@ -140,15 +141,38 @@ def test_every_command_has_a_schema():
     assert [n for n in names if not any(c.startswith(f"{n} ") for c in listed)] == ["lab ssh"]
 
 
-@pytest.mark.parametrize(
-    ("name", "args"), [("lab-status", ["status"]), ("lab-break-list", ["break", "--list"])]
-)
-def test_what_the_lab_prints_fits(program, tmp_path, monkeypatch, name, args):
-    """Of a lab that is down, in a scratch folder."""
-    monkeypatch.setattr(Lab, "default", lambda: Lab(Layout(tmp_path / "lab")))
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> Lab:
+    """A lab that is down, in a scratch folder, of which only the folders are touched."""
+    lab = Lab(Layout(tmp_path / "lab"))
+    made = SimpleNamespace(image_tar=tmp_path / "image.tar", all=[])
+    monkeypatch.setattr(Lab, "default", lambda: lab)
     monkeypatch.setattr(Lab, "state", lambda _: "down")
+    for name, result in {"up": True, "down": True, "prepared": made, "prepare": made}.items():
+        monkeypatch.setattr(Lab, name, lambda *_, result=result, **_options: result)
+    monkeypatch.setattr(breakage, "repair", lambda *_: ["mtu on spark1"])
+    monkeypatch.setattr(breakage, "break_", lambda *_: SimpleNamespace(name="spark1"))
+    monkeypatch.setattr(Lab, "node", lambda *_: SimpleNamespace(reset=lambda **_options: None))
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "lab-gpus"))
-    check(made()[f"output-{name}"], json.loads(program("--json", "lab", *args).stdout))
+    monkeypatch.setattr(GpuLab, "up", lambda *_, **_options: True)
+    return lab
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["up", "up --gpus", "down", "status", "prepare", "reset spark1", "break mtu", "break --list",
+     "repair"],
+)  # fmt: skip
+def test_what_the_lab_prints_fits(program, lab, words):
+    name = words.replace("--", "").removesuffix(" spark1").removesuffix(" mtu").replace(" ", "-")
+    printed = json.loads(program("--json", "lab", *words.split()).stdout)
+    check(made()[f"output-lab-{name}"], printed)
+
+
+def test_a_node_of_the_lab_fits(lab, monkeypatch):
+    node = SimpleNamespace(name="spark1", address="10.89.0.11", state="running")
+    monkeypatch.setattr(Lab, "nodes", [node])
+    check(made()["output-lab-status"], asdict(lab.status()))
 
 
 def test_what_provision_prints_fits():

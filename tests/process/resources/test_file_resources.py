@@ -1,6 +1,7 @@
 """File, Directory and Line: absent, drifted, converged, check mode, what can go wrong."""
 
 import errno
+import hashlib
 import os
 import socket
 
@@ -58,6 +59,15 @@ class TestFile:
         assert "no space left" in result.error
         assert node.path("/etc/motd").read_text() == "Other\n"
         assert [p.name for p in node.path("/etc").iterdir()] == ["motd"]
+
+    def test_blob_is_fetched_only_when_it_is_needed(self, node):
+        node.path("/etc").mkdir()
+        fetched = []
+        fetch = lambda blob: fetched.append(blob) or [b"b", b"ig"]  # noqa: E731
+        big = File("/etc/big", content=Blob(hashlib.sha256(b"big").hexdigest(), 3))
+        assert node.apply(big, host=node.host(fetch=fetch)).verdict == "change"
+        assert node.apply(big, host=node.host(fetch=fetch)).verdict == "ok"
+        assert len(fetched) == 1
 
 
 class TestDirectory:

@@ -64,3 +64,8 @@ def test_the_private_key_is_nowhere_else(node):
     holding = [p for p in node.root.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
     assert holding == [node.path(PATH)]
     assert "PRIVATE KEY" not in json.dumps(result.event)
+
+
+def test_a_folder_in_its_place(node):
+    node.path(PATH).mkdir(parents=True)
+    assert f"{PATH} is a directory, not a file" in node.apply(MADE).error
