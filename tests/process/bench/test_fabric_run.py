@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,6 @@ def test_files_that_are_no_document(tmp_path):
 
 
 def pair() -> list[Any]:
-    from dataclasses import replace
-
     made = []
     for number, name in enumerate(("spark1", "spark2")):
         link = Link("eth0", IPv4Interface(f"192.168.177.1{number + 1}/24"), "rocep1s0f1")

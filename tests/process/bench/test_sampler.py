@@ -16,6 +16,7 @@ from factories import put
 from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
 from waiting import HANG_S, until
 
+from spark_cluster.errors import Failed
 from spark_cluster.node import nvidia_smi as readers
 from spark_cluster.node import telemetry
 from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
@@ -411,7 +412,5 @@ def test_the_agent_starts_a_unit_for_it(agent, agents_home, tmp_path):
 
 
 def test_a_unit_of_another_name_is_refused(agent, tmp_path):
-    from spark_cluster.errors import Failed
-
     with pytest.raises(Failed, match="not a name for a unit of telemetry"):
         agent().request("telemetry", unit="ssh", file="/x")

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import pytest
+from bench_runs import STEADY, cell, record
 from cases import each_case
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
@@ -24,7 +25,7 @@ from spark_cluster.cli.results import Recap, RunSummary
 from spark_cluster.engine.link_check import Bandwidth, Hop
 from spark_cluster.engine.provisioning import Provisioned
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner.events import RunStarted
+from spark_cluster.runner.events import Result, RunStarted
 from spark_cluster_lab import Lab, breakage
 from spark_cluster_lab.gpu import GpuLab
 from spark_cluster_lab.gpu.layout import STATE_VARIABLE
@@ -194,8 +195,6 @@ def test_what_provision_prints_fits():
 
 
 def test_the_record_of_a_run_fits():
-    from bench_runs import STEADY, cell, record
-
     schema = schemas.of_files()["bench-run"]
     document = json.loads(record(cell(tg_tps=STEADY)).model_dump_json())
     check(schema, document)
@@ -211,8 +210,6 @@ def test_what_commands_print_of_a_node_that_is_not_there_fits(program, name):
 
 
 def test_events_fit():
-    from spark_cluster.runner.events import Result, RunStarted
-
     schema = made()["event"]
     for event in (
         RunStarted("20261120-1", "up --tp 2", ("spark1", "spark2")),

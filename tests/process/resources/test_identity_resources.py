@@ -12,9 +12,6 @@ from spark_cluster.resources import Directory, HostKeys, InvalidResource, Machin
 needs_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
 
 
-# --- /etc/hosts -------------------------------------------------------------------------------
-
-
 # --- keys -------------------------------------------------------------------------------------
 
 

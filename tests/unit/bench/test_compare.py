@@ -174,6 +174,3 @@ def test_another_model_or_size_is_said():
     table = why["forum-gemma4-31b-fp8.c1.tg128.pp2048.tg128.tg_tps"]
     assert table == "the run has no google/gemma-4-31B-it fp8-online at TP=1"
     assert "does not say the load" in why["merritt-gemma4-mtp.sweep.N4.tps"]
-
-
-# -- predictions -----------------------------------------------------------------------------------
