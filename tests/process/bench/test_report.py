@@ -447,21 +447,28 @@ CLIPPED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
 
 @pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
 def test_no_label_of_a_plot_is_cut(tmp_path):
-    """Among them prefill of five digits, as of a small model."""
+    """Those of a small model: prefill of five digits, and little memory."""
     run = dual_record()
-    cells = list(run.cells)
+    cells, setups = list(run.cells), []
     for number, cell in enumerate(run.cells):
         if speed := cell.metrics.get("pp_tps"):
             faster = {**cell.metrics, "pp_tps": Metric(mean=speed.mean * 14, std=9.0)}
             cells[number] = cell.model_copy(update={"metrics": faster})
+    for setup in run.setups:
+        data = setup.model_dump()
+        for process in [held for reading in data["vram"] for held in reading["processes"]]:
+            process["used_mib"] = 612
+        setups.append(type(setup).model_validate(data))
+    small = run.model_copy(update={"cells": tuple(cells), "setups": tuple(setups)})
     with no_png():
-        files = build(Results(run.model_copy(update={"cells": tuple(cells)})), [])
+        files = build(Results(small), [])
     (tmp_path / "page.html").write_text(str(files["report.html"]))
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width in (PHONE, 1280):
             shown.open(tmp_path / "page.html", width=width)
             assert shown.evaluate(CLIPPED) == []
     assert ">25,000</text>" in str(files["plots/prefill-depth.svg"])
+    assert ">0.6</text>" in str(files["plots/vram.svg"])
 
 
 @pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")

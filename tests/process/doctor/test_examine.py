@@ -16,6 +16,7 @@ from spark_cluster.doctor import examine
 from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import NodeSource, Observations, ok
 from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.runner.session import Session
 
 
 class Off:
@@ -29,12 +30,18 @@ class Off:
         pass
 
 
+class AsRoot(Piped):
+    def session(self, run: str, *, become: bool = False) -> Session:
+        assert become
+        return super().session(run)
+
+
 def examined(cluster: FakeCluster, *off: str) -> tuple[examine.Diagnosis, list[Observations]]:
     for node in cluster.nodes.values():
         for name in ("docker", "systemctl", "journalctl"):
             node.programs[name] = lambda _words, _stdin: Said(status=1)
     inventory = cluster.play.inventory
-    dialer = Dials(lambda node: Off() if node.name in off else Piped(cluster, node.name))
+    dialer = Dials(lambda node: Off() if node.name in off else AsRoot(cluster, node.name))
     with examine.Examination(inventory, list(inventory.nodes.values()), dialer) as examination:
         observed = examination.observe()
         found = [*examine.judge(observed), *examination.reachability()]
