@@ -1,5 +1,5 @@
-"""Every command of README.md is run by `make test`, or stands in readme_commands.toml with the reason
-why not; so are those of docs/ that are listed there."""
+"""Every command of README.md is run by `make test`, or stands in readme_commands.toml with the
+reason why not; so are those of docs/ that are listed there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles of our own programs: program, settings and unit where they are wanted, and nothing elsewhere."""
+"""Roles of our own programs: program, settings and unit where they are wanted, and no more."""
 
 from __future__ import annotations
 
