@@ -224,7 +224,8 @@ def stream(reply: Reply) -> Iterator[str]:
         finish = ("tool_calls" if reply.calls else "stop") if not delta else None
         choice = {"index": 0, "delta": copy.deepcopy(delta), "finish_reason": finish}
         yield f"data: {json.dumps({'model': reply.model, 'choices': [choice]})}\n\n"
-    yield f"data: {json.dumps({'model': reply.model, 'choices': [], 'usage': {}})}\n\n"
+    usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": 5}
+    yield f"data: {json.dumps({'model': reply.model, 'choices': [], 'usage': usage})}\n\n"
     yield "data: [DONE]\n\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NotRequired
@@ -404,6 +405,7 @@ def error_classes() -> list[type[errors.SparkClusterError]]:
     return sorted(found, key=lambda kind: kind.exit_code)
 
 
+@cache
 def known_issues() -> dict[str, list[Issue]]:
     """The known issues of each file of the catalogue."""
     return {path.stem: read(path) for path in files()}

@@ -2,83 +2,54 @@
 
 from __future__ import annotations
 
-import http.server
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import chat_server
 import pytest
+from chat_server import Reply
 from factories import make_node, make_recipe
 from serve_plans import deployment_for
+from web_server import WebServer
 
 from spark_cluster.bench import generators, on_node
-from spark_cluster.bench.expansion import At, PlannedCell, expand
+from spark_cluster.bench.expansion import At, expand
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite import Suite
 from spark_cluster.node import completions
 from spark_cluster.node.measure import PLAN
 from spark_cluster.runner import wire
 
-Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
-"""From a request to a status and the lines of the reply."""
 
-
-class Server(http.server.BaseHTTPRequestHandler):
-    answer: Handler
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        Server.asked.append({"path": self.path, "headers": dict(self.headers), **body})
-        status, lines = Server.answer(body)
-        self.send_response(status)
-        self.end_headers()
-        for line in lines:
-            self.wfile.write(line.encode() + b"\n")
-
-    def log_message(self, *_: Any) -> None:
-        pass
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    """A server whose `answer` is the test's: from a request to a status and lines."""
+    with WebServer() as served:
+        yield served
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    Server.asked = []
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+def url(server: WebServer) -> str:
+    return f"{server.url}/v1"
 
 
-def reply(content: str, *calls: tuple[str, str], stream: bool = False) -> list[str]:
+def says(server: WebServer, answer: Callable[[dict[str, Any]], tuple[int, str]]) -> None:
+    server.answer = lambda asked: answer(asked.document)  # type: ignore[method-assign]
+
+
+def reply(content: str, *calls: tuple[str, str], stream: bool = False) -> str:
     """A completion as vLLM writes it, whole or as a stream."""
-    made = [
-        {"index": n, "id": f"call-x{n}", "type": "function",
-         "function": {"name": name, "arguments": arguments}}
-        for n, (name, arguments) in enumerate(calls)
-    ]  # fmt: skip
-    usage = {"prompt_tokens": 20, "completion_tokens": 10}
-    if not stream:
-        message = {"role": "assistant", "content": content or None, "tool_calls": made}
-        return [json.dumps({"choices": [{"message": message}], "usage": usage})]
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"content": part} for part in content]
-    for call in made:
-        function = call["function"]
-        deltas.append({"tool_calls": [{**call, "function": {**function, "arguments": ""}}]})
-        deltas += [
-            {"tool_calls": [{"index": call["index"], "function": {"arguments": part}}]}
-            for part in function["arguments"]
-        ]
-    events = [{"choices": [{"delta": delta}]} for delta in deltas]
-    events.append({"choices": [], "usage": usage})
-    lines = [part for event in events for part in (f"data: {json.dumps(event)}", "")]
-    return [*lines, "data: [DONE]", ""]
+    made = Reply(content, calls=list(calls))
+    return "".join(chat_server.stream(made)) if stream else chat_server.whole(made)
 
 
 def measured(
@@ -105,16 +76,16 @@ def measured(
     return found, json.loads(text), done.stdout
 
 
-def test_pictures(tmp_path, url):
+def test_pictures(tmp_path, server, url):
     right = {"Which colour is this": "Red.", "How many": "There are 3."}
 
-    def see(body: dict[str, Any]) -> tuple[int, list[str]]:
+    def see(body: dict[str, Any]) -> tuple[int, str]:
         picture, text = body["messages"][0]["content"]
         assert picture["image_url"]["url"].startswith("data:image/png;base64,")
         said = next((a for q, a in right.items() if text["text"].startswith(q)), "A triangle")
         return 200, reply(said, stream=True)
 
-    Server.answer = staticmethod(see)
+    says(server, see)
     found, raw, printed = measured(tmp_path, url, "vision", "colour", "count", "shape", runs=2)
     assert (found.status, found.reason) == ("ok", "")
     assert found.metrics["score"].values == (2 / 3, 2 / 3)
@@ -126,38 +97,29 @@ def test_pictures(tmp_path, url):
     assert 0 < by_name["count"].ttft_ms <= by_name["count"].answer_ms
     assert "triangle" in json.dumps(raw), "what the server said is kept"
     assert "run 2, count:" in printed
-    asked = Server.asked[0]
-    assert (asked["path"], asked["temperature"], asked["model"]) == (
-        "/v1/chat/completions", 0, "gemma-4-31b",
-    )  # fmt: skip
-    assert "Authorization" not in asked["headers"]
+    asked = server.asked[0]
+    assert (asked.path, asked.document["temperature"]) == ("/v1/chat/completions", 0)
+    assert asked.document["model"] == "gemma-4-31b"
+    assert "Authorization" not in asked.headers
 
 
-def test_tools_in_steps(tmp_path, url):
-    def assistant(body: dict[str, Any]) -> tuple[int, list[str]]:
+def test_tools_in_steps(tmp_path, server, url):
+    def assistant(body: dict[str, Any]) -> tuple[int, str]:
         results = [one["content"] for one in body["messages"] if one["role"] == "tool"]
         if not results:
             call = ("get_weather", '{"city": "Paris, France"}')
             return 200, reply("", call, stream=body["stream"])
         ids = [call["id"] for call in body["messages"][1]["tool_calls"]]
-        assert ids == [body["messages"][2]["tool_call_id"]] == ["call-x0"]
+        assert ids == [body["messages"][2]["tool_call_id"]] == ["c0"]
         return 200, reply(f"It is {results[0]} there", stream=body["stream"])
 
-    Server.answer = staticmethod(assistant)
+    says(server, assistant)
     names = ("one", "one-streamed", "steps", "steps-streamed")
     found, raw, _ = measured(tmp_path, url, "tool_call", *names)
     assert found.metrics["score"].mean == 1.0, found.questions
     assert [len(one["rounds"]) for one in raw["answers"]] == [1, 1, 2, 2]
     assert [one.streamed for one in found.questions] == [False, True, False, True]
     assert found.questions[0].ttft_ms is None, "not known of an answer that is not streamed"
-
-
-def test_wrong_answers_are_measured(tmp_path, url):
-    Server.answer = staticmethod(lambda body: (200, reply("Paris", stream=body["stream"])))
-    found, _, _ = measured(tmp_path, url, "tool_call")
-    assert found.status == "ok"
-    assert found.metrics["score"].mean == 0.0
-    assert {one.wrong for one in found.questions} == {'no tool was called; it says "Paris"'}
 
 
 NO_PICTURES = json.dumps({"error": {"message": "paris is not a multimodal model", "code": 400}})
@@ -171,21 +133,21 @@ NO_PICTURES = json.dumps({"error": {"message": "paris is not a multimodal model"
          'HTTP 400: "auto" tool choice requires --x (it needs --enable-auto-tool-choice'),
     ],
 )  # fmt: skip
-def test_a_server_that_cannot_do_it(tmp_path, url, kind, text, why):
-    Server.answer = staticmethod(lambda _: (400, [text]))
+def test_a_server_that_cannot_do_it(tmp_path, server, url, kind, text, why):
+    says(server, lambda _: (400, text))
     found, _, _ = measured(tmp_path, url, kind)
     assert found.status == "failed"
     assert why in found.reason
     assert found.metrics == {}
 
 
-def test_one_question_that_is_refused_is_a_wrong_answer(tmp_path, url):
-    def some(body: dict[str, Any]) -> tuple[int, list[str]]:
+def test_one_question_that_is_refused_is_a_wrong_answer(tmp_path, server, url):
+    def some(body: dict[str, Any]) -> tuple[int, str]:
         if "html" in json.dumps(body).lower():
-            return 500, ["the parser failed"]
+            return 500, "the parser failed"
         return 200, reply("", ("get_weather", '{"city": "paris"}'), stream=body["stream"])
 
-    Server.answer = staticmethod(some)
+    says(server, some)
     found, _, _ = measured(tmp_path, url, "tool_call", "one", "markup-streamed")
     assert found.status == "ok"
     assert found.metrics["score"].mean == 0.5
@@ -193,17 +155,17 @@ def test_one_question_that_is_refused_is_a_wrong_answer(tmp_path, url):
 
 
 @pytest.mark.parametrize(
-    ("status", "lines", "why"),
+    ("status", "text", "why"),
     [
-        (200, ["data: {}"], "the stream ended without [DONE]"),
-        (200, ['data: {"error": {"message": "engine died"}}', "data: [DONE]"],
+        (200, "data: {}\n", "the stream ended without [DONE]"),
+        (200, 'data: {"error": {"message": "engine died"}}\ndata: [DONE]\n',
          "in the stream: engine died"),
-        (200, ["x" * (completions.BODY_BYTES + 1)], "more than 4 MiB"),
-        (502, ["<html>bad gateway"], "HTTP 502: <html>bad gateway"),
+        (200, "x" * (completions.BODY_BYTES + 1), "more than 4 MiB"),
+        (502, "<html>bad gateway", "HTTP 502: <html>bad gateway"),
     ],
 )  # fmt: skip
-def test_no_whole_answer(tmp_path, url, status, lines, why):
-    Server.answer = staticmethod(lambda _: (status, lines))
+def test_no_whole_answer(tmp_path, server, url, status, text, why):
+    says(server, lambda _: (status, text))
     found, _, _ = measured(tmp_path, url, "vision", "colour")
     assert found.status == "failed"
     assert why in found.reason
@@ -216,32 +178,37 @@ def test_a_server_that_is_gone(tmp_path):
     assert raw["answers"][0]["rounds"][0]["status"] == 0
 
 
-def test_an_answer_without_end(url):
+def test_an_answer_without_end():
     """Each line comes in time, all of them do not."""
-    stop = threading.Event()
 
-    def drip(_: dict[str, Any]) -> tuple[int, Any]:
-        return 200, iter(lambda: "" if stop.wait(0.05) else "data: {}", "")
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(b"data: {}\n")
+                time.sleep(0.05)
 
-    Server.answer = staticmethod(drip)
-    work = {"base_url": url, "model": "paris", "answer_s": 0.5}
-    question = {"id": "q", "messages": [], "stream": True, "max_tokens": 5}
-    (found,) = completions.answer(work, question)
-    stop.set()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        work = {"base_url": url, "model": "paris", "answer_s": 0.5}
+        question = {"id": "q", "messages": [], "stream": True, "max_tokens": 5}
+        (found,) = completions.answer(work, question)
     assert (found["status"], found["error"]) == (0, "the answer took too long")
 
 
-def test_a_model_that_calls_tools_without_end(url):
+def test_a_model_that_calls_tools_without_end(server, url):
     call = ("get_weather", '{"city": "Paris"}')
-    Server.answer = staticmethod(lambda _: (200, reply("", call)))
+    says(server, lambda _: (200, reply("", call)))
     work = {"base_url": url, "model": "paris", "answer_s": 30}
     question = {"id": "q", "messages": [{"role": "user", "content": "?"}], "stream": False,
                 "max_tokens": 5, "results": {"get_weather": "17"}}  # fmt: skip
     assert len(completions.answer(work, question)) == completions.ROUNDS
 
 
-def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, capsys):
-    Server.answer = staticmethod(lambda _: (200, reply("\u20ac" * 500)))
+def test_replies_that_are_too_many_are_not_all_kept(tmp_path, server, url, capsys):
+    says(server, lambda _: (200, reply("\u20ac" * 500)))
     question = {"id": "q", "messages": [], "stream": False, "max_tokens": 5}
     work = {"base_url": url, "model": "paris", "answer_s": 30, "runs": 3, "questions": [question],
             "largest_bytes": 16_000}  # fmt: skip
@@ -257,10 +224,6 @@ def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, capsys):
     assert "run 3, q:" in capsys.readouterr().out
 
 
-CELL = PlannedCell("a", "s", expand(Suite.model_validate(
-    {"name": "s", "recipes": ["r"], "kind": "vision"})).cells[0].key, 1)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -271,11 +234,9 @@ CELL = PlannedCell("a", "s", expand(Suite.model_validate(
     ],
 )
 def test_a_file_that_is_none(data, why):
-    found = generators.judged(CELL, generators.of_suite(_one()), data)
+    given = {"name": "s", "recipes": ["r"], "kind": "vision", "questions": ["colour"]}
+    suite = Suite.model_validate(given)
+    (cell,) = expand(suite).cells
+    found = generators.judged(replace(cell, runs=1), generators.of_suite(suite), data)
     assert found.status == "failed"
     assert why in found.reason
-
-
-def _one() -> Suite:
-    given = {"name": "s", "recipes": ["r"], "kind": "vision", "questions": ["colour"]}
-    return Suite.model_validate(given)

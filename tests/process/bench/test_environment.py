@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,25 +15,7 @@ from factories import put
 
 from spark_cluster.bench import describe, sequence
 from spark_cluster.errors import Unreachable
-from spark_cluster.node import own_program
 from spark_cluster.runner.session import Output
-
-
-class Local:
-    """A session that runs commands on this machine, with this Python."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[str]] = []
-
-    def run(self, argv: list[str], *, program: str = "", **_: Any) -> Output:
-        self.asked.append(argv)
-        words = argv[argv.index("python3") + 1 :] if "python3" in argv else argv[1:]
-        if program:
-            words = own_program.argv(program, *argv)[1:]
-        done = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
-        )
-        return Output(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -44,31 +25,24 @@ def local_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
 
 
-def test_the_round_trip_to_a_server(local_server):
-    found = describe.round_trip_ms(Local(), local_server)
-    assert found is not None
-    assert 0 < found < 5000
+def test_no_round_trip_where_nothing_listens(agent):
+    assert describe.round_trip_ms(agent(), "http://127.0.0.1:1/v1") is None
 
 
-def test_no_round_trip_where_nothing_listens():
-    assert describe.round_trip_ms(Local(), "http://127.0.0.1:1/v1") is None
-
-
-def test_the_versions_that_programs_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_versions_that_programs_use(agent, tmp_path: Path):
+    """Those of the container's own Python, or of the virtual environment's."""
+    root = tmp_path / "spark1"
     for name, version in (("torch", "2.11.0+cu130"), ("nvidia_nccl_cu13", "2.29.3")):
-        folder = tmp_path / f"{name}-{version}.dist-info"
-        folder.mkdir()
         text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-        (folder / "METADATA").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    session: Any = Local()
-    docker: Any = SimpleNamespace(runtime="docker", venv="")
-    found = describe.program_versions(session, docker)
-    assert found == {"torch": "2.11.0+cu130", "nccl": "2.29.3"}
-    assert session.asked[0][:4] == ["docker", "exec", "spark-vllm", "python3"]
-    venv: Any = SimpleNamespace(runtime="venv", venv="/opt/vllm")
-    describe.program_versions(session, venv)
-    assert session.asked[1][0] == "/opt/vllm/bin/python"
+        put(root / f"{name}-{version}.dist-info/METADATA", text)
+    inside = f'PYTHONPATH={root} exec {sys.executable} "$@"\n'
+    docker = f'#!/bin/sh\n[ "$1 $2 $3" = "exec spark-vllm python3" ] && shift 3 && {inside}'
+    put(root / "usr/local/bin/docker", docker, 0o755)
+    put(tmp_path / "venv/bin/python", f"#!/bin/sh\n{inside}", 0o755)
+    for runtime in ("docker", "venv"):
+        deployment: Any = SimpleNamespace(runtime=runtime, venv=str(tmp_path / "venv"))
+        found = describe.program_versions(agent(), deployment)
+        assert found == {"torch": "2.11.0+cu130", "nccl": "2.29.3"}, runtime
 
 
 @pytest.mark.parametrize("said", [Output(1, "", "no such container"), Output(0, "nonsense", "")])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from fabric_results import RDMA, measured, node, told
 from factories import make_node, make_recipe, put
 from fake_cluster import FakeCluster, Make
@@ -30,7 +32,6 @@ from spark_cluster.bench.fabric_run import (
     record_of,
     result_in,
 )
-from spark_cluster.bench.record import save_document
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.topology import Link
 from spark_cluster.engine.names import SERVER
@@ -74,11 +75,6 @@ def test_an_all_reduce_of_four_nodes_may_take_a_ring_of_them():
     assert reason.endswith("at most 175 were seen elsewhere")
 
 
-def test_as_expected():
-    found = judged(measured())
-    assert (found.verdict, found.reasons, found.issues) == ("as expected", (), ())
-
-
 @pytest.mark.parametrize(
     ("record", "reason", "known"),
     [
@@ -104,13 +100,6 @@ def test_slow(record, reason, known):
     assert all(issue.fix and issue.cause for issue in found.issues)
 
 
-def test_the_fix_that_takes_the_power_away():
-    (issue, *_) = judged(measured(3.0)).issues
-    assert issue.id == "link-at-13-gbps"
-    assert "unplug its power supply from AC for 60 s" in issue.fix
-    assert "spark1,spark2" in issue.fix
-
-
 def test_what_was_seen_comes_first():
     both = (node("spark1", SOCKETS), node("spark2", SOCKETS))
     found = judged(measured(1.0, nodes=both))
@@ -131,12 +120,6 @@ def test_what_was_seen_comes_first():
     assert judged(measured(nodes=cleared)).issues == (), "sockets are listed and RDMA was taken"
 
 
-def test_figures_of_cpus_are_not_judged():
-    found = judged(measured(0.3, backend="gloo"))
-    assert found.verdict == "not judged"
-    assert not found.issues
-
-
 def test_figures_of_other_gpus_are_not_judged():
     """Of two H100s over sockets nothing is known that they could be compared with."""
     nodes = tuple(node(name, SOCKETS, device="NVIDIA H100 80GB HBM3") for name in ("a", "b"))
@@ -147,33 +130,11 @@ def test_figures_of_other_gpus_are_not_judged():
     assert judged(sparks).verdict == "as expected"
 
 
-def test_the_document_is_read_again(tmp_path):
-    record = judged(measured(12.1))
-    path = tmp_path / "f" / FILE
-    save_document(record, path)
-    assert load_fabric(path) == load_fabric(tmp_path / "f") == record
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"format": "other"}, "format"),
-        ({"nodes": []}, "nodes"),
-        ({"more": 1}, "more"),
-        (
-            {"allreduce": [{"bytes": 8, "latency_us": -1, "bus_gb_s": 1, "values_us": []}]},
-            "latency",
-        ),
-        (
-            {"allreduce": [{"bytes": 8, "latency_us": 1e300, "bus_gb_s": 1, "values_us": []}]},
-            "range",
-        ),
-    ],
-)
-def test_a_document_that_is_none(tmp_path, change, said):
+@each_case(__file__, "wrong_fabric_documents.json")
+def test_a_document_that_is_none(tmp_path, case):
     data = json.loads(measured().model_dump_json())
-    (tmp_path / FILE).write_text(json.dumps({**data, **change}))
-    with pytest.raises(InvalidFile, match=said):
+    (tmp_path / FILE).write_text(json.dumps({**data, **case["change"]}))
+    with pytest.raises(InvalidFile, match=case["said"]):
         load_fabric(tmp_path)
 
 
@@ -190,8 +151,6 @@ def test_files_that_are_no_document(tmp_path):
 
 
 def pair() -> list[Any]:
-    from dataclasses import replace
-
     made = []
     for number, name in enumerate(("spark1", "spark2")):
         link = Link("eth0", IPv4Interface(f"192.168.177.1{number + 1}/24"), "rocep1s0f1")

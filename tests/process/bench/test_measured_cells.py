@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import http.server
 import json
 import os
 import pwd
@@ -20,6 +19,7 @@ import pytest
 import waiting
 from factories import put
 from fork_server import Forked, program
+from web_server import WebServer
 
 from spark_cluster.bench import on_node
 from spark_cluster.node import measure
@@ -35,25 +35,22 @@ open(sys.argv[2], "w").write(json.dumps({{"cell": sys.argv[1]}}))
 """
 
 
-class Health(http.server.BaseHTTPRequestHandler):
+class Health(WebServer):
     status = 200
 
-    def do_GET(self) -> None:
-        self.send_response(type(self).status)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    def answer(self, _asked: object) -> tuple[int, str]:
+        return self.status, ""
 
 
 @pytest.fixture
-def health() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/health"
-    Health.status = 200
-    server.shutdown()
-    server.server_close()
+def server() -> Iterator[Health]:
+    with Health() as served:
+        yield served
+
+
+@pytest.fixture
+def health(server: Health) -> str:
+    return f"{server.url}/health"
 
 
 def cell(id: str, commands: list[list[str]], **changed: Any) -> dict[str, Any]:
@@ -65,6 +62,18 @@ def write_plan(folder: Path, health: str, *cells: dict[str, Any]) -> Path:
     plan = {"health": [health], "cells": cells, "user": getpass.getuser()}
     (folder / "plan.json").write_text(json.dumps(plan))
     return folder
+
+
+def change(folder: Path, number: int = 0, **changed: Any) -> None:
+    """Change a cell of the plan, or with `health` and `user` the plan."""
+    plan = json.loads((folder / "plan.json").read_text())
+    (plan if changed.keys() & plan.keys() else plan["cells"][number]).update(changed)
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def told(folder: Path, cell: str = "a") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"cells/{cell}.json").read_text())
+    return found
 
 
 @pytest.fixture
@@ -113,7 +122,7 @@ def test_each_cell_once_and_again_nothing(plan):
     assert status == measure.DONE, said
     assert "cell 2 of 2: b: ok" in said
     assert json.loads((folder / "raw/b.json").read_text()) == {"cell": "b"}
-    assert json.loads((folder / "cells/a.json").read_text())["status"] == 0
+    assert told(folder)["status"] == 0
     assert (folder / measure.COMPLETE).exists()
     assert run(folder) == (measure.DONE, "")
     assert calls(folder) == ["a", "b"]
@@ -142,11 +151,11 @@ def test_no_process_of_a_load_generator_is_left(plan):
     process.communicate(timeout=60)
     assert process.returncode == measure.STOPPED
     pid = int((folder / "pid").read_text())
-    waiting.until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+    waiting.until(lambda: gone(pid))
     assert not (folder / "cells/a.json").exists()
 
 
-def _is_zombie(pid: int) -> bool:
+def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -155,13 +164,11 @@ def _is_zombie(pid: int) -> bool:
 
 def test_one_that_hangs_is_ended_and_the_next_is_measured(plan):
     folder = plan("a", "b", more="time.sleep(600 if sys.argv[1] == 'a' else 0)\n", timeout_s=1)
-    told = json.loads((folder / "plan.json").read_text())
-    told["cells"][1]["timeout_s"] = 60
-    (folder / "plan.json").write_text(json.dumps(told))
+    change(folder, 1, timeout_s=60)
     assert run(folder)[0] == measure.DONE
-    told = json.loads((folder / "cells/a.json").read_text())
-    assert (told["status"], told["error"]) == (None, "it did not end within 1 s")
-    assert json.loads((folder / "cells/b.json").read_text())["status"] == 0
+    ended = told(folder)
+    assert (ended["status"], ended["error"]) == (None, "it did not end within 1 s")
+    assert told(folder, "b")["status"] == 0
 
 
 def test_stopped_in_the_middle(plan):
@@ -220,15 +227,14 @@ def test_a_link_that_a_load_generator_left_is_not_followed(plan, tmp_path_factor
     assert run(folder)[0] == measure.DONE
     assert secret.read_text() == "mine"
     assert not (folder / "raw/b.pipe").exists()
-    assert json.loads((folder / "cells/b.json").read_text())["status"] == 1, "the link is there"
+    assert told(folder, "b")["status"] == 1, "the link is there"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives rights away")
 def test_a_load_generator_has_the_rights_of_the_login_user(tmp_path, health):
     argv = ["sh", "-c", "id -u; echo $HOME; echo {} > raw/a.json"]
     folder = write_plan(tmp_path, health, cell("a", [argv]))
-    told = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps({**told, "user": "nobody"}))
+    change(folder, user="nobody")
     for above in (folder, *folder.parents[:2]):
         above.chmod(above.stat().st_mode | 0o111)
     (folder / "raw").mkdir()  # by root, who was killed before it gave the folder away
@@ -239,36 +245,25 @@ def test_a_load_generator_has_the_rights_of_the_login_user(tmp_path, health):
     assert (folder / "cells").stat().st_uid == 0
 
 
-def test_a_cell_that_lost_its_server_is_measured_again_once(plan, monkeypatch, capsys):
+def test_a_cell_that_lost_its_server_is_measured_again_once(plan, server, monkeypatch, capsys):
     """The first time the server is to blame, the second time the cell."""
     monkeypatch.setattr(measure, "LOST_S", 0.0)
     folder = plan("a", "b")
     monkeypatch.setattr(measure.MeasureStep, "may_begin", lambda _: None)
-    Health.status = 503
+    server.status = 503
     assert here(folder) == measure.NO_SERVER
     assert "the server ended in cell a" in capsys.readouterr().err
     assert not (folder / "cells/a.json").exists()
-    Health.status = 200
+    server.status = 200
     assert here(folder) == measure.DONE
     assert calls(folder) == ["a", "a", "b"]
 
 
-def test_a_server_that_has_ended(plan, monkeypatch, capsys):
-    Health.status = 503
-    monkeypatch.setattr(measure, "HEALTH_S", 0.0)
-    folder = plan("a")
-    assert here(folder) == measure.NO_SERVER
-    assert "does not answer" in capsys.readouterr().err
-    assert not (folder / "cells/a.json").exists()
-
-
-def test_one_replica_that_has_ended(plan, monkeypatch, capsys):
+def test_one_replica_that_has_ended(plan, health, monkeypatch, capsys):
     """What the other one does alone is no result of both."""
     monkeypatch.setattr(measure, "HEALTH_S", 0.0)
     folder = plan("a")
-    told = json.loads((folder / "plan.json").read_text())
-    told["health"].append("http://127.0.0.1:9/health")
-    (folder / "plan.json").write_text(json.dumps(told))
+    change(folder, health=[health, "http://127.0.0.1:9/health"])
     assert here(folder) == measure.NO_SERVER
     assert "does not answer at http://127.0.0.1:9/health" in capsys.readouterr().err
     assert not (folder / "calls").exists()
@@ -362,8 +357,7 @@ def test_each_run_is_a_container_of_its_own_that_prints_its_result(contained):
 def test_a_run_that_fails_is_the_last_one(contained):
     (contained.parent / "state/program").write_text("sys.exit('Error: no such image')\n")
     assert here(contained) == measure.DONE
-    told = json.loads((contained / "cells/a.json").read_text())
-    assert told["status"] == 1
+    assert told(contained)["status"] == 1
     assert "no such image" in (contained / "raw/a.log").read_text()
     assert [path.name for path in (contained / "raw").iterdir()] == ["a.log"], "no result is left"
     assert docker(contained).count("container rm") == 1, "what is left of it"
@@ -375,9 +369,7 @@ def test_no_container_is_left(contained, how, monkeypatch):
     endless = "while True:\n    print('x' * 100_000)\n"
     program = endless if how == "without end" else "time.sleep(600)\n"
     (contained.parent / "state/program").write_text(program)
-    told = json.loads((contained / "plan.json").read_text())
-    told["cells"][0]["timeout_s"] = 1 if how == "too long" else 60
-    (contained / "plan.json").write_text(json.dumps(told))
+    change(contained, timeout_s=1 if how == "too long" else 60)
     if how == "stopped":
         threading.Thread(
             target=lambda: (
@@ -388,8 +380,9 @@ def test_no_container_is_left(contained, how, monkeypatch):
     assert here(contained) == (measure.STOPPED if how == "stopped" else measure.DONE)
     assert not (contained.parent / "state/left").exists()
     if how != "stopped":
-        error = json.loads((contained / "cells/a.json").read_text())["error"]
-        assert error == {"too long": "it did not end within 1 s"}.get(how, "it prints without end")
+        assert told(contained)["error"] == {"too long": "it did not end within 1 s"}.get(
+            how, "it prints without end"
+        )
 
 
 def test_docker_reads_no_settings_of_the_login_user(contained):
@@ -406,10 +399,6 @@ def test_a_container_that_a_power_cut_left_is_removed_first(contained):
 
 
 def test_without_docker(contained):
-    told = json.loads((contained / "plan.json").read_text())
-    told["cells"][0]["env"]["PATH"] = "/nowhere"
-    (contained / "plan.json").write_text(json.dumps(told))
+    change(contained, env={"PATH": "/nowhere"})
     assert here(contained) == measure.DONE
-    assert (
-        "docker: no such command" in json.loads((contained / "cells/a.json").read_text())["error"]
-    )
+    assert "docker: no such command" in told(contained)["error"]

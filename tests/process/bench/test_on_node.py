@@ -131,8 +131,7 @@ def test_results_without_end_are_given_up(fetch, tmp_path, node, monkeypatch):
 )  # fmt: skip
 def test_only_plain_names_in_the_folder_are_believed(path):
     lying: Any = SimpleNamespace(
-        node="spark1",
-        request=lambda _op, **_asked: {"trees": {"files": {path: "x"}}, "late": {}},
+        node="spark1", request=lambda _op, **_asked: {"trees": {"files": {path: "x"}}, "late": {}}
     )
     with pytest.raises(Failed, match="it answers of") as caught:
         dict(on_node.read(lying, FOLDER, "raw/*"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -35,29 +34,10 @@ from spark_cluster.bench.record import (
     load_record,
 )
 from spark_cluster.bench.report import COLUMNS, build, sections, write_report
-from spark_cluster.bench.report.plots import (
-    NodeTelemetry,
-    line_of,
-    measured_plots,
-    telemetry_plots,
-)
+from spark_cluster.bench.report.plots import NodeTelemetry, line_of, measured_plots, telemetry_plots
 from spark_cluster.bench.report.rendering import Table, escape, fenced, style
-from spark_cluster.bench.report.results import (
-    Results,
-    answers,
-    headline,
-    is_noise,
-    speed_up,
-    verdict,
-)
-from spark_cluster.bench.report.tables import (
-    DECLARED,
-    MARK,
-    ROWS,
-    SEVERAL,
-    tables_of,
-    tabulate,
-)
+from spark_cluster.bench.report.results import Results, answers, headline, verdict
+from spark_cluster.bench.report.tables import DECLARED, ROWS, SEVERAL, tables_of
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
 from spark_cluster.cli.options import take_globals
@@ -83,25 +63,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert all((run / "report" / name).is_file() for name in document["files"])
 
     return made_once(tmp_path_factory, "bench-report", make) / "run" / "report"
-
-
-def fast_record() -> Record:
-    """A run of a small model: little memory, and prefill of five digits."""
-    record = dual_record()
-    setups = []
-    for setup in record.setups:
-        vram = []
-        for reading in setup.vram:
-            small = tuple(p.model_copy(update={"used_mib": 612}) for p in reading.processes)
-            vram.append(reading.model_copy(update={"processes": small}))
-        setups.append(setup.model_copy(update={"vram": tuple(vram)}))
-    cells = []
-    for cell in record.cells:
-        metrics = dict(cell.metrics)
-        if speed := metrics.get("pp_tps"):
-            metrics["pp_tps"] = Metric(mean=speed.mean * 14, std=(speed.std or 0) * 14)
-        cells.append(cell.model_copy(update={"metrics": metrics}))
-    return record.model_copy(update={"setups": tuple(setups), "cells": tuple(cells)})
 
 
 class Page(HTMLParser):
@@ -157,26 +118,6 @@ def test_what_was_not_measured_is_said():
     assert "two replicas" in found[2].text
 
 
-def test_the_speed_up_stands_at_every_depth():
-    decode, prefill, first, load = tables_of(Results(dual_record()), "comparison")
-    assert [row[0] for row in decode.rows] == [
-        "tg128", "tg128 @ d4096", "tg128 @ d8192", "tg128 @ d16384", "tg128 @ d32768",
-    ]  # fmt: skip
-    assert all(re.fullmatch(r"1\.[67]\d×", row[-1]) for row in decode.rows)
-    assert len(prefill.rows) == len(first.rows) == 5
-    assert load.columns[-2].startswith("2\xa0×\xa0TP=1")
-
-
-def test_a_time_is_better_when_it_is_less():
-    fast, slow = Metric(mean=100), Metric(mean=200)
-    assert speed_up("ttfr_ms", slow, fast) == 2
-    assert speed_up("tg_tps", fast, slow) == 2
-    assert speed_up("tg_tps", Metric(mean=0), slow) is None
-    assert is_noise(1.04, 1)
-    assert is_noise(1 / 1.2, 4)
-    assert not is_noise(1.2, 1)
-
-
 def test_a_sweep_shows_its_speeds_and_acceptance():
     table = table_of(Results(sweep_record()), "acceptance")
     assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
@@ -186,23 +127,9 @@ def test_a_sweep_shows_its_speeds_and_acceptance():
 
 def test_setups_that_would_be_called_alike_are_told_apart():
     record = dual_record(depths=(0,), loads=(1,))
-    twins = tuple(s.model_copy(update={"id": id}) for id, s in zip("ab", record.setups[:1] * 2,
-                                                                   strict=True))  # fmt: skip
+    twins = tuple(record.setups[0].model_copy(update={"id": id}) for id in "ab")
     labels = Results(record.model_copy(update={"setups": twins})).labels
     assert labels == {"a": "TP=1 · a", "b": "TP=1 · b"}
-
-
-def test_a_figure_looks_the_same_everywhere():
-    results = Results(fast_record())
-    shown = (
-        tables_of(results, "comparison"),
-        tables_of(results, "cells"),
-        [table_of(results, "headline")],
-    )
-    found = [text for tables in shown for table in tables for row in table.rows for text in row]
-    large = [text for text in found if re.match(r"[\d,]+\.?\d* ± ", text)]
-    assert any(re.fullmatch(r"2\d,\d{3} ± \d+", text) for text in large)
-    assert not [text for text in large if re.match(r"\d{4}", text)], "thousands are grouped"
 
 
 def test_abbreviations_that_occur_are_explained_once(folder):
@@ -271,6 +198,9 @@ def test_a_plot_of_long_telemetry_keeps_extremes_and_gaps():
     values[5] = np.nan
     node = NodeTelemetry("n", seconds, {"power_w": values})
     assert np.flatnonzero(np.isnan(line_of(node, "power_w")[0])).tolist() == [9_999]
+    for count in (0, 1, 2, 7):
+        few = NodeTelemetry("n", np.arange(float(count)), {"power_w": np.ones(count)})
+        assert len(line_of(few, "power_w")[0]) == count
     with no_png(), style():
         (plot,) = telemetry_plots(Results(record), [node])
     (drawn,) = re.findall(
@@ -284,12 +214,6 @@ def test_a_plot_of_long_telemetry_keeps_extremes_and_gaps():
     assert max(heights) - min(heights) > 40
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_little_telemetry_stays_as_it_is(count):
-    node = NodeTelemetry("n", np.arange(float(count)), {"power_w": np.ones(count)})
-    assert len(line_of(node, "power_w")[0]) == count
-
-
 # -- files -----------------------------------------------------------------------------------------
 
 
@@ -300,19 +224,6 @@ def test_the_post_has_the_tables(folder):
     assert "spark-cluster bench repeat 2026-06-20-dual-7f3a" in post
     assert "out of memory" in post
     assert "VLLM\\_HOST" not in post, "underscores stay readable"
-
-
-def test_page_and_post_have_the_same_tables_in_the_same_order(folder):
-    page = Page((folder / "report.html").read_text())
-    post = (folder / "report.md").read_text()
-    parts = sections(Results(dual_record()), [])
-    titles = [table.title for part in parts for table in part.tables]
-    assert len(titles) > 10
-    places = [post.index(f" {escape(title)}\n") for title in titles]
-    assert places == sorted(places)
-    at = 0
-    for title in titles:
-        at = page.text.index(title, at)
 
 
 def test_each_plot_is_a_picture_of_both_kinds(folder):
@@ -344,18 +255,6 @@ def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
     assert "VLLM_HOST_IP" not in recipe["env"], "of one node only"
     metadata = json.loads((folder / "arena" / "tp2" / "metadata.json").read_text())
     assert metadata["cluster"] == {"node_count": 2, "tensor_parallel": 2, "replicas": 1}
-
-
-def test_a_table_of_rows_drops_columns_in_which_nothing_stands():
-    rows = [
-        {"setup": "one", "why": "", "tok/s": "1", MARK: "bad"},
-        {"setup": "two", "why": "", "tok/s": "", MARK: ""},
-    ]
-    table = tabulate("t", rows, "a note")
-    assert (table.columns, table.left, table.marked) == (("setup", "tok/s"), (0,), {0: "bad"})
-    assert table.rows == (("one", "1"), ("two", ""))
-    assert table.note == "a note"
-    assert tabulate("t", [], "a note").note == ""
 
 
 def test_markdown_cannot_be_left():
@@ -406,14 +305,10 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
         for cell in data["cells"]:
             cell["setup"] = setup["id"] if cell["setup"] == old else cell["setup"]
 
-    def make(folder: Path) -> None:
-        (folder / "run.json").write_text(json.dumps(data))
-        with no_png():
-            (folder / "files").write_bytes(pickle.dumps(build(Results(load_record(folder)), [])))
-
-    made = made_once(tmp_path_factory, "evil-report", make)
-    files: dict[str, str | bytes] = pickle.loads((made / "files").read_bytes())
-    return files
+    folder = tmp_path_factory.mktemp("evil")
+    (folder / "run.json").write_text(json.dumps(data))
+    with no_png():
+        return build(Results(load_record(folder)), [])
 
 
 def test_foreign_text_is_no_markup(evil):
@@ -458,6 +353,8 @@ def test_the_page_loads_nothing(folder, evil):
     [
         ("{", "not a record"),
         ("[]", "not a record"),
+        ('{"format": "other.v9"}', "format: found 'other.v9'"),
+        ('{"format": "spark-cluster.bench.v1"}', "Field required"),
         ('{"id": NaN}', "NaN is not a number"),
         ('{"id": 1e400}', "out of range"),
         ("[" * 100_000, "nested too deeply"),
@@ -520,16 +417,6 @@ def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
     assert "Telemetry was not recorded" in str(files["report.html"])
 
 
-def test_each_cell_with_a_drafter_shows_its_acceptance():
-    record = sweep_record()
-    table = table_of(Results(record), "acceptance")
-    measured = [cell for cell in record.cells if "acceptance" in cell.metrics]
-    assert len(table.rows) == len(measured) > 1
-    share = measured[-1].metrics["acceptance"].mean
-    assert f"{share:.1%}" in table.rows[-1]
-    assert table_of(Results(dual_record(depths=(0,), loads=(1,))), "acceptance").rows == ()
-
-
 def test_the_report_of_a_sweep_shows_it(tmp_path):
     with no_png():
         files = build(Results(sweep_record()), [])
@@ -560,8 +447,21 @@ CLIPPED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
 
 @pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
 def test_no_label_of_a_plot_is_cut(tmp_path):
+    """Those of a small model: prefill of five digits, and little memory."""
+    run = dual_record()
+    cells, setups = list(run.cells), []
+    for number, cell in enumerate(run.cells):
+        if speed := cell.metrics.get("pp_tps"):
+            faster = {**cell.metrics, "pp_tps": Metric(mean=speed.mean * 14, std=9.0)}
+            cells[number] = cell.model_copy(update={"metrics": faster})
+    for setup in run.setups:
+        data = setup.model_dump()
+        for process in [held for reading in data["vram"] for held in reading["processes"]]:
+            process["used_mib"] = 612
+        setups.append(type(setup).model_validate(data))
+    small = run.model_copy(update={"cells": tuple(cells), "setups": tuple(setups)})
     with no_png():
-        files = build(Results(fast_record()), [])
+        files = build(Results(small), [])
     (tmp_path / "page.html").write_text(str(files["report.html"]))
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width in (PHONE, 1280):

@@ -16,6 +16,7 @@ from factories import put
 from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
 from waiting import HANG_S, until
 
+from spark_cluster.errors import Failed
 from spark_cluster.node import nvidia_smi as readers
 from spark_cluster.node import telemetry
 from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
@@ -52,6 +53,14 @@ def alive(text: str) -> list[str]:
         if text in words and state not in "ZX":
             found.append(words)
     return found
+
+
+@contextmanager
+def ending(reader):
+    try:
+        yield reader
+    finally:
+        reader.end()
 
 
 @contextmanager
@@ -115,11 +124,8 @@ def test_a_node_that_has_nothing(root, monkeypatch):
 
 
 def test_real_proc():
-    sampler = Sampler(SamplerSettings())
-    try:
+    with ending(Sampler(SamplerSettings())) as sampler:
         line = sampler.sample()
-    finally:
-        sampler.end()
     assert line["memory"]["available_kib"] > 0
     assert line["memory"]["swapped_bytes"] >= 0, "/proc/vmstat is more than a page"
     assert isinstance(line["network"], dict)
@@ -139,11 +145,8 @@ def test_real_proc():
 )  # fmt: skip
 def test_the_cells_of_a_gpu(root, cells, figures):
     nvidia_smi(root, gpu=loop(cells))
-    reader = GpuReader(1.0)
-    try:
+    with ending(GpuReader(1.0)) as reader:
         assert tuple(until(reader.now).values()) == figures
-    finally:
-        reader.end()
 
 
 def test_a_field_that_this_driver_does_not_have_is_left_out(root):
@@ -152,46 +155,36 @@ def test_a_field_that_this_driver_does_not_have_is_left_out(root):
     script = f"""case "$*" in *{field}*) echo '{said}'; echo; exit 2;; esac
     {loop("96, 2411, 45.10, 62, Active, Not Active, Not Active")}"""
     nvidia_smi(root, gpu=script)
-    reader = GpuReader(1.0)
-    try:
+    with ending(GpuReader(1.0)) as reader:
         assert until(reader.now)["throttle"] == ["sw_power_cap"]
         assert reader.note == ""
-    finally:
-        reader.end()
 
 
 def test_a_driver_that_is_not_loaded_is_noted_and_asked_again(root, monkeypatch):
     monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.05)
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     nvidia_smi(root, gpu=f'test -e {root}/loaded || {{ echo "{said}"; exit 9; }}; {loop()}')
-    reader = GpuReader(1.0)
-    try:
+    with ending(GpuReader(1.0)) as reader:
         until(lambda: reader.now() or reader.note)
         assert reader.note == f"nvidia-smi ended: {said}"
         assert reader.now() is None
         (root / "loaded").touch()
         assert until(reader.now)["sm_clock_mhz"] == 2411.0
         assert reader.note == ""
-    finally:
-        reader.end()
 
 
 def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
     monkeypatch.setattr(readers, "SILENT_S", 0.2)
     hangs = "trap '' TERM; while :; do sleep 0.1; done"
     nvidia_smi(root, gpu=hangs, apps=hangs)
-    gpu, apps = GpuReader(0.1), AppsReader(0.1)
     slowest = 0.0
-    try:
+    with ending(GpuReader(0.1)) as gpu, ending(AppsReader(0.1)) as apps:
         while not (gpu.note and apps.note):
             began = time.monotonic()
             assert gpu.now() is None
             assert apps.now() is None
             slowest = max(slowest, time.monotonic() - began)
             time.sleep(0.02)
-    finally:
-        gpu.end()
-        apps.end()
     assert gpu.note == "nvidia-smi has printed nothing for 0.2 s"
     assert apps.note == "nvidia-smi has not answered for 0.2 s"
     assert slowest < HANG_S / 10
@@ -206,38 +199,29 @@ def test_none_is_started_next_to_one_that_does_not_end(root, monkeypatch):
     monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.01)
     held = f"python3 -c 'import time; time.sleep(600)' {root}/held"
     nvidia_smi(root, apps=f"echo >>{root}/starts; {held} & echo $! >{root}/pid; wait")
-    reader = AppsReader(0.1)
-    try:
+    with ending(AppsReader(0.1)) as reader:
         until(lambda: reader.now() is None and reader.note)
         until(lambda: not alive(f"{root}/usr/local/bin/nvidia-smi") or reader.now())
         assert (root / "starts").read_text() == "\n"
         os.kill(int((root / "pid").read_text()), signal.SIGKILL)
         until(lambda: len((root / "starts").read_text()) > 1)
         os.kill(int((root / "pid").read_text()), signal.SIGKILL)
-    finally:
-        reader.end()
 
 
 def test_figures_that_are_old_are_not_of_now(root):
     nvidia_smi(root, gpu=f"echo '{BUSY}'; exec sleep 600")
-    reader = GpuReader(0.1)
-    try:
+    with ending(GpuReader(0.1)) as reader:
         assert until(reader.now)
         until(lambda: reader.now() is None)
-    finally:
-        reader.end()
 
 
 def test_no_process_and_one_whose_memory_is_not_told(root):
     nvidia_smi(root, apps=f"cat {root}/apps")
     held = put(root / "apps", "")
-    reader = AppsReader(0.01)
-    try:
+    with ending(AppsReader(0.01)) as reader:
         assert until(lambda: reader.now() is not None)
         held.write_text(f"{APPS}\n7, a, b, [N/A]\n")
         found = until(reader.now)
-    finally:
-        reader.end()
     assert found == [(2065247, "VLLM::Worker_TP0", 102843), (7, "a, b", None)]
 
 
@@ -265,14 +249,19 @@ def test_pages_that_say_nothing(page):
     assert figures(page) is None
 
 
+def engine_at(url):
+    reader = EngineReader("", 1.0)
+    reader._url = url
+    return reader
+
+
 def test_only_the_names_that_the_page_has_are_asked_for():
     def answer(names):
         wanted = [n for n in PAGE.splitlines() if not names or n.startswith(tuple(names))]
         return 200, "\n".join(wanted)
 
     with server(answer) as (url, asked):
-        reader = EngineReader("", 1.0)
-        reader._url = url
+        reader = engine_at(url)
         assert reader.ask()[0] == reader.ask()[0] == figures(PAGE)
     assert asked[0] == []
     assert "vllm:kv_cache_usage_perc" in asked[1]
@@ -282,8 +271,7 @@ def test_only_the_names_that_the_page_has_are_asked_for():
 def test_a_server_whose_page_of_names_is_empty():
     """As vLLM's with several API servers."""
     with server(lambda names: (200, "" if names else PAGE)) as (url, asked):
-        reader = EngineReader("", 1.0)
-        reader._url = url
+        reader = engine_at(url)
         assert [reader.ask()[0] for _ in range(3)] == [figures(PAGE)] * 3
     assert [bool(names) for names in asked] == [False, True, False, False]
 
@@ -295,15 +283,8 @@ def test_a_server_whose_page_of_names_is_empty():
 )  # fmt: skip
 def test_why_there_are_no_figures(answer, why):
     with server(lambda _names: answer) as (url, _):
-        reader = EngineReader("", 1.0)
-        reader._url = url
-        assert reader.ask() == (None, why)
-
-
-def test_a_server_that_is_not_there_is_no_note():
-    reader = EngineReader("", 1.0)
-    reader._url = "http://127.0.0.1:9/metrics"
-    assert reader.ask() == (None, "")
+        assert engine_at(url).ask() == (None, why)
+    assert engine_at("http://127.0.0.1:9/metrics").ask() == (None, ""), "it is not there"
 
 
 # -- where the lines go, and the end --------------------------------------------------------------
@@ -334,15 +315,12 @@ def test_a_file_is_bounded(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
+    TelemetryFile(Path("/dev/full")).write("lost\n")
     out = TelemetryFile(tmp_path / "none/t.jsonl")
     out.write("lost\n")
     (tmp_path / "none").mkdir()
     out.write("kept\n")
     assert (tmp_path / "none/t.jsonl").read_text().strip() == "kept"
-
-
-def test_a_file_on_a_full_disk():
-    TelemetryFile(Path("/dev/full")).write("lost\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -434,7 +412,5 @@ def test_the_agent_starts_a_unit_for_it(agent, agents_home, tmp_path):
 
 
 def test_a_unit_of_another_name_is_refused(agent, tmp_path):
-    from spark_cluster.errors import Failed
-
     with pytest.raises(Failed, match="not a name for a unit of telemetry"):
         agent().request("telemetry", unit="ssh", file="/x")

@@ -72,25 +72,6 @@ def test_a_loss_is_news_once_and_a_row_ends_it(monkeypatch):
     assert silent.trouble(silent.nodes["spark1"]) == "no answer for 0 s"
 
 
-def test_when_enough_has_come():
-    live = LiveState(["spark1", "spark2"], 1.0)
-    live.take(row())
-    assert not live.has(1), "the other may still answer"
-    live.take(lost("spark2"))
-    assert live.has(1)
-    assert not live.has(2)
-    assert live.first_loss() is None
-    assert [node.name for node in live.never_seen()] == ["spark2"]
-
-
-def test_no_node_can_be_reached():
-    live = LiveState(["spark1", "spark2"], 1.0)
-    live.take(lost("spark1"))
-    assert live.first_loss() is None
-    live.take(lost("spark2"))
-    assert live.first_loss().where == "spark1"
-
-
 def test_warnings():
     assert warnings(row(throttle="hw_slowdown,sw_power_cap")) == [
         "throttled: hw_slowdown, sw_power_cap"

@@ -84,14 +84,9 @@ def test_the_run_goes_on_after_a_server_that_does_not_start(run, cluster):
     assert "--max-num-seqs" in setups[0].flags
     assert run.record.status == "complete"
     assert load_record(run.folder) == run.record
-
-
-def test_cells_of_a_server_that_does_not_start_are_not_measured_when_the_run_goes_on(run, cluster):
-    cluster.errors[1] = OUT_OF_MEMORY
-    sequence.go_on(cluster.play, run)
     cluster.log.clear()
     sequence.go_on(cluster.play, run)
-    assert cluster.log == []
+    assert cluster.log == [], "its cells are not measured when the run goes on"
 
 
 def test_what_is_measured_is_fetched_with_its_times(run, cluster):
@@ -144,15 +139,12 @@ def test_a_server_whose_cells_were_fetched_while_the_laptop_was_away_is_taken_do
     assert cluster.log == ["down -1"]
 
 
-def test_what_is_left_of_a_server_that_is_gone_is_taken_away(run, cluster):
-    cut_off_after_the_last_cell(run, cluster)
-    sequence.go_on(cluster.play, run)
-    assert cluster.log == ["down -1"]
-
-
-def test_a_server_whose_cells_are_fetched_now_is_taken_down(run, cluster):
-    cut_off_after_the_last_cell(run, cluster, fetched=False)
-    serve(cluster, run, -1)
+@pytest.mark.parametrize(("fetched", "serving"), [(True, False), (False, True)])
+def test_what_is_left_of_a_server_is_taken_away(run, cluster, fetched, serving):
+    """It is gone and its cells were fetched; or it serves and they are fetched now."""
+    cut_off_after_the_last_cell(run, cluster, fetched=fetched)
+    if serving:
+        serve(cluster, run, -1)
     sequence.go_on(cluster.play, run)
     assert (cluster.log, len(run.record.cells)) == (["down -1"], 6)
 
@@ -232,12 +224,6 @@ def test_whose_fault_it_is():
     assert ask(DoesNotFit("the weights take 58.2 GiB"), "")
     assert not ask(VerificationFailed("Ray shows 1 of 2 nodes"), "start")
     assert not ask(OUT_OF_MEMORY, spark2=Unreachable("lost"))
-
-
-def test_a_reason_is_one_printable_line_of_bounded_length():
-    why = sequence.not_started(Failed("a\x1b[31m\nb " + "c" * 2000))
-    assert why.startswith("the server did not start: a\ufffd[31m b cc")
-    assert len(why) < 450
 
 
 def test_the_stage_of_an_error_is_the_innermost_one(cluster):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from spark_cluster.bench.expansion import (
     CELL_S,
@@ -45,14 +46,6 @@ def put(tmp_path: Path, text: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text("name: own\n" + text)
     return path
-
-
-def test_what_is_shipped():
-    assert set(SUITES) == {
-        "single-user", "concurrency", "depth", "compile-vs-eager", "mtp-sweep", "five-by-800",
-        "three-parallel", "vision", "tool-calls", "spark-arena-v2", "dual", "lab",
-        "open-loop", "tuned-kernels",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -149,39 +142,20 @@ def test_a_suite_without_recipes_needs_one():
         expand(load_suite("single-user", SHIPPED))
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ("promt: [12]", 2, "promt: unknown field; did you mean 'prompt'?"),
-        ("prompt: [0]", 2, r"prompt\[0\]: found 0, expected at least 1"),
-        ("prompt: [1, 1]", 2, "prompt: 1 is given twice"),
-        ("tool: llama-bench", 2, "did you mean 'llama-benchy'?"),
-        ("recipes: [lab-pari]", 2, r"recipes\[0\]: no recipe 'lab-pari'; did you mean 'lab-paris'"),
-        ("request_rate: [1]", 2, "an open loop needs `tool: vllm-bench`"),
-        ("slo: {ttft_ms: 5}", 2, "goodput needs `tool: vllm-bench`"),
-        ("tool: vllm-bench\ndepth: [8]", 3, "has no depth"),
-        ("tool: vllm-bench\nslo: {}", 3, "found no limit"),
-        ("kind: vision\ntool: vllm-bench", 3, "vision asks questions"),
-        ("questions: [one]", 2, "a suite of the kind load asks no questions"),
-        ("kind: tool_call\nquestions: [on]", 3, "no question 'on'; did you mean 'one'?"),
-        ("kind: vision\nquestions: [steps]", 3, "no question 'steps'"),
-        ("sweep:\n  engine_args: {tensor-parallel-size: [1, 2]}", 3, "cannot be varied"),
-        ("sweep:\n  engine_args:\n    --x: [1]", 4, "did you mean 'x'"),
-        ("sweep: {engine_args: {x: []}}", 2, "found no values"),
-        ("pairs: [{name: p, b: {}}]", 2, "both sides are the same"),
-        ("sweep: {}\npairs: [{name: p, b: {num_speculative_tokens: 0}}]", 3, "not both"),
-        ("pairs:\n  - name: p\n    b: {engine_args: {api-key: hunter2hunter2}}", 4, "cannot be"),
-        ("stages:\n  - {name: a}\n  - {name: a}", 4, "'a' is given twice"),
-        ("settings:\n  latency_mode: http", 3, "latency_mode: found 'http'"),
-        (f"prompt: {list(range(1, 101))}\noutput: {list(range(1, 101))}", 2, str(MOST_CELLS)),
-    ],
-)
-def test_mistakes(tmp_path, text, line, message):
-    path = put(tmp_path, text + "\n")
-    with pytest.raises(InvalidFile, match=message) as raised:
+@each_case(__file__, "suite_mistakes.json")
+def test_mistakes(tmp_path, case):
+    path = put(tmp_path, case["text"] + "\n")
+    with pytest.raises(InvalidFile, match=case["message"]) as raised:
         load_suite(str(path), Project(tmp_path))
-    assert str(raised.value.where).endswith(f"own.yaml:{line}")
+    assert str(raised.value.where).endswith(f"own.yaml:{case['line']}")
     assert "hunter2" not in str(raised.value)
+
+
+def test_cells_have_a_limit(tmp_path):
+    many = list(range(1, 101))
+    path = put(tmp_path, f"prompt: {many}\noutput: {many}\n")
+    with pytest.raises(InvalidFile, match=str(MOST_CELLS)):
+        load_suite(str(path), Project(tmp_path))
 
 
 def test_the_name_is_the_files(tmp_path):
@@ -202,16 +176,12 @@ def test_the_duration_of_a_cell(tmp_path):
     assert not told.unknown
 
 
-def test_replicas_share_the_requests():
+def test_replicas_share_the_requests(tmp_path):
     def seconds(replicas: int) -> float:
         text = f"recipes: [lab-paris]\nconcurrency: [4]\nreplicas: {replicas}\n"
-        return estimate(written(folder, text), lambda *_: ServerSpeed(500, 10), SETTINGS).seconds
+        return estimate(written(tmp_path, text), lambda *_: ServerSpeed(500, 10), SETTINGS).seconds
 
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        assert seconds(2) < seconds(1)
+    assert seconds(2) < seconds(1)
 
 
 def test_an_open_loop_takes_as_long_as_requests_come(tmp_path):

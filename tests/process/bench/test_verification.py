@@ -22,12 +22,6 @@ from spark_cluster.bench.report.tables import tables_of
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.result import Served
-from spark_cluster.engine.verify import CheckVerdict
-
-VERDICTS = tuple(
-    CheckVerdict(id, "tools", id.title(), True, status, "asked", "expected", found, "fix", 1.5)
-    for id, status, found in (("one", "ok", "Paris"), ("two", "failed", "a | b"))
-)
 
 
 def bench_run(folder: Path, **changed: Any) -> BenchRun:
@@ -88,20 +82,17 @@ def test_the_report_has_a_table_of_them():
     both = (setup("a", checks=_records()), setup("b", tp=2))
     table, _empty = tables_of(Results(record(cell("a"), cell("b"), setups=both)), "checks")
     assert table.title == "Answers of TP=1: 1 ok, 1 failed, 1 not run"
-    assert table.rows[2] == ("three", "no", "not run", "the server is gone", "")
+    assert table.rows[2] == ("three", "yes", "not run", "the server is gone", "")
     assert table.marked == {1: "bad", 2: "attention"}
     assert "a \\| b" in table.markdown()
 
 
-def _records() -> tuple[Any, ...]:
-    one, two = (
-        RecordedCheck(
-            id=v.id, title=v.title, streamed=True, status=v.status, found=v.found, seconds=1
-        )
-        for v in VERDICTS
+def _records() -> tuple[RecordedCheck, ...]:
+    found = {"ok": "Paris", "failed": "a | b", "not run": "the server is gone"}
+    return tuple(
+        RecordedCheck(id=id, title=id, streamed=True, status=status, found=said, seconds=1)
+        for id, (status, said) in zip(("one", "two", "three"), found.items(), strict=True)
     )
-    lost = {"status": "not run", "found": "the server is gone", "seconds": 0, "streamed": False}
-    return (one, two, RecordedCheck(id="three", title="three", **lost))
 
 
 def test_the_estimate_counts_them(tmp_path):

@@ -15,13 +15,6 @@ def python(code: str, **options) -> Command:
     return Command("test", (sys.executable, "-S", "-c", code), **options)
 
 
-def test_the_cost_of_a_process():
-    cost = run(python("import time\nuntil = time.process_time() + 0.2\n"
-                      "while time.process_time() < until: pass"))  # fmt: skip
-    assert cost.cpu >= 0.2
-    assert cost.wall >= 0.2
-
-
 def test_a_command_that_fails_is_no_figure():
     with pytest.raises(CommandError, match="test ended with 3:\nout of luck"):
         run(python("print('out of luck'); raise SystemExit(3)"))

@@ -1,5 +1,5 @@
-"""Every command of README.md is run by `make test`, or stands in `NOT_RUN` with the reason; so are
-those of docs/ that are listed here."""
+"""Every command of README.md is run by `make test`, or stands in readme_commands.toml with the
+reason why not; so are those of docs/ that are listed there."""
 
 from __future__ import annotations
 
@@ -11,81 +11,18 @@ from pathlib import Path
 import pytest
 import readme
 from bench_records import dual_record, write_run
+from cases import cases
 from factories import put
 from program import invoke, on_path
 
 CI = ".ci/run"
-LAB, PROCESS = "tests/lab", "tests/process"
 COMPLETION = 'eval "$(spark-cluster completion bash)"'
 
-AS_IT_STANDS = {
-    "spark-cluster init": "inventory.yaml (spark1, spark2)",
-    COMPLETION: "complete -o nosort -F _spark_cluster_completion spark-cluster",
-    "spark-cluster completion --help": "{bash|zsh|fish}",
-    "spark-cluster version": "paramiko",
-    "spark-cluster lab tools --list": "systemd-container",
-    "spark-cluster plan gpt-oss-120b --tp 2 --offline": "✔ fits  gpt-oss-120b",
-    "spark-cluster bench suites": "One node, two nodes (TP=2), and two replicas",
-    "spark-cluster bench report bench-results/RUN": "bench-results/RUN/report/report.html",
-    "spark-cluster bench compare bench-results/RUN --published": "published figures",
-    "spark-cluster bench compare bench-results/A bench-results/B": "B is judged against A",
-    "python -m benchmarks.predictions": "two Sparks, one",
-}
-"""Command to a part of what it prints: each is run by a shell, as it is, in this file."""
+TABLES = cases(__file__, "readme_commands.toml")
+AS_IT_STANDS, RUN_BY = TABLES["as_it_stands"], TABLES["run_by"]
 
 ANSWERS = "192.0.2.1\n192.0.2.2\n\n\n"
 """To the questions of `init`: two addresses, no more, and the user."""
-
-RUN_BY = {
-    "make demo": (CI, ""),
-    "make test": (CI, ""),
-    "make demo-bench": (f"{LAB}/test_bench_tools.py", "another suite named `lab`: one server"),
-    "make bench": (f"{LAB}/test_main_job.py", "BENCH: two tools, two nodes, one round"),
-    "make docs": (f"{PROCESS}/docs/test_site.py", "with three links broken, which it finds"),
-    "make clean": (f"{PROCESS}/docs/test_readme.py", "a cache of the test's own, no lab in it"),
-    "python -m benchmarks.commands": (f"{LAB}/test_main_job.py", "one command, once"),
-    "pipx install .": (f"{PROCESS}/packaging/test_wheel.py", "pip, which pipx calls; no index"),
-    "pipx install '.[bench]'": (f"{PROCESS}/packaging/test_wheel.py", "the same, --dry-run"),
-    "spark-cluster setup": (f"{LAB}/test_first_up.py", "the answers as options"),
-    "spark-cluster trust": (
-        f"{PROCESS}/runner/test_trust.py",
-        "an sshd here; the consent by --yes",
-    ),
-    "spark-cluster up --tp 2": (f"{LAB}/test_main_job.py", "the lab"),
-    "spark-cluster verify": (f"{LAB}/test_recipe_fields.py", "the lab; three checks"),
-    "spark-cluster dashboard": (
-        f"{PROCESS}/cli/test_dashboard_cli.py",
-        "a node that is off; --open",
-    ),
-    "spark-cluster ray up": (f"{LAB}/test_ray_cluster.py", "the lab"),
-    "spark-cluster ray submit --working-dir train -- python3 train.py": (
-        f"{LAB}/test_ray_cluster.py",
-        "the lab; gloo on CPUs",
-    ),
-    "spark-cluster ray logs -f JOB": (f"{LAB}/test_ray_cluster.py", "the lab; a job of its own"),
-    "spark-cluster ray status": (f"{LAB}/test_ray_cluster.py", "the lab; --json"),
-    "spark-cluster ray down": (f"{LAB}/test_ray_cluster.py", "the lab; --json"),
-    "spark-cluster bench fabric": (f"{LAB}/test_bench_fabric.py", "the lab; gloo on CPUs"),
-    "spark-cluster bench run dual": (f"{LAB}/test_bench.py", "the lab; a suite of four cells"),
-    "spark-cluster bench repeat THEIRS --check": (f"{LAB}/test_bench_fabric.py", "one's own run"),
-    "spark-cluster top": (f"{LAB}/test_top.py", "the lab; four samples"),
-    "spark-cluster provision": (f"{LAB}/test_provision.py", "the lab"),
-    "spark-cluster provision --check --diff": (f"{LAB}/test_provision.py", "the lab"),
-    "spark-cluster provision --limit spark2 --ask-password": (
-        f"{LAB}/test_provision.py",
-        "the lab; the password from a variable",
-    ),
-    "spark-cluster playbook greet.py --check --diff": (f"{LAB}/test_provision.py", "the lab"),
-    "spark-cluster models pull ORG/NAME": (f"{LAB}/test_models.py", "a hub on this machine"),
-    "spark-cluster keys add NAME": (f"{LAB}/test_main_job.py", "the lab"),
-    "spark-cluster lab down": (f"{LAB}/test_fresh_machine.py", "a machine whose lab is down"),
-}
-"""Command to the file that runs it, and what stands for what its page means."""
-
-NOT_RUN = {
-    "make gpu": "its tests need an NVIDIA GPU, and are skipped without one",
-    "uv tool install .": "uv is not on the machine; it builds and installs what pipx does",
-}
 
 LEFT_OUT = {"soak", "gpu", "skip"}
 """Marks of tests that `make test` leaves out."""
@@ -126,7 +63,7 @@ def _unpacked(node: ast.AST) -> Iterator[str]:
 
 
 def test_every_command_is_in_one_table():
-    tables = [*AS_IT_STANDS, *RUN_BY, *NOT_RUN]
+    tables = [*AS_IT_STANDS, *RUN_BY, *TABLES["not_run"]]
     assert readme.COMMANDS <= set(tables) <= readme.DOCUMENTED
     assert len(tables) == len(set(tables))
 
@@ -140,21 +77,6 @@ def test_every_file_runs_the_commands_that_the_table_says():
     for file in {file for file, _ in RUN_BY.values()} - {CI}:
         told = {line for line, (named, _) in RUN_BY.items() if named == file}
         assert told <= runs(file), file
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "# user(*readme.words('make test'))",
-        "def test_it():\n    '''It runs `make test`.'''\n    readme.words('make test')",
-        "@pytest.mark.soak\ndef test_it():\n    user(*readme.words('make test'))",
-        "pytestmark = [pytest.mark.lab, pytest.mark.gpu]\nuser(*readme.words('make test'))",
-    ],
-)
-def test_a_mention_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str):
-    monkeypatch.setattr(readme, "CHECKOUT", tmp_path)
-    put(tmp_path / "test_mention.py", source)
-    assert runs("test_mention.py") == set()
 
 
 def test_commands_of_a_page():

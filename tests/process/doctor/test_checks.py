@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases, each_case
 from doctor_cases import ALL_DOWN, NOT_SICK, SICK, SWAP, UNLIKE
 from doctor_samples import (
-    STARTED,
     answer,
     environment,
     inspected,
@@ -19,28 +19,17 @@ from doctor_samples import (
     interfaces,
     on_gpus,
     seen,
-    trees,
     with_env,
 )
 from hostile.agent import answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from spark_cluster.doctor import examine
-from spark_cluster.doctor.observations import (
-    CheckResult,
-    Observations,
-    OpenPort,
-    Ping,
-    PortScan,
-    Probed,
-    ProbedAnswer,
-    Rdma,
-    Transfer,
-)
-from spark_cluster.engine.link_check import Cabling
+from spark_cluster.doctor.observations import CheckResult, Observations, Probed
 from spark_cluster.issues.entries import catalogue
-from spark_cluster.node.health import Completion
+from spark_cluster.node.containers import ContainerState, LogLine, moment, parse_state
 from spark_cluster.resources import Unit
 
 NODE = {check.id: check for check in examine.NODE}
@@ -95,23 +84,12 @@ def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
     assert {f.id: f.found for f in examine.judge(nodes) if f.status != "ok"} == {}
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "words"),
-    [
-        ("-m 2 -s 100,100", "ok", "active"),
-        ("-m 2 -s 100", "warn", "-s 100 (SIGKILL below 50 %)"),
-        ("-m 2", "warn", "-s 10"),
-        ("-m 2 -s80,40", "warn", "-s 80,40"),
-        ("-m 2 -S 1048576", "warn", "-S 1048576"),
-        ("-m 2 -s NaN", "warn", "-s NaN"),
-        ("--prefer (-s 100,100) -m 2", "warn", "-s 10"),
-    ],
-)
-def test_free_swap_that_keeps_earlyoom_from_acting(options: str, status: str, words: str) -> None:
+@each_case(__file__, "earlyoom.json")
+def test_free_swap_that_keeps_earlyoom_from_acting(case: dict[str, Any]) -> None:
     """P08: earlyoom's limits are joined by AND, and GPU memory leaves swap free."""
-    running = "/usr/bin/earlyoom\0-r\0" + "3600\0" + options.replace(" ", "\0") + "\0"
+    running = "/usr/bin/earlyoom\0-r\0" + "3600\0" + case["options"].replace(" ", "\0") + "\0"
     result = found("memory.earlyoom", earlyoom=running, swaps=SWAP)
-    assert (result.status, words in result.found) == (status, True), result
+    assert (result.status, case["words"] in result.found) == (case["status"], True), result
     assert found("memory.earlyoom", earlyoom=running).status == "ok", "there is no swap"
 
 
@@ -223,14 +201,6 @@ def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
             assert result.id in ("pair.os", "serving.docker"), result
 
 
-@settings(max_examples=settings.default.max_examples // 3)
-@given(garbage=st.dictionaries(st.sampled_from(SOURCES), st.text(max_size=60), max_size=4))
-def test_words_that_no_tool_says_end_no_examination(garbage: dict[str, str]) -> None:
-    told = {name: {"/sys/x": text} if name in trees(1) else text for name, text in garbage.items()}
-    for result in examine.judge([seen(1, **told), seen(2)]):
-        assert result.status in ("ok", "warn", "fail", "unknown")
-
-
 @settings(max_examples=min(4 * settings.default.max_examples, 2000))
 @given(answers(answer(1)))
 def test_whatever_the_tools_of_a_node_print_ends_no_examination(told: dict[str, Any]) -> None:
@@ -304,8 +274,6 @@ def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> N
 
 
 def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> None:
-    from spark_cluster.node.containers import ContainerState, LogLine, moment, parse_state
-
     def started(text: str) -> ContainerState:
         return parse_state(json.dumps([{"State": {"Status": "running", "StartedAt": text}}]))
 
@@ -316,69 +284,18 @@ def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> Non
     assert across.since_start(LogLine(moment("2026-11-21T23:59:59.999Z"), "ready"))
     for no_time in ("0001-01-01T00:00:00Z", "2026-13-45T00:00:00Z", "soon", ""):
         assert started(no_time).started in (moment(no_time), "")
-
-
-def test_moments_sort_as_time_does() -> None:
-    from spark_cluster.node.containers import moment
-
     assert moment("2026-11-20T14:03:30.12Z text") > moment("2026-11-20T14:03:30.119999999Z")
-    assert moment(STARTED) == "2026-11-20T14:03:30.123456789"
-    assert moment("no time stamp") == ""
 
 
 # --- probes -----------------------------------------------------------------------------------
 
 
-def answering(port: OpenPort) -> PortScan:
-    return PortScan((port,), 9, complete=False)
-
-
-HEALTHY = Probed(
-    cabling=(),
-    ports=PortScan((), 131070, True, 9.0),
-    pings=(Ping("a -> b", True, True),),
-    transfers=(Transfer("a -> b", 97.0, 180.0),),
-    rdma=(Rdma("a -> b", 111.7),),
-    answer=ProbedAnswer(200, Completion(200, "Paris"), "Paris"),
-)
-RING = (Cabling("a", {"np0": ("c",), "np1": ("b",)}), Cabling("b", {"np0": ("a", "c")}))
-PROBED: list[tuple[str, Probed, str, str]] = [
-    ("link.cabling", Probed(cabling=RING), "fail", "a: np0 to c; np1 to b"),
-    ("link.full-size-ping", Probed(pings=(Ping("a -> b", True, False),)), "fail",
-     "8972 bytes do not pass"),
-    ("link.full-size-ping", Probed(pings=(Ping("a -> b", False, False),)), "fail", "no answer"),
-    ("link.full-size-ping", Probed(pings=(Ping("a -> b", None, None, "no ping"),)), "unknown",
-     "no ping"),
-    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", 13.1, 150.0),)), "fail",
-     "13.1 Gb/s (a node to itself: 150)"),
-    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", 13.1, 20.0),)), "unknown",
-     "its processor is the limit"),
-    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", None, 20.0, "refused"),)),
-     "unknown", "refused"),
-    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 13.3),)), "fail", "13.3"),
-    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 27.0),)), "fail", "27.0"),
-    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 60.0),)), "warn", "60.0"),
-    ("link.rdma-rate", Probed(why_not={"rdma": "there is no ib_write_bw on a"}), "unknown",
-     "there is no ib_write_bw"),
-    ("network.open-ports", Probed(ports=answering(OpenPort("a", 6379, "gcs_server", True))), "fail",
-     "a 6379 (gcs_server)"),
-    ("network.open-ports", Probed(ports=answering(OpenPort("a", 44857, "ray::RayWorkerP", False))),
-     "fail", "a 44857"),
-    ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
-     "then the time was up"),
-    ("network.open-ports", Probed(ports=PortScan((), 121535, complete=False, seconds=32.0)),
-     "unknown", "not finished: 121,535 ports tried in 32 s, then the time was up"),
-    ("network.open-ports", Probed(ports=PortScan((), 9, complete=True, listed=True)), "ok",
-     "nothing else answers; 9 listening ports tried in 0 s"),
-    ("serving.completion",
-     Probed(answer=ProbedAnswer(200, Completion(0, why="timed out"), "Paris")), "fail",
-     "/health returns 200, a completion nothing: timed out"),
-    ("serving.completion",
-     Probed(answer=ProbedAnswer(200, Completion(200, "!!!!!!"), "Paris")), "fail",
-     "'!!!!!!'"),
-    ("serving.completion", Probed(answer=ProbedAnswer(0, Completion(0), "Paris")), "fail",
-     "/health returns"),
-]  # fmt: skip
+OF_PROBES = cases(__file__, "probed.json")
+made = TypeAdapter(Probed).validate_python
+HEALTHY = made(OF_PROBES["healthy"])
+PROBED = [
+    (row["check"], made(row["probed"]), row["status"], row["found"]) for row in OF_PROBES["sick"]
+]
 
 
 @pytest.mark.parametrize(("id", "probed", "status", "words"), PROBED)
@@ -412,12 +329,6 @@ def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
     assert {(id, issue) for id, issue in every - sick if id not in known} == set()
 
 
-def test_names_are_unique_and_say_what_was_looked_at() -> None:
-    ids = [check.id for check in examine.ALL]
-    assert len(ids) == len(set(ids))
-    assert all(check.looked_at for check in (*examine.NODE, *examine.PAIR))
-
-
 def test_findings_are_sorted_and_selected() -> None:
     sick = seen(1, hcas=ALL_DOWN, units=None)
     every = examine.judge([sick, seen(2)])
@@ -443,13 +354,8 @@ def compared(id: str, *nodes: Observations) -> CheckResult:
     return PAIR[id].result([node.named() for node in nodes], "gpu1+gpu2")
 
 
-@pytest.fixture
-def gpus() -> list[Observations]:
-    return [on_gpus(1), on_gpus(2)]
-
-
-def test_a_healthy_server_has_no_failure_and_nothing_unknown(gpus: list[Observations]) -> None:
-    found = examine.judge(gpus)
+def test_a_healthy_server_has_no_failure_and_nothing_unknown() -> None:
+    found = examine.judge([on_gpus(1), on_gpus(2)])
     assert {result.id for result in found if result.status == "fail"} == set()
     assert {result.id for result in found if result.status == "unknown"} == set()
     assert examine.Diagnosis(tuple(found)).exit_code == 0
@@ -474,29 +380,27 @@ def test_a_link_that_the_inventory_names_is_compared() -> None:
     assert NODE["link.twin-address"].result(bare, "gpu2").status == "fail"
 
 
-def test_versions_are_those_of_the_environment(gpus: list[Observations]) -> None:
-    assert compared("pair.ray-version", *gpus).status == "ok"
-    other = on_gpus(2, versions="==> spark-ray\nray=2.59.0\nvllm=0.26.0\n")
-    assert compared("pair.ray-version", gpus[0], other).status == "fail"
+@pytest.mark.parametrize(
+    ("id", "changes", "status", "words"),
+    [
+        ("pair.ray-version", {}, "ok", ""),
+        ("pair.ray-version", {"versions": "==> spark-ray\nray=2.59.0\nvllm=0.26.0\n"}, "fail", ""),
+        ("pair.model-files", {}, "ok", "/srv/models/paris: the same files"),
+        ("pair.model-files", {"models": "==> /srv/models/paris\n1024 config.json\n"}, "fail",
+         "gpu2: 1 files of /srv/models/paris"),
+        ("pair.images", {}, "ok", "no container runs over two nodes"),
+        ("pair.host-keys", {}, "ok", ""),
+    ],
+)  # fmt: skip
+def test_what_serves_in_an_environment_is_compared(
+    id: str, changes: dict[str, Any], status: str, words: str
+) -> None:
+    result = compared(id, on_gpus(1), on_gpus(2, **changes))
+    assert (result.status, words in result.found) == (status, True), result
 
 
-def test_the_served_folder_is_compared(gpus: list[Observations]) -> None:
-    result = compared("pair.model-files", *gpus)
-    assert (result.status, result.found) == ("ok", "/srv/models/paris: the same files")
-    other = on_gpus(2, models="==> /srv/models/paris\n1024 config.json\n")
-    assert (
-        "gpu2: 1 files of /srv/models/paris" in compared("pair.model-files", gpus[0], other).found
-    )
-
-
-def test_units_have_no_image_to_compare(gpus: list[Observations]) -> None:
-    result = compared("pair.images", *gpus)
-    assert (result.status, result.found) == ("ok", "no container runs over two nodes")
-
-
-def test_a_node_without_ssh_host_keys_shares_none(gpus: list[Observations]) -> None:
-    assert compared("pair.host-keys", *gpus).status == "ok"
-    assert compared("pair.host-keys", gpus[0], seen(2)).status == "unknown"
+def test_a_node_without_ssh_host_keys_shares_none() -> None:
+    assert compared("pair.host-keys", on_gpus(1), seen(2)).status == "unknown"
 
 
 @pytest.mark.parametrize(

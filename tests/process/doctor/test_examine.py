@@ -2,103 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import factories
 import pytest
+from cases import each_case
 from doctor_samples import seen
+from fake_cluster import FakeCluster, Make, Piped
+from fake_programs import Said
+from scratch_nodes import Dials
 
-from spark_cluster.config.inventory import Inventory
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.check import Check
-from spark_cluster.doctor.observations import NodeSource, ok
+from spark_cluster.doctor.observations import NodeSource, Observations, ok
 from spark_cluster.errors import Failed, Unreachable
-from spark_cluster.runner import dialer
 from spark_cluster.runner.session import Session
 
 
-@pytest.fixture
-def inventory(tmp_path: Path) -> Inventory:
-    return factories.make_inventory(
-        tmp_path,
-        "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n  spark2: {address: 127.0.0.2}\n",
-    )
+class Off:
+    """A connection to a node that does not answer."""
+
+    @property
+    def user(self) -> str:
+        raise Unreachable("it did not answer", where="spark2", hint="is it on?")
+
+    def close(self) -> None:
+        pass
 
 
-@pytest.fixture
-def requests(
-    agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, list[str]]:
-    """Real agents in place of SSH; node to what it was asked. A node named `off` is unreachable."""
-    asked: dict[str, list[str]] = {}
-
-    class Connection:
-        def __init__(self, target: Any) -> None:
-            self.name = target.name
-
-        @property
-        def user(self) -> str:
-            if self.name in asked.get("off", []):
-                raise Unreachable("it did not answer", where=self.name, hint="is it on?")
-            return "root"
-
-        def session(self, run: str, *, become: bool) -> Session:
-            assert become
-            session = agent(self.name)
-            submit = session.submit
-
-            def counted(op: str, **what: Any) -> Any:
-                asked.setdefault(self.name, []).append(op)
-                return submit(op, **what)
-
-            monkeypatch.setattr(session, "submit", counted)
-            return session
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(dialer, "SshConnection", Connection)
-    monkeypatch.setattr(examine, "pings", lambda _: False)
-    return asked
+class AsRoot(Piped):
+    def session(self, run: str, *, become: bool = False) -> Session:
+        assert become
+        return super().session(run)
 
 
-def examined(inventory: Inventory) -> tuple[examine.Diagnosis, list[str]]:
-    nodes = list(inventory.nodes.values())
-    with examine.Examination(inventory, nodes, dialer.Dialer()) as examination:
+def examined(cluster: FakeCluster, *off: str) -> tuple[examine.Diagnosis, list[Observations]]:
+    for node in cluster.nodes.values():
+        for name in ("docker", "systemctl", "journalctl"):
+            node.programs[name] = lambda _words, _stdin: Said(status=1)
+    inventory = cluster.play.inventory
+    dialer = Dials(lambda node: Off() if node.name in off else AsRoot(cluster, node.name))
+    with examine.Examination(inventory, list(inventory.nodes.values()), dialer) as examination:
         observed = examination.observe()
         found = [*examine.judge(observed), *examination.reachability()]
-    diagnosis = examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached)
-    return diagnosis, [node.node for node in observed]
+    return examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached), observed
 
 
-def test_every_node_is_asked_once(inventory: Inventory, requests: dict[str, list[str]]) -> None:
-    diagnosis, nodes = examined(inventory)
-    assert nodes == ["spark1", "spark2"]
-    assert requests == {"spark1": ["gather"], "spark2": ["gather"]}
+def test_every_node_is_asked_once(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    before = [len(node.requests("gather")) for node in cluster.nodes.values()]
+    diagnosis, nodes = examined(cluster)
+    assert [node.node for node in nodes] == ["spark1", "spark2"]
+    after = [len(node.requests("gather")) for node in cluster.nodes.values()]
+    assert after == [number + 1 for number in before]
     checks = {result.id for result in diagnosis.results}
     assert checks == {check.id for check in (*examine.NODE, *examine.PAIR)} | {examine.ID}
-    assert diagnosis.exit_code == 5  # one machine twice: the same machine id, the same keys
 
 
-def test_interfaces_of_the_link_are_those_that_the_inventory_names(
-    tmp_path: Path, requests: dict[str, list[str]]
-) -> None:
-    link = "fabric: {interfaces: [{name: fabric0, address: 10.90.1.11/24, configure: false}]}"
-    text = f"nodes:\n  spark1: {{address: 127.0.0.1, roles: [head], {link}}}\n"
-    inventory = factories.make_inventory(tmp_path, text)
-    nodes = list(inventory.nodes.values())
-    with examine.Examination(inventory, nodes, dialer.Dialer()) as examination:
-        (seen_,) = examination.observe()
+def test_interfaces_of_the_link_are_those_that_the_inventory_names(fake_cluster: Make) -> None:
+    link = "interfaces: [{name: fabric0, address: 10.90.1.11/24, configure: false}]"
+    cluster = fake_cluster("spark1")
+    node = factories.make_inventory(
+        cluster.project,
+        f"nodes: {{spark1: {{address: 10.0.0.1, roles: [head], fabric: {{{link}}}}}}}\n",
+    ).nodes["spark1"]
+    cluster.play.inventory.nodes["spark1"] = node
+    _, (seen_,) = examined(cluster)
     assert seen_.fabric == ("fabric0",)
-    assert requests == {"spark1": ["gather"]}
 
 
-def test_one_of_two_is_off(inventory: Inventory, requests: dict[str, list[str]]) -> None:
-    requests["off"] = ["spark2"]
-    diagnosis, nodes = examined(inventory)
-    assert nodes == ["spark1"]
+def test_one_of_two_is_off(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "pings", lambda _: False)
+    diagnosis, nodes = examined(fake_cluster(), "spark2")
+    assert [node.node for node in nodes] == ["spark1"]
     assert diagnosis.exit_code == 3
     (first,) = [result for result in diagnosis.results if result.node == "spark2"]
     assert (first.id, first.found) == ("system.reachable", "it did not answer")
@@ -132,19 +108,11 @@ def test_what_a_shipped_check_brings_is_asked_too(monkeypatch: pytest.MonkeyPatc
 SILENT = Unreachable("10.0.0.2:22 did not answer within 10 s", hint="check that it is on")
 
 
-@pytest.mark.parametrize(
-    ("address", "pings", "cause"),
-    [
-        ("10.0.0.2", True, "its memory is exhausted"),
-        ("10.0.0.2", False, "it is off"),
-        ("100.101.102.103", None, "Tailscale SSH takes port 22"),
-        ("spark2.local", None, ""),
-    ],
-)
-def test_why(address: str, pings: bool | None, cause: str) -> None:
-    result = examine.unreached("spark2", address, SILENT, pings)
+@each_case(__file__, "unreached.json")
+def test_why(case: dict[str, Any]) -> None:
+    result = examine.unreached("spark2", case["address"], SILENT, case["pings"])
     assert (result.id, result.status) == ("system.reachable", "fail")
-    assert cause in result.cause
+    assert case["cause"] in result.cause
     assert "did not answer within 10 s" in result.found
     assert result.fix
 
@@ -153,11 +121,3 @@ def test_what_is_worth_a_ping() -> None:
     assert examine.worth_a_ping(SILENT)
     assert not examine.worth_a_ping(Unreachable("THE HOST KEY HAS CHANGED: x came"))
     assert not examine.worth_a_ping(Failed("sudo asks for the password"))
-
-
-def test_pings_of_this_machine() -> None:
-    assert examine.pings("127.0.0.1") in (True, None)
-
-
-def test_reached() -> None:
-    assert examine.reached("spark1", 0.31).found == "answered in 0.3 s"

@@ -9,6 +9,7 @@ from typing import Any
 
 import factories
 import pytest
+from cases import each_case
 from doctor_samples import seen
 from example_pages import write_files
 
@@ -127,30 +128,12 @@ def test_one_that_fails_is_unknown(project_folder: Path, body: str, expected: st
     assert re.search(expected, result.found)
 
 
-SOURCE = 'needs=("x",), sources={"x": NodeSource("x", argv=("true",))}'
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("def thing(seen):", "def thing(seen:", r"checks/own\.py:5: checks own: SyntaxError"),
-        ("from spark_cluster.doctor.observations", "import nothing_here\nfrom x", r"own\.py:2: "),
-        ("@check", "# @check", r"checks/own\.py:1: checks own: no check\n  put @check"),
-        ("own.thing", "Own", r"own\.py:4: check Own: id: found 'Own', expected area\.what"),
-        ("own.thing", examine.NODE[0].id, "id: there is a check of this id already"),
-        ("risks", "harm", "effect: found 'harm', expected blocks"),
-        ('"hosts"', '"hostz"', "needs: hostz: no such source"),
-        ('needs=("hosts",)', SOURCE.replace('"true",', '("sh", "-c"),'), "sources: x: expected a"),
-        ('needs=("hosts",)', SOURCE.replace('("true",)', '"true; rm -rf /"'), "sources: x: expec"),
-        ('needs=("hosts",)', SOURCE.replace('"x"', '"hosts"'), "sources: hosts: there is a source"),
-        ('needs=("hosts",)', SOURCE.replace('argv=("true",)', ""), "sources: x: expected a Node"),
-    ],
-)
-def test_wrong_ones(project_folder: Path, old: str, new: str, expected: str) -> None:
-    put(project_folder, CHECK.replace(old, new))
+@each_case(__file__, "wrong_checks.json")
+def test_wrong_ones(project_folder: Path, case: dict[str, Any]) -> None:
+    put(project_folder, CHECK.replace(case["old"], case["new"]))
     with pytest.raises(InvalidFile) as caught:
         examine.checks()
-    assert re.search(expected, str(caught.value)), str(caught.value)
+    assert re.search(case["expected"], str(caught.value)), str(caught.value)
 
 
 def test_two_of_one_id(project_folder: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import factories
@@ -41,54 +42,40 @@ def inventory(tmp_path: Path) -> Inventory:
 class Fake:
     """A session whose node answers pings up to some size."""
 
-    def __init__(self, largest: int = 9000, lost: int = 0) -> None:
-        self.largest, self.lost = largest, lost
-        self.description: str | None = None
-        self.asked: list[dict[str, Any]] = []
-        self.requests: list[str] = []
-        self.certificates: list[str | None] = []
+    def __init__(self, largest: int = 9000, description: str | None = None) -> None:
+        self.largest, self.description = largest, description
+        self.asked: list[dict[str, list[str]]] = []
+        self.requests: list[tuple[str, str | None]] = []
 
-    def submit(self, op: str, *, commands: dict[str, list[str]], timeout: float) -> Fake:
-        assert op == "gather"
+    def submit(self, _op: str, *, commands: dict[str, list[str]], timeout: float) -> Any:
         self.asked.append(commands)
-        return self
-
-    def wait(self) -> dict[str, Any]:
-        first = len(self.asked) <= self.lost
-        return {
-            "commands": {
-                name: {"status": int(first or self.size(argv) > self.largest), "stdout": ""}
-                for name, argv in self.asked[-1].items()
-            }
+        told = {
+            name: {"status": int(int(argv[argv.index("-s") + 1]) + 28 > self.largest), "stdout": ""}
+            for name, argv in commands.items()
         }
+        return SimpleNamespace(wait=lambda: {"commands": told})
 
-    @staticmethod
-    def size(argv: list[str]) -> int:
-        return int(argv[argv.index("-s") + 1]) + 28
-
-    def request(self, op: str, *, files: dict[str, str]) -> dict[str, Any]:
-        assert op == "gather"
+    def request(self, _op: str, *, files: dict[str, str]) -> dict[str, Any]:
         return {"files": dict.fromkeys(files, self.description)}
 
     def http(self, url: str, **options: Any) -> HttpAnswer:
-        self.requests.append(url)
-        self.certificates.append(options["certificate"])
+        self.requests.append((url, options["certificate"]))
         assert options["headers"]["Authorization"] == "Bearer secret"
-        if url.endswith("/health"):
-            return HttpAnswer(200, "")
-        return HttpAnswer(0, "", "timed out")
+        return HttpAnswer(200, "") if url.endswith("/health") else HttpAnswer(0, "", "timed out")
 
 
-def probed(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, one: Fake, two: Fake) -> Any:
+def probed(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, one: Fake, two: Fake, tools: str
+) -> Any:
     monkeypatch.setattr(probes, "transfers", lambda *_: ())
     sessions: Any = {"spark1": one, "spark2": two}
-    bare = {"tools": "ping\n"}
-    return probes.probe(inventory, [seen(1, **bare), seen(2, **bare)], sessions, QUESTION)
+    nodes = [seen(number, tools=tools) for number in (1, 2)]
+    return probes.probe(inventory, nodes, sessions, QUESTION)
 
 
 def test_full_size_packets_on_every_way(inventory: Inventory, monkeypatch: Any) -> None:
     one, two = Fake(), Fake(largest=1500)
-    found = probed(inventory, monkeypatch, one, two)
+    found = probed(inventory, monkeypatch, one, two, "ping\n")
     assert found.full_size == 8972
     assert len(found.pings) == 4
     assert [(ping.small, ping.full) for ping in found.pings] == [(True, True)] * 2 + [
@@ -100,35 +87,25 @@ def test_full_size_packets_on_every_way(inventory: Inventory, monkeypatch: Any) 
     assert "do" in argv
 
 
-def test_a_packet_that_is_lost_once_is_no_trouble(inventory: Inventory, monkeypatch: Any) -> None:
-    found = probed(inventory, monkeypatch, Fake(lost=1), Fake())
-    assert all(ping.small and ping.full for ping in found.pings)
+TLS = '{"url": "https://10.0.0.1:8443/v1", "api_key": true, "tls": "self-signed"}'
+CERTIFICATE = "/etc/spark-cluster/endpoint/self-signed.pem"
 
 
+@pytest.mark.parametrize(
+    ("description", "url", "certificate"),
+    [(None, "http://127.0.0.1:8000", None), (TLS, "https://10.0.0.1:8443", CERTIFICATE)],
+)
 def test_a_server_that_is_healthy_and_does_not_answer(
-    inventory: Inventory, monkeypatch: Any
+    inventory: Inventory, monkeypatch: Any, description: str | None, url: str, certificate: Any
 ) -> None:
-    one = Fake()
-    monkeypatch.setattr(probes, "transfers", lambda *_: ())
-    sessions: Any = {"spark1": one, "spark2": Fake()}
-    nodes = [seen(number, tools="docker\nping\n") for number in (1, 2)]
-    found = probes.probe(inventory, nodes, sessions, QUESTION)
-    assert found.answer is not None
+    """What is probed is what users reach."""
+    one = Fake(description=description)
+    found = probed(inventory, monkeypatch, one, Fake(), "docker\nping\n")
     assert found.answer.health == 200
     assert (found.answer.completion.status, found.answer.completion.why) == (0, "timed out")
-    assert one.requests[0] == "http://127.0.0.1:8000/health"
+    assert one.requests[0] == (f"{url}/health", certificate)
+    assert {given for _, given in one.requests} == {certificate}
     assert "secret" not in repr(QUESTION)
-
-
-def test_what_is_probed_is_what_users_reach(inventory: Inventory, monkeypatch: Any) -> None:
-    one = Fake()
-    one.description = '{"url": "https://10.0.0.1:8443/v1", "api_key": true, "tls": "self-signed"}'
-    monkeypatch.setattr(probes, "transfers", lambda *_: ())
-    sessions: Any = {"spark1": one, "spark2": Fake()}
-    nodes = [seen(number, tools="docker\nping\n") for number in (1, 2)]
-    probes.probe(inventory, nodes, sessions, QUESTION)
-    assert one.requests[0] == "https://10.0.0.1:8443/health"
-    assert one.certificates == ["/etc/spark-cluster/endpoint/self-signed.pem"] * 2
 
 
 def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(

@@ -8,7 +8,7 @@ from waiting import HANG_S
 
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Container, File, Image
+from spark_cluster.resources import Container, Image
 
 KEYS = "/var/lib/spark-cluster/secrets/ray"
 RAY = Container(
@@ -128,26 +128,6 @@ def test_rights_that_are_not_as_declared_make_it_again(docker, rights, told):
     assert made(docker) == 2
 
 
-PAUSE = Container("pause", "vllm:1", ("sleep", "infinity"), stays_s=0.0)
-BESIDE = dataclasses.replace(RAY, pid="container:pause")
-
-
-def test_a_container_that_shares_the_process_ids_of_another(docker):
-    assert [r.verdict for r in docker.results(PAUSE, BESIDE)] == ["change", "change"]
-    assert [r.verdict for r in docker.results(PAUSE, BESIDE)] == ["ok", "ok"]
-    other = dataclasses.replace(PAUSE, env={"A": "1"})
-    docker.apply(other)
-    assert docker.check(BESIDE).verdict == "change", "Docker keeps the id of the one that is gone"
-    docker.must_converge(BESIDE)
-
-
-def test_check_mode_does_not_guess_whose_process_ids_it_will_share(docker):
-    docker.results(PAUSE, BESIDE)
-    other = dataclasses.replace(PAUSE, env={"A": "1"})
-    result = docker.check(other, BESIDE)
-    assert (result.verdict, result.reason) == ("unknown", "after: Container:pause")
-
-
 def test_not_running_is_made_again(docker):
     docker.apply(RAY)
     ends = [(status, 137) for status in ("created", "restarting", "paused", "dead", "exited")]
@@ -164,17 +144,6 @@ def test_check_mode_does_not_guess_when_the_image_will_change(docker):
     pinned = Image("vllm:1", digest="sha256:" + "2" * 64)
     result = docker.check(pinned, RAY)
     assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:1")
-
-
-def test_trigger_makes_it_again_once(docker):
-    docker.path("/etc").mkdir()
-    docker.apply(RAY)
-    file = File("/etc/env", content="1")
-    ray = dataclasses.replace(RAY, restart_when=(file,))
-    assert [r.verdict for r in docker.results(file, ray, check=True)] == ["change", "change"]
-    assert [r.verdict for r in docker.results(file, ray)] == ["change", "change"]
-    assert [r.verdict for r in docker.results(file, ray)] == ["ok", "ok"]
-    assert made(docker) == 2
 
 
 @pytest.mark.parametrize("restart", ["unless-stopped", "no"])
@@ -223,12 +192,6 @@ def test_absent_leaves_the_secrets_of_a_unit_of_its_name(docker):
     assert not secret.parent.exists()
 
 
-def test_diff_shows_the_arguments(docker):
-    docker.apply(RAY)
-    diff = docker.check(dataclasses.replace(RAY, env={"A": "7", "B": "2"})).diff
-    assert "-A=1\n+A=7\n" in diff
-
-
 class TestSecrets:
     def test_they_are_in_a_private_file_and_nowhere_else(self, docker):
         result = docker.apply(SECRET)
@@ -254,12 +217,6 @@ class TestSecrets:
         assert made(docker) == 2
         assert docker.apply(RAY).verdict == "change"
         assert not docker.path(KEYS).exists()
-
-    def test_a_run_that_died_before_the_start_is_repaired(self, docker):
-        docker.apply(SECRET)
-        with docker.state("docker") as state:
-            state["containers"] = {}
-        assert docker.apply(SECRET).verdict == "change"
 
     def test_other_modes_and_files_are_repaired(self, docker):
         docker.apply(SECRET)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from spark_cluster.agent import operations
 from spark_cluster.agent.messages import ACTIONS, check_reply
@@ -86,26 +87,14 @@ def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub: LabHub,
     assert operations.act(Host(root=node.root), {"op": "store", **asked})["missing"] == 0
 
 
-def test_the_token_is_in_no_argument_list_and_not_shown(hub: LabHub) -> None:
-    assert "hf_secret" not in repr(model(hub, token="hf_secret"))
-
-
 def test_a_result_is_the_last_line() -> None:
     assert answer_of('progress\n{"commit": "a"}\n', "", "org/m") == {"commit": "a"}
 
 
-@pytest.mark.parametrize(
-    ("stdout", "stderr", "words"),
-    [
-        ("", "Traceback\nImportError: no library", "no library"),
-        ("half a line", "", "half a line"),
-        ("[]", "", "without a result"),
-        ('{"error": "gated", "hint": "accept"}', "", "gated"),
-    ],
-)
-def test_an_end_without_a_result_is_told(stdout: str, stderr: str, words: str) -> None:
-    with pytest.raises(ResourceError, match=words):
-        answer_of(stdout, stderr, "org/m")
+@each_case(__file__, "hub_ends.json")
+def test_an_end_without_a_result_is_told(case: dict[str, Any]) -> None:
+    with pytest.raises(ResourceError, match=case["words"]):
+        answer_of(case["stdout"], case["stderr"], "org/m")
 
 
 def test_a_large_download_states_bytes_time_and_space() -> None:

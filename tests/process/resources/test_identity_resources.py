@@ -7,19 +7,9 @@ import subprocess
 
 import pytest
 
-from spark_cluster.resources import (
-    Directory,
-    HostKeys,
-    InvalidResource,
-    MachineId,
-    SshKey,
-    Swap,
-)
+from spark_cluster.resources import Directory, HostKeys, InvalidResource, MachineId, SshKey, Swap
 
 needs_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
-
-
-# --- /etc/hosts -------------------------------------------------------------------------------
 
 
 # --- keys -------------------------------------------------------------------------------------
@@ -95,13 +85,6 @@ def test_machine_id_of_another_is_replaced(node):
     assert text.strip() != SHARED
     assert node.path("/var/lib/dbus/machine-id").read_text() == text
     assert node.apply(mine).verdict == "ok"
-
-
-@pytest.mark.parametrize("there", ["", "uninitialized\n", "short"])
-def test_machine_id_that_is_none(node, there):
-    node.put("/etc/machine-id", there)
-    node.must_converge(MachineId())
-    assert not node.path("/var").exists() or not node.path("/var/lib/dbus").exists()
 
 
 @needs_keygen

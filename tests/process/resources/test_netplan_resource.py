@@ -147,20 +147,13 @@ def as_wanted(node):
 def test_addresses_come_and_stay(network):
     assert network.check(WANTED).verdict == "change"
     assert apply(network).verdict == "change"
+    assert [" ".join(words) for words in verbs(network)] == [
+        "systemd-run --quiet", "netplan generate", "netplan apply",
+    ], "the timer is there before anything is applied"  # fmt: skip
     assert as_wanted(network)
     assert network.path(PATH).stat().st_mode & 0o777 == 0o600
-    assert timers(network) == {}
     assert nothing_armed(network)
     assert apply(network).verdict == "ok"
-
-
-def test_the_timer_is_there_before_anything_is_applied(network):
-    apply(network)
-    assert [c[:2] for c in verbs(network)] == [
-        ["systemd-run", "--quiet"],
-        ["netplan", "generate"],
-        ["netplan", "apply"],
-    ]
 
 
 @pytest.mark.parametrize("drift", [{"mtu": 1500}, {"addresses": []}, {"addresses": ["1.2.3.4/8"]}])
@@ -174,12 +167,16 @@ def test_drift_is_repaired(network, drift):
     assert apply(network).verdict == "ok"
 
 
-def test_not_valid_is_never_put_in_place(network):
+@pytest.mark.parametrize("broken", [PATH, "/run/netplan/90-theirs.yaml"], ids=["ours", "theirs"])
+def test_not_valid_is_never_put_in_place(network, broken):
+    """Together with the files that are there."""
+    network.put(broken, "BROKEN")
     network.put(PATH, OLD, mode=0o600)
-    broken = Netplan(PATH, content="BROKEN", addresses=TWINS, mtu=9000)
-    result = apply(network, broken)
+    content = "BROKEN" if broken == PATH else CONTENT
+    result = apply(network, Netplan(PATH, content=content, addresses=TWINS, mtu=9000))
     assert result.verdict == "failed"
     assert "does not accept" in result.error
+    assert broken != "/run/netplan/90-theirs.yaml" or "90-theirs.yaml" in result.error
     assert network.path(PATH).read_text() == OLD
     assert ["netplan", "apply"] not in verbs(network)
     assert timers(network) == {}
@@ -376,28 +373,6 @@ def test_a_change_that_no_one_confirmed_is_not_taken_for_done(network):
     assert apply(network).verdict == "change"
     assert as_wanted(network)
     assert timers(network) == {}
-
-
-def test_it_is_validated_together_with_the_files_that_are_there(network):
-    network.put("/run/netplan/90-theirs.yaml", "BROKEN")
-    result = apply(network)
-    assert result.verdict == "failed"
-    assert "90-theirs.yaml" in result.error
-    assert not network.path(PATH).exists()
-
-
-def test_the_run_that_was_cut_off_goes_on_and_does_not_do_it_again(network):
-    """Once the old file is back the laptop is connected again, and sends the same document."""
-    network.put(PATH, OLD, mode=0o600)
-    host = network.host()
-    assert network.apply(WANTED, host=host).verdict == "failed"
-    before = verbs(network)
-    again = reached(network)
-    again.run_id = host.run_id
-    result = network.apply(WANTED, host=again)
-    assert "could not be reached any more" in result.error
-    assert verbs(network) == before
-    assert apply(network).verdict == "change", "another run may try"
 
 
 def test_no_such_interface(network):

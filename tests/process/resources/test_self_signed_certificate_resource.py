@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-import pytest
+from cases import each_case
 
 from spark_cluster.resources import Directory, SelfSignedCertificate
 from spark_cluster.resources import self_signed_certificate as module
@@ -43,18 +43,10 @@ def test_a_mode_that_shows_the_key_is_repaired_and_the_certificate_kept(node):
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o600)
 
 
-@pytest.mark.parametrize(
-    ("names", "verdict"),
-    [
-        (("10.89.0.11",), "ok"),
-        (("SPARK1", "fd00:0::1"), "ok"),
-        (("spark1", "10.89.0.12"), "change"),
-        (("spark", "10.89.0.11"), "change"),
-    ],
-)
-def test_a_new_one_only_when_a_name_is_missing(node, names, verdict):
+@each_case(__file__, "certificate_names.json")
+def test_a_new_one_only_when_a_name_is_missing(node, case):
     node.apply(FOLDER, MADE)
-    assert node.apply(SelfSignedCertificate(PATH, names)).verdict == verdict
+    assert node.apply(SelfSignedCertificate(PATH, case["names"])).verdict == case["verdict"]
 
 
 def test_one_that_has_run_out_or_is_damaged_is_made_again(node, monkeypatch):

@@ -28,10 +28,6 @@ def unit(node, name=UNIT):
         return dict(state["units"][name])
 
 
-def verbs(node):
-    return [c[1] for c in node.changing_calls("systemd")]
-
-
 def test_restart_is_owed_until_it_happened(systemd):
     put(systemd, active="active", file="enabled")
     file = File("/etc/daemon.json", content="{}")
@@ -43,24 +39,6 @@ def test_restart_is_owed_until_it_happened(systemd):
     assert [r.verdict for r in systemd.results(file, service)] == ["ok", "change"]
     assert unit(systemd)["starts"] == 1
     assert [r.verdict for r in systemd.results(file, service)] == ["ok", "ok"]
-
-
-def test_started_anyway_is_not_restarted_too(systemd):
-    file = File("/etc/daemon.json", content="{}")
-    systemd.results(file, Service("docker", restart_when=(file,)))
-    assert unit(systemd)["starts"] == 1
-
-
-def test_reload_and_leaving_it_stopped(systemd):
-    put(systemd, active="active")
-    file = File("/etc/daemon.json", content="{}")
-    systemd.results(file, Service("docker", restart_when=(file,), reload=True))
-    put(systemd, active="inactive")
-    other = File("/etc/other", content="{}")
-    service = Service("docker", running=None, restart_when=(other,))
-    assert [r.verdict for r in systemd.results(other, service)] == ["change", "change"]
-    assert verbs(systemd) == ["reload-or-restart", "try-restart"]
-    assert unit(systemd)["active"] == "inactive"
 
 
 def test_simple_service_that_dies_at_once(systemd, monkeypatch):

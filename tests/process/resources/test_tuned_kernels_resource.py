@@ -191,17 +191,6 @@ def test_one_at_a_time(tuned: Any) -> None:
     assert tuned.apply(MADE).verdict == "change"
 
 
-def test_the_work_is_the_same_however_much_is_done(tuned: Any, monkeypatch: Any) -> None:
-    """By its words a later run finds the unit that runs still."""
-    seen = []
-    argv = kernel_tuner.argv
-    monkeypatch.setattr(kernel_tuner, "argv", lambda r: seen.append(argv(r)) or seen[-1])
-    tuned.apply(replace(MADE, sizes=(1, 13)))
-    tuned.apply(replace(MADE, sizes=(1, 13)))
-    assert seen[0] == seen[1]
-    assert [line.rpartition(" ")[2] for line in runs(tuned)] == ["1", "13", "13"]
-
-
 def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
     install(node, "tuner")
     node.put("srv/tuner.py", TUNER.read_text())

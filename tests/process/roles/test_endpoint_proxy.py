@@ -165,13 +165,6 @@ def test_a_request_whose_user_has_gone_is_ended(guarded: int, engine: Engine) ->
     assert engine.gone.wait(HANG_S), "vLLM would go on computing for nobody"
 
 
-def test_one_connection_carries_many_requests(guarded: int, engine: Engine) -> None:
-    first = f"GET /a HTTP/1.1\r\nHost: x\r\n{AUTH}\r\n"
-    answer = converse(guarded, first * 3 + request("GET", "/b", AUTH))
-    assert answer.count("HTTP/1.1 200") == 4
-    assert engine.lines == ["GET /a HTTP/1.1"] * 3 + ["GET /b HTTP/1.1"]
-
-
 def test_headers_have_a_limit(guarded: int, engine: Engine) -> None:
     assert status(converse(guarded, request("GET", "/a", f"{AUTH}X: {'x' * 20_000}\r\n"))) == 400
     many = "".join(f"X-{number}: x\r\n" for number in range(200))
@@ -191,12 +184,6 @@ def test_vllm_is_not_there(guarded: int, engine: Engine) -> None:
 
 
 # -- without a key, with TLS -------------------------------------------------------------------
-
-
-def test_open_to_all(tmp_path: Path, engine: Engine) -> None:
-    with proxied(tmp_path, a_spark(), engine.port) as port:
-        assert status(converse(port, request("GET", "/v1/models"))) == 200
-        assert not (tmp_path / Path(proxy.KEYS).name).exists()
 
 
 def test_tls_with_the_certificate_that_was_made(tmp_path: Path, engine: Engine) -> None:
@@ -289,10 +276,7 @@ KINDS = pytest.mark.parametrize("tls", [None, "self-signed"], ids=["plain", "TLS
 def test_who_connects_and_says_nothing_is_cut_off(tmp_path, engine, tls):
     """All places are taken, by any number of addresses: only for as long as silence is suffered."""
     few = {**SHORT, "maxconn 4096": "maxconn 20"}
-    with (
-        proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=few) as port,
-        silent(port, 60),
-    ):
+    with proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=few) as port, silent(port, 60):
         assert health(port, tls=tls is not None).startswith("HTTP/1.1 200")
 
 

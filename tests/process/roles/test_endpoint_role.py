@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from hostile import user
-from role_samples import a_spark, ids, one, together
+from role_samples import a_spark, ids, one
 
 from spark_cluster.engine import proxy
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Directory, File, Line, Service
+from spark_cluster.resources import Directory, File, Line
 from spark_cluster.resources.base import to_wire
 from spark_cluster.runner.delivery import check
 
@@ -26,16 +26,6 @@ UNIT_FILE = f"/etc/systemd/system/{proxy.UNIT}.service"
 
 def text(resources, path):
     return str(one(resources, "File", path).content)
-
-
-def test_the_service_of_the_package_is_not_started(role):
-    mask, package = role("haproxy", a_spark())
-    assert mask.argv == ("systemctl", "mask", "haproxy.service")
-    program, masked = "/usr/sbin/haproxy", "/etc/systemd/system/haproxy.service"
-    # Only where the package was not there before.
-    assert mask.unless == ("test", "-e", program, "-o", "-L", masked)
-    assert package.package == "haproxy"
-    assert role("haproxy", together(a_spark(), a_spark(1))[1]) == []
 
 
 def test_the_key_is_nowhere_but_its_digest(role):
@@ -50,16 +40,6 @@ def test_the_key_is_nowhere_but_its_digest(role):
         assert digest not in text(found, path)
     assert '"${CREDENTIALS_DIRECTORY}/api-keys"' in text(found, proxy.CONFIG)
     assert f"LoadCredential=api-keys:{proxy.KEYS}\n" in text(found, UNIT_FILE)
-
-
-def test_the_configuration_is_checked_before_it_is_in_force(role):
-    config = one(role("endpoint", a_spark(), api_key=KEY, **GIVEN), "File", proxy.CONFIG)
-    argv = (
-        "env", f"CREDENTIALS_DIRECTORY={proxy.FOLDER}",
-        "RUNTIME_DIRECTORY=/run/spark-cluster-endpoint", "haproxy", "-c", "-q", "-f", "{}",
-    )  # fmt: skip
-    assert config.validate_with == argv
-    assert not config.path.startswith("/etc/haproxy/")
 
 
 @pytest.mark.parametrize(
@@ -123,11 +103,6 @@ def test_the_certificate_of_the_user(role):
     assert 'ssl crt "${CREDENTIALS_DIRECTORY}/certificate.pem"' in text(found, proxy.CONFIG)
 
 
-def test_the_certificate_that_is_made_names_address_and_node(role):
-    made = one(role("endpoint", a_spark(), tls="self-signed", **GIVEN), "SelfSignedCertificate")
-    assert made.names == ("spark1", "10.89.0.11")
-
-
 def test_what_status_reads(role):
     found = role("endpoint", a_spark(), tls="self-signed", api_key=KEY, **GIVEN)
     told = proxy.described(text(found, proxy.DESCRIPTION))
@@ -138,28 +113,3 @@ def test_what_status_reads(role):
 @pytest.mark.parametrize("broken", [None, "", "[]", "{}", "null", '{"url": 1, "tls": "x"}', "{"])
 def test_a_description_that_says_nothing(broken):
     assert proxy.described(broken) is None
-
-
-def test_the_unit_has_no_right_that_it_does_not_need(role):
-    unit = text(role("endpoint", a_spark(), **GIVEN), UNIT_FILE)
-    for line in (
-        "DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "PrivateTmp=yes",
-        "CapabilityBoundingSet=", "Type=notify", "Restart=on-failure", "WantedBy=multi-user.target",
-    ):  # fmt: skip
-        assert f"{line}\n" in unit
-    assert "CAP_" not in unit
-    low = text(role("endpoint", a_spark(), port=443, **GIVEN), UNIT_FILE)
-    assert "CapabilityBoundingSet=CAP_NET_BIND_SERVICE\n" in low
-
-
-@pytest.mark.parametrize("given", [{}, {"tls": "self-signed"}])
-def test_no_proxy_and_nothing_of_it(role, given):
-    """Without one, and on a node that is not the head."""
-    worker = together(a_spark(), a_spark(1))[1]
-    for found in (role("endpoint", a_spark(), **given), role("endpoint", worker, **given, **GIVEN)):
-        service, *files = found
-        assert isinstance(service, Service)
-        assert (service.unit, service.running, service.enabled) == (proxy.UNIT, False, False)
-        assert {file.state for file in files} == {"absent"}
-        paths = {proxy.KEYS, proxy.CERTIFICATE, proxy.DESCRIPTION, proxy.CONFIG, UNIT_FILE}
-        assert {file.path for file in files} == paths

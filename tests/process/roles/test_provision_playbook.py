@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import cases
 from role_samples import a_spark, together
 
 from spark_cluster.config.inventory import read_inventory
@@ -36,20 +37,14 @@ SMI = "Failed to initialize NVML: Driver/library version mismatch\nNVML library 
 class Play:
     """Record the calls of `apply`; the nodes' commands always end with `status`."""
 
+    project, verified = PROJECT, True
+
     def __init__(self, nodes, inventory, *, check=False, changes=(), status=0, output="") -> None:
         self.nodes, self.inventory, self.check = nodes, inventory, check
-        self.project, self.changes, self.status, self.output = (
-            PROJECT,
-            list(changes),
-            status,
-            output,
-        )
+        self.changes, self.status, self.output = list(changes), status, output
+        self.connections, self.options = self, Options(check=check)
         self.applied, self.notes, self.ran, self.refreshed, self.steps = [], [], [], 0, []
-        self.connections = self
-        self.announced, self.verified = {"spark2": ["ssh-ed25519 SHA256:x"]}, True
-        self.options, self.out = Options(check=check), {}
-        self.after_refresh = nodes
-        self.argvs = []
+        self.announced, self.out = {"spark2": ["ssh-ed25519 SHA256:x"]}, {}
 
     def role(self, name, /, **given):
         return RoleCall(name, given)
@@ -68,7 +63,6 @@ class Play:
 
     def refresh(self, nodes, *, fail_fast=True):
         self.refreshed += 1
-        self.nodes = self.after_refresh
 
     def forget_replaced(self, name):
         self.steps.append(f"look at {name}")
@@ -94,18 +88,14 @@ class Play:
 
     def session(self, node):
         def run(argv, *, timeout=60.0):
-            self.ran.append((node.name, argv[0]))
-            self.argvs.append((node.name, list(argv)))
+            self.ran.append((node.name, list(argv)))
             if isinstance(self.status, SparkClusterError):
                 raise self.status
             return Output(self.status, self.output, "")
 
-        def submit(op, *, argv=(), commands=None, timeout=60.0):
-            if op == "gather":
-                told = {name: vars(run(argv)) for name, argv in commands.items()}
-                return SimpleNamespace(wait=lambda: {"commands": told})
-            done = run(argv)
-            return SimpleNamespace(wait=lambda: {"status": done.status, "stdout": done.stdout})
+        def submit(_op, *, commands, timeout=60.0):
+            told = {name: vars(run(argv)) for name, argv in commands.items()}
+            return SimpleNamespace(wait=lambda: {"commands": told})
 
         return SimpleNamespace(run=run, submit=submit)
 
@@ -145,7 +135,8 @@ def test_nothing_to_change_is_one_document_and_one_turn_of_pings(play):
     done = PLAYBOOK.function(run)
     assert [names(what) for what in run.applied] == [EVERYTHING]
     assert run.refreshed == 0
-    assert sorted(run.ran) == [("spark1", "ping")] * 4 + [("spark2", "ping")] * 4
+    pings = sorted((node, argv[0]) for node, argv in run.ran)
+    assert pings == [("spark1", "ping")] * 4 + [("spark2", "ping")] * 4
     assert (done.failures, done.notes, run.notes) == ({}, {}, [])
     assert run.applied[0][3].given == {"peers": ("spark1", "spark2")}
 
@@ -310,20 +301,11 @@ def test_bandwidth_is_measured_when_the_link_was_changed_and_the_tools_are_there
 
 # --- firmware ---------------------------------------------------------------------------------
 
-DEVICES = {
-    "Devices": [
-        {"Name": "UEFI Device Firmware", "DeviceId": "a1", "Version": "0x02009b0b",
-         "Releases": [{"Version": "0x02009c00"}]},
-        {"Name": "MT2910 Family (ConnectX-7)", "DeviceId": "b2", "Version": "28.45.4028",
-         "Releases": [{"Version": "28.47.1088"}]},
-        {"Name": "Embedded Controller", "DeviceId": "c3", "Version": "0x03000302"},
-        {"Name": "no id"},
-    ]
-}  # fmt: skip
+DEVICES = json.dumps(cases(__file__, "firmware.json"))
 
 
 def test_firmware_is_reported(play):
-    done = PLAYBOOK.function(play(output=json.dumps(DEVICES)))
+    done = PLAYBOOK.function(play(output=DEVICES))
     assert done.firmware["spark1"]["Embedded Controller"] == "0x03000302"
 
 
@@ -358,13 +340,13 @@ def test_firmware_without_fwupd_is_reported(play):
 def test_check_mode_tells_which_firmware_and_writes_none(play):
     nodes = together(a_spark(packages={"fwupd": "2.0.20"}), a_spark(1, packages={"fwupd": "2"}))
     run = run_with(play, nodes, check=True, firmware=True)
-    assert [argv for _, argv in run.argvs] == [["fwupdmgr", "get-updates", "--json"]] * 2
+    assert [argv for _, argv in run.ran] == [["fwupdmgr", "get-updates", "--json"]] * 2
     assert "0x02009b0b to 0x02009c00" in run.applied[1][0][0].id
     assert not any("unplug" in text for _, text in run.notes)
     assert "fwupdmgr refresh" in run.notes[0][1]
 
 
 def run_with(play, nodes, *, check=False, **options):
-    run = play(*nodes, output=json.dumps(DEVICES), check=check)
+    run = play(*nodes, output=DEVICES, check=check)
     PLAYBOOK.function(run, **options)
     return run

@@ -1,4 +1,4 @@
-"""Roles as lists of resources: facts and settings in, resources out, no node needed."""
+"""Roles of engines, models and the firewall: what is no case of tests/unit/roles/cases."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from factories import SHIPPED
 from hypothesis import given
 from hypothesis import strategies as st
+from role_samples import a_spark, together
 from serve_plans import bare_server
 
 from spark_cluster.config.facts import Facts, Hca, Interface
@@ -19,20 +20,11 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import node_copies
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV
-from spark_cluster.engine.names import PAUSE, RAY, SERVER
-from spark_cluster.errors import Failed, Refused
+from spark_cluster.engine.names import PAUSE, SERVER
+from spark_cluster.errors import Refused
 from spark_cluster.node.values import LaptopFile, Secret
-from spark_cluster.resources import (
-    BuiltImage,
-    Command,
-    Container,
-    Directory,
-    File,
-    Image,
-    NftTable,
-)
+from spark_cluster.resources import Command, Container, Directory, File, NftTable
 
-HCAS = (Hca("rocep1s0f1", "enp1s0f1np1", True), Hca("roceP2p1s0f1", "enP2p1s0f1np1", True))
 KEY = "hunter2-the-api-key"
 TOKEN = "0123456789abcdef" * 4
 
@@ -42,46 +34,8 @@ def run(role, node, **settings):
     return list(loaded.function(node, loaded.settings_model(**settings)))
 
 
-def link(twin, host, *, ours=True, hca=True):
-    name = ("enp1s0f1np1", "enP2p1s0f1np1")[twin]
-    address = IPv4Interface(f"192.168.{177 + twin}.{host}/24")
-    return Link(name, address, HCAS[twin].name if hca else None, ours)
-
-
-def spark(number=1, links=2, **more):
-    found = tuple(link(twin, 10 + number) for twin in range(links))
-    usual = {
-        "name": f"spark{number}",
-        "address": f"10.0.0.{number}",
-        "index": number - 1,
-        "is_head": number == 1,
-        "user": "nvidia",
-        "facts": Facts(os="ubuntu 24.04", hcas=HCAS),
-        "links": found,
-    }
-    return Node(**{**usual, **more})
-
-
-def pair(**more):
-    nodes = (spark(1, **more), spark(2, **more))
-    return [
-        Node(**{**{k: getattr(n, k) for k in n.__dataclass_fields__}, "cluster": nodes})
-        for n in nodes
-    ]
-
-
-# -- network -----------------------------------------------------------------------------------
-
-
-# -- containers, images, caches ------------------------------------------------------------------
-
-
-def test_images():
-    digest = "sha256:" + "d" * 64
-    (image,) = run("images", spark(1), ref="a/b:1", digest=digest)
-    assert image == Image("a/b:1", digest=digest)
-    (image,) = run("images", spark(1), ref="a/b:1", archive="/srv/a.tar")
-    assert image.archive == "/srv/a.tar"
+def pair(linked=True, **facts):
+    return together(*(a_spark(index, linked=linked, **facts) for index in range(2)))
 
 
 # -- models ------------------------------------------------------------------------------------
@@ -89,7 +43,7 @@ def test_images():
 
 def model(tmp_path, **more):
     return run(
-        "models", spark(1), name="me/m", path="/srv/m", source="directory",
+        "models", a_spark(), name="me/m", path="/srv/m", source="directory",
         directory=tmp_path / "m", **more,
     )  # fmt: skip
 
@@ -127,7 +81,7 @@ def test_a_folder_that_cannot_be_sent(tmp_path, monkeypatch):
 
 def download(**settings):
     folder, command = run(
-        "models", spark(1), name="a/b", revision="r1", path="/srv/m", image="i:1", **settings
+        "models", a_spark(), name="a/b", revision="r1", path="/srv/m", image="i:1", **settings
     )
     assert folder == Directory("/srv/m", mode=0o755)
     assert isinstance(command, Command)
@@ -154,17 +108,6 @@ def test_a_download_and_its_token(monkeypatch):
     assert "hf_secret" not in " ".join(with_token.argv) + repr(with_token)
 
 
-def test_what_a_download_needs_next_to_the_image():
-    command = download(
-        mounts=("/opt/vllm:/opt/vllm:ro", "/a:/b"), endpoint="https://mirror.example"
-    )
-    assert command.argv[-3:] == (
-        "--env=HF_ENDPOINT=https://mirror.example",
-        "--mount=type=bind,source=/opt/vllm,target=/opt/vllm,readonly",
-        "--mount=type=bind,source=/a,target=/b,readonly",
-    )
-
-
 # -- secrets of a recipe ----------------------------------------------------------------------
 
 
@@ -187,31 +130,6 @@ def test_the_program_has_the_secrets_as_variables(tmp_path):
     show = ("sh", "-c", 'printf "%s|%s|%s" "$ONE" "$TWO" "$1"', "x", "word with space")
     done = subprocess.run(["sh", "-c", script, *show], capture_output=True, text=True, check=True)
     assert done.stdout == "a 'quoted' $HOME value|2|word with space"
-
-
-# -- images and patches ------------------------------------------------------------------------
-
-
-def test_an_image_is_built_on_what_it_stands_on():
-    text = "FROM a/b:1 AS one\nRUN x\nfrom --platform=linux/arm64 c:2\nCOPY --from=one /x /x\n"
-    *bases, built = run("images", spark(1), ref="own:1", dockerfile=text)
-    assert bases == [Image("a/b:1"), Image("c:2")]
-    assert built == BuiltImage("own:1", text)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("FROM scratch\n", []),
-        ("FROM a AS b\nFROM b\n", ["a"]),
-        ("FROM a\nFROM a\n", ["a"]),
-        ("ARG X=1\nFROM a:${X}\n", []),
-        ("# FROM no\nFROM a@sha256:" + "0" * 64, ["a@sha256:" + "0" * 64]),
-    ],
-)
-def test_bases_of_a_dockerfile(text, found):
-    *bases, _ = run("images", spark(1), ref="own:1", dockerfile=text)
-    assert [base.ref for base in bases] == found
 
 
 # -- ray and vllm ------------------------------------------------------------------------------
@@ -238,54 +156,11 @@ def containers(role, nodes, **settings):
     return [one[0] for one in found]
 
 
-def test_ray_is_not_there_for_one_node():
-    absent = run("ray", spark(1, links=0), **engine(tp=1))
-    assert [(one.container, one.state) for one in absent] == [(RAY, "absent"), (PAUSE, "absent")]
-
-
-def test_ray_and_the_server_share_process_ids_of_their_own():
-    """Ray finds its node by its processes; those of the node are none of its business."""
-    head, worker = pair()
-    pause = next(r for r in run("ray", head, **engine()) if isinstance(r, Container))
-    assert (pause.container, pause.image, pause.network) == (PAUSE, "i:1", "none")
-    assert (pause.cap_drop, pause.cap_add, pause.gpus) == (("ALL",), (), None)
-    (ray, _), (server, _) = (
-        containers(role, (head, worker), **engine()) for role in ("ray", "vllm")
-    )
-    assert ray.pid == server.pid == f"container:{PAUSE}"
-    (alone,) = run("ray", worker, **engine())
-    assert alone.pid is None
-    (single,) = containers("vllm", [spark(1, links=0)], **engine(tp=1))
-    assert single.pid is None
-
-
 def test_an_engines_container_has_two_capabilities_and_gains_none():
     for role in ("ray", "vllm"):
         made = containers(role, pair()[:1], **engine())[0]
         assert set(made.cap_add) == {"DAC_OVERRIDE", "IPC_LOCK"}
         assert (made.cap_drop, made.security_opt) == (("ALL",), ("no-new-privileges",))
-
-
-def test_ray_head_and_worker():
-    head, worker = containers(
-        "ray", pair(), **engine(ray=Ray(object_store_memory=10**8, num_cpus=3))
-    )
-    for made in (head, worker):
-        assert made.command[:3] == ("ray", "start", "--block")
-        assert {"--num-gpus=1", "--num-cpus=3", "--object-store-memory=100000000"} <= set(
-            made.command
-        )
-        assert (made.network, made.ipc, made.restart) == ("host", "host", "unless-stopped")
-        assert made.ulimits["memlock"] == -1
-        assert made.devices == ("/dev/infiniband",)
-    assert {"--head", "--port=6379", "--dashboard-host=127.0.0.1"} <= set(head.command)
-    assert "--node-ip-address=192.168.177.11" in head.command
-    assert "--node-ip-address=192.168.177.12" in worker.command
-    assert "--address=192.168.177.11:6379" in worker.command
-    assert "--head" not in worker.command
-    assert not any(word.startswith("--dashboard-port") for word in worker.command)
-    ports = [word for word in head.command if "worker-port" in word]
-    assert ports == ["--min-worker-port=18400", "--max-worker-port=18899"]
 
 
 def test_no_port_of_ray_is_left_to_chance():
@@ -299,8 +174,6 @@ def test_no_port_of_ray_is_left_to_chance():
         known = EnginePorts(first_port=19001).spans
         for port in (*numbers, *metrics):
             assert any(first <= port <= last for first, last in known), port
-    assert "--dashboard-agent-listen-port=19004" in worker.command
-    assert "--ray-client-server-port=19007" in head.command
 
 
 def test_ray_has_a_token_that_only_root_reads():
@@ -311,7 +184,7 @@ def test_ray_has_a_token_that_only_root_reads():
         assert made.secret_files[made.env["RAY_AUTH_TOKEN_PATH"]] == TOKEN
         assert isinstance(made.secret_files[made.env["RAY_AUTH_TOKEN_PATH"]], Secret)
         assert TOKEN not in " ".join(made.argv)
-    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1, ray_token=TOKEN))
+    (alone,) = containers("vllm", [a_spark(linked=False)], **engine(tp=1, ray_token=TOKEN))
     assert alone.secret_files == {}
     ranks = containers("vllm", pair(), **engine(**MP, ray_token=TOKEN))
     assert [made.secret_files for made in ranks] == [{}, {}]
@@ -333,38 +206,6 @@ def rules(node, **more):
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_the_firewall_lets_peers_in_over_the_fabric_only():
-    head, worker = pair()
-    told = rules(head)
-    fabric = '{ "enp1s0f1np1", "enP2p1s0f1np1" }'
-    assert told == [
-        "chain input {",
-        "type filter hook input priority filter - 10; policy accept;",
-        'iifname "lo" accept',
-        "meta l4proto != tcp accept",
-        "tcp flags & (syn | ack) != syn accept",
-        f"iifname {fabric} ip saddr {{ 192.168.177.12, 192.168.178.12 }} accept",
-        f"iifname != {fabric} ip daddr {{ 192.168.177.11, 192.168.178.11 }} counter drop",
-        "tcp dport { 6379, 8265, 18301-18309, 18400-18899, 29501, 32768-60999 } counter drop",
-        "}",
-    ]
-    assert f"iifname {fabric} ip saddr {{ 192.168.177.11, 192.168.178.11 }} accept" in rules(worker)
-
-
-def test_the_firewall_is_there_before_docker_at_boot():
-    kinds = [type(r).__name__ for r in run("firewall", pair()[0], **GUARD)]
-    assert kinds == ["Package", "NftTable", "Directory", "File", "Command", "File", "Service"]
-    found = run("firewall", pair()[0], **GUARD)
-    table, unit = found[1], found[5]
-    assert f"ExecStart=/usr/sbin/nft -f {table.file}\n" in unit.content
-    assert "Before=docker.service\n" in unit.content
-    assert f"Before={RAY}.service {SERVER}.service\n" in unit.content
-    # A failure is tried again, and keeps Docker from starting for seconds only.
-    assert "Restart=on-failure\n" in unit.content
-    assert "StartLimitBurst=5\n" in unit.content
-    assert "trusted_network: true" in table.if_refused
-
-
 def test_the_firewall_comes_back_whatever_is_done_to_nftables():
     """Its service flushes all tables at start, stop and reload; systemd appends to these lists."""
     found = run("firewall", pair()[0], **GUARD)
@@ -375,48 +216,28 @@ def test_the_firewall_comes_back_whatever_is_done_to_nftables():
     assert (read.argv, read.when_changed) == (("systemctl", "daemon-reload"), (drop_in,))
 
 
-def test_the_firewall_knows_the_kernels_range_and_the_users_ports():
-    facts = Facts(hcas=HCAS, local_ports=(15000, 20000))
-    told = rules(pair(facts=facts)[0], allow=(15022,), endpoint_port=18800)
-    assert told[-2] == "tcp dport { 6379, 8265, 15000-20000, 29501 } counter drop"
-    assert told[-3] == "tcp dport { 15022, 18800 } accept"
-    with pytest.raises(Failed, match="allow: 6379 is a port of the engine"):
-        rules(pair()[0], allow=(6379,))
-
-
 def test_no_one_is_locked_out_of_ssh():
     """At any port; the usual one is in none of the ranges."""
-    told = rules(pair(facts=Facts(hcas=HCAS, ssh_ports=(22, 18302, 40022)))[0])
+    told = rules(pair(ssh_ports=(22, 18302, 40022))[0])
     assert told[-3] == "tcp dport { 18302, 40022 } accept"
-
-
-def test_one_node_alone_needs_no_fabric():
-    told = rules(spark(1, links=0), peers=())
-    assert told[4:] == [
-        "tcp flags & (syn | ack) != syn accept",
-        "tcp dport { 6379, 8265, 18301-18309, 18400-18899, 29501, 32768-60999 } counter drop",
-        "}",
-    ]
 
 
 SENDING = {"state": "copies", "peers": (), "ports": ((18960, 18967),)}
 
 
 def addresses(*found):
-    """Facts with interfaces of these addresses."""
-    interfaces = [
+    """Interfaces of these addresses."""
+    return tuple(
         Interface(f"eth{number}", "", 1500, True, (IPv4Interface(address),))
         for number, address in enumerate(found)
-    ]
-    return Facts(hcas=HCAS, interfaces=tuple(interfaces))
+    )
 
 
 def test_only_the_other_nodes_reach_the_ports_on_which_a_node_sends_copies():
-    head, worker = pair()
     bridge = "172.17.0.1/16"  # Docker's: each node has it, and so it is no other node's
-    facts = addresses("10.0.0.2/24", "10.7.7.7/24", "127.0.0.1/8", bridge)
-    worker = replace(worker, facts=facts)
-    head = replace(head, facts=addresses("10.0.0.1/24", bridge), cluster=(head, worker))
+    others = addresses("10.89.0.12/24", "10.7.7.7/24", "127.0.0.1/8", bridge)
+    own = addresses("10.89.0.11/24", bridge)
+    head, _ = together(a_spark(interfaces=own), a_spark(1, interfaces=others))
     fabric = '{ "enp1s0f1np1", "enP2p1s0f1np1" }'
     (table,) = run("firewall", head, **SENDING)
     assert (table.table, table.state) == ("spark_cluster_copies", "present")
@@ -427,14 +248,14 @@ def test_only_the_other_nodes_reach_the_ports_on_which_a_node_sends_copies():
         "tcp flags & (syn | ack) != syn accept",
         "tcp dport != { 18960-18967 } accept",
         f"iifname {fabric} ip saddr {{ 192.168.177.12, 192.168.178.12 }} accept",
-        f"iifname != {fabric} ip saddr {{ 10.0.0.2, 10.7.7.7 }} accept",
+        f"iifname != {fabric} ip saddr {{ 10.7.7.7, 10.89.0.12 }} accept",
         "counter drop",
         "}",
     ]
 
 
 def test_copies_without_a_fabric_and_over_ipv6():
-    nodes = [replace(node, address=f"2001:db8::{n}") for n, node in enumerate(pair(links=0))]
+    nodes = [replace(node, address=f"2001:db8::{n}") for n, node in enumerate(pair(linked=False))]
     told = rules(replace(nodes[0], cluster=tuple(nodes)), **SENDING)
     assert told[-3:] == ["ip6 saddr { 2001:db8::/64 } accept", "counter drop", "}"]
     assert not any("iifname" in line for line in told)
@@ -444,54 +265,8 @@ def test_copies_without_a_fabric_and_over_ipv6():
 
 
 def test_copies_lock_no_one_out_of_ssh_either_nor_of_the_endpoint():
-    told = rules(
-        pair(facts=Facts(hcas=HCAS, ssh_ports=(22, 18960)))[0], **SENDING, endpoint_port=18961
-    )
+    told = rules(pair(ssh_ports=(22, 18960))[0], **SENDING, endpoint_port=18961)
     assert told[-3] == "tcp dport { 18960, 18961 } accept"
-
-
-def test_the_firewall_is_gone_where_no_one_wants_it():
-    found = run("firewall", spark(1, links=0), state="absent")
-    tables = ["NftTable", "NftTable"]
-    assert [type(r).__name__ for r in found] == ["Service", "File", "File", "Command", *tables]
-    assert found[0].running is found[0].enabled is False
-    assert {r.state for r in (*found[1:3], *found[4:])} == {"absent"}
-    assert [r.table for r in found[4:]] == ["spark_cluster", "spark_cluster_copies"]
-    assert found[3].when_changed == (found[2],)
-    with pytest.raises(Failed, match="no fabric"):
-        run("firewall", pair(links=0)[0], **GUARD)
-
-
-def test_the_folder_of_ray_is_there_before_its_container():
-    head, _ = pair()
-    kinds = [type(r).__name__ for r in run("ray", head, **engine())]
-    assert kinds[-1] == "Container"
-    mounted = run("ray", head, **engine())[-1].mounts
-    folders = [r.path for r in run("ray", head, **engine()) if isinstance(r, Directory)]
-    assert any(m.startswith(f"{folders[0]}:") for m in mounted)
-
-
-@pytest.mark.parametrize("role", ["ray", "vllm"])
-def test_two_nodes_without_a_fabric(role):
-    with pytest.raises(Failed, match="no fabric"):
-        run(role, pair(links=0)[0], **engine())
-
-
-def test_the_server_is_on_the_head_only():
-    head, worker = containers("vllm", pair(), **engine(flags={"dtype": "auto"}, port=9000))
-    assert (worker.container, worker.state) == (SERVER, "absent")
-    assert head.command[:5] == ("vllm", "serve", "/srv/m", "--dtype", "auto")
-    assert "--port=9000" in head.command
-    assert "--distributed-executor-backend=ray" in head.command
-    assert head.env["RAY_ADDRESS"] == "192.168.177.11:6379"
-
-
-def test_the_server_alone():
-    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1))
-    assert alone.pid is None
-    assert not any("ray" in word.lower() for word in alone.command)
-    assert not [n for n in alone.env if n.startswith(("NCCL", "RAY", "GLOO"))]
-    assert alone.devices == ()
 
 
 MP = {"executor": "mp"}
@@ -513,25 +288,6 @@ def test_ranks_without_ray():
     )  # fmt: skip
 
 
-def test_no_ray_for_the_executor_mp():
-    for node in pair():
-        absent = run("ray", node, **engine(executor="mp"))
-        assert {(one.container, one.state) for one in absent} == {
-            (RAY, "absent"),
-            (PAUSE, "absent"),
-        }
-
-
-def test_a_node_that_has_no_rank():
-    (made,) = containers("vllm", pair()[1:], **engine(tp=1, executor="mp"))
-    assert made.state == "absent"
-
-
-def test_one_node_of_the_executor_mp_is_one_server():
-    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1, **MP))
-    assert not [word for word in alone.command if "node" in word or "backend" in word]
-
-
 def test_the_images_own_entry_point_is_left_out():
     """That of vllm/vllm-openai is `vllm serve`, which would come twice."""
     for role, more in (("ray", {}), ("vllm", {}), ("vllm", MP)):
@@ -551,13 +307,6 @@ def test_no_container_of_vllm_has_the_api_key(tp, executor):
     assert "api_key" not in SHIPPED.load_role("vllm").settings_model.model_fields
 
 
-def test_vllm_listens_on_the_loopback_only():
-    for tp in (1, 2):
-        (head, *_) = containers("vllm", pair(), **engine(tp=tp, port=18000))
-        assert {"--host=127.0.0.1", "--port=18000"} <= set(head.command)
-        assert "host" not in SHIPPED.load_role("vllm").settings_model.model_fields
-
-
 OWN = {  # what may differ between the nodes, and only that
     "VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
     "TP_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include", "MN_IF_NAME",
@@ -570,7 +319,7 @@ def test_the_environment_differs_only_where_it_must():
         "spark2", is_head=False, facts=Facts(hcas=(Hca("mlx5_7", "eth7", True),)),
         links=(Link("eth7", IPv4Interface("192.168.177.12/24"), "mlx5_7"),),
     )  # fmt: skip
-    head = spark(1)
+    head = a_spark()
     nodes = [Node(**{**vars(n), "cluster": (head, other)}) for n in (head, other)]
     one, two = (c.env for c in containers("ray", nodes, **engine()))
     assert {k for k in one.keys() | two.keys() if one.get(k) != two.get(k)} <= OWN
@@ -578,29 +327,14 @@ def test_the_environment_differs_only_where_it_must():
     assert (one["NCCL_IB_MERGE_NICS"], two["NCCL_IB_MERGE_NICS"]) == ("1", "0")
     assert (one["VLLM_HOST_IP"], two["GLOO_SOCKET_IFNAME"]) == ("192.168.177.11", "eth7")
     assert one["OMP_NUM_THREADS"] == "1"
-
-
-def test_the_gid_index_is_never_set():
-    for role in ("ray", "vllm"):
-        for made in containers(role, pair(), **engine()):
-            assert not [name for name in made.env if "GID" in name]
-
-
-def test_the_recipe_wins_over_what_is_computed():
-    (head, _) = containers("ray", pair(), **engine(env={"NCCL_SOCKET_IFNAME": "eth9"}))
-    assert head.env["NCCL_SOCKET_IFNAME"] == "eth9"
+    assert not [name for name in one | two if "GID" in name]
 
 
 @given(st.permutations(["dtype", "max-model-len", "enforce-eager", "kv-cache-dtype"]))
 def test_the_same_arguments_whatever_the_order_in_the_recipe(order):
     """The compile cache is keyed by them, and all ranks must have the same."""
     recipe = load_recipe("lab-paris", SHIPPED)
-    values = {
-        "dtype": "auto",
-        "max-model-len": 4096,
-        "enforce-eager": True,
-        "kv-cache-dtype": "fp8",
-    }
+    values = {"dtype": "auto", "max-model-len": 4096, "enforce-eager": True, "kv-cache-dtype": "x"}
     shuffled = recipe.model_copy(update={"engine_args": {name: values[name] for name in order}})
     straight = recipe.model_copy(update={"engine_args": values})
     assert shuffled.args_for(2, 0.7) == straight.args_for(2, 0.7)

@@ -3,80 +3,28 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
-import struct
-import zlib
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from cases import each_case
+from PIL import Image
 
-from spark_cluster.engine.tool_checks import CATALOGUE, ExactQuestion, picture_url, why_wrong
+from spark_cluster.engine.tool_checks import CATALOGUE, picture_url, why_wrong
 
 QUESTIONS = {one.id: one for listed in CATALOGUE.values() for one in listed}
 
 
-def message(text: str = "", *calls: tuple[str, Any]) -> dict[str, Any]:
-    made = [
-        {"function": {"name": n, "arguments": a if isinstance(a, str) else json.dumps(a)}}
-        for n, a in calls
-    ]
-    return {"content": text, "tool_calls": made}
+@each_case(__file__, "right_answers.json")
+def test_right(case):
+    assert why_wrong(QUESTIONS[case["question"]], case["messages"]) == ""
 
 
-PARIS, TOKYO = ("get_weather", {"city": "Paris"}), ("get_time", {"city": "Tokyo"})
-HTML = str(QUESTIONS["markup-streamed"].calls[0].arguments["content"])
-MONEY = {"amount": 20, "from": "eur", "to": "USD"}
-
-
-@pytest.mark.parametrize(
-    ("question", "messages"),
-    [
-        ("colour", [message("**Red**.")]),
-        ("shape", [message("A disc")]),
-        ("number", [message("The number is 407.")]),
-        ("scene", [message("A home with a tree; the sun is up.")]),
-        ("one", [message("Let me look.", PARIS)]),
-        ("two-at-once", [message("", TOKYO, PARIS)]),
-        ("one-of-three", [message("", ("convert_currency", {**MONEY, "amount": 20.0}))]),
-        ("steps", [message("", PARIS), message("17 °C, with some drizzle")]),
-        ("steps", [message("", PARIS), message("17C and drizzle.")]),
-        ("loop-streamed", [message("", PARIS), message("", TOKYO), message("17 °C; 9:40 pm")]),
-        ("loop-streamed", [message("", PARIS), message("", TOKYO), message("17°C, 9:40pm")]),
-        ("markup-streamed", [message("", ("write_file", {"path": "page.html", "content": HTML}))]),
-    ],
-)
-def test_right(question, messages):
-    assert why_wrong(QUESTIONS[question], messages) == ""
-
-
-@pytest.mark.parametrize(
-    ("question", "messages", "why"),
-    [
-        ("colour", [message("Red, green or blue")], "has green too"),
-        ("colour", [message("coloured")], "has no red"),
-        ("colour", [message("")], "the answer is empty"),
-        ("number", [message("4070")], "has no 407"),
-        ("scene", [message("A house with a tree")], "has no sun"),
-        ("one", [message("It rains in Paris")], 'no tool was called; it says "It rains'),
-        ("one", [message('<|tool_call>call:get_weather{"city": "Paris"}')], "no tool was called"),
-        ("one", [message("", ("get_weather", '{"city": "Par'))], 'expected get_weather({"city":'),
-        ("one", [message("", ("get_weather", {"city": "London"}))], "London"),
-        ("one", [message("", PARIS, PARIS)], "called too much"),
-        ("two-at-once", [message("", PARIS)], "expected get_time"),
-        ("one-of-three", [message("", TOKYO)], "expected convert_currency"),
-        ("one-of-three", [message("", ("convert_currency", {**MONEY, "amount": "20"}))],
-         "expected convert_currency"),
-        ("steps", [message("", PARIS), message("It is nice")], "has no 17"),
-        ("steps", [message("", PARIS), message("17.5 degrees, drizzle")], "has no 17"),
-        ("steps", [message("", PARIS), message("the 17th, drizzle")], "has no 17"),
-        ("number", [message("407B")], "has no 407"),
-        ("markup-streamed",
-         [message("", ("write_file", {"path": "page.html", "content": f"<{HTML}"}))], "expected"),
-    ],
-)  # fmt: skip
-def test_wrong(question, messages, why):
-    assert why in why_wrong(QUESTIONS[question], messages)
+@each_case(__file__, "wrong_answers.json")
+def test_wrong(case):
+    assert case["why"] in why_wrong(QUESTIONS[case["question"]], case["messages"])
 
 
 @pytest.mark.parametrize(
@@ -99,30 +47,9 @@ def test_questions_have_names_and_tools_of_their_own():
         assert [tool["function"]["name"] for tool in sent["tools"]] == list(question.tools)
 
 
-def pixels(url: str) -> tuple[int, int, bytes]:
-    """Width, height and pixels of a picture, by the PNG specification."""
+def colour_at(url: str, x: int, y: int) -> Any:
     data = base64.b64decode(url.removeprefix("data:image/png;base64,"))
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    at, chunks = 8, {}
-    while at < len(data):
-        (size,) = struct.unpack(">I", data[at : at + 4])
-        name, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
-        (check,) = struct.unpack(">I", data[at + 8 + size : at + 12 + size])
-        assert check == zlib.crc32(name + body)
-        chunks[name] = body
-        at += 12 + size
-    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
-    lines = zlib.decompress(chunks[b"IDAT"])
-    step = 1 + 3 * width
-    assert len(lines) == step * height
-    rows = [lines[n * step : (n + 1) * step] for n in range(height)]
-    assert {row[0] for row in rows} == {0}
-    return width, height, b"".join(row[1:] for row in rows)
-
-
-def colour_at(url: str, x: int, y: int) -> tuple[int, ...]:
-    width, _, found = pixels(url)
-    return tuple(found[3 * (y * width + x) : 3 * (y * width + x) + 3])
+    return Image.open(io.BytesIO(data)).convert("RGB").getpixel((x, y))
 
 
 SIDE = 336
@@ -158,9 +85,3 @@ def test_digits_are_those_of_a_display():
             if colour_at(url, left + x, top + y) == BLACK
         )  # fmt: skip
     assert lit == {"4": "bfg", "0": "abdef", "7": "ab"}
-
-
-def test_a_picture_is_the_same_every_time():
-    for question in QUESTIONS.values():
-        assert isinstance(question, ExactQuestion)
-        assert question.to_dict() == question.to_dict()

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
-from pathlib import Path
 
 import pytest
 from bench_runs import SLOWER, STEADY, TOOL, cell, key, record, setup
+from cases import each_case
 
 from spark_cluster.bench.compare import compare, part_of
-from spark_cluster.bench.record import NodeRecord, Prediction
-from spark_cluster.bench.references import (
-    ANY_OUTPUT,
-    DATA,
-    against_plan,
-    against_published,
-    coverage,
-    published,
-)
+from spark_cluster.bench.record import NodeRecord
+from spark_cluster.bench.references import DATA, against_published, published
 from spark_cluster.config.schema import as_json
 from spark_cluster.errors import UsageError
 
@@ -41,45 +33,27 @@ def test_a_slower_run_is_worse():
     assert found.summary == "1 worse (figures of 1 cell)"
 
 
-def test_of_times_less_is_better():
-    a, b = record(cell(ttfr_ms=STEADY)), record(cell(ttfr_ms=SLOWER))
-    assert compare(a, b).rows[0].difference.verdict == "better"
-
-
-def test_several_requests_have_a_wider_floor():
-    load = key(concurrency=4)
-    a, b = record(cell(load=load, tg_tps=STEADY)), record(cell(load=load, tg_tps=SLOWER))
-    assert compare(a, b).rows[0].difference.verdict == "same"
-
-
 @pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"version": "0.3.5"}, "version of the load generator: 0.4.0 in A, 0.3.5 in B"),
-        ({"name": "vllm-bench"}, "load generator: llama-benchy in A, vllm-bench in B"),
-        ({"latency_mode": "generation"}, "latency mode: api in A, generation in B"),
-        ({"prefix_caching": True}, "prefix caching: off in A, on in B"),
-    ],
+    ("load", "metric", "verdict"),
+    [(key(), "ttfr_ms", "better"), (key(concurrency=4), "tg_tps", "same")],
+    ids=["of times less is better", "several requests have a wider floor"],
 )
-def test_another_tool_is_not_compared(changed, reason):
-    other = record(cell(tg_tps=STEADY), tool=TOOL.model_copy(update=changed))
-    assert reasons(PLAIN, other) == [reason, reason]
+def test_what_less_means(load, metric, verdict):
+    a, b = (record(cell(load=load, **{metric: values})) for values in (STEADY, SLOWER))
+    assert compare(a, b).rows[0].difference.verdict == verdict
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"tp": 2}, "tensor-parallel size: 1 in A, 2 in B"),
-        ({"replicas": 2}, "replicas: 1 in A, 2 in B"),
-        ({"model_revision": "abc"}, "model revision: main in A, abc in B"),
-        ({"quantization": ""}, "quantization: fp8-online in A, not known in B"),
-        ({"kv_cache_dtype": "auto", "tp": 2}, "KV cache type: fp8 in A, auto in B; tensor-"),
-    ],
-)
-def test_another_server_is_not_compared(changed, reason):
-    found = reasons(PLAIN, record(cell(tg_tps=STEADY), setups=[setup(**changed)]))
+@each_case(__file__, "other_tools.json")
+def test_another_tool_is_not_compared(case):
+    other = record(cell(tg_tps=STEADY), tool=TOOL.model_copy(update=case["changed"]))
+    assert reasons(PLAIN, other) == [case["reason"], case["reason"]]
+
+
+@each_case(__file__, "other_servers.json")
+def test_another_server_is_not_compared(case):
+    found = reasons(PLAIN, record(cell(tg_tps=STEADY), setups=[setup(**case["changed"])]))
     assert len(found) == 2
-    assert all(text.startswith(reason) for text in found)
+    assert all(text.startswith(case["reason"]) for text in found)
 
 
 def test_another_load_or_a_failed_cell_is_not_compared():
@@ -139,21 +113,6 @@ def test_what_else_differs_is_said():
     assert compare(PLAIN, PLAIN).changed == ()
 
 
-def test_a_noisy_pair_of_runs_gets_no_verdict():
-    chance = random.Random(1)
-
-    def noisy():
-        cells = [
-            cell(load=key(depth=depth), tg_tps=[chance.gauss(7, 1.5) for _ in range(5)])
-            for depth in range(0, 100)
-        ]
-        return record(*cells)
-
-    found = compare(noisy(), noisy())
-    assert len(found.rows) == 100
-    assert found.count("better") + found.count("worse") == 0
-
-
 # -- published figures -----------------------------------------------------------------------------
 
 
@@ -186,15 +145,6 @@ def test_no_sentence_of_an_article_is_kept():
         assert ". " not in row
 
 
-def test_figures_with_a_load_are_cells():
-    cells = [figure for figure in published().figures if figure.cell is not None]
-    assert len(cells) == 174
-    for figure in cells:
-        load, name, metric = figure.cell
-        assert metric.mean == figure.value
-        assert load.output != ANY_OUTPUT or name in ("pp_tps", "ttfr_ms")
-
-
 def test_deviations_from_a_published_table():
     run = record(
         cell(tg_tps=STEADY, pp_tps=[1600.0] * 5),
@@ -224,24 +174,3 @@ def test_another_model_or_size_is_said():
     table = why["forum-gemma4-31b-fp8.c1.tg128.pp2048.tg128.tg_tps"]
     assert table == "the run has no google/gemma-4-31B-it fp8-online at TP=1"
     assert "does not say the load" in why["merritt-gemma4-mtp.sweep.N4.tps"]
-
-
-# -- predictions -----------------------------------------------------------------------------------
-
-
-def test_predictions_that_hold():
-    low = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
-    off = Prediction(metric="pp_tps", key=key(), low=1, value=2, high=3)
-    gone = Prediction(metric="pp_tps", key=key(depth=1), low=1, value=2, high=3)
-    run = record(
-        cell(tg_tps=STEADY, pp_tps=[4.0] * 5), setups=[setup(predictions=(low, off, gone))]
-    )
-    found = against_plan(run)
-    assert [row.is_inside for row in found] == [True, False]
-    assert coverage(found) == 0.5
-    assert found[1].error == -0.5
-    assert coverage([]) is None
-
-
-def test_the_published_data_is_in_the_package():
-    assert Path(DATA).is_relative_to(Path(__file__).parents[3] / "spark_cluster")

@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cases import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from parquet_rows import read_parquet
@@ -126,22 +127,6 @@ def test_each_figure_has_a_column():
     assert names - set(COLUMNS) == {"processes", "notes", "drafts"}
 
 
-def test_eight_hours_of_two_nodes_are_small(tmp_path):
-    path = tmp_path / "telemetry.parquet"
-    row = rows(line(0), line(1))[1]
-    hours = 8 * 3600
-    write_parquet(
-        path,
-        (
-            dataclasses.replace(row, node=node, time=NOON + timedelta(seconds=second),
-                                power_w=40 + second % 17 / 7)
-            for second in range(0, hours, 8)
-            for node in ("spark1", "spark2")
-        ),
-    )  # fmt: skip
-    assert path.stat().st_size < 500_000
-
-
 def test_json_lines_are_there_at_once(tmp_path):
     out = writer(tmp_path / "t.jsonl")
     out.write(rows(line(0))[0])
@@ -202,22 +187,10 @@ def test_swapping():
     assert said(minute(swap_bytes_s=4096.0)) == ()
 
 
-@pytest.mark.parametrize(
-    ("rates", "text"),
-    [
-        ({"rdma_rx_bytes_s": 0.0, "rdma_tx_bytes_s": 0.0, "link_rx_bytes_s": 5e8},
-         "RoCE is not proven: 0 B went over the HCAs by RDMA, 60.0 GB over their interfaces by "
-         "TCP/IP"),
-        ({"rdma_rx_bytes_s": None, "rdma_tx_bytes_s": None},
-         "RoCE is not proven: the nodes have no RDMA port counters"),
-        ({"rdma_rx_bytes_s": 10.0, "rdma_tx_bytes_s": 10.0},
-         "RoCE is not proven: only 122 kB went over the link"),
-        ({"rdma_errors": 1}, "the HCAs counted 122 errors and retransmissions"),
-    ],
-)  # fmt: skip
-def test_roce(rates, text):
-    both = (minute(**rates), minute("spark2", **rates))
-    assert said(*both, tp=2, nodes=("spark1", "spark2")) == (text,)
+@each_case(__file__, "roce_rates.json")
+def test_roce(case):
+    both = (minute(**case["rates"]), minute("spark2", **case["rates"]))
+    assert said(*both, tp=2, nodes=("spark1", "spark2")) == (case["text"],)
     assert said(*both, nodes=("spark1", "spark2")) == (), "one node serves alone"
 
 

@@ -47,8 +47,3 @@ def test_without_ours_there_is_nothing_to_hold(costs):
 def test_growth_with_the_nodes(many, met):
     (figure,) = scaled([cost("ours", 1, nodes=1, cpu=0.5), cost("ours", 9, nodes=32, cpu=many)])
     assert figure.met is met
-
-
-def test_many_nodes_are_compared_with_the_floor():
-    costs = [cost("ours", 2.8, nodes=32), cost("floor", 2.0, nodes=32)]
-    assert [(figure.seen, figure.met) for figure in scaled(costs)] == [("1.40", True)]

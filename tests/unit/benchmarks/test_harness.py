@@ -35,13 +35,6 @@ def test_the_time_between_and_around_cells():
     assert math.isnan(figures.around(record(), 5.0))
 
 
-def test_throughput():
-    assert figures.throughputs(record((0, 1))) == {"c0": [10.0, 12.0]}
-    assert figures.throughputs(record((0, 1), status="failed")) == {}
-    result = {"benchmarks": [{"tg_throughput": {"values": [10.0, 11.0]}}]}
-    assert figures.by_hand({"c0": result}) == {"c0": [10.0, 11.0]}
-
-
 def test_by_how_much_it_differs():
     ours = [{"a": [9.9, 9.9], "b": [20.0]}, {"a": [9.9], "c": [1.0]}]
     theirs = [{"a": [10.0, 10.0], "b": [20.0]}]
@@ -53,11 +46,7 @@ def test_by_how_much_it_differs():
 
 @pytest.mark.parametrize(
     ("factor", "scatter", "text"),
-    [
-        (1.0, 0.001, "met"),
-        (1.05, 0.001, "not met"),
-        (1.0, 0.3, "not shown: it scatters too much"),
-    ],
+    [(1.0, 0.001, "met"), (1.05, 0.001, "not met"), (1.0, 0.3, "not shown: it scatters too much")],
 )
 def test_scatter_is_no_difference(factor, scatter, text):
     drawn = random.Random(1)
@@ -72,12 +61,6 @@ def test_what_is_met():
     assert [one.met for one in judged] == [True, False, True, True]
     assert judged[0].shown == "+0.40% (-0.20% to +0.80%)"
     assert judged[1].shown == "5.5 s"
-
-
-def test_what_is_not_known_is_not_met():
-    judged = figures.verdicts(figures.Deviation(math.nan), [], [], [])
-    assert not any(one.met for one in judged)
-    assert {one.to_dict()["value"] for one in judged} == {None}
 
 
 def test_a_reading_of_the_sampler():

@@ -43,14 +43,6 @@ def test_each_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["reason"] for row in rows if row["result"] != "go")
 
 
-def test_the_table_and_a_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder), "--why", "missing"]) == 0
-    said = capsys.readouterr().out
-    assert "6 recipes: 5 imported, 3 planned" in said
-    assert "broken.yaml: not imported: the command asks for {missing}" in said
-    assert "large.yaml" not in said
-
-
 def test_the_least_share(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "--least", "0.5"]) == 0
     assert main([str(folder), "--least", "0.51"]) == 1

@@ -217,13 +217,3 @@ def test_commands_and_screens_fit_next_to_the_sidebars(page: Path) -> None:
         for line in block.splitlines()
     ]
     assert [line for line in lines if len(line) > 86] == []
-
-
-def test_the_site_has_the_colours_of_the_dashboard() -> None:
-    dashboard = (CHECKOUT / "spark_cluster/dashboard/assets/dashboard.css").read_text()
-    site = (DOCS / "look/site.css").read_text()
-    for name in ("page", "card", "text", "dim", "line", "accent"):
-        colours = [re.findall(rf"--{name}: (#\w+)", text) for text in (dashboard, site)]
-        assert colours[0] == colours[1], name
-        assert len(colours[0]) == 2, "light and dark"
-    assert "url(" not in site

@@ -8,17 +8,8 @@ from pathlib import Path
 
 import click
 import pytest
-from pydantic import BaseModel
 
-from docs.generate import (
-    commands,
-    constants,
-    docstring,
-    exit_status,
-    fields,
-    python_api,
-    resources,
-)
+from docs.generate import commands, constants, docstring, exit_status, python_api, resources
 from docs.generate.code import (
     API_RESULTS,
     INVENTORY,
@@ -92,19 +83,6 @@ def test_every_command_and_option_is_described():
         assert [option.opts for option in options if not option.help] == [], name
 
 
-def test_no_command_is_printed_twice():
-    names = [name for name, _ in every_command()]
-    again = [name for name, _ in every_command()]
-    assert names == again
-    assert sorted(set(names)) == sorted(names)
-
-
-def test_global_options_are_told_once():
-    page = commands.render()
-    assert "`--json`" in page.partition("\n## init")[0]
-    assert "`--json`" not in page.partition("\n## up")[2].partition("\n## ")[0]
-
-
 def test_exit_statuses_are_those_of_the_commands_at_a_glance():
     told = AT_A_GLANCE.partition("Exit status: ")[2].partition(". ")[0] + "10"
     numbers = {int(number) for number in re.findall(r"\b(\d+)\b", told)}
@@ -122,12 +100,6 @@ def test_every_known_issue_is_on_the_page_of_its_topic():
         assert re.findall(r"^## .+ \{#(\S+)\}$", page, re.M) == ids
         assert re.findall(rf"\(known-issues/{name}\.md#(\S+)\)", index) == ids
     assert "](../../sources.md#vllm-38855)" in PAGES["reference/known-issues/gemma4.md"]()
-
-
-def test_flags_in_texts_of_the_catalogue_are_code():
-    page = PAGES["reference/known-issues/launch.md"]()
-    assert "## `--swap-space` is gone {#swap-space-removed}" in page
-    assert "`unrecognized arguments: --swap-space`" in page
 
 
 def test_a_symptom_is_what_a_person_sees():
@@ -155,61 +127,6 @@ def test_text_of_the_code_is_literal():
     assert code("it`s") == "``it`s``"
     assert code("`x`") == "`` `x` ``"
     assert table(("a",), []) == ""
-
-
-class Example:
-    """One line
-    that goes on.
-
-    More text: with a colon.
-
-    Args:
-        a, b: two of them,
-            on two lines; with: a colon.
-        c: one.
-
-    Raises:
-        OSError: it cannot.
-
-    Example:
-        Example(
-            1)
-    """
-
-
-def test_docstrings_are_taken_apart():
-    told = docstring.parse(Example)
-    assert told.summary == "One line that goes on."
-    assert told.text == "More text: with a colon."
-    two = "two of them, on two lines; with: a colon."
-    assert told.arguments == {"a": two, "b": two, "c": "one."}
-    assert told.raises == {"OSError": "it cannot."}
-    assert told.example == "Example(\n    1)"
-
-
-def test_a_class_does_not_inherit_its_text():
-    class Child(Example):
-        pass
-
-    assert docstring.parse(Child).summary == ""
-
-
-class Model(BaseModel):
-    inner: list[dict[str, int]] | None = None
-
-
-def test_types_in_words():
-    assert "list of mapping to whole number or null" in fields.fields_table(Model)
-    words = fields.kind({"type": "integer", "minimum": 1, "exclusiveMaximum": 9})
-    assert words == "whole number (at least 1, less than 9)"
-    assert fields.kind({"enum": ["a", 1]}) == '`"a"`, `1`'
-    assert fields.kind({}) == "anything"
-    assert fields.kind({"$ref": "#/$defs/NodeEntry"}) == "[NodeEntry](#nodeentry)"
-
-
-def test_help_text_keeps_marked_lines():
-    text = "One\ntwo.\n\n\b\na  b\nc  d\n\nEnd."
-    assert commands.help_text(text) == "One two.\n\n```\na  b\nc  d\n```\n\nEnd."
 
 
 def test_the_python_api_has_a_text_for_all():

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from docs.generate.code import known_issues
 from docs.generate.sources import PAGE, keys, links, split
@@ -98,8 +99,6 @@ def test_data_names_keys(name):
 
 
 def test_recipes_name_titles_or_links():
-    from ruamel.yaml import YAML
-
     titles = set(re.findall(r"^\[(.+?)\]\(https", TEXT, re.M)) | set(re.findall(r'"(.+?)"', TEXT))
     known = {title.lower() for title in titles}
     for path in sorted((CHECKOUT / "recipes").glob("*.yaml")):

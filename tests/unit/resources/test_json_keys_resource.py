@@ -1,7 +1,6 @@
 """JsonKeys: our keys in a file that others own too."""
 
 import json
-import stat
 
 import pytest
 
@@ -9,8 +8,6 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import File, InvalidResource, JsonKeys
 
 PATH = "/etc/docker/daemon.json"
-OURS = JsonKeys(PATH, keys={"log-driver": "json-file", "log-opts": {"max-size": "50m"}})
-THEIRS = {"log-opts": {"env": "os", "max-size": "1g"}, "insecure-registries": ["a:5000"], "dns": []}
 
 
 def own_files(node):
@@ -21,39 +18,6 @@ def own_files(node):
 
 def document(node):
     return json.loads(node.path(PATH).read_text())
-
-
-def test_other_keys_stay_with_their_places_and_the_files_mode(node):
-    node.put(PATH, json.dumps(THEIRS), mode=0o600)
-    result = node.apply(OURS)
-    assert result.verdict == "change"
-    assert result.event["changes"] == {
-        "log-driver": ["(unset)", "json-file"],
-        "log-opts.max-size": ["1g", "50m"],
-    }
-    assert document(node) == {
-        "log-opts": {"env": "os", "max-size": "50m"},
-        "insecure-registries": ["a:5000"],
-        "dns": [],
-        "log-driver": "json-file",
-    }
-    assert list(document(node)) == [*THEIRS, "log-driver"]
-    assert node.path(PATH).stat().st_mode & 0o777 == 0o600
-    assert node.apply(OURS).verdict == "ok"
-
-
-def test_a_key_of_another_kind_is_replaced(node):
-    node.put(PATH, '{"log-opts": "none"}')
-    assert node.apply(OURS).verdict == "change"
-    assert document(node)["log-opts"] == {"max-size": "50m"}
-
-
-def test_lists_and_false_and_empty_objects_are_values(node):
-    node.put(PATH, "{}")
-    wanted = JsonKeys(PATH, keys={"hosts": ("a", "b"), "live-restore": False, "features": {}})
-    assert node.apply(wanted).verdict == "change"
-    assert document(node) == {"hosts": ["a", "b"], "live-restore": False, "features": {}}
-    assert node.apply(wanted).verdict == "ok"
 
 
 @pytest.mark.parametrize("keys", [{"a": object()}, {"a": b"x"}])
@@ -115,12 +79,3 @@ def test_a_file_that_holds_an_escaped_secret_of_the_request_is_not_kept(node):
     node.apply(File(other, content="{}"))
     assert b"word-one" not in own_files(node)
     assert host.is_secret(other)
-
-
-def test_a_new_file_with_a_secret_is_its_owners_alone(node):
-    node.path(PATH).parent.mkdir(parents=True)
-    node.apply(JsonKeys(PATH, keys={"token": Secret("hunter2-of-now")}))
-    assert stat.S_IMODE(node.path(PATH).stat().st_mode) == 0o600
-    node.put(PATH, "{}", 0o640)
-    node.apply(JsonKeys(PATH, keys={"token": Secret("hunter2-of-now")}))
-    assert stat.S_IMODE(node.path(PATH).stat().st_mode) == 0o640

@@ -1,33 +1,11 @@
-"""Sysctl, KernelModule, Hostname and DiskSpace."""
+"""Sysctl and DiskSpace: what is no case of kinds/."""
 
 import errno
 from pathlib import Path
 
 import pytest
 
-from spark_cluster.resources import (
-    DiskSpace,
-    Sysctl,
-)
-
-SWAPPINESS = Sysctl("vm.swappiness", "1")
-FILE = "/etc/sysctl.d/60-spark-cluster-vm.swappiness.conf"
-
-
-@pytest.fixture
-def kernel(node):
-    node.install("kernel")
-    node.put("/proc/sys/vm/swappiness", "60\n")
-    node.put("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")
-    node.put("/proc/sys/kernel/hostname", "localhost\n")
-    node.put("/proc/sys/kernel/osrelease", "7.0.0\n")
-    node.put("/etc/hostname", "localhost\n")
-    with node.state("kernel") as state:
-        state["modules"] = ["nvidia-peermem", "br_netfilter"]
-    return node
-
-
-# -- Sysctl ----------------------------------------------------------------------------------------
+from spark_cluster.resources import DiskSpace, Sysctl
 
 
 @pytest.mark.parametrize(
@@ -38,7 +16,8 @@ def kernel(node):
         (errno.EACCES, "may not be written"),
     ],
 )
-def test_sysctl_that_cannot_be_set(kernel, monkeypatch, number, text):
+def test_sysctl_that_cannot_be_set(node, monkeypatch, number, text):
+    node.put("/proc/sys/vm/swappiness", "60\n")
     write = Path.write_text
 
     def refuse(path, *args, **options):
@@ -47,30 +26,18 @@ def test_sysctl_that_cannot_be_set(kernel, monkeypatch, number, text):
         return write(path, *args, **options)
 
     monkeypatch.setattr(Path, "write_text", refuse)
-    result = kernel.apply(SWAPPINESS)
-    assert f"vm.swappiness = 1: {text}" in result.error.replace("it ", "").replace(
-        "the kernel's settings are ", ""
-    )
-    assert not kernel.path(FILE).exists()
-
-
-# -- KernelModule ----------------------------------------------------------------------------------
-
-
-# -- Hostname --------------------------------------------------------------------------------------
-
-
-# -- DiskSpace -------------------------------------------------------------------------------------
+    result = node.apply(Sysctl("vm.swappiness", "1"))
+    assert "vm.swappiness = 1: " in result.error
+    assert text in result.error
+    assert not node.path("/etc/sysctl.d/60-spark-cluster-vm.swappiness.conf").exists()
 
 
 def test_disk_space(node):
     enough = DiskSpace("/srv/models", 1e-6)
     node.must_be_ok(enough)
     node.path("/srv").mkdir()
-    for result in (
-        node.apply(DiskSpace("/srv/models", 9e5, purpose="the model")),
-        node.check(DiskSpace("/srv/models", 9e5, purpose="the model")),
-    ):
+    much = DiskSpace("/srv/models", 9e5, purpose="the model")
+    for result in (node.apply(much), node.check(much)):
         assert result.verdict == "failed"
         assert "the disk of /srv/models has " in result.error
         assert "900000 GiB are needed for the model" in result.error

@@ -9,6 +9,7 @@ Keys of a case:
     is: the resource.
     verdict: of its application, `change` if it is not named; `check` is that of check mode.
     says: texts of the error; of an unknown verdict, the reason.
+    diff: texts of the difference that check mode shows.
     changes: as the result tells them.
     then, leaves: files, and parts of the fakes' state, afterwards.
     calls: words, or a list of them, of each command that changed something.
@@ -32,7 +33,7 @@ from spark_cluster.resources.base import resource_class
 OTHER = "arm64" if MACHINE == "amd64" else "amd64"
 KEYS = {
     "accounts", "there", "state", "first", "drift", "given", "is", "verdict", "check", "says",
-    "changes", "then", "leaves", "calls", "asks",
+    "changes", "diff", "then", "leaves", "calls", "asks",
 }  # fmt: skip
 FAKES = ("systemd", "apt", "kernel", "docker", "nft")
 
@@ -139,6 +140,7 @@ def test_what_becomes_of_it(case, at_once, request):
         assert (checked.verdict, checked.reason) == (verdict, says)
         return
     assert checked.verdict == case.get("check", verdict), checked.error
+    assert [text for text in case.get("diff", []) if text not in checked.diff] == [], checked.diff
     before = len(told(node))
     result = node.apply(*wanted)
     assert result.verdict == verdict, result.error

@@ -20,22 +20,6 @@ def nft(node):
     return node
 
 
-def tables(node):
-    with node.state("nft") as state:
-        return dict(state["tables"])
-
-
-def test_absent_is_loaded_kept_for_the_next_boot_and_then_left(nft):
-    result = nft.check(TABLE)
-    assert result.verdict == "change"
-    assert "+\t  tcp dport 6379 drop" in result.diff
-    assert nft.apply(TABLE).verdict == "change"
-    assert "\t  tcp dport 6379 drop" in tables(nft)["spark_cluster"]
-    assert nft.path(TABLE.file).read_text().count("table inet spark_cluster") == 3
-    nft.must_be_ok(TABLE)
-    assert tables(nft)["ufw"] == ["chain mine {"], "the user's own are not touched"
-
-
 def test_two_documents_at_once_may_have_the_same_table(nft):
     """An image and a model are copied at the same time, say."""
     host = nft.host()
@@ -43,21 +27,6 @@ def test_two_documents_at_once_may_have_the_same_table(nft):
         for kept in [pool.submit(TABLE._keep, host, "{}") for _ in range(300)]:
             kept.result()
     assert host.path(TABLE.listing).read_text() == "{}"
-
-
-def test_what_someone_flushed_or_changed_is_repaired(nft):
-    nft.apply(TABLE)
-    with nft.state("nft") as state:
-        state["tables"].clear()  # `nft flush ruleset`
-    result = nft.apply(TABLE)
-    assert result.event["changes"] == {"in_force": ["no", "yes"]}
-    with nft.state("nft") as state:
-        state["tables"]["spark_cluster"].remove("\t  tcp dport 6379 drop")
-    assert nft.check(TABLE).event["changes"] == {"in_force": ["changed since", "yes"]}
-    nft.must_converge(TABLE)
-    nft.put(TABLE.file, "table inet spark_cluster\n")
-    assert set(nft.apply(TABLE).event["changes"]) == {"file"}
-    assert nft.apply(TABLE).verdict == "ok"
 
 
 def test_a_node_without_nft(node):

@@ -1,11 +1,11 @@
-"""Package, against an apt that keeps real state in a file."""
+"""Package and Hold, against an apt that keeps real state in a file."""
 
 import os
 import time
 
 import pytest
 
-from spark_cluster.resources import Package
+from spark_cluster.resources import Hold, Package
 from spark_cluster.resources import package as module
 
 
@@ -45,6 +45,17 @@ def test_lock_is_waited_for_and_its_holder_named(apt, monkeypatch):
     assert "run again" in result.error
 
 
+def test_a_hold_waits_for_the_lock_too(apt, monkeypatch):
+    with apt.state("apt") as state:
+        state["locked"] = 2
+    assert apt.apply(Hold("docker.io")).verdict == "change"
+    monkeypatch.setattr(module, "LOCK_WAIT_S", 0.0)
+    with apt.state("apt") as state:
+        state["locked"] = 99
+    result = apt.apply(Hold("docker-cli"))
+    assert " s for a lock: dpkg: error: dpkg frontend lock was locked" in result.error
+
+
 def test_interrupted_dpkg_is_repaired_and_said(apt):
     with apt.state("apt") as state:
         state["interrupted"] = True
@@ -62,3 +73,4 @@ def test_not_debian(node):
     host = node.host()
     host.search_path = str(node.bin)
     assert "no dpkg-query" in node.apply(Package("rsync"), host=host).error
+    assert "no apt-mark" in node.apply(Hold("rsync"), host=host).error

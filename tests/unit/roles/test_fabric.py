@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -130,7 +129,3 @@ def test_verdicts(pair, gbits, verdict):
     assert link_check.Bandwidth(link_check.hops(pair)[0], gbits).verdict == verdict
     assert link_check.parse_bandwidth(BW.format(gbits=gbits)) == gbits
     assert link_check.parse_bandwidth("nothing") is None
-
-
-def test_nodes_without_a_link_have_no_hops(pair):
-    assert link_check.hops([pair[0], replace(pair[1], links=())]) == []

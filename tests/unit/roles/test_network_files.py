@@ -1,4 +1,5 @@
-"""network and the netplan files of others: used, added to, never written, or named as conflicts."""
+"""network: which interfaces and cables, and the netplan files of others: used, added to, never
+written, or named as conflicts."""
 
 import json
 from dataclasses import replace
@@ -8,7 +9,7 @@ import factories
 import pytest
 from cases import each_case
 from netplan_files import FIRST, LAYOUTS, PLAYBOOK, SECOND
-from role_samples import a_spark, together
+from role_samples import HCAS, a_spark, together
 
 from spark_cluster.config.fact_gathering import MANAGED, netplan_files
 from spark_cluster.config.facts import Interface
@@ -67,6 +68,7 @@ def test_our_file_has_what_others_leave_open(role, a_pair, layout):
     (netplan,) = role("network", replace(node, cluster=()))
     assert netplan.path == "/etc/netplan/99-spark-cluster.yaml" not in layout.files
     assert netplan.addresses == POOL | layout.given
+    assert netplan.confirm_within_s == 20.0
     theirs = [d for name in POOL for d in node.facts.netplan.of_others(name)]
     assert set(netplan.mtu) == set(POOL) - {d.interface for d in theirs if d.mtu and d.addresses}
     if not netplan.mtu:
@@ -182,3 +184,37 @@ def test_a_node_that_the_inventory_keeps_from_joining(role, a_pair):
     said = refused(role, together(one, two)[0])
     assert f"spark2 has 192.168.100.10/24 on {FIRST} ({PLAYBOOK}:1), which is another" in said
     assert "pool: [192.168.100.0/24, ...]" in said
+
+
+def test_addresses_of_the_users_own_are_left_alone(role):
+    node = a_spark()
+    theirs = replace(node.links[0], address=IPv4Interface("10.1.1.1/24"), ours=False)
+    (netplan,) = role("network", replace(node, links=(theirs, node.links[1])))
+    assert list(netplan.addresses) == ["enP2p1s0f1np1"]
+    assert "enp1s0f1np1:" not in netplan.content
+    assert role("network", replace(node, links=(theirs,))) == []
+
+
+@pytest.mark.parametrize("up", [1, 3])
+def test_a_count_that_fits_no_number_of_cables(role, up):
+    hcas = tuple(replace(hca, up=number < up) for number, hca in enumerate(HCAS))
+    node = a_spark(hcas=hcas)
+    node = replace(node, links=node.links[:up])
+    with pytest.raises(Failed, match=f"{up} of the ConnectX-7's functions are up") as caught:
+        role("network", node)
+    assert "reseat" in caught.value.hint
+    assert role("network", node, any_cable_count=True)
+
+
+def test_two_cables(role):
+    assert role("network", a_spark(hcas=tuple(replace(hca, up=True) for hca in HCAS)))
+
+
+def test_an_interface_that_is_not_there(role):
+    """A wrong name in the inventory: nothing of it is written into netplan."""
+    node = a_spark()
+    facts = replace(node.facts, interfaces=(Interface("eth0"), Interface("enp1s0f1np1")))
+    with pytest.raises(Failed, match="has no interface enP2p1s0f1np1, which the inventory") as it:
+        role("network", replace(node, facts=facts))
+    assert "eth0, enp1s0f1np1)" in it.value.message
+    assert "fabric: detect" in it.value.hint

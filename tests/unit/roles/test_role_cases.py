@@ -1,14 +1,17 @@
 """What roles yield: each case of cases/ROLE.json is a node, settings, and resources of it.
 
 Keys of a case:
-    facts: what is true of the node, next to what is true of a healthy one; `user` is its user.
-    settings: of the role.
+    facts: what is true of each node, next to what is true of a healthy one; `user` is its user.
+    nodes, at, linked: how many nodes there are, which one is asked, and whether a cable joins them.
+    settings: of the role; `server` are fields of a server over `tp` nodes.
     ids: of all resources, in their order.
     some: fields of resources, by the beginning of their ids, as the agent is sent them.
     none: beginnings of ids that no resource has.
     refused: words of the error.
 
-In a field, `{"has": ...}` stands for a text with this one in it, or a list with these items.
+`common` is what all cases of a file have. In a field, `{"has": ...}` stands for a text with this
+one in it, a list with these items or a mapping with these; `{"lacks": [...]}` for one without them;
+`{"lines": ...}` for the lines of a text, without comments.
 """
 
 from dataclasses import replace
@@ -16,18 +19,44 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from role_samples import a_spark
+from role_samples import a_spark, together
+from serve_plans import bare_server
 
+from spark_cluster.config.recipe_schema import Ray
+from spark_cluster.errors import Failed
 from spark_cluster.resources.base import to_wire
 
-KEYS = {"facts", "settings", "ids", "some", "none", "refused"}
+KEYS = {"facts", "nodes", "at", "linked", "settings", "ids", "some", "none", "refused"}
 
 
 def all_cases():
     for path in sorted(Path(__file__).with_name("cases").glob("*.json")):
-        for name, case in cases(__file__, f"cases/{path.stem}.json").items():
+        found = cases(__file__, f"cases/{path.stem}.json")
+        common = found.pop("common", {})
+        for name, case in found.items():
             assert case.keys() <= KEYS, f"{path.stem}: {name}: {case.keys() - KEYS} are not known"
-            yield pytest.param(path.stem, case, id=f"{path.stem}: {name}")
+            settings = {**common.get("settings", {}), **case.get("settings", {})}
+            server = {**common.get("server", {}), **settings.pop("server", {})}
+            settings |= {"server": server_of(**server)} if server else {}
+            whole = {**common, **case, "settings": settings}
+            yield pytest.param(path.stem, whole, id=f"{path.stem}: {name}")
+
+
+def server_of(tp, **fields):
+    if "ray" in fields:
+        fields["ray"] = Ray(**fields["ray"])
+    return bare_server(*(f"spark{number}" for number in range(1, tp + 1)), **fields)
+
+
+def node_of(case):
+    facts = dict(case.get("facts", {}))
+    user, linked = facts.pop("user", "nvidia"), case.get("linked", True)
+    facts = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+    }
+    nodes = [a_spark(index, linked=linked, **facts) for index in range(case.get("nodes", 1))]
+    nodes = [replace(node, user=user) for node in nodes]
+    return together(*nodes)[case.get("at", 0)]
 
 
 def plain(value):
@@ -38,22 +67,26 @@ def plain(value):
 
 
 def is_as(found, expected):
-    if isinstance(expected, dict) and expected.keys() == {"has"}:
-        parts = expected["has"]
-        return all(part in found for part in ([parts] if isinstance(parts, str) else parts))
-    return found == expected
+    if not isinstance(expected, dict) or not expected.keys() <= {"has", "lacks", "lines"}:
+        return found == expected
+    if "lines" in expected:
+        lines = [line.strip() for line in found.splitlines()]
+        return [line for line in lines if line and line[0] != "#"] == expected["lines"]
+    has, lacks = expected.get("has", []), expected.get("lacks", [])
+    if isinstance(has, dict):
+        return has.items() <= found.items()
+    has = [has] if isinstance(has, str) else has
+    return all(part in found for part in has) and not any(part in found for part in lacks)
 
 
 @pytest.mark.parametrize(("name", "case"), list(all_cases()))
 def test_what_a_role_yields(role, name, case):
-    facts = dict(case.get("facts", {}))
-    node = replace(a_spark(), user=facts.pop("user", "nvidia"))
-    node = replace(node, facts=replace(node.facts, **facts))
+    node = node_of(case)
     if "refused" in case:
-        with pytest.raises(ValueError, match=case["refused"]):
+        with pytest.raises((ValueError, Failed), match=case["refused"]):
             role(name, node, **case["settings"])
         return
-    yielded = role(name, node, **case.get("settings", {}))
+    yielded = role(name, node, **case["settings"])
     found = {resource.id: resource for resource in yielded}
     assert list(found) == case.get("ids", list(found))
     assert not [one for one in found for begin in case.get("none", []) if one.startswith(begin)]
