@@ -34,7 +34,6 @@ from spark_cluster.bench.report.plots import (
 from spark_cluster.bench.report.rendering import (
     Plot,
     Table,
-    elapsed,
     escape,
     fenced,
     file_name,
@@ -45,6 +44,7 @@ from spark_cluster.bench.report.results import Results, RunVerdict, answers, hea
 from spark_cluster.bench.report.tables import benchy_rows
 from spark_cluster.config.schema import Document, PrintedAs, derived
 from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.output import elapsed
 
 POST = "report.md"
 
