@@ -69,8 +69,8 @@ def import_(
         output (-o, --output FILE|DIR): File or folder to write to (default: recipes/NAME.yaml).
         name (NAME): Name of the recipe (default: from what it serves).
         variant (V): Variant of a vllm-project/recipes file (default: default), or guide: the
-            command for a DGX Spark in its guide. Of a kit: the service, file or file of variables that
-            is meant.
+            command for a DGX Spark in its guide. Of a kit: the service, file or file of variables
+            that is meant.
         features (--feature F): Feature of a vllm-project/recipes file: F on, F=MODE, or no-F off;
             repeatable.
         model (ORG/NAME): The repository, when the source has a folder.
