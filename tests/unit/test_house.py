@@ -27,7 +27,7 @@ BUDGETS = {
     "config": 5_850,
     "runner": 2_850,
     "models": 2_100,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
-    "plan": 3_750,  # runtime.py: what a server takes beside weights and cache, by its parts
+    "plan": 3_800,  # runtime.py: what a server takes beside weights and cache; packed caches
     "issues": 2_650,  # pasted and wrapped lines, floods, texts made to take long
     "importers": 4_600,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 9_100,
