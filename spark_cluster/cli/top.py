@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -118,7 +119,7 @@ def top(
     metrics = metrics_url(app.inventory.serve)
     live = LiveState([node.name for node in nodes], interval)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ended_by_signals())
+        stack.enter_context(ended_by_signals(*([] if record is None else [signal.SIGINT])))
         kept = None if record is None else writer(record)
         if kept is not None:
             stack.callback(kept.close)
