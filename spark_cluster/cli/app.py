@@ -142,6 +142,11 @@ class App:
         return self.cluster.inventory_is_missing
 
     @property
+    def own_recipe(self) -> str | None:
+        """The recipe that the inventory names; None where it names none, or is missing."""
+        return None if self.inventory_is_missing else self.inventory.serve.recipe or None
+
+    @property
     def inventory(self) -> Inventory:
         """The inventory, read and checked."""
         return self.cluster.inventory

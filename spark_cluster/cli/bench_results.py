@@ -450,9 +450,7 @@ def suites(app: App, *, name: str | None, recipes: tuple[str, ...]) -> None:
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
-    chosen = names or tuple(suite.recipes)
-    if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
-        chosen = (app.inventory.serve.recipe,)
+    chosen = names or tuple(suite.recipes) or ((app.own_recipe,) if app.own_recipe else ())
     known = {one: load_recipe(one, app.project) for one in chosen}
     return expand(suite, known, chosen)
 

@@ -335,7 +335,7 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
         base (--from RECIPE): Recipe to start from (default: the inventory's).
         force: Replace a recipe of this name, or hide a shipped one.
     """
-    origin = base or (None if app.inventory_is_missing else app.inventory.serve.recipe)
+    origin = base or app.own_recipe
     if origin is None:
         raise UsageError(
             "no recipe is given to start from",
