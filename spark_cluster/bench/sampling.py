@@ -73,7 +73,8 @@ class Sampling:
         self._nodes = nodes
         self._dialer = dialer
         self._settings = settings
-        self._updates: queue.Queue[Update | BaseException] = queue.Queue()
+        # Not a Queue: a signal that interrupts its lock leaves it broken.
+        self._updates: queue.SimpleQueue[Update | BaseException] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}

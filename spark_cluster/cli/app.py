@@ -142,6 +142,11 @@ class App:
         return self.cluster.inventory_is_missing
 
     @property
+    def own_recipe(self) -> str | None:
+        """The recipe that the inventory names; None where it names none, or is missing."""
+        return None if self.inventory_is_missing else self.inventory.serve.recipe or None
+
+    @property
     def inventory(self) -> Inventory:
         """The inventory, read and checked."""
         return self.cluster.inventory
@@ -262,8 +267,12 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, once: what is open is then closed."""
+def ended_by_signals(*more: signal.Signals) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, once: what is open is then closed.
+
+    Args:
+        more: signals that do so, too; with SIGINT, a second Ctrl-C does not cut the closing.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         for number in chosen:
@@ -271,7 +280,8 @@ def ended_by_signals() -> Iterator[None]:
         raise KeyboardInterrupt
 
     # nohup has SIGHUP ignored
-    chosen = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    ending = (signal.SIGTERM, signal.SIGHUP, *more)
+    chosen = [number for number in ending if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in chosen}
     try:
         yield

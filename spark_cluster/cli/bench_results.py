@@ -49,7 +49,7 @@ from spark_cluster.cli.predictions import show_fit
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.models.naming import table
-from spark_cluster.node.output import counted
+from spark_cluster.node.output import counted, elapsed
 
 STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
 """Of the marks of rows."""
@@ -450,9 +450,7 @@ def suites(app: App, *, name: str | None, recipes: tuple[str, ...]) -> None:
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
-    chosen = names or tuple(suite.recipes)
-    if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
-        chosen = (app.inventory.serve.recipe,)
+    chosen = names or tuple(suite.recipes) or ((app.own_recipe,) if app.own_recipe else ())
     known = {one: load_recipe(one, app.project) for one in chosen}
     return expand(suite, known, chosen)
 
@@ -510,7 +508,7 @@ def _suite_row(step: Step, seconds: float | None) -> tuple[str, ...]:
         str(setup.nodes),
         str(len(live)),
         "-".join(map(str, dict.fromkeys((runs[0], runs[-1])))) if runs else "",
-        "not known" if seconds is None else _duration_text(seconds) if live else "left out",
+        "not known" if seconds is None else _minutes(seconds) if live else "left out",
     )
 
 
@@ -518,9 +516,8 @@ def _suites_total(expected: Duration) -> str:
     if expected.unknown and not expected.seconds:
         return "no planned speed, so no estimate"
     more = f" and what is not known of {counted(len(expected.unknown), 'server')}"
-    return f"about {_duration_text(expected.seconds)}{more if expected.unknown else ''}"
+    return f"about {_minutes(expected.seconds)}{more if expected.unknown else ''}"
 
 
-def _duration_text(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+def _minutes(seconds: float) -> str:
+    return elapsed(60 * max(1, round(seconds / 60)))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
 
 
-@click.command(cls=DeclaredCommand)
+@click.command(cls=DeclaredCommand, words={"CLIENTS": ", ".join(CLIENTS)})
 def clients(
     app: App,
     *,
@@ -77,9 +77,6 @@ def clients(
             tell(f"# {note}")
     else:
         _show_clients(app, target, made)
-
-
-clients.help = (clients.help or "").replace("CLIENTS", ", ".join(CLIENTS))
 
 
 def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 from rich.text import Text
@@ -26,12 +26,7 @@ from spark_cluster.issues.explain import Explanation
 from spark_cluster.issues.explain import explain as explained
 from spark_cluster.issues.lint_target import Fixed, LintTarget
 from spark_cluster.issues.log_reading import Seen
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from spark_cluster.cli.terminal import Console
-    from spark_cluster.issues.entries import Issue, KnownIssueMatch
+from spark_cluster.node.output import counted
 
 
 def show_finding(
@@ -169,7 +164,7 @@ def _target(
         if target is not None:
             raise UsageError("give a recipe or --command, not both")
         return lint_target.of_command(sys.stdin.read() if text == "-" else text, tp)
-    name = target or (None if app.inventory_is_missing else app.inventory.serve.recipe)
+    name = target or app.own_recipe
     if name is None:
         raise UsageError(
             "no recipe given, and the inventory names none",
@@ -273,7 +268,7 @@ def _counts(title: str, found: list[KnownIssueMatch]) -> Text:
             ("info", "note", "blue"),
         )
     ]
-    parts = [painted(f"{n} {what}{'s' * (n != 1)}", style) for n, what, style in counts if n]
+    parts = [painted(counted(n, what), style) for n, what, style in counts if n]
     return styled("{}: {}", title, joined(parts or [painted("no known issue", "green")], ", "))
 
 

@@ -184,6 +184,7 @@ class DeclaredCommand(click.Command):
     Args:
         output: what it prints with --json, for the schema: a class, or keys with their types.
             Commands that print several documents have them in `OUTPUTS` of docs/generate/code.py.
+        words: of the docstring that stand for others, such as a list that is kept elsewhere.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class DeclaredCommand(click.Command):
         *,
         callback: Callable[..., Any],
         output: Any = None,
+        words: Mapping[str, str] | None = None,
         **given: Any,
     ) -> None:
         self.function = callback
@@ -202,7 +204,10 @@ class DeclaredCommand(click.Command):
             inner = [one] if one.group is None else declared(one.group)
             made += [each.parameter() for each in inner]
         given["params"] = [*made, *given.get("params", ())]
-        given["help"] = _docstring(callback)[0]
+        about = _docstring(callback)[0]
+        for word, text in (words or {}).items():
+            about = about.replace(word, text)
+        given["help"] = about
         super().__init__(name, callback=self._call, **given)
 
     def _call(self, **given: Any) -> Any:

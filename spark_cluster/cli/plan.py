@@ -52,7 +52,6 @@ from spark_cluster.plan.planner import (
     Placed,
     PlannedLoad,
     Planner,
-    PlanTogether,
     Subject,
     of_a_command,
     of_a_recipe,
@@ -115,7 +114,9 @@ def plan(
         must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
         models = models_to_serve(app.cluster, allow)
         placed = _assumed(models, available) if offline else _on_nodes(app, planner, models)
-        return _show_together(app, plan_together(planner, placed, question))
+        found = plan_together(planner, placed, question)
+        app.show(found, lambda app, plan: show_together(app.console, plan))
+        return 0 if found.feasible else 4
     known = not (offline or app.inventory_is_missing)
     if text is not None:
         if recipe_name is not None:
@@ -141,11 +142,6 @@ def plan(
     return 0 if plan.feasible else 4
 
 
-def _show_together(app: App, found: PlanTogether) -> int:
-    app.show(found, lambda app, plan: show_together(app.console, plan))
-    return 0 if found.feasible else 4
-
-
 def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subject:
     """Return a recipe at the size that is asked for, else over all nodes that it can use.
 
@@ -162,8 +158,7 @@ def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subj
 
 def _recipe(app: App, name: str | None, changes: Changes, allow: Allowances) -> Recipe:
     """The recipe that is named, or the inventory's, with the changes of the command line."""
-    if name is None:
-        name = None if app.inventory_is_missing else app.inventory.serve.recipe
+    name = name or app.own_recipe
     if name is None:
         raise UsageError("found neither a recipe nor --command", hint=NAME_ONE)
     recipe = changed(load_recipe(name, app.project, allow), changes)

@@ -11,6 +11,7 @@ from spark_cluster.cli.console import joined, labelled, mark, painted, plain_tab
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.launch import options_text
+from spark_cluster.node.output import duration
 from spark_cluster.plan.estimate import SHOWN_FROM, Estimate, range_text
 from spark_cluster.plan.evidence import said
 from spark_cluster.plan.fit import Fit
@@ -190,23 +191,17 @@ def _cache(fit: Fit) -> Text:
 def before(fit: Fit) -> str:
     """Return what happens before it serves: where the files come from, and how long all takes."""
     found = times(fit)
-    low, high = _span(found["load_low"]), _span(found["load_high"])
+    low, high = duration(found["load_low"]), duration(found["load_high"])
     alike = low.rpartition(" ")[2] == high.rpartition(" ")[2]
     load = low if low == high else f"{low.rpartition(' ')[0] if alike else low} to {high}"
-    copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
+    copy = f", {duration(found['copy'])} to copy to the next node" if "copy" in found else ""
     how = "send" if fit.launch.directory else "download"
     if not fit.disk_gib or all(room.has_model for room in fit.rooms):
         return f"nothing to {how}, {load} to load"
     where = " from this machine" if fit.launch.directory else ""
-    span = f" ({_span(found['download'])} at 100 MB/s)" if found["download"] else ""
+    span = f" ({duration(found['download'])} at 100 MB/s)" if found["download"] else ""
     size = f"{fit.disk_gib:.1f}" if fit.disk_gib >= 0.1 else "under 0.1"
     return f"{size} GiB to {how}{where}{span}{copy}, {load} to load"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 1:
-        return "under 1 s"
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _range(estimate: Estimate) -> Text:

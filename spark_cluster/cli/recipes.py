@@ -328,7 +328,8 @@ def _show_recipe(
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
     console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description))
-    console.print(labelled((*_facts(recipe, speeds), *_evidence(speeds, others))))
+    known = [("", f"TP={tp} {said(one, speeds[tp])}") for tp, one in others.items() if tp in speeds]
+    console.print(labelled((*_facts(recipe, speeds), *known)))
     console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
     for line in _command(recipe, args):
         console.print(f"  {line}", soft_wrap=True)
@@ -382,14 +383,6 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
         span = f"{speed.low:.1f} to {speed.high:.1f}, bandwidth alone {speed.roofline:.1f}"
         figure = styled("{:.1f} tok/s at TP={} [dim]({})[/]", speed.expected, tp, span)
         yield "expected", figure
-
-
-def _evidence(
-    speeds: dict[int, Estimate], others: dict[int, Evidence]
-) -> Iterator[tuple[str, str | Text]]:
-    for tp, one in others.items():
-        if tp in speeds:
-            yield "", f"TP={tp} {said(one, speeds[tp])}"
 
 
 def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -69,7 +69,8 @@ def import_(
         output (-o, --output FILE|DIR): File or folder to write to (default: recipes/NAME.yaml).
         name (NAME): Name of the recipe (default: from what it serves).
         variant (V): Variant of a vllm-project/recipes file (default: default), or guide: the
-            command for a DGX Spark in its guide. Of a kit: the service or the file that is meant.
+            command for a DGX Spark in its guide. Of a kit: the service, file or file of variables
+            that is meant.
         features (--feature F): Feature of a vllm-project/recipes file: F on, F=MODE, or no-F off;
             repeatable.
         model (ORG/NAME): The repository, when the source has a folder.
@@ -334,7 +335,7 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
         base (--from RECIPE): Recipe to start from (default: the inventory's).
         force: Replace a recipe of this name, or hide a shipped one.
     """
-    origin = base or (None if app.inventory_is_missing else app.inventory.serve.recipe)
+    origin = base or app.own_recipe
     if origin is None:
         raise UsageError(
             "no recipe is given to start from",

@@ -386,7 +386,7 @@ def _provision(flow: Flow, step: SetupStep, login: Login) -> None:
 
 def _up(flow: Flow, step: SetupStep, chosen: ServedChoice | None) -> None:
     words = ["up", *(chosen.option.split() if chosen else [])]
-    served = None if flow.app.inventory_is_missing else flow.app.inventory.serve.recipe
+    served = flow.app.own_recipe
     if chosen is not None and chosen.recipe != served and not flow.app.inventory_is_missing:
         words += ["--recipe", chosen.recipe]
     question = "Run `up`? The first time it downloads the image and the model."

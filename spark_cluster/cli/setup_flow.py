@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import click
 
@@ -33,9 +33,6 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import Interrupted, Refused, SparkClusterError, UsageError
 from spark_cluster.plan.planner import Planner
 from spark_cluster.plan.proposal import USERS, Preference, Proposal, Want, propose
-
-if TYPE_CHECKING:
-    from spark_cluster.config.discovery import Answers
 
 State = Literal["done", "nothing to do", "declined", "failed", "would run"]
 
@@ -497,7 +494,7 @@ def model(
         flow.app.project.find("recipes", recipe)
         return _taken(flow, step, ServedChoice(recipe, ""))
     # In check mode the inventory may not be there yet.
-    have = "" if flow.app.inventory_is_missing else flow.app.inventory.serve.recipe
+    have = flow.app.own_recipe
     if have and want is None and flow.ask.silent and _was_there(flow):
         flow.nothing_to_do(step, f"the inventory names the recipe {have}")
         return ServedChoice(have, "")

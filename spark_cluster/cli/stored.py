@@ -46,6 +46,8 @@ from spark_cluster.runner.session import Session
 
 OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes, StoredImages, PrunedImages)
 
+Gone = TypeVar("Gone", Pruned, PrunedImages)
+
 DAY_S = 86400.0
 
 _Some = Annotated[tuple[str, ...], {"metavar": "[ORG/NAME[@REVISION]]..."}]
@@ -220,8 +222,7 @@ def prune_models(
         found = model_upkeep.prune(
             nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply
         )
-    _show(app, found, partial(_show_pruned, apply=apply), applied=apply)
-    _say_unapplied(app, found, apply=apply)
+    _show_pruning(app, found, apply=apply)
 
 
 @models.command()
@@ -285,8 +286,9 @@ def _show(
     app.show({**more, "nodes": found}, show)
 
 
-def _say_unapplied(app: App, found: Sequence[Pruned | PrunedImages], *, apply: bool) -> None:
-    """Say that what was listed is still there."""
+def _show_pruning(app: App, found: list[Gone], *, apply: bool) -> None:
+    """Show what went or would go, and say where it is still there."""
+    _show(app, found, partial(_show_pruned, apply=apply), applied=apply)
     if not app.as_json and not apply and any(one.removed for one in found):
         app.console.print("nothing was removed yet: --apply does it")
 
@@ -457,8 +459,7 @@ def prune_images(
         found = [planned(one, images, int(free * 1e9)) for one in listed]
         if apply:
             found = remove(sessions, found)
-    _show(app, found, partial(_show_pruned, apply=apply), applied=apply)
-    _say_unapplied(app, found, apply=apply)
+    _show_pruning(app, found, apply=apply)
     return 1 if any(one.refused for one in found) else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -118,7 +119,7 @@ def top(
     metrics = metrics_url(app.inventory.serve)
     live = LiveState([node.name for node in nodes], interval)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ended_by_signals())
+        stack.enter_context(ended_by_signals(*([] if record is None else [signal.SIGINT])))
         kept = None if record is None else writer(record)
         if kept is not None:
             stack.callback(kept.close)
@@ -168,8 +169,10 @@ def _updates(
 def _show(app: App, live: LiveState, updates: Iterator[Update | None]) -> None:
     if app.as_json:
         for update in updates:
-            if update is not None:
-                click.echo(json.dumps(_line_document(update)))
+            if isinstance(update, TelemetryRow):
+                click.echo(json.dumps(update.to_dict()))
+            elif update is not None:
+                click.echo(json.dumps({"node": update.node, **update.error.to_dict()}))
     elif app.console.is_terminal:
         _draw(app, live, updates)
     else:
@@ -184,13 +187,6 @@ def _draw(app: App, live: LiveState, updates: Iterator[Update | None]) -> None:
     with Live(picture(live), console=app.console, auto_refresh=False) as display:
         for _ in updates:
             display.update(picture(live), refresh=True)
-
-
-def _line_document(update: Update) -> dict[str, object]:
-    """A line of --json: a sample, or a node that was lost."""
-    if isinstance(update, TelemetryRow):
-        return update.to_dict()
-    return {"node": update.node, **update.error.to_dict()}
 
 
 def _tell_missing(live: LiveState) -> None:

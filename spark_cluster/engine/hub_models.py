@@ -29,6 +29,7 @@ from spark_cluster.models.hub import (
     unreachable,
     wrong_answer,
 )
+from spark_cluster.node.output import duration
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
 from spark_cluster.node.values import Secret
@@ -421,10 +422,10 @@ class PulledModel:
 
 def warning(repository: str, node: str, found: PullPreview) -> str:
     """Return what a large download costs: bytes, time, space."""
-    hours = found.missing / RATE / 3600
     return (
         f"{repository}: {found.missing / 1e9:.0f} GB are to be fetched, which takes "
-        f"{hours:.1f} h at {RATE / 1e6:.0f} MB/s; {node} has {found.free / 1e9:.0f} GB free"
+        f"{duration(found.missing / RATE)} at {RATE / 1e6:.0f} MB/s; {node} has "
+        f"{found.free / 1e9:.0f} GB free"
     )
 
 

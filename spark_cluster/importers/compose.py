@@ -56,6 +56,7 @@ class ComposeFile:
         source: its data.
         kit: the folder beyond which nothing is read.
         variables: that its values may name.
+        env: its `.env`, or the file that stands for it.
         depth: files that extend or include this one.
         notes: what was read with goodwill.
         included: services of other files, as these have them.
@@ -65,6 +66,7 @@ class ComposeFile:
     source: Sourced
     kit: KitFolder
     variables: Variables
+    env: Path | None = None
     depth: int = 0
     notes: list[str] = field(default_factory=list)
     included: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -93,7 +95,8 @@ class ComposeFile:
         source = self.named.get(path)
         if source is None:
             source = self.named[path] = load(path, "compose file", lenient=True)
-        return ComposeFile(source, self.kit, self.variables, self.depth + 1, named=self.named)
+        depth, kit, variables = self.depth + 1, self.kit, self.variables
+        return ComposeFile(source, kit, variables, self.env, depth, named=self.named)
 
     def _inside(self, key: Key, name: str) -> Path:
         path = self.kit.path(name, self.source.path.parent)
@@ -158,10 +161,11 @@ class ComposeFile:
             for one in (given if isinstance(given, list) else [given])
         ]
         for name in dict.fromkeys(names):
-            if "$" in name or (self.kit.is_missing(name, self.source.path.parent)):
+            other = self.env if self.env and self.env.name != ".env" == Path(name).name else None
+            if not other and ("$" in name or self.kit.is_missing(name, self.source.path.parent)):
                 self.notes.append(f"env_file {name} is not in this folder: its variables are left")
                 continue
-            text = self.kit.text(self._inside((*key, "env_file"), name))
+            text = self.kit.text(other or self._inside((*key, "env_file"), name))
             room.take(len(text))
             found |= read_env(text, values)
         return found
@@ -207,9 +211,9 @@ class ComposeImporter:
             raise UsageError("--feature is for model files of vllm-project/recipes")
         kit = commandline.kit_of(given)
         variables = Variables({**given.variables}, doubled=True, script=kit.script)
-        if env := kit.path(".env", given.path.parent):
+        if env := given.env or kit.path(".env", given.path.parent):
             read_env(kit.text(env), variables)
-        file = ComposeFile(_without_comments(given.loaded, given.text), kit, variables)
+        file = ComposeFile(_without_comments(given.loaded, given.text), kit, variables, env)
         file.included = _included(file)
         return _server(file, choice.variant)
 

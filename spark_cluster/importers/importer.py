@@ -191,12 +191,14 @@ class Given:
         path: the file.
         root: the folder beyond which nothing that it names is read; its own by default.
         variables: that it may use, from files next to it.
+        env: what stands for the `.env` of a compose file; the one next to it by default.
         notes: what was read for it with goodwill.
     """
 
     path: Path
     root: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    env: Path | None = None
     notes: list[str] = field(default_factory=list)
 
     @cached_property

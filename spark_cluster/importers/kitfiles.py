@@ -33,9 +33,11 @@ class KitFolder:
 
     Args:
         root: the folder, as an absolute path.
+        preset: the file of variables that was chosen in place of the kit's own.
     """
 
     root: Path
+    preset: Path | None = None
 
     def path(self, name: str, beside: Path | None = None) -> Path | None:
         """Return a regular file of the kit by its name; None for anything else.

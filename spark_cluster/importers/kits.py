@@ -7,7 +7,8 @@ server are one launch. Only files of the folder are read, and none of them is ru
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from spark_cluster.importers.calls import LAUNCH
 from spark_cluster.importers.commandline import YAML_SUFFIXES, containers_of, name_model, put_into
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
-from spark_cluster.importers.expansion import Variables, read_env
+from spark_cluster.importers.expansion import Variables, expand, read_env
 from spark_cluster.importers.importer import (
     PACKAGE,
     SCRIPT_SUFFIXES,
@@ -47,11 +48,17 @@ MOST_TEXT = 2_000_000
 MOST_SOURCED = 20
 """Files that a script reads variables from; those beyond are not seen."""
 
+MOST_SAID = 8
+"""Files of variables that a note names."""
+
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
-_EXAMPLE = re.compile(r"\.?(?:[\w.-]*env[\w.-]*(?:example|sample|template)|[\w.-]+\.env)")
-_SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?(?:\$\{?\w+\}?/)?([\w./-]+)")
+_EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
+_PRESET = re.compile(rf"{_EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
+_DOTENV = re.compile(r"(?<![\w}])\.env\b")
+_SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?([\w./${}:-]+)")
+_FOLDER = re.compile(r"^\$(?:\w+|\{\w+\})/")
 
 
 def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Source:
@@ -59,7 +66,8 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
 
     Args:
         folder: of the kit.
-        choice: its variant is a file of the kit, or a service of its compose file.
+        choice: its variant is a file of the kit, which may be one of variables, or a service of its
+            compose file.
         read_one: reads a file of any kind.
         origin: where the folder comes from, if it is no folder of this machine.
 
@@ -70,7 +78,9 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
     kit = KitFolder(folder.absolute())
     tiers = _tiers(kit)
     named = kit.path(choice.variant) if choice.variant != "default" else None
-    if named is not None:
+    if named is not None and _PRESET.fullmatch(named.name):
+        kit, choice = replace(kit, preset=named), replace(choice, variant="default")
+    elif named is not None:
         tiers, choice = [[kit.root / choice.variant]], replace(choice, variant="default")
     failed: dict[str, SparkClusterError] = {}
     found: dict[str, Source] = {}
@@ -162,41 +172,101 @@ def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
 
 def _given(kit: KitFolder, path: Path) -> Given:
     """A file of a kit, with the variables of the files that it reads."""
-    compose, text, notes = path.suffix in YAML_SUFFIXES, kit.text(path), list[str]()
-    variables = Variables({} if compose else {"PWD": "."})
-    names = dict.fromkeys(_SOURCED.findall(text) if not compose else [])
-    for name in [*[*names][:MOST_SOURCED], *([".env"] if compose or ".env" in text else [])]:
-        sourced = kit.path(name, path.parent) or kit.path(name)
-        if sourced is None and name.endswith(".env") and (example := _example(kit, path.parent)):
-            sourced = example
-            notes.append(f"there is no {name}: its variables are those of {example.name}")
-        if sourced is not None and sourced != path.resolve():
-            _collect(kit.text(sourced), variables, script=not compose)
+    compose, text = path.suffix in YAML_SUFFIXES, kit.text(path)
+    names = {} if compose else _sourced(text)
+    if compose or _DOTENV.search(text):
+        names.setdefault(".env", False)
+    files = _files_of_variables(kit, path, names)
+    notes = _presets_said(kit, files) if names else []
+    if compose:
+        return Given(path, kit.root, env=next(reversed(files), None), notes=notes)
+    variables = Variables({"PWD": "."})
+    for file in files:
+        _collect(kit.text(file), variables)
     values = {name: value for name, value in variables.values.items() if value is not None}
-    return Given(path, kit.root, values, notes)
+    return Given(path, kit.root, values, notes=notes)
 
 
-def _collect(text: str, variables: Variables, *, script: bool) -> None:
-    """Take the variables that a file sets for a script, or for a compose file."""
+def _sourced(text: str) -> dict[str, bool]:
+    """The files that a script reads, and whether its user can name others: `. presets/$1.env`."""
+    words = [_FOLDER.sub("", word) for word in dict.fromkeys(_SOURCED.findall(text))]
+    found, own = dict[str, bool](), Variables({"PWD": "."})
+    with suppress(UsageError):  # too long, or no shell text
+        if any("$" in word for word in words):
+            split(text, 1, own)
+        for word in words[:MOST_SOURCED]:
+            name = expand(word, own)
+            is_named = name.endswith(".env") or name.startswith("$")
+            found.setdefault(name, "$" in word and is_named)
+    return found
+
+
+def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -> dict[Path, str]:
+    """The files of these names, and why it is that one where it could be another."""
+    files: dict[Path, str] = {}
+    for name, by_user in names.items():
+        file, why = kit.path(name, path.parent) or kit.path(name), ""
+        if by_user or (file is None and name.endswith(".env")):
+            if kit.preset is not None:
+                continue
+            why = (
+                f"{path.name} reads a file that its user names"
+                if by_user
+                else f"there is no {name}"
+            )
+            file = file or _example(kit, path.parent)
+        if file is not None and file != path.resolve():
+            files.setdefault(file, f"{why}: " if why else "")
+    if kit.preset is not None:
+        files[kit.preset] = "as --variant says: "
+    return files
+
+
+def _presets_said(kit: KitFolder, files: Mapping[Path, str]) -> list[str]:
+    """Notes on the variables that were taken, and on how to take others of the kit."""
+    own = any(file.name == ".env" for file in files)
+    others = [
+        str(one.relative_to(kit.root))
+        for one in kit.files()
+        if _PRESET.fullmatch(one.name)
+        and one.resolve() not in files
+        and not (own and _EXAMPLE.fullmatch(one.name))
+    ]
+    how = f"; --variant takes those of another file: {', '.join(others[:MOST_SAID])}"
+    how = how if others and kit.preset is None else ""
+    notes = [
+        f"{why}its variables are those of {file.relative_to(kit.root.resolve())}{how}"
+        for file, why in files.items()
+        if why or (how and file.name == ".env")
+    ]
+    return notes or ([f"no file of variables was read{how}"] if how and not files else [])
+
+
+def _collect(text: str, variables: Variables) -> None:
+    """Take the variables that a file sets for a script."""
     try:
-        if script:
-            split(text, 1, variables)
-            return
+        split(text, 1, variables)
     except UsageError:  # it is no shell text
-        pass
-    read_env(text, variables)
+        read_env(text, variables)
 
 
 def _example(kit: KitFolder, folder: Path) -> Path | None:
-    """The file from which people make their `.env`; that of the first node, if there are two."""
-    places = dict.fromkeys([folder, kit.root, kit.root / "config"])
-    found = [
+    """The file from which people make their `.env`: the nearest one, that of the first node, and of
+    several presets the one that the README names first."""
+    places = [*dict.fromkeys([folder, kit.root, kit.root / "config"])]
+    readme = kit.path("README.md")
+    text = kit.text(readme) if readme else ""
+
+    def likely(path: Path) -> tuple[int, bool, int]:
+        named = text.find(path.name)
+        return places.index(path.parent), not _EXAMPLE.fullmatch(path.name), named % (1 << 62)
+
+    found = (
         path
         for path in kit.files()
-        if path.parent in places and _EXAMPLE.fullmatch(path.name) and "worker" not in path.name
-    ]
-    nearest = [path for place in places for path in found if path.parent == place]
-    return nearest[0] if nearest else None
+        if path.parent in places and _PRESET.fullmatch(path.name) and "worker" not in path.name
+    )
+    return min(found, key=likely, default=None)
 
 
 def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
@@ -265,7 +335,7 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
         if source.repository or left < 0:
             return
         variables = Variables({**_given(kit, path).variables})
-        _collect(text, variables, script=True)
+        _collect(text, variables)
         name_model(source, variables)
 
 

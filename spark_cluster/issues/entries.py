@@ -353,6 +353,9 @@ class Issue(Schema):
     """what a launch lacks, as it is shown"""
     lint_severity: Severity | None = None
     """in a plan, where it may but need not happen"""
+    by_build: bool = False
+    """how an image is built decides: of one that is not published by its engine's or the GPU's
+    maker, or that the recipe builds, an error is a warning, which `lint --fix` leaves alone"""
     edit: Change | None = None
     hygiene: bool = False
     """said of nearly every plan: `lint` folds it into its last line"""

@@ -97,6 +97,14 @@ class Case:
         return self.launch.image.removeprefix("docker.io/")
 
     @property
+    def built_by_owner(self) -> bool:
+        """True for an image that the recipe builds, or that someone else than its maker did."""
+        launch = self.launch
+        return bool(launch.dockerfile or launch.image) and (
+            bool(launch.dockerfile) or not self.matches(PUBLISHED, [f"{self.image}:"])
+        )
+
+    @property
     def is_command(self) -> bool:
         """True for a command line run by hand: what it leaves out is not computed."""
         return self.launch.origin == "command"
@@ -134,6 +142,14 @@ class Case:
     def _named(self, part: str) -> bool:
         return any(part in name.lower() for name in (self.launch.model, *self.names))
 
+
+PUBLISHED = (
+    "vllm/vllm-openai:*",
+    "nvcr.io/nvidia/vllm:*",
+    "lmsysorg/sglang:*",
+    "nvcr.io/nvidia/sglang:*",
+)
+"""Images of which it is known what they are built with: the engines' own and NVIDIA's."""
 
 MODULES = ("rules_flags", "rules_model")
 """Where rules are, next to this file."""
@@ -228,16 +244,21 @@ def _match(issue: Issue, case: Case, found: RuleFinding, severity: Severity) -> 
             what += f"{', ' if what else ''}vLLM {case.version}"
     change = issue.edit
     edit = found.edit or (Edit(change.kind, change.name, change.to) if change else None)
+    severity, cause = found.severity or severity, issue.cause + found.and_also
+    depends = issue.by_build and severity == "error" and case.built_by_owner
+    if depends:
+        severity = "warning"
+        cause += f"; it depends on how {case.image} was built: one with such kernels can do it"
     return KnownIssueMatch(
         id=issue.id,
-        severity=found.severity or severity,
+        severity=severity,
         title=title,
         found=what or "in this launch",
-        cause=issue.cause + found.and_also,
+        cause=cause,
         fix=found.fix or issue.fix_for(case.names, case.launch.engine),
         source=issue.source,
         flag=issue.flag or (edit.written if edit else ""),
-        edit=edit,
+        edit=None if depends else edit,
     )
 
 

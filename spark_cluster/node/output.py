@@ -106,7 +106,20 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return `45 s`, `12 min` or `3.4 h`."""
+    """Return a span in one unit, as an estimate deserves: `45 s`, `12 min` or `3.4 h`."""
     if seconds < 100:
         return f"{max(1.0, seconds):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def elapsed(seconds: float) -> str:
+    """Return a span in two units, as a clock deserves: `45 s`, `1 min 15 s`, `1 h 23 min`, `2 h`.
+
+    Hours are followed by whole minutes; a second unit that is 0 is left out.
+    """
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    if minutes < 60:
+        units = (minutes, "min"), (rest, "s")
+    else:
+        units = (minutes // 60, "h"), (minutes % 60, "min")
+    return " ".join(f"{number:,} {unit}" for number, unit in units if number) or "0 s"

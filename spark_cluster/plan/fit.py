@@ -171,7 +171,7 @@ def fit(
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
         shorter = launch.with_flags({"max-model-len": cache.max_model_len})
         return fit(shorter, geometry, rooms, whole, runtime_gib=runtime_gib)
-    if kv.not_known(geometry) and _leaves_room(fitted):
+    if _cache_unread(serving) and _leaves_room(fitted):
         raise _cache_not_known(fitted)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
 
@@ -181,6 +181,10 @@ def _leaves_room(fitted: Fit) -> bool:
     return fitted.kv_high_gib > 0 and not any(_on_node(fitted, room) for room in fitted.rooms)
 
 
+def _cache_unread(serving: ServingSetup) -> str:
+    return kv.not_known(serving.geometry, serving.kv_dtype)
+
+
 def _cache_not_known(fitted: Fit) -> UsageError:
     geometry = fitted.serving.geometry
     tables = geometry.table_parameters
@@ -188,7 +192,7 @@ def _cache_not_known(fitted: Fit) -> UsageError:
     return UsageError(
         f"whether {geometry.name} fits is not known here: weights take {fitted.weights_gib:.1f} "
         f"GiB a node{more}, runtime about {fitted.runtime.total.expected:.1f}, and vLLM's rule for "
-        f"its KV cache is not read yet: {kv.not_known(geometry)}",
+        f"its KV cache is not read yet: {_cache_unread(fitted.serving)}",
         hint="start it with a small --max-model-len; vLLM prints 'GPU KV cache size'",
     )
 
@@ -285,7 +289,7 @@ def _profiling_gib(
     a model with recurrent layers a block is large: 24.6 of the 28 GiB that Qwen3.6-27B took.
     """
     activations = beside.activations.expected
-    if not beside.graphs.expected or kv.not_known(serving.geometry):
+    if not beside.graphs.expected or _cache_unread(serving):
         return activations
     layout = _layout(launch, serving)
     blocks = max(1, min(sequences(launch, rooms), beside.largest_graph))
@@ -307,7 +311,7 @@ def _asked_gib(launch: Launch, serving: ServingSetup) -> float:
     """KV for as many requests of full length as were asked for; one when none is given."""
     requests = int(launch.number("max-num-seqs") or 1)
     length = context_length(launch, serving.geometry)
-    if length < 1 or kv.not_known(serving.geometry):
+    if length < 1 or _cache_unread(serving):
         return 0.0
     return kv.bytes_for(_layout(launch, serving), requests, length) / GIB
 
@@ -339,7 +343,7 @@ def kv_bytes_given(launch: Launch) -> float | None:
 
 def _cache(launch: Launch, serving: ServingSetup, kv_gib: float) -> kv.KvCache | None:
     length = context_length(launch, serving.geometry)
-    if kv_gib <= 0 or length < 1 or kv.not_known(serving.geometry):
+    if kv_gib <= 0 or length < 1 or _cache_unread(serving):
         return None
     return kv.cache(_layout(launch, serving), int(kv_gib * GIB), length)
 

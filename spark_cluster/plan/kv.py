@@ -56,6 +56,8 @@ class Rule:
             block is then a multiple of 64 tokens.
         block_alignment: the block of a hybrid is a multiple of --block-size; before, of 16 tokens.
         latent_alignment: tokens to which a hybrid MLA model's block is aligned at least.
+        turboquant: which models it takes: `none`, those with `attention` only, also a `hybrid` with
+            recurrent layers; and with blocks `covering` those of the layers that are not packed.
         sliding_block: the block of sliding layers is `asked` for by --block-size, is the
             `smallest` that the attention's kernels can do, or the longest `fitting` into a page.
         cpu_kernel: tokens of the smallest block of vLLM's attention for CPUs.
@@ -76,6 +78,7 @@ class Rule:
     gdn_checkpoints: bool
     block_alignment: bool
     latent_alignment: int
+    turboquant: Literal["none", "attention", "hybrid", "covering"]
     sliding_block: Literal["asked", "smallest", "fitting"]
     cpu_kernel: int
 
@@ -170,6 +173,10 @@ and 64 rotary elements in 16 bits; or 512 in 4 bits with their scales and 64 rot
 (vLLM 0.33, `flashmla_sparse.py`)."""
 
 
+TURBOQUANT: dict[str, Any] = _FILE["turboquant"]
+"""How TurboQuant packs keys and values, by type, and how many layers at each end it leaves."""
+
+
 @dataclass(frozen=True)
 class Element:
     """The element type of the cache."""
@@ -177,6 +184,14 @@ class Element:
     name: str
     bytes: int = 1
     packed: bool = False
+
+    def slot(self, key: int, value: int) -> int:
+        """Bytes of a token's key and value of one head, of so many elements."""
+        kind = TURBOQUANT["types"].get(self.name)
+        if kind is None:
+            return self.width(key) + self.width(value)
+        size = ceil(key * kind["key_bits"], 8) + ceil(value * kind["value_bits"], 8) + kind["more"]
+        return 2 * ceil(size, 2)
 
     def width(self, elements: int) -> int:
         """Bytes of that many elements of one head."""
@@ -201,8 +216,10 @@ def element(name: str, geometry: Geometry, *, latent: bool = False) -> Element:
         return Element(NVFP4, packed=True)
     if wanted in DS_MLA_BYTES and latent:
         return Element(wanted)
+    if wanted in TURBOQUANT["types"]:
+        return Element(wanted)
     if wanted not in BYTES:
-        known = ("auto", *BYTES, NVFP4)
+        known = ("auto", *BYTES, NVFP4, *TURBOQUANT["types"])
         raise UsageError(
             f"there is no KV cache type {name!r}", hint=did_you_mean(wanted, known, "known types")
         )
@@ -446,12 +463,18 @@ class KvLayout:
         return self.rule.gdn_checkpoints and self.mode == "align" and flashinfer and only_gdn
 
 
-def not_known(geometry: Geometry) -> str:
+def not_known(geometry: Geometry, kv_dtype: str = "auto") -> str:
     """Return what in a model asks for a cache that vLLM lays out by a rule that is not known here;
     empty for every other model.
+
+    Args:
+        kv_dtype: `--kv-cache-dtype`.
     """
     families: dict[str, str] = table("families")["cache_not_known"]
-    family = geometry.model_type
+    family, parts = geometry.model_type, geometry.attention
+    alike = len(parts) == 1 and parts[0].kind == "full" and parts[0].head_dim == parts[0].value_dim
+    if kv_dtype.lower() in TURBOQUANT["types"] and (geometry.latent or not alike):
+        return f"{kv_dtype} with other attention than full, or heads of several sizes"
     return next((families[one] for one in families if family.startswith(one)), "")
 
 
@@ -462,11 +485,13 @@ def pages(cut: KvLayout) -> list[Pages]:
         UsageError: the model cannot be divided by the tensor-parallel size, or vLLM's rule for its
             cache is not known here.
     """
-    if why := not_known(cut.geometry):
+    if why := not_known(cut.geometry, cut.kv_dtype):
         raise UsageError(
             f"how vLLM lays out the KV cache of {cut.geometry.name} is not known here: {why}",
             hint="vLLM prints it at the start: 'GPU KV cache size'",
         )
+    if cut.element.name in TURBOQUANT["types"]:
+        _must_take_turboquant(cut)
     if logged := LOGGED.get(cut.geometry.model_type):
         return [Pages("latent", 1, logged["block"], logged["block"] * logged["bytes_per_token"])]
     attention = [*_attention(cut), *_latent(cut)]
@@ -502,10 +527,41 @@ def _attention(cut: KvLayout) -> Iterator[Pages]:
         layers = part.layers - part.borrowed
         if layers < 1:
             continue
+        if cut.element.name in TURBOQUANT["types"]:
+            yield from _turboquant(cut, part, layers)
+            continue
         block = _sliding_block(cut) if part.kind == "sliding" else cut.block
-        width = cut.element.width(part.head_dim) + cut.element.width(part.value_dim)
-        page = block * heads_each(part, cut.tp) * width
+        page = block * heads_each(part, cut.tp) * cut.element.slot(part.head_dim, part.value_dim)
         yield Pages(part.kind, layers, block, page, part.window or 0)
+
+
+def _turboquant(cut: KvLayout, part: Attention, layers: int) -> Iterator[Pages]:
+    """Layers whose keys and values are packed, and those at both ends that are as the model."""
+    heads = heads_each(part, cut.tp)
+    packed = heads * cut.element.slot(part.head_dim, part.value_dim)
+    own = heads * element("auto", cut.geometry).slot(part.head_dim, part.value_dim)
+    ends = 0 if cut.geometry.recurrent else 2 * min(TURBOQUANT["kept"], layers // 2)
+    block = cut.block
+    if ends and cut.rule.turboquant == "covering":
+        block *= ceil(own * cut.kernel, block * packed)
+    for count, width in ((layers - ends, packed), (ends, own)):
+        if count:
+            yield Pages("full", count, block, block * width)
+
+
+def _must_take_turboquant(cut: KvLayout) -> None:
+    """Raise UsageError where this vLLM has no such cache, or what a drafter adds is not known."""
+    hybrid, name = bool(cut.geometry.recurrent), cut.element.name
+    if cut.drafter != NO_DRAFTER and not hybrid:
+        raise UsageError(
+            f"how vLLM keeps a drafter's layers in a {name} KV cache is not known here",
+            hint="vLLM prints it at the start: 'GPU KV cache size'; --kv-cache-dtype fp8 is known",
+        )
+    if cut.rule.turboquant == "none" or (hybrid and cut.rule.turboquant == "attention"):
+        raise UsageError(
+            f"vLLM {cut.vllm} has no {name} KV cache for {cut.geometry.name}",
+            hint=f"vLLM {'0.21.0' if hybrid else '0.20.0'} and newer do; or --kv-cache-dtype fp8",
+        )
 
 
 def _sliding_block(cut: KvLayout) -> int:

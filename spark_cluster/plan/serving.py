@@ -130,8 +130,7 @@ class ServingSetup:
         for part in self.geometry.attention:
             seen = min(context, part.window) if part.window else context
             heads = max(1.0, part.kv_heads / self.tp)
-            width = kind.width(part.head_dim) + kind.width(part.value_dim)
-            total += part.layers * heads * width * seen
+            total += part.layers * heads * kind.slot(part.head_dim, part.value_dim) * seen
         if latent:
             whole = latent.rank + latent.rope_dim + latent.index_dim
             width = DS_MLA_BYTES.get(kind.name, kind.width(whole))

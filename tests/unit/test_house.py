@@ -27,14 +27,14 @@ BUDGETS = {
     "config": 5_850,
     "runner": 2_850,
     "models": 2_105,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
-    "plan": 3_780,  # runtime.py: what a server takes beside weights and cache, by its parts
+    "plan": 3_825,  # runtime.py: what a server takes beside weights and cache; packed caches
     "issues": 2_650,  # pasted and wrapped lines, floods, texts made to take long
-    "importers": 4_550,  # kits: compose files, scripts, also those in containers; README, limits
+    "importers": 4_600,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 9_100,
     "doctor": 2_550,
     "bench": 5_900,
     "dashboard": 400,
-    "cli": 8_870,  # tables.py, changes.py: screens of 80 columns, changes in words
+    "cli": 8_830,  # tables.py, changes.py: screens of 80 columns, changes in words
     "roles, playbooks": 2_050,
     "spark_cluster_lab": 5_500,
     "__main__": 3,

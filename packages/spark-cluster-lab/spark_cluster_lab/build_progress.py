@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spark_cluster.node.output import duration
 from spark_cluster_lab.artefact import Artefact
 from spark_cluster_lab.machine import Progress
 
@@ -119,6 +120,5 @@ def _size(mb: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{max(round(seconds, -1), 10):.0f} s"
-    return f"{seconds / 60:.0f} min"
+    """Return a time in steps of 10 s: the lines come that often."""
+    return duration(max(round(seconds, -1), 10))

@@ -34,7 +34,6 @@ from spark_cluster.bench.report.plots import (
 from spark_cluster.bench.report.rendering import (
     Plot,
     Table,
-    elapsed,
     escape,
     fenced,
     file_name,
@@ -45,6 +44,7 @@ from spark_cluster.bench.report.results import Results, RunVerdict, answers, hea
 from spark_cluster.bench.report.tables import benchy_rows
 from spark_cluster.config.schema import Document, PrintedAs, derived
 from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.output import counted, elapsed
 
 POST = "report.md"
 
@@ -123,6 +123,7 @@ class Section:
         absent: what the page says where there is neither table nor plot; empty: the page is
             without the section then.
         pasted: it is part of the tables that are pasted under words of one's own.
+        folded: on a phone only its title and what is in it are shown, until someone asks for it.
     """
 
     name: str
@@ -134,6 +135,13 @@ class Section:
     note: str = ""
     absent: str = ""
     pasted: bool = False
+    folded: bool = False
+
+    @property
+    def amount(self) -> str:
+        """How many plots and tables it has."""
+        parts = (counted(len(self.plots), "plot"), counted(len(self.tables), "table"))
+        return ", ".join(part for part in parts if not part.startswith("0 "))
 
     @property
     def is_empty(self) -> bool:
@@ -159,7 +167,7 @@ def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Sect
         parts.append(Section(**{**about, "tables": found, "plots": drawn, "lines": lines}))
     terms = tables.terms_table(table for part in parts for table in part.tables)
     shown = (terms,) if terms.rows else ()
-    return (*parts, Section("terms", terms.title, terms.title, shown))
+    return (*parts, Section("terms", terms.title, terms.title, shown, folded=True))
 
 
 def how_measured(record: Record, lines: Sequence[str]) -> tuple[str, ...]:

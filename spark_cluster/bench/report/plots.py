@@ -19,7 +19,6 @@ from spark_cluster.bench.report.rendering import (
     PlotCanvas,
     clipped,
     colour,
-    elapsed,
     line_style,
     number,
     predicted,
@@ -29,6 +28,7 @@ from spark_cluster.bench.report.results import PlotPoint, Results
 from spark_cluster.bench.report.tables import DECLARED, PHASES, readings
 from spark_cluster.config.facts import SLOW_MHZ
 from spark_cluster.errors import InvalidFile, UsageError, install_extra
+from spark_cluster.node.output import elapsed
 
 if TYPE_CHECKING:
     import numpy as np

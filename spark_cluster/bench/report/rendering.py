@@ -59,20 +59,6 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds:,.0f} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"
 
 
-def elapsed(seconds: float) -> str:
-    """A long time.
-
-    >>> elapsed(75), elapsed(5025)
-    ('1 min 15 s', '1 h 23 min')
-    """
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
-
-
 def factor(value: float) -> str:
     """A ratio, such as 1.72×."""
     return f"{value:.2f}×"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from spark_cluster.node.output import gigabytes
+from spark_cluster.node.output import duration, gigabytes
 from spark_cluster.node.store.copy_channel import (
     PIECE,
     Broken,
@@ -226,11 +226,11 @@ class Receiver(FileSource):
 
     def _warn_of_switch(self) -> None:
         left = self._filling.progress.left if self._filling else 0
-        minutes = left / (MANAGEMENT_MB_S * 1e6) / 60
+        slow = duration(left / (MANAGEMENT_MB_S * 1e6))
         _warn(
             f"nothing comes from {self.sender} over the fabric ({', '.join(self.addresses)}) "
             f"for {self.switch_s:.0f} s: the {gigabytes(left)} that are left go over "
-            f"{self.spare[0]}, on 1 Gbit/s about {minutes:.0f} min; `spark-cluster doctor` "
+            f"{self.spare[0]}, on 1 Gbit/s about {slow}; `spark-cluster doctor` "
             "examines the link"
         )
 

@@ -22,6 +22,7 @@ from browser import browser, installed
 from click.testing import CliRunner
 from made_once import made_once
 from ruamel.yaml import YAML
+from waiting import until
 
 from spark_cluster import Cluster
 from spark_cluster.bench.record import (
@@ -436,6 +437,11 @@ BRIGHTNESS = """Object.fromEntries([['page', getComputedStyle(document.body).bac
   ([k, c]) => [k, c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765]))"""
 
 
+FOLDED = "document.querySelectorAll('details.part:not([open])').length"
+"""Parts that a phone folds; a wide screen has them open, and so has each link to one."""
+
+OPEN_ALL = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
+
 CLIPPED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
   const box = svg.getBoundingClientRect();
   return [...svg.querySelectorAll('text')].filter(text => {
@@ -466,6 +472,7 @@ def test_no_label_of_a_plot_is_cut(tmp_path):
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width in (PHONE, 1280):
             shown.open(tmp_path / "page.html", width=width)
+            shown.evaluate(OPEN_ALL)
             assert shown.evaluate(CLIPPED) == []
     assert ">25,000</text>" in str(files["plots/prefill-depth.svg"])
     assert ">0.6</text>" in str(files["plots/vram.svg"])
@@ -477,6 +484,13 @@ def test_the_page_in_a_browser(folder, tmp_path):
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width, dark in ((PHONE, False), (PHONE, True), (1280, False)):
             shown.open(page, width=width, dark=dark)
+            folded = shown.evaluate(FOLDED)
+            assert (folded == 5) if width == PHONE else (folded == 0)
+            short = shown.evaluate("document.documentElement.scrollHeight")
+            shown.evaluate(OPEN_ALL)
+            if width == PHONE:
+                whole = shown.evaluate("document.documentElement.scrollHeight")
+                assert short < 7000 < 0.55 * whole, "what is folded is most of the page"
             assert shown.evaluate("document.documentElement.scrollWidth") == width
             assert shown.evaluate(WIDE) == []
             assert shown.evaluate(SMALLEST) > 7.5, "readable"
@@ -487,6 +501,10 @@ def test_the_page_in_a_browser(folder, tmp_path):
         assert shown.evaluate("document.querySelectorAll('button[hidden]').length") == 0, (
             "the page's own script ran"
         )
+        shown.open(page, width=PHONE)
+        shown.evaluate("document.querySelector('nav a[href$=memory]').click()")
+        opened = "document.querySelector('#memory').open"
+        until(lambda: shown.evaluate(opened), what="the part that a link leads to")
         assert not shown.evaluate("document.querySelector('#markdown').closest('details').open")
         shown.evaluate("document.querySelector('[data-copy=markdown]').click()")
         assert "tg128" in shown.evaluate("getSelection().toString()")

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -85,12 +86,23 @@ def test_a_signal_ends_the_file(start, tmp_path, number):
     assert not [name for name in names if "jsonl" in name or "new" in name]
 
 
-def test_a_second_signal_does_not_cut_it(start, tmp_path):
+@pytest.mark.parametrize("pause_s", [0, 0.02])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [signal.SIGTERM] * 5,
+        [signal.SIGINT] * 3,
+        [signal.SIGHUP, signal.SIGINT, signal.SIGTERM],
+        [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+    ],
+)
+def test_a_second_signal_does_not_cut_it(start, tmp_path, numbers, pause_s):
     process = start("rows.parquet")
-    for _ in range(5):
-        process.send_signal(signal.SIGTERM)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(pause_s)
     _, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0, err
+    assert (process.returncode, err) == (0, "")
     assert len(list(read_parquet(tmp_path / "rows.parquet"))) > 20
 
 

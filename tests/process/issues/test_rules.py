@@ -227,3 +227,24 @@ def test_an_interface_that_a_node_does_not_have():
     assert found("enp1s0f1np1")[0].endswith("not an interface of spark2")
     for value in ("enp1s0f1np1,enp1s0f0np0", "=eth0,enp1s0f0np0", "enp", "^lo", "$NAME", ""):
         assert found(value) == [], value
+
+
+@pytest.mark.parametrize(
+    ("image", "severity"),
+    [
+        ({}, "error"),
+        ({"image": "vllm/vllm-openai:v0.20.0"}, "error"),
+        ({"image": "docker.io/vllm/vllm-openai", "digest": "sha256:0"}, "error"),
+        ({"image": "nvcr.io/nvidia/vllm:26.02-py3"}, "error"),
+        ({"image": "someone/vllm-spark:1", "digest": "sha256:0"}, "warning"),
+        ({"image": "vllm-node:own"}, "warning"),
+        ({"image": "local/x:1", "dockerfile": "FROM vllm/vllm-openai:v0.20.0\nRUN x"}, "warning"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["flashinfer_trtllm", "deep_gemm"])
+def test_which_kernels_an_image_of_ones_own_has_is_not_known(image, severity, backend):
+    given = recipe(vllm="0.20.0", args={"moe-backend": backend}, **image)
+    (found,) = [f for f in lint(given) if f.flag == "--moe-backend"]
+    assert found.severity == severity
+    assert (f"it depends on how {given.image} was built" in found.cause) is (severity == "warning")
+    assert (found.edit is None) is (severity == "warning"), "--fix keeps what its owner built for"

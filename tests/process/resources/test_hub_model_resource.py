@@ -102,5 +102,5 @@ def test_a_large_download_states_bytes_time_and_space() -> None:
     seen = PullPreview(Manifest("org/m", "a" * 40, (file,)), 180 * 10**9, 900 * 10**9)
     text = warning("org/m", "spark1", seen)
     assert text == (
-        "org/m: 180 GB are to be fetched, which takes 0.5 h at 100 MB/s; spark1 has 900 GB free"
+        "org/m: 180 GB are to be fetched, which takes 30 min at 100 MB/s; spark1 has 900 GB free"
     )

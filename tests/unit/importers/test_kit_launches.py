@@ -194,3 +194,96 @@ def test_an_image_that_nodes_build_does_not_block() -> None:
 def test_a_named_file_is_not_replaced_by_the_readme() -> None:
     with pytest.raises(InvalidFile, match="no file or service two"):
         read_file(KITS / "launch-in-readme", Choice("two"))
+
+
+QWEN, GEMMA = "MODEL=Qwen/Qwen3-8B\nLEN=4096\n", "MODEL=google/gemma-3-27b-it\nLEN=8192\n"
+START = "#!/bin/bash\n{}\ndocker run org/e:1 vllm serve $MODEL --max-model-len $LEN\n"
+COMPOSE = """services:
+  e:
+    image: org/e:1
+    env_file: .env
+    command: vllm serve ${MODEL:-org/usual}
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "variant", "model", "said"),
+    [
+        (
+            {"start.sh": START.format("source .env"), ".env.sample": QWEN},
+            "default", "Qwen/Qwen3-8B",
+            "there is no .env: its variables are those of .env.sample",
+        ),
+        (
+            {"start.sh": START.format("source .env"), ".env": QWEN, ".env.example": GEMMA},
+            "default", "Qwen/Qwen3-8B", None,
+        ),
+        (
+            {"start.sh": START.format("source .env"), ".env": QWEN, "gemma.env": GEMMA},
+            "default", "Qwen/Qwen3-8B",
+            "its variables are those of .env; --variant takes those of another file: gemma.env",
+        ),
+        (
+            {"start.sh": START.format(". ${1:-qwen.env}"), "a.env": GEMMA, "qwen.env": QWEN},
+            "default", "Qwen/Qwen3-8B",
+            "start.sh reads a file that its user names: its variables are those of qwen.env; "
+            "--variant takes those of another file: a.env",
+        ),
+        (
+            {"start.sh": START.format('P=${1:-qwen}\nsource "presets/$P.env"'),
+             "presets/gemma.env": GEMMA, "presets/qwen.env": QWEN},
+            "default", "Qwen/Qwen3-8B",
+            "start.sh reads a file that its user names: its variables are those of "
+            "presets/qwen.env; --variant takes those of another file: presets/gemma.env",
+        ),
+        (
+            {"start.sh": START.format('source "presets/$1.env"'),
+             "presets/gemma.env": GEMMA, "presets/qwen.env": QWEN},
+            "presets/gemma.env", "google/gemma-3-27b-it",
+            "as --variant says: its variables are those of presets/gemma.env",
+        ),
+        (
+            {"start.sh": START.format("source .env"), "a.env": GEMMA, "b.env": QWEN,
+             "README.md": "cp b.env .env, or a.env\n"},
+            "default", "Qwen/Qwen3-8B",
+            "there is no .env: its variables are those of b.env; "
+            "--variant takes those of another file: a.env",
+        ),
+        (
+            {"compose.yaml": COMPOSE, ".env.example": QWEN},
+            "default", "Qwen/Qwen3-8B",
+            "there is no .env: its variables are those of .env.example",
+        ),
+        (
+            {"compose.yaml": COMPOSE, ".env": QWEN, "presets/gemma.env": GEMMA},
+            "presets/gemma.env", "google/gemma-3-27b-it",
+            "as --variant says: its variables are those of presets/gemma.env",
+        ),
+        (
+            {"compose.yaml": COMPOSE, "presets/gemma.env": GEMMA},
+            "default", "org/usual",
+            "no file of variables was read; "
+            "--variant takes those of another file: presets/gemma.env",
+        ),
+    ],
+)  # fmt: skip
+def test_which_file_of_variables_is_taken(
+    tmp_path: Path, files: dict[str, str], variant: str, model: str, said: str | None
+) -> None:
+    for name, text in files.items():
+        put(tmp_path / name, text)
+    source = read_file(tmp_path, Choice(variant))
+    notes = [note for note in source.notes if "variables" in note and "env_file" not in note]
+    assert (source.launch.model, notes) == (model, [said] if said else [])
+
+
+def test_the_example_stands_for_the_env_file_of_a_service(tmp_path: Path) -> None:
+    source = source_of(tmp_path, {"compose.yaml": COMPOSE, ".env.example": f"{QWEN}OWN=1\n"})
+    assert source.launch.env["OWN"] == "1"
+    assert not [note for note in source.notes if "its variables are left" in note]
+
+
+def test_what_is_no_file_of_variables_is_not_replaced_by_one(tmp_path: Path) -> None:
+    text = START.format('source "$CONDA/envs/$NAME/bin/activate"\nMODEL=org/own LEN=1')
+    source = source_of(tmp_path, {"start.sh": text, "gemma.env": GEMMA})
+    assert source.launch.model == "org/own"

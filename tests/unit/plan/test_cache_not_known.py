@@ -85,3 +85,14 @@ def test_layers_without_an_indexer_keep_no_index_keys() -> None:
     every = cache(KvLayout(find("zai-org/GLM-5.1"), tp=4), 8 * GIB, 65_536)
     some = cache(KvLayout(find("zai-org/GLM-5.2"), tp=4), 8 * GIB, 65_536)
     assert some.tokens > every.tokens
+
+
+def test_a_model_whose_shape_is_known_and_whose_cache_is_not() -> None:
+    name = "thinkingmachines/Inkling-Small-NVFP4"
+    with pytest.raises(UsageError) as raised:
+        fit(launched(name), find(name), assumed(2))
+    assert "convolutions over keys and values, kept with the window" in str(raised.value)
+    assert [(one.kind, one.layers) for one in find(name).attention] == [
+        ("full", 7),
+        ("sliding", 35),
+    ]

@@ -1,3 +1,9 @@
+// Parts that make a phone's page long are folded there, and open on a wide screen.
+const parts = document.querySelectorAll("details.part");
+if (matchMedia("(min-width: 46rem)").matches) parts.forEach((part) => { part.open = true; });
+const reveal = () => parts.forEach((part) => { part.open ||= `#${part.id}` === location.hash; });
+addEventListener("hashchange", reveal);
+reveal();
 for (const button of document.querySelectorAll("button[data-copy]")) {
   button.hidden = false;
   button.addEventListener("click", async () => {
