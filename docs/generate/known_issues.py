@@ -33,6 +33,14 @@ TOPICS = {
         "Pulling, building and scripts", ("registry", "compose", "scripts", "launchers")
     ),
     "clients": Topic("Clients and proxies", ("clients",)),
+    "vllm": Topic(
+        "What vLLM checks",
+        (
+            *("vllm_config", "vllm_parallel", "vllm_attention", "vllm_experts", "vllm_formats"),
+            *("vllm_models", "vllm_cache", "vllm_drafters", "vllm_lora", "vllm_media"),
+            *("vllm_parsers", "vllm_requests"),
+        ),
+    ),
     "memory": Topic("Memory", ("memory", "host_memory")),
     "pair": Topic("Two nodes: Ray and NCCL", ("pair", "ray", "collectives", "remote")),
     "link": Topic("The ConnectX-7 link", ("link",)),

@@ -65,7 +65,7 @@ TRACES = 2000
 SHOWN = 300
 """Characters of a quoted line."""
 
-WRAPPED = 3
+WRAPPED = 6
 """Lines after an error that may be the rest of it."""
 
 PASTED = 8
@@ -292,9 +292,11 @@ class _Log:
         error = log_lines.error_in(line, lambda: candidate.following)
         text = f"{line.text} {error}" if error else line.text
         issues = recognise(text, trace, self._marked("evidence"))
-        if error and all(issue.broad or issue.follows for issue in issues):
-            wrapped = log_lines.joined(line, error, candidate.after(WRAPPED))
-            if wrapped != error and (more := recognise(wrapped, trace, self._marked("evidence"))):
+        for glue in (" ", "") if error else ():  # a page keeps words whole, a terminal cuts them
+            if any(issue for issue in issues if not issue.broad and not issue.follows):
+                break
+            wrapped = log_lines.joined(candidate.text, line, candidate.after(WRAPPED), glue)
+            if wrapped and (more := recognise(wrapped, trace, self._marked("evidence"))):
                 error, issues = wrapped, more
         echo = bool(error) and log_lines.is_echo(error)
         if not error or echo:

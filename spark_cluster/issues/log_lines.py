@@ -171,22 +171,26 @@ def whole(error: str, following: Callable[[], str]) -> str:
     return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
 
 
-def joined(line: ParsedLine, error: str, following: Iterable[str]) -> str:
-    """Return an error with the lines over which a page or a terminal has wrapped it.
+def joined(raw: str, line: ParsedLine, following: Iterable[str], glue: str = " ") -> str:
+    """Return the error of a line with those over which a page or a terminal has wrapped it; empty
+    where it was not.
 
     Args:
-        following: the next lines, raw. One with a prefix of its own, or with an error, is not of
-            it; nor is what comes after the end of a sentence.
+        raw: the line with its prefixes, which take their part of the width.
+        following: the next lines, raw. One with a prefix of another process or with a time, or with
+            an error, is not of it; nor is what comes after the end of a sentence.
+        glue: what joins two lines; empty where a terminal has cut words.
     """
-    for raw in following:
-        if not _OPEN.search(error):
+    error = begun = error_in(line)
+    for after in following:
+        if not _OPEN.search(raw):
             break
-        more = read(raw)
-        foreign = more.at or more.level or more.speaker != line.speaker or error_in(more)
-        if foreign or not more.text or _NOISE.match(more.text):
+        more = read(after)
+        foreign = more.at or more.level or more.speaker not in ("", line.speaker)
+        if foreign or error_in(more) or not more.text or _NOISE.match(more.text):
             break
-        error = f"{error} {more.text}"
-    return error
+        raw, error = raw + after, f"{error}{glue}{more.text}"
+    return "" if error == begun else error
 
 
 def raised(source: str, following: Iterable[str]) -> str:

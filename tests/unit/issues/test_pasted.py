@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 from factories import log_of
 
@@ -27,6 +29,18 @@ def test_an_error_that_was_wrapped_is_known_by_both_of_its_lines():
     assert found.cause.finding.found.endswith("was not provided")
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("cut", ["at a word", "anywhere"])
+@pytest.mark.parametrize(
+    "process", ["", "(EngineCore pid=88) ERROR 11-27 06:12:09 [core.py:1484] "]
+)
+def test_a_line_that_a_page_or_a_terminal_has_wrapped_is_read_whole(width, cut, process):
+    line = f"{process}AssertionError: Chunked attention with lookback requires the Triton backend"
+    pieces = [line[at : at + width] for at in range(0, len(line), width)]
+    found = of(*(textwrap.wrap(line, width) if cut == "at a word" else pieces))
+    assert found.cause.finding.id == "chunked-attention-needs-triton"
+
+
 @pytest.mark.parametrize(
     "following",
     [
@@ -38,12 +52,12 @@ def test_an_error_that_was_wrapped_is_known_by_both_of_its_lines():
     ],
 )
 def test_a_line_of_its_own_is_no_rest_of_an_error(following):
-    assert joined(read(GATE), GATE, [following, REST]) == GATE
+    assert joined(GATE, read(GATE), [following, REST]) == ""
 
 
 def test_nothing_follows_the_end_of_a_sentence_or_a_short_error():
     for whole in (f"{GATE} (a, b).", "KeyError: 17"):
-        assert joined(read(whole), whole, [REST]) == whole
+        assert joined(whole, read(whole), [REST]) == ""
 
 
 def test_the_source_line_of_an_error_is_one_where_the_log_ends_with_it():
