@@ -21,12 +21,17 @@ class Topic(NamedTuple):
 
 TOPICS = {
     "launch": Topic("Flags and command lines", ("arguments", "flags", "kinds")),
-    "container": Topic("Images, Docker and firewall", ("container",)),
+    "container": Topic("Images, Docker and firewall", ("container", "daemon")),
     "engine": Topic(
-        "The engine and the hub", ("engine", "bringup", "requests", "tracebacks", "hub", "sglang")
+        "The engine and the hub",
+        ("engine", "bringup", "requests", "tracebacks", "hub", "sglang", "sglang_options"),
     ),
-    "software": Topic("Versions of the software", ("software", "toolchain")),
-    "kernels": Topic("Kernels and quantization", ("kernels", "quantization")),
+    "software": Topic(
+        "Versions of the software", ("software", "toolchain", "torch", "transformers")
+    ),
+    "kernels": Topic(
+        "Kernels and quantization", ("kernels", "quantization", "flashinfer", "triton")
+    ),
     "gemma4": Topic("Gemma 4", ("gemma4",)),
     "others": Topic("llama.cpp, Ollama and TensorRT-LLM", ("llamacpp", "tensorrt")),
     "setup": Topic(
@@ -42,7 +47,7 @@ TOPICS = {
         ),
     ),
     "memory": Topic("Memory", ("memory", "host_memory")),
-    "pair": Topic("Two nodes: Ray and NCCL", ("pair", "ray", "collectives", "remote")),
+    "pair": Topic("Two nodes: Ray and NCCL", ("pair", "ray", "collectives", "nccl", "remote")),
     "link": Topic("The ConnectX-7 link", ("link",)),
     "node": Topic("The node and its kernel", ("node", "driver", "kernel", "services")),
     "benchmarks": Topic("Benchmarks", ("benchmarks",)),

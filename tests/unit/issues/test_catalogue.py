@@ -69,7 +69,16 @@ def test_what_is_like_it_is_not_recognised():
 NEW = (
     *("arguments", "bringup", "collectives", "host_memory", "hub", "kernels", "ray", "software"),
     *("clients", "compose", "driver", "llamacpp", "registry", "remote", "scripts", "services"),
-    "tensorrt",
+    *(
+        "tensorrt",
+        "daemon",
+        "flashinfer",
+        "nccl",
+        "sglang_options",
+        "torch",
+        "transformers",
+        "triton",
+    ),
 )
 
 
