@@ -6,11 +6,14 @@ import json
 from ipaddress import IPv4Interface
 
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.facts import Facts, Gpu, GpuProcess, Hca, Memory
+
+CASES = cases(__file__, "parsers.json")
 
 DGX_RELEASE = """\
 DGX_NAME="DGX Spark"
@@ -80,22 +83,7 @@ def test_meminfo():
 HEADER = "pid, process_name, used_gpu_memory [MiB]\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "processes"),
-    [
-        ("", []),
-        ("\n", []),
-        (HEADER, []),
-        (HEADER + "65247, VLLM::Worker_TP0, 102843 MiB\n", [(65247, "VLLM::Worker_TP0", 102843)]),
-        ("2065247, VLLM::EngineCore, 102843\n", [(2065247, "VLLM::EngineCore", 102843)]),
-        ("7, ray::RayWorkerWrapper, [N/A]\n", [(7, "ray::RayWorkerWrapper", None)]),
-        ("7, python -c a, b ,c, 5 MiB", [(7, "python -c a, b ,c", 5)]),
-        ('7, "quoted, 5\n8, b", 6 MiB\n', [(7, '"quoted', 5), (8, 'b"', 6)]),
-        ("7, a, [Insufficient Permissions]\r\n8, b, 6 MiB\r\n", [(7, "a", None), (8, "b", 6)]),
-        ("No devices were found\n", []),
-        (MISMATCH, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "processes"), CASES["compute_apps"])
 def test_compute_apps(text, processes):
     assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cases import cases
 from factories import put
 from program import invoke
 
@@ -17,6 +18,8 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import mods
 from spark_cluster.importers.mods import NotCarried
+
+CASES = cases(__file__, "import_mods.toml")
 
 RECIPE = """\
 recipe_version: "1"
@@ -131,20 +134,7 @@ def test_nothing_is_replaced_unasked(tool: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "recipes/wren.mods/mine").exists()
 
 
-REFUSED = [
-    ("../../etc", {}, "not the name of a folder"),
-    ("/etc", {}, "not the name of a folder"),
-    ("@eugr/../x", {}, "not the name of a folder"),
-    ("m", {"run.sh": "nohup x &\n"}, "leaves a process running"),
-    ("m", {"run.sh": "python3 watch.py &\n"}, "leaves a process running"),
-    ("m", {"run.sh": "echo 3 > /proc/sys/vm/drop_caches\n"}, "changes settings of the running"),
-    ("m", {"run.sh": "export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345\n"}, "like a secret"),
-    ("m", {"run.sh": "true\n", "a b": "x"}, "found 'a b'"),
-    ("m", {"README": "x"}, "not at hand"),
-]
-
-
-@pytest.mark.parametrize(("name", "files", "text"), REFUSED)
+@pytest.mark.parametrize(("name", "files", "text"), CASES["refused"])
 def test_what_cannot_be_carried_over(
     tmp_path: Path, name: str, files: dict[str, str], text: str
 ) -> None:

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import cases
 from json_schema import document as fits
 from program import invoke
 
 from spark_cluster.errors import InvalidFile, UsageError
+
+CASES = cases(__file__, "explain.toml")
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -114,26 +117,7 @@ def test_mistakes(words, error, said):
     assert caught.value.exit_code == 2
 
 
-ERRORS = [
-    "watchdog: BUG: soft lockup - CPU#4 stuck for 26s! [python3:312]",
-    "python3: page allocation failure: order:9, mode:0x40dc0(GFP_KERNEL)",
-    "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)",
-    "BUG: unable to handle page fault for address: ffffb6a8c0a4e000",
-    "Internal error: Oops: 0000000096000004 [#1]  SMP",
-    "Call trace:",
-    "NVRM: Xid (PCI:000f:01:00): 62, pid=2011, name=python3, 2024a1f0 00000000",
-    "pcieport 0000:00:00.0: AER: Uncorrected (Non-Fatal) error message received from 0000:01:00.0",
-    "Kernel panic - not syncing: Attempted to kill init!",
-    "rcu: INFO: rcu_preempt self-detected stall on CPU",
-    "INFO: task python3:4711 blocked for more than 122 seconds.",
-    "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1683: inode #2: comm ls: reading directory",
-    "I/O error, dev nvme0n1, sector 1234 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2",
-    "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10",
-    "{1}[Hardware Error]: event severity: fatal",
-]
-
-
-@pytest.mark.parametrize("line", ERRORS)
+@pytest.mark.parametrize("line", CASES["errors"])
 def test_what_the_kernel_reports_is_never_headed_no_error(tmp_path, line):
     """P06: the headline does not contradict the lines below it, known or not."""
     log = tmp_path / "kernel.log"

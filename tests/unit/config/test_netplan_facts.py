@@ -1,10 +1,13 @@
 """Netplan files of others, as the YAML library reads them: each form in which an address stands."""
 
 import pytest
+from cases import cases
 from netplan_files import FIRST, LAYOUTS, SECOND
 
 from spark_cluster.config.fact_gathering import LONGEST_NETPLAN, MANAGED, netplan_files
 from spark_cluster.config.facts import Interface
+
+CASES = cases(__file__, "netplan_facts.toml")
 
 INTERFACES = (
     Interface(FIRST, mac="4C:BB:47:00:00:01"),
@@ -58,19 +61,7 @@ def test_a_profile_of_network_manager():
     assert one.id.startswith("NM-0c1f7a2e")
 
 
-@pytest.mark.parametrize(
-    ("match", "names"),
-    [
-        (f"{{name: {FIRST}}}", [FIRST]),
-        ('{name: "en*s0f1np1"}', [FIRST, SECOND]),
-        ("{name: [enp1s0f1np1, enP7s7]}", [FIRST, "enP7s7"]),
-        ("{macaddress: 4c:bb:47:00:00:01}", [FIRST]),
-        ("{driver: mlx5_core}", [FIRST, SECOND]),
-        ("{driver: r8127}", []),
-        ('{name: "en*", macaddress: 4C:BB:47:00:00:02}', [SECOND]),
-        ("{}", [FIRST, SECOND, "enP7s7"]),
-    ],
-)
+@pytest.mark.parametrize(("match", "names"), CASES["match"])
 def test_match(match, names):
     assert interfaces(f"{{match: {match}}}") == names
 
@@ -113,16 +104,7 @@ def test_members_of_a_bond():
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "network: [",
-        "a: 1\na: 2\n",
-        "network: {ethernets: &a {x: *a}}",
-        "\x00",
-        "x" * (LONGEST_NETPLAN + 1),
-    ],
-)
+@pytest.mark.parametrize("text", [*CASES["unreadable"], "x" * (LONGEST_NETPLAN + 1)])
 def test_a_file_that_cannot_be_read_is_named(text):
     found = netplan_files({PATH: text}, INTERFACES)
     (reason,) = found.unreadable

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from foreign_samples import EUGR, SPARKRUN_SGLANG, SPARKRUN_STRUCTURED, SPARKRUN_V2, VLLM_RECIPE
 from ruamel.yaml import YAML
 
@@ -15,6 +16,8 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Choice, Imported
+
+CASES = cases(__file__, "import_foreign.toml")
 
 Made = tuple[Recipe, Imported]
 
@@ -84,16 +87,7 @@ class TestSparkrun:
         assert found["defaults.lm_head_dtype: bf16"] == "vLLM has no flag of this name"
         assert found["brand_new: 7"] == "this field is not known here"
 
-    @pytest.mark.parametrize(
-        ("runtime", "more", "executor"),
-        [
-            ("vllm-ray", "", "ray"),
-            ("vllm-distributed", "", "mp"),
-            ("vllm", "min_nodes: 2", "mp"),
-            ("vllm", "min_nodes: 1", "ray"),
-            ("eugr-vllm", "min_nodes: 2", "ray"),
-        ],
-    )
+    @pytest.mark.parametrize(("runtime", "more", "executor"), CASES["executors"])
     def test_the_runtime_says_the_executor(
         self, tmp_path: Path, runtime: str, more: str, executor: str
     ) -> None:
@@ -167,27 +161,7 @@ class TestSparkVllmDocker:
         assert recipe.drafter is not None
         assert recipe.drafter.tokens == 5
 
-    @pytest.mark.parametrize(
-        ("text", "line", "message"),
-        [
-            ("container: c\ncommand: vllm serve m -tp {tp}\n", 2, "the command asks for {tp}"),
-            ("container: c\ncommand: vllm serve m 'x\n", 2, "a quote is never closed"),
-            ("container: c\ncommand: sleep 1\n", 2, "no launch of vLLM"),
-            ("container: c\ncommand: vllm serve m --seed\n", 2, "--seed has no value"),
-            ("container: 1\ncommand: vllm serve m\n", 1, "container: found 1, expected text"),
-            (
-                "container: c\ndefaults: {a: '{b}{b}', b: '{a}{a}'}\ncommand: vllm serve {a}\n",
-                3,
-                "the command asks for",
-            ),
-            ("container: c\nenv: [A]\ncommand: vllm serve m\n", 2, "expected a mapping"),
-            (
-                "model: m\ncontainer: c\nmin_nodes: 4\nmax_nodes: 2\n",
-                3,
-                "at least 4 nodes and at most 2",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "line", "message"), CASES["wrong_recipes"])
     def test_errors_name_the_line(self, tmp_path: Path, text: str, line: int, message: str) -> None:
         with pytest.raises(InvalidFile) as caught:
             made(tmp_path, text)
@@ -295,16 +269,7 @@ class TestVllmRecipes:
         recipe, _ = made(tmp_path, VLLM_RECIPE, Choice("fp8"))
         assert (recipe.model.base, recipe.model.quantization) == ("example/Finch-30B-A3B", "fp8")
 
-    @pytest.mark.parametrize(
-        ("old", "new", "message"),
-        [
-            ("base_args: [", "base_args: ['--seed', x, ", "found 'x', expected a number"),
-            ("base_args: [", "base_args: [stray, ", "'stray' belongs to no flag"),
-            ('  base_args: ["--trust-remote-code"]', "  base_args: 3", "expected a list of words"),
-            ("opt_in_features: [text_only, spec_decoding]", "opt_in_features: x", "a list"),
-            ("model_id: example/Finch-30B-A3B\n", "model_id: 3\n", "the repository on the hub"),
-        ],
-    )
+    @pytest.mark.parametrize(("old", "new", "message"), CASES["wrong_model_files"])
     def test_errors_name_the_line(self, tmp_path: Path, old: str, new: str, message: str) -> None:
         assert old in VLLM_RECIPE
         text = VLLM_RECIPE.replace(old, new, 1)

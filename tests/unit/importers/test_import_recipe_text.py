@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from article_commands import LAUNCHES, MTP, PART_7, PART_9, SINGLE_SPARK
+from cases import cases
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -21,6 +22,8 @@ from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.commandline import parse
 from spark_cluster.importers.files import DEFAULT_IMAGES, slug, write
 from spark_cluster.importers.importer import Imported, Source
+
+CASES = cases(__file__, "import_recipe_text.toml")
 
 
 def recipe_of(imported: Imported) -> Recipe:
@@ -115,48 +118,14 @@ def test_the_drafter() -> None:
     assert "serve.port" in left(imported)["--port 11437"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "drafter"),
-    [
-        (
-            "--spec-method eagle3 --spec-model o/x --spec-tokens 2",
-            {"method": "eagle3", "name": "o/x", "tokens": 2},
-        ),
-        (
-            "--speculative-model o/x-eagle --num-speculative-tokens 3",
-            {"method": "eagle", "name": "o/x-eagle", "tokens": 3},
-        ),
-        (
-            "-sc.model=o/tiny -sc.num_speculative_tokens=1 -sc.revision=abc",
-            {"method": "draft_model", "name": "o/tiny", "revision": "abc", "tokens": 1},
-        ),
-        (
-            """-sc '{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4}'""",
-            {"method": "ngram", "tokens": 5, "options": {"prompt_lookup_max": 4}},
-        ),
-        (
-            """-sc '{"model":"/models/d","num_speculative_tokens":1,"method":"mtp"}'""",
-            {"method": "mtp", "path": "/models/d", "tokens": 1},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("flags", "drafter"), CASES["drafters"])
 def test_all_the_ways_to_name_a_drafter(flags: str, drafter: dict[str, object]) -> None:
     recipe, imported = of_command(f"vllm serve org/m {flags}")
     assert recipe.drafter == Drafter.model_validate(drafter)
     assert "drafter" in carried(imported).values()
 
 
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        ("-sc $SPEC", "only the shell that runs it knows"),
-        ("-sc none", "not a JSON object"),
-        ("-sc.method=mtp -sc.num_speculative_tokens=2 -sc.model=$D", "only the shell"),
-        ("-sc.method=mtp", "number of tokens"),
-        ("-sc.num_speculative_tokens=2", "neither method nor model"),
-        ("-sc.method=mtp -sc.num_speculative_tokens=99", "number of tokens"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "why"), CASES["broken_drafters"])
 def test_a_drafter_that_is_not_whole_is_left_out(flags: str, why: str) -> None:
     recipe, imported = of_command(f"vllm serve org/m {flags}")
     assert recipe.drafter is None
@@ -185,84 +154,21 @@ def test_a_default_size_is_no_limit() -> None:
     assert [recipe.size_for(nodes) for nodes in (1, 2)] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("flags", "what", "why"),
-    [
-        ("--api-key s3cret", "--api-key (value not shown)", "serve.api_key"),
-        ("--hf-token s3cret", "--hf-token (value not shown)", "a secret is never written"),
-        ("--new-token s3cret", "--new-token (value not shown)", "a secret is never written"),
-        ("--nnodes 2", "--nnodes 2", "--tp"),
-        ("--headless", "--headless", "--tp"),
-        ("--data-parallel-rank 1", "--data-parallel-rank 1", "one replica"),
-        ("--gpu-memory-utilization 0.98", "--gpu-memory-utilization 0.98", "outside 0.05 to 0.95"),
-        ("--max-model-len $LEN", "--max-model-len $LEN", "only the shell"),
-        ("--distributed-executor-backend uni", "--distributed-executor-backend uni", "ray and mp"),
-        ("--served-model-name a b", "--served-model-name b", "under one name"),
-        ("--config x.yaml", "--config x.yaml", "under engine_args"),
-        ("--made-up 1E100", "--made-up 1e+100", "expected a number below 2**64"),
-        ("--seed 1e400", "--seed inf", "expected a number below 2**64"),
-        ("--seed -18446744073709551616", "--seed -18446744073709551616", "below 2**64"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "what", "why"), CASES["flags"])
 def test_flags_without_a_place(flags: str, what: str, why: str) -> None:
     _, imported = of_command(f"vllm serve org/m {flags}")
     assert why in left(imported)[what]
     assert "s3cret" not in imported.text
 
 
-@pytest.mark.parametrize(
-    ("options", "what", "why"),
-    [
-        ("-e HF_TOKEN=s3cret", "HF_TOKEN (value not shown)", "a secret"),
-        ("-e NCCL_SOCKET_IFNAME=eth0", "NCCL_SOCKET_IFNAME=eth0", "each node"),
-        ("-e A=$HOME/x", "A=$HOME/x", "only the shell"),
-        ("-e HF_HOME=/x", "HF_HOME=/x", "folders of their own"),
-        ("-v ~/.cache/huggingface:/root/.cache/huggingface", None, "folders of their own"),
-        ("-v ~/x:/y", "-v ~/x:/y", "~ is the home of the user"),
-        ("-v $PWD:/y", "-v $PWD:/y", "only the shell"),
-        ("-v data:/y", "-v data:/y", "absolute path of the node"),
-        ("-v /a/../b:/y:ro", "-v /a/../b:/y:ro", "without '..'"),
-        ("--ulimit memlock=-1", "--ulimit memlock=-1", "always raised"),
-        ("--network bridge", "--network bridge", "Ray and NCCL"),
-        ("--dns 1.1.1.1", "--dns 1.1.1.1", "no place"),
-        ("--cap-add A --cap-add B", "--cap-add B", "IPC_LOCK"),
-        ("--cap-add SYS_ADMIN", "--cap-add SYS_ADMIN", "IPC_LOCK"),
-        ("--cap-add ALL", "--cap-add ALL", "IPC_LOCK"),
-        ("--privileged", "--privileged", "not needed"),
-        ("--pid host", "--pid host", "those of the node are not shown"),
-        ("--security-opt seccomp=unconfined", "--security-opt seccomp=unconfined", "not loosen"),
-        ("-v /:/host", "-v /:/host", "the whole node"),
-        ("-v /etc:/e:ro", "-v /etc:/e:ro", "accounts and keys"),
-        ("-v /root:/r", "-v /root:/r", "a whole home"),
-        ("-v /home:/h", "-v /home:/h", "a whole home"),
-        ("-v /home/me/.ssh:/s:ro", "-v /home/me/.ssh:/s:ro", ".ssh in a home"),
-        (
-            "-v /var/run/docker.sock:/var/run/docker.sock",
-            "-v /var/run/docker.sock:/var/run/docker.sock",
-            "sockets of Docker",
-        ),
-        ("-v /boot:/b -v /dev:/d", "-v /dev:/d", "all devices"),
-        ("-v /usr/local/x:/x", "-v /usr/local/x:/x", "could change them"),
-    ],
-)
+@pytest.mark.parametrize(("options", "what", "why"), CASES["options"])
 def test_options_of_docker_without_a_place(options: str, what: str | None, why: str) -> None:
     _, imported = of_command(f"docker run {options} e/img vllm serve org/m")
     assert why in left(imported)[what or options]
     assert "s3cret" not in imported.text
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("WANDB_API_KEY", "s3cret"),
-        ("AWS_SECRET_ACCESS_KEY", "s3cret"),
-        ("OPENAI_KEY", "s3cret"),
-        ("MY_PASS", "s3cret"),
-        ("OTHER", "hf_s3cretS3cretS3cret"),
-        ("ANOTHER", "sk-proj-s3crets3crets3cret"),
-        ("HTTPS_PROXY", "http://me:s3cret@proxy.example:8080"),
-    ],
-)
+@pytest.mark.parametrize(("variable", "value"), CASES["secrets"])
 def test_a_secret_becomes_a_reference(variable: str, value: str) -> None:
     recipe, imported = of_command(f"docker run -e {variable}={value} e/img vllm serve org/m")
     assert recipe.secret_env[variable].env == variable
@@ -347,17 +253,7 @@ def test_a_recipe_survives_being_a_launch(tmp_path: Path) -> None:
         assert (again.drafter is None) == (recipe.drafter is None)
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("google/gemma-4-31B-it", "gemma-4-31b-it"),
-        ("Dove 31B, online FP8", "dove-31b-online-fp8"),
-        ("/models/x/", "x"),
-        ("Qwen3.6-35B", "qwen3.6-35b"),
-        ("---", "imported"),
-        ("日本", "imported"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), CASES["names"])
 def test_slug(text: str, name: str) -> None:
     assert slug(text) == name
 

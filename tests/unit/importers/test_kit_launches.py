@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import cases
 from factories import put
 
 from spark_cluster.errors import InvalidFile, UsageError
@@ -13,6 +14,8 @@ from spark_cluster.importers.docker_run import docker_run
 from spark_cluster.importers.expansion import Word
 from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import BUILD_IT, Choice, Source
+
+CASES = cases(__file__, "kit_launches.toml")
 
 KITS = Path(__file__).parents[2] / "data/kits"
 SERVE = "vllm serve Qwen/Qwen3-8B"
@@ -34,15 +37,7 @@ def test_a_script_of_the_kit_that_the_image_runs_by_itself() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        '["bash", "/opt/a/serve.sh", "{}"]',
-        "/opt/a/serve.sh {}",
-        "bash -lc 'exec /opt/a/serve.sh {}'",
-        "bash -c 'exec vllm serve $$@' -- {}",
-    ],
-)
+@pytest.mark.parametrize("start", CASES["mounted"])
 def test_a_script_that_is_mounted_gets_its_arguments(tmp_path: Path, start: str) -> None:
     command = start.replace("{}", "Qwen/Qwen3-8B")
     compose = (
@@ -128,31 +123,13 @@ def test_a_value_that_may_be_found_on_the_machine_is_not_known(tmp_path: Path) -
     assert source.launch.args == {"master-addr": "${PEER:-<PEER_IP>}"}
 
 
-@pytest.mark.parametrize(
-    ("test", "args"),
-    [
-        ("2 -ge 2", {"seed": 1}),
-        ("2 -lt 2", {}),
-        ("10 -gt 9", {"seed": 1}),
-        ("2 -eq 02", {}),
-        ("1 -ne 1", {}),
-        ("1 -le 1", {"seed": 1}),
-    ],
-)
+@pytest.mark.parametrize(("test", "args"), CASES["numbers"])
 def test_numbers_are_compared(tmp_path: Path, test: str, args: dict[str, int]) -> None:
     script = f"#!/bin/sh\nX=''\nif [ {test} ]; then X='--seed 1'; fi\n{SERVE} $X\n"
     assert source_of(tmp_path, {"start.sh": script}).launch.args == args
 
 
-@pytest.mark.parametrize(
-    ("text", "model"),
-    [
-        ("docker run own/image:1 Qwen/Qwen3-8B --port 80", "Qwen/Qwen3-8B"),
-        ("docker run --entrypoint /begin.sh own/image:1 Qwen/Qwen3-8B --seed 1", "Qwen/Qwen3-8B"),
-        ("docker run own/image:1 bash -c 'exec engine-vllm-entry serve a/b -tp 2'", "a/b"),
-        ("docker run own/image:1 bash -c 'vllm serve \"$@\"' -- a/b -tp 2", "a/b"),
-    ],
-)
+@pytest.mark.parametrize(("text", "model"), CASES["entry_points"])
 def test_an_entry_point_that_is_not_known_serves(text: str, model: str) -> None:
     assert read(text).launch.model == model
 
