@@ -22,7 +22,6 @@ nodes:
 serve:
   recipe: lab-paris
 """
-TWO = ONE.replace("serve", "  spark2:\n    address: not-{address}\n    port: {port}\nserve")
 
 
 @pytest.fixture
@@ -61,14 +60,6 @@ def test_the_help_of_a_group_cuts_no_sentence(program, name):
     assert len(listed) > 1
     assert not [line for line in listed if line.endswith("...")]
     assert max(map(len, listed)) <= 80
-
-
-def test_unknown_command(program):
-    done = program("pin")
-    assert done.returncode == 2
-    assert "There is no command 'pin'. Did you mean 'ping'?" in done.stderr
-    assert done.stdout == ""
-    assert "Did you mean" not in program("xyzzy").stderr
 
 
 @pytest.mark.parametrize("args", [("--json", "ping"), ("ping", "--json")])
@@ -149,32 +140,6 @@ def test_exec_leaves_the_words_of_the_command_alone(program, closed_port):
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_up_refuses_what_cannot_work_before_it_asks_any_node(program):
-    # An address that no name server knows: had it been asked, that would be the error.
-    program.put("inventory.yaml", ONE.format(address="never-asked.invalid", port=22))
-    for tp, said in (("5", "not 5"), ("0", "not 0"), ("2", "--tp 2 needs 2 nodes; there is 1")):
-        done = program("up", "--tp", tp)
-        assert done.returncode == 4, done.stderr
-        assert said in done.stderr
-        assert "use --tp" in done.stderr
-        assert "Traceback" not in done.stderr
-        assert "never-asked" not in done.stderr + done.stdout
-        error = json.loads(program("up", "--tp", tp, "--json").stdout)["error"]
-        assert said in error["message"]
-    program.put("inventory.yaml", TWO.format(address="never-asked.invalid", port=22))
-    done = program("--limit", "spark2", "up", "--tp", "1")
-    assert done.returncode == 4
-    assert "the head is not among the chosen nodes" in done.stderr
-
-
-def test_up_with_an_unknown_recipe(program):
-    program.put("inventory.yaml", ONE.format(address="never-asked.invalid", port=22))
-    done = program("up", "--recipe", "lab-pariss")
-    assert done.returncode == 2
-    assert "no recipe 'lab-pariss'" in done.stderr
-    assert "lab-paris" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
@@ -191,13 +156,6 @@ def test_a_playbook_that_cannot_be_loaded(program, text, line, said):
     assert f"mine.py:{line}: " in done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_playbook_that_needs_more(program):
-    program.put("inventory.yaml", ONE.format(address="never-asked.invalid", port=22))
-    done = program("playbook", "up")
-    assert done.returncode == 2
-    assert "spark-cluster up --help" in done.stderr
 
 
 def test_malformed_inventories(program):

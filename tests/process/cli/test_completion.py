@@ -36,12 +36,6 @@ def test_a_script_for_each_shell(program, shell):
     assert found["script"].strip() == done.stdout.strip()
 
 
-def test_another_shell(program):
-    done = program("completion", "csh")
-    assert done.returncode == 2
-    assert "'csh' is not one of 'bash', 'zsh', 'fish'" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -34,16 +34,3 @@ def test_a_node_out_of_reach(doctor: Run) -> None:
     shown = doctor("doctor")
     assert shown.returncode == 3
     assert "system.reachable" in shown.stdout
-
-
-def test_an_area_that_is_not_there(doctor: Run) -> None:
-    done = doctor("doctor", "--only", "lnk")
-    assert done.returncode == 2
-    assert "--only lnk: no such area or check" in done.stderr
-    assert "link, driver, kernel, memory, serving, system, pair" in done.stderr
-
-
-def test_help_names_what_it_needs(doctor: Run) -> None:
-    done = doctor("doctor", "--help")
-    assert "--probe" in done.stdout
-    assert "Exit status 5" in done.stdout

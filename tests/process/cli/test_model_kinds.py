@@ -42,26 +42,6 @@ def written(folder: Path, kind: str) -> None:
     (folder / "recipes/r.yaml").write_text(f"{TEXT}kind: {kind}\n")
 
 
-@pytest.mark.parametrize("kind", ["speech", "image", "video"])
-@pytest.mark.parametrize("words", [("up", "--recipe", "r"), ("plan", "r", "--offline"),
-                                   ("plan", "r", "--offline", "--for", "latency")])  # fmt: skip
-def test_what_is_not_served_is_refused_before_a_node_is_asked(
-    folder: Path, kind: str, words: tuple[str, ...]
-) -> None:
-    written(folder, kind)
-    error = invoke(*words).exception
-    assert isinstance(error, Refused)
-    assert f"is of kind {kind}, which is not served here" in error.message
-    assert "use " in error.hint
-
-
-def test_a_plan_of_a_command_line_knows_the_kind() -> None:
-    line = "vllm serve black-forest-labs/FLUX.1-dev"
-    error = invoke("plan", "--offline", "--command", line).exception
-    assert isinstance(error, Refused)
-    assert "ComfyUI" in error.hint
-
-
 def test_the_plan_of_an_embedding_model_says_that_no_speed_of_generation_applies(
     folder: Path,
 ) -> None:

@@ -61,9 +61,3 @@ def test_a_password_that_no_one_can_be_asked_for(provision, tmp_path):
     unset = provision("--password-env", "PW")
     assert unset.returncode == 2
     assert "PW is not set" in unset.stderr
-
-
-def test_help_names_its_options(provision):
-    said = provision("--help").stdout
-    for option in ("--allow-reboot", "--firmware", "--bandwidth", "--ask-password", "--check"):
-        assert option in said

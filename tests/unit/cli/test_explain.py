@@ -10,8 +10,6 @@ from cases import cases
 from json_schema import document as fits
 from program import invoke
 
-from spark_cluster.errors import InvalidFile, UsageError
-
 CASES = cases(__file__, "explain.toml")
 
 DATA = Path(__file__).parents[2] / "data"
@@ -99,22 +97,6 @@ def test_about_an_issue():
     everything = fits("explain-about", run("--about", "all", as_json=True))["issues"]
     assert len(everything) > 100
     assert "nccl-sockets" in run("--about", "all")
-
-
-@pytest.mark.parametrize(
-    ("words", "error", "said"),
-    [
-        ([], UsageError, "no log is given"),
-        (["/nowhere.log"], InvalidFile, "no such file"),
-        (["--about", "nccl-socket"], UsageError, "did you mean 'nccl-sockets'"),
-        (["--about", "all", "x.log"], UsageError, "--about or log files, not both"),
-    ],
-)
-def test_mistakes(words, error, said):
-    with pytest.raises(error) as caught:
-        run(*words)
-    assert said in str(caught.value)
-    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("line", CASES["errors"])

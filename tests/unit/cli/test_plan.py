@@ -9,7 +9,7 @@ import pytest
 from program import invoke
 
 from spark_cluster.config.project import Project
-from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.errors import InvalidFile, SparkClusterError
 
 RECIPES = sorted(Project(Path(__file__).parents[3]).list("recipes"))
 KEYS = {
@@ -83,13 +83,6 @@ def test_the_comparison_keeps_its_columns(columns):
     assert len(lines[2].rstrip()) <= int(columns), "the head of the table is one line"
 
 
-def test_without_an_inventory_the_way_out_is_a_recipe(tmp_path):
-    for words in (["plan", "--offline"], ["lint"]):
-        with pytest.raises(UsageError) as caught:
-            invoke(*words, project=tmp_path, catch_exceptions=False)
-        assert "a recipe" in str(caught.value.hint)
-
-
 def test_no_go():
     result = run("gemma4-31b-fp8", "--offline", "--tp", "1", "--available", "60")
     assert result.exit_code == 4
@@ -139,23 +132,6 @@ def test_for_a_purpose(purpose, users, best):
     assert "✔" in shown if best else "not decidable: the ranges overlap" in shown
     option = "--tp 2" if best else "--replicas 2"
     assert f"spark-cluster up --recipe gemma4-31b-fp8 {option}" in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("gemma4-31b-nvfp5", "--offline"), "gemma4-31b-nvfp4"),
-        (("gemma4-31b-nvfp4", "--available", "60"), "--offline"),
-        (("gemma4-31b-nvfp4", "--command", "vllm serve x", "--offline"), "leave one out"),
-        (("gemma4-31b-nvfp4", "--offline", "--tp", "3"), "cannot be divided over 3"),
-        (("--command", "ls -l", "--offline"), "vllm"),
-        (("--command", "vllm serve nobody/knows-this", "--offline"), "nobody/knows-this"),
-    ],
-)
-def test_mistakes(words, said):
-    with pytest.raises(UsageError) as caught:
-        run(*words)
-    assert said in str(caught.value)
 
 
 def test_a_models_own_config_comes_first(tmp_path):
@@ -226,20 +202,6 @@ def test_quantization_changes_what_fits():
     plain = document("--command", "vllm serve google/gemma-4-31B-it")
     smaller = document("--command", "vllm serve google/gemma-4-31B-it", "--quantization", "fp8")
     assert smaller["weights_gib"] < 0.6 * plain["weights_gib"]
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("max-num-seq=2", "did you mean 'max-num-seqs'?"),
-        ("tensor-parallel-size=2", "--tp on the command line"),
-        ("max-num-seqs", "expected KEY=VALUE"),
-    ],
-)
-def test_an_argument_that_cannot_be(option, message):
-    with pytest.raises(UsageError) as caught:
-        run("gemma4-31b-nvfp4", "--offline", "-o", option)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("words", [(), ("--for", "throughput"), ("--for", "latency")])

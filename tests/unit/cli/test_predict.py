@@ -162,41 +162,6 @@ def test_nothing_runs_over_80_columns(run):
     assert max(map(len, rows)) <= 80, out
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((*OSS, "--mxfp4-layers", "moe,qkvo"), "found 'qkvo', expected some of moe, qkv, o"),
-        (("--recipe", "gemma4-31b-fp8", "--mxfp4-layers", "moe"), "a recipe sets its own"),
-        ((*OSS, "--draft-method", "mtp"), "need a drafter"),
-        ((), "--recipe NAME"),
-        (("--recipe", "a", "--model", "b"), "both"),
-        (("--recipe", "gemma4-31b-nvfp"), "did you mean 'gemma4-31b-nvfp4'"),
-        (("--recipe", "gemma4-31b-nvfp4", "--quantization", "fp8"), "need --model"),
-        (("--model", "google/gemma-4-31B-its"), "did you mean"),
-        (("--model", "google/gemma-4-31B-it", "--quantization", "int3"), "no quantization 'int3'"),
-        (("--model", "google/gemma-4-31B-it", "--kv-dtype", "fp3"), "no KV cache type 'fp3'"),
-        (("--model", "google/gemma-4-31B-it", "--tp", "3"), "cannot be divided over 3"),
-        (("--model", "google/gemma-4-31B-it", "--tp", "0"), "--tp"),
-        (("--model", "google/gemma-4-31B-it", "--prompt", "0"), "--prompt"),
-        (("--model", "google/gemma-4-31B-it", "--acceptance", "0.9"), "--draft-tokens"),
-        (
-            ("--model", "google/gemma-4-31B-it", "--draft-tokens", "2", "--acceptance", "most"),
-            "expected numbers",
-        ),
-        (
-            ("--model", "google/gemma-4-31B-it", "--draft-tokens", "2", "--acceptance", "1.5"),
-            "rates from 0 to 1",
-        ),
-    ],
-)
-def test_what_cannot_be(run, options, said):
-    status, out, err = run("predict", "speed", *options)
-    assert status == 2
-    assert out == ""
-    assert said in err
-    assert "Traceback" not in err
-
-
 def test_calibrate_and_predict_with_it(run, results, tmp_path):
     speed = ("predict", "speed", "--recipe", "gemma4-31b-fp8", "--context", "2112", "--json")
     before = json.loads(run(*speed)[1])

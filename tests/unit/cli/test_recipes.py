@@ -12,7 +12,6 @@ from spark_cluster.cli.recipes import headlines
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_schema import TensorParallel
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.errors import InvalidFile, Refused, UsageError
 
 OWN = """\
 name: {name}
@@ -120,16 +119,6 @@ def test_show_as_json(ask):
     assert told["command"][:3] == ["vllm", "serve", "nvidia/Gemma-4-31B-IT-NVFP4"]
     assert told["recipe"]["readiness"]["rungs"][0] == "answer"
     assert told["tp"] == 1
-
-
-def test_show_of_what_is_not_there_or_not_done(ask):
-    with pytest.raises(UsageError, match="no recipe 'gema4'"):
-        ask("recipes", "show", "gema4")
-    with pytest.raises(Refused, match="not 5"):
-        ask("recipes", "show", "gemma4-31b-fp8", "--tp", "5")
-    (ask.folder / "bad.yaml").write_text("[")
-    with pytest.raises(InvalidFile):
-        ask("recipes", "show", "bad")
 
 
 def test_headlines_are_one_for_each_source_and_size(tmp_path):

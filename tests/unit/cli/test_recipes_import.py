@@ -174,25 +174,6 @@ def test_model_and_image(run: Shell) -> None:
     assert recipe.image.ref == "e/vllm:3"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "give either a file or --command"),
-        (("x.yaml", "--command", LINE), "both a file and --command"),
-        (("--command", "ls"), "no launch of vLLM"),
-        (("--command", LINE, "--name", "../x"), "--name: found '../x'"),
-        (("--command", LINE, "--name", "a", "--output", "b.yaml"), "a recipe has the name"),
-        (("no.yaml",), "no such file"),
-    ],
-)
-def test_what_is_refused_writes_nothing(run: Shell, words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(SparkClusterError) as caught:
-        run(*words)
-    assert message in caught.value.message
-    assert caught.value.exit_code == 2
-    assert run.written == []
-
-
 def test_a_file_that_is_missing_is_not_said_to_be_of_no_known_kind(run: Shell) -> None:
     with pytest.raises(SparkClusterError, match="no such file") as caught:
         run("MISSING")
