@@ -13,7 +13,6 @@ HERE = "nodes:\n  a: {address: 10.0.0.1, roles: [head], connection: local}\n"
 INSIDE = (
     "nodes:\n  {0}: {{address: 10.0.0.{1}, connection: local, namespaces_of: pid, roles: [head]}}\n"
 )
-TWICE = INSIDE.format("a", 1) + "  b: {address: 10.0.0.2, connection: local, namespaces_of: pid}\n"
 CASES = cases(__file__, "local_node.toml", HERE=HERE.rstrip())
 BOTH = HERE + "  b: {address: 10.0.0.2}\n"
 

@@ -14,9 +14,6 @@ from spark_cluster.runner.events import Result, RunFinished, RunStarted
 
 CASES = cases(__file__, "changes.json")
 
-PENDING = {"restart": ["pending", None]}
-STOPPED = {"state": ["running", "absent"]}
-
 
 @pytest.mark.parametrize(("resource", "changes", "said"), CASES["words"])
 def test_words(resource, changes, said):

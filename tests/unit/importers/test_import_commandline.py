@@ -7,12 +7,11 @@ import shlex
 from typing import Any
 
 import pytest
-from article_commands import BENCHY, LAUNCHES, MTP, PART_7, PART_9, RUN_RECIPE, SINGLE_SPARK
+from article_commands import BENCHY, RUN_RECIPE
 from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.config.launch import Volume
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse, read
 from spark_cluster.importers.importer import Source
@@ -30,68 +29,6 @@ def args_of(flags: str) -> dict[str, Any]:
 
 
 class TestArticles:
-    def test_part_9(self) -> None:
-        launch = parse(PART_9)
-        assert launch.model == "/models/gemma4-31b"
-        assert launch.base == "google/gemma-4-31B-it"
-        assert launch.quantization == "nvfp4"
-        assert (launch.image, launch.vllm) == ("vllm/vllm-openai:gemma4-cu130", "0.19.0")
-        assert launch.volumes == (Volume("~/models/gemma4-31b-nvfp4", "/models/gemma4-31b"),)
-        assert launch.docker == {
-            "detach": True,
-            "name": "gemma4-31b",
-            "gpus": "all",
-            "ipc": "host",
-            "shm-size": "64gb",
-            "publish": "8002:8000",
-        }
-        assert launch.args == {
-            "served-model-name": "gemma-4-31b",
-            "quantization": "modelopt",
-            "kv-cache-dtype": "fp8",
-            "max-model-len": 32768,
-            "gpu-memory-utilization": 0.85,
-            "reasoning-parser": "gemma4",
-            "enable-auto-tool-choice": True,
-            "tool-call-parser": "pythonic",
-        }
-        assert (launch.tp, launch.nodes, launch.origin) == (1, 1, "command")
-
-    def test_single_spark(self) -> None:
-        launch = parse(SINGLE_SPARK)
-        assert launch.model == "nvidia/Gemma-4-31B-IT-NVFP4"
-        assert (launch.base, launch.quantization) == ("google/gemma-4-31B-it", "nvfp4")
-        assert launch.vllm is None
-        assert launch.env["VLLM_CACHE_ROOT"] == "/ai/vllm-cache/gemma"
-        assert launch.docker["network"] == "host"
-        assert launch.args["gpu-memory-utilization"] == 0.5
-        bare = ("language-model-only", "enable-prefix-caching", "enable-chunked-prefill")
-        assert all(launch.args[flag] is True for flag in (*bare, "trust-remote-code"))
-
-    def test_part_7(self) -> None:
-        launch = parse(PART_7)
-        assert (launch.base, launch.quantization) == ("google/gemma-4-26B-A4B-it", "nvfp4")
-        assert launch.args["moe-backend"] == "marlin"
-        assert launch.args["port"] == 8000
-        assert launch.volumes[1].target.endswith("/vllm/model_executor/models/gemma4.py")
-
-    def test_mtp(self) -> None:
-        launch = parse(MTP)
-        assert (launch.base, launch.quantization) == ("google/gemma-4-26B-A4B-it", "fp8")
-        assert launch.drafter == "google/gemma-4-26B-A4B-it-assistant"
-        assert launch.args["speculative-config"] == {
-            "method": "gemma4_mtp",
-            "model": "google/gemma-4-26B-A4B-it-assistant",
-            "num_speculative_tokens": 4,
-        }
-        assert launch.image == ""
-
-    @pytest.mark.parametrize("name", LAUNCHES)
-    def test_nothing_had_to_be_guessed(self, name: str) -> None:
-        reading = read(LAUNCHES[name])
-        assert reading.notes == []
-        assert reading.left_out == []
-
     @pytest.mark.parametrize(
         ("text", "found", "hint"),
         [
@@ -119,81 +56,6 @@ class TestFlags:
     @pytest.mark.parametrize(("flags", "expected"), CASES["flags"])
     def test_values(self, flags: str, expected: dict[str, Any]) -> None:
         assert args_of(flags) == expected
-
-    def test_unknown_flags_are_read_by_their_looks_and_noted(self) -> None:
-        reading = read("vllm serve m --use-moon --moon-size 3 --moon full --max-num-seq 4")
-        assert reading.launch.args["use-moon"] is True
-        assert reading.launch.args["moon-size"] == 3
-        assert reading.launch.args["moon"] == "full"
-        assert reading.launch.args["max-num-seqs"] == 4
-        assert len(reading.notes) == 4
-        assert "--use-moon is not known here, read as bare" in reading.notes[0]
-
-    def test_flags_of_earlier_versions_are_known(self) -> None:
-        reading = read("vllm serve m --swap-space 4 --disable-log-requests --task generate")
-        assert reading.notes == []
-        assert reading.launch.args["disable-log-requests"] is True
-
-    def test_many_machines(self) -> None:
-        launch = parse("vllm serve m -tp 2 -pp 2 --distributed-executor-backend ray")
-        assert (launch.tp, launch.nodes) == (2, 4)
-        assert parse("vllm serve m --nnodes 2").nodes == 2
-
-
-class TestDocker:
-    def test_options(self) -> None:
-        launch = parse(
-            "docker run -itd --rm --privileged -e A=1 --env=B='x y' -eC=2 -p8000:8000 "
-            "-p 9000:9000 --ulimit memlock=-1 --ulimit stack=67108864 --device /dev/infiniband "
-            "--cap-add=IPC_LOCK --memory 100g --net host "
-            "img@sha256:" + "a" * 64 + " vllm serve m"
-        )
-        assert launch.env == {"A": "1", "B": "x y", "C": "2"}
-        assert launch.docker == {
-            "interactive": True,
-            "tty": True,
-            "detach": True,
-            "rm": True,
-            "privileged": True,
-            "publish": ["8000:8000", "9000:9000"],
-            "ulimit": ["memlock=-1", "stack=67108864"],
-            "device": "/dev/infiniband",
-            "cap-add": "IPC_LOCK",
-            "memory": "100g",
-            "network": "host",
-        }
-        assert (launch.image, launch.digest) == ("img", "sha256:" + "a" * 64)
-
-    def test_volumes(self) -> None:
-        launch = parse(
-            "docker run -v /a:/b:ro -v $HOME/c:/d -v ${X:-/e}:/f --volume=named:/g "
-            "--mount type=bind,source=/h,target=/i,readonly --mount type=tmpfs,dst=/t "
-            "img vllm serve m"
-        )
-        assert launch.volumes == (
-            Volume("/a", "/b", read_only=True),
-            Volume("$HOME/c", "/d"),
-            Volume("/e", "/f"),
-            Volume("named", "/g"),
-            Volume("/h", "/i", read_only=True),
-        )
-        assert launch.docker["mount"] == "type=tmpfs,dst=/t"
-
-    def test_variables_of_the_shell_before_the_command(self) -> None:
-        reading = read("export HF_TOKEN=x\nA=1 docker run -e A -e HF_TOKEN -e B img vllm serve m")
-        assert reading.launch.env == {"A": "1", "HF_TOKEN": "x"}
-        assert what(reading) == ["-e B: its value is in the shell that runs it"]
-
-    def test_variables_of_a_plain_serve(self) -> None:
-        assert parse("export A=1\nB=2 vllm serve m").env == {"A": "1", "B": "2"}
-
-    def test_what_stands_around_is_reported(self) -> None:
-        reading = read("docker pull img\ndocker run img vllm serve m | tee log")
-        assert what(reading) == ["command `docker pull img`", "command `tee log`"]
-
-    def test_the_official_image_with_vllm_serve_is_noted(self) -> None:
-        (note,) = read("docker run vllm/vllm-openai:v0.20.0 vllm serve m").notes
-        assert "would be given twice" in note
 
 
 @pytest.mark.parametrize(("image", "version"), CASES["images"])
@@ -235,15 +97,6 @@ def test_a_secret_is_in_nothing_that_is_reported() -> None:
         "vllm serve m --new-token sEcReT"
     )
     assert "sEcReT" not in " ".join([*what(reading), *reading.notes])
-
-
-def test_the_launcher_of_spark_vllm_docker() -> None:
-    reading = read(
-        "A=1 ./launch-cluster.sh -t vllm-node-tf5 -e B=2 --solo exec vllm serve org/m --port 8000"
-    )
-    assert reading.launch.image == "vllm-node-tf5"
-    assert reading.launch.env == {"A": "1", "B": "2"}
-    assert what(reading) == ["launch-cluster.sh --solo"]
 
 
 NAMES = {
