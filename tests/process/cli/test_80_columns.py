@@ -145,15 +145,11 @@ def test_every_command_is_looked_at() -> None:
         *ELSEWHERE, *code, *live}  # fmt: skip
 
 
-def test_status_of_what_is_stopped_says_how_to_serve(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_of_what_is_stopped_says_how_to_serve(cluster, monkeypatch) -> None:
     assert "to serve: spark-cluster up\n" in shown(monkeypatch, ("status",))
 
 
-def test_what_is_not_known_is_not_none(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_known_is_not_none(cluster, monkeypatch) -> None:
     assert "None" not in shown(monkeypatch, ("facts",))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from program import invoke
@@ -42,9 +41,7 @@ def written(folder: Path, kind: str) -> None:
     (folder / "recipes/r.yaml").write_text(f"{TEXT}kind: {kind}\n")
 
 
-def test_the_plan_of_an_embedding_model_says_that_no_speed_of_generation_applies(
-    folder: Path,
-) -> None:
+def test_the_plan_of_an_embedding_model_says_that_no_speed_of_generation_applies(folder) -> None:
     written(folder, "embedding")
     found = json.loads(invoke("plan", "r", "--offline", "--json").stdout)
     assert (
@@ -109,9 +106,7 @@ def test_status_names_the_kind(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("runtime", "heading"), [("venv", "unit"), ("docker", "container")])
-def test_status_heads_units_as_units(
-    runtime: Any, heading: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_heads_units_as_units(runtime, heading, capsys) -> None:
     nodes = [NodeState("gpu1", True, {"spark-vllm": ContainerState(runtime=runtime)})]
     found = Status("serving", nodes, [], "http://h/v1", None, "m", 1)
     status_command._show_status(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]

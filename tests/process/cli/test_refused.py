@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cases import cases
@@ -29,9 +28,7 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["words"][:60])
-def test_a_mistake_is_refused_in_words_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]
-) -> None:
+def test_a_mistake_is_refused_in_words_and_changes_nothing(tmp_path, monkeypatch, case) -> None:
     """The addresses are known to no name server: had one been asked, that would be the error."""
     program, words = Program(tmp_path, monkeypatch), shlex.split(case["words"])
     for name, text in {"inventory.yaml": INVENTORIES[case["in"]], **case["files"]}.items():

@@ -80,9 +80,7 @@ def test_a_recipe_runs_outside_a_container_only_when_that_is_allowed(folder: Pat
     ],
 )
 @pytest.mark.parametrize("command", [("lint", "r"), ("plan", "r", "--offline"), ("up",)])
-def test_an_unset_variable_of_a_shell_allows_nothing(
-    folder: Path, command: tuple[str, ...], option: str, value: str, expected: str
-) -> None:
+def test_an_unset_variable_of_a_shell_allows_nothing(folder, command, option, value, expected):
     recipe(folder, "")
     done = invoke(*command, option, value)
     assert isinstance(done.exception, UsageError), done.output
@@ -111,9 +109,7 @@ def test_up_refuses_and_allows(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["hunter2", ""])
-def test_lint_lists_the_variables_and_reads_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_lint_lists_the_variables_and_reads_none(folder, monkeypatch, value) -> None:
     monkeypatch.setenv(NAME, value)
     recipe(folder, ENV)
     done = invoke("lint", "r")

@@ -285,9 +285,7 @@ def members(name: str) -> set[str]:
 
 
 @given(TERMS, st.sampled_from(",:"), st.randoms())
-def test_select_is_set_algebra_in_any_order(
-    terms: list[tuple[str, str]], joint: str, random: object
-) -> None:
+def test_select_is_set_algebra_in_any_order(terms, joint, random) -> None:
     named = [members(n) for sign, n in terms if not sign]
     expected = set().union(*named) if named else set(NODES)
     for sign, name in terms:

@@ -115,9 +115,7 @@ def test_all_mods_or_none(tool: Path, tmp_path: Path) -> None:
     assert "not at hand" in reasons["mods: fix-owl"]
 
 
-def test_a_base_without_digest_and_a_folder_without_git_are_to_do(
-    tool: Path, tmp_path: Path
-) -> None:
+def test_a_base_without_digest_and_a_folder_without_git_are_to_do(tool, tmp_path) -> None:
     (tool / ".git/HEAD").unlink()
     _, document = imported(tmp_path, written(tool, "fix-wren", container="vllm-node"))
     assert "write the digest into image.build.base" in str(document["to_do"])
@@ -135,9 +133,7 @@ def test_nothing_is_replaced_unasked(tool: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "files", "text"), CASES["refused"])
-def test_what_cannot_be_carried_over(
-    tmp_path: Path, name: str, files: dict[str, str], text: str
-) -> None:
+def test_what_cannot_be_carried_over(tmp_path, name, files, text) -> None:
     for path, content in files.items():
         put(tmp_path / "mods/m" / path, content)
     with pytest.raises(NotCarried, match=text) as caught:
@@ -145,9 +141,7 @@ def test_what_cannot_be_carried_over(
     assert "hf_abc" not in str(caught.value)
 
 
-def test_links_out_of_the_folder_and_large_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_out_of_the_folder_and_large_folders(tmp_path, monkeypatch) -> None:
     put(tmp_path / "secret", "s")
     put(tmp_path / "m/run.sh", "true\n")
     (tmp_path / "m/x").symlink_to(tmp_path / "secret")

@@ -129,9 +129,7 @@ def test_a_relative_directory_starts_at_the_recipe(tmp_path: Path) -> None:
     ),
     st.randoms(),
 )
-def test_arguments_do_not_depend_on_the_order_of_lines(
-    flags: dict[str, object], random: object
-) -> None:
+def test_arguments_do_not_depend_on_the_order_of_lines(flags, random) -> None:
     items = list(flags.items())
     random.shuffle(items)  # type: ignore[attr-defined]
     assert made(engine_args=flags).args_for(1) == made(engine_args=dict(items)).args_for(1)

@@ -100,9 +100,7 @@ def test_problems_in_file_order_with_the_nearest_place(tmp_path: Path) -> None:
     assert text == f"{name}:1: b: worse\n{name}:3: a.c.d: bad"
 
 
-def test_shown_is_relative_below_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shown_is_relative_below_the_current_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shown(tmp_path / "a" / "b.yaml") == "a/b.yaml"
     assert shown(Path("/etc/hosts")) == "/etc/hosts"

@@ -67,9 +67,7 @@ def secret(tmp_path: Path) -> Path:
           for at in ("../secret.env", "[/etc/shadow]", "link.yaml", "/dev/zero")),
     ],
 )  # fmt: skip
-def test_nothing_outside_of_the_folder_is_read(
-    tmp_path: Path, secret: Path, name: str, value: str
-) -> None:
+def test_nothing_outside_of_the_folder_is_read(tmp_path, secret, name, value) -> None:
     folder = kit(tmp_path, {"compose.yaml": service(**{name: value})})
     (folder / "link.yaml").symlink_to(secret)
     with pytest.raises(InvalidFile, match="is not a file of this folder") as caught:

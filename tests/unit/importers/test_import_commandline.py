@@ -140,9 +140,7 @@ def words_of(args: dict[str, Any], draw_equals: bool) -> list[str]:
 
 
 @given(flags(), st.booleans(), st.booleans())
-def test_words_of_a_launch_are_read_back(
-    args: dict[str, Any], equals: bool, underscores: bool
-) -> None:
+def test_words_of_a_launch_are_read_back(args, equals, underscores) -> None:
     words = words_of(args, equals)
     if underscores:
         words = [

@@ -65,9 +65,7 @@ def must_say(found: list[str], wanted: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_import_keeps_what_has_a_place_and_names_what_has_none(
-    tmp_path: Path, case: dict[str, Any]
-) -> None:
+def test_an_import_keeps_what_has_a_place_and_names_what_has_none(tmp_path, case) -> None:
     source = source_of(tmp_path, case)
     for name, wanted in case.get("source", {}).items():
         assert seen(getattr(source, name), wanted) == wanted

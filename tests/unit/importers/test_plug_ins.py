@@ -111,9 +111,7 @@ BROKEN = {
 
 @pytest.mark.usefixtures("compose")
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_one_is_left_out_with_one_message(
-    file: Path, tmp_path: Path, install: Install, fault: str
-) -> None:
+def test_a_broken_one_is_left_out_with_one_message(file, tmp_path, install, fault) -> None:
     """Its name comes first in the order, so that it is asked before the good one."""
     code, expected = BROKEN[fault]
     install("a-broken-one", code, {"a": "a_broken_one:X"})

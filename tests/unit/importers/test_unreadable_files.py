@@ -25,9 +25,7 @@ LARGE = 1 << 20
         ("x.yaml", b"", "the file is empty"),
     ],
 )
-def test_a_file_without_text_is_refused(
-    tmp_path: Path, name: str, raw: bytes, message: str
-) -> None:
+def test_a_file_without_text_is_refused(tmp_path, name, raw, message) -> None:
     with pytest.raises(InvalidFile, match=message) as caught:
         read_file(put(tmp_path / name, raw))
     assert name in caught.value.where
