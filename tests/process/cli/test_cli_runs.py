@@ -72,17 +72,6 @@ def test_check_and_its_exit_code(run, project):
     assert run("playbook", "mine", "--check", "--exit-code")[0] == 0
 
 
-def test_tags_that_match_nothing(run, project):
-    status, _, err = run("playbook", "mine", "--tags", "smal")
-    assert status == 2
-    assert "--tags smal: nothing in this run has that name" in err
-    assert "small" in err
-    status, out, _ = run("playbook", "mine", "--tags", "smal", "--json")
-    assert status == 2
-    assert "smal" in json.loads(out)["error"]["message"]
-    assert not (project / "spark1/srv").exists()
-
-
 def test_limit(run, project):
     assert run("--limit", "spark2", "playbook", "mine")[0] == 0
     assert not (project / "spark1").exists()
@@ -143,18 +132,6 @@ def test_a_resource_that_can_never_work_names_the_line(run, project):
     assert status == 1
     assert "playbooks/mine.py:4" in err
     assert "'relative' is not an absolute path" in err
-
-
-def test_vram_of_nodes_without_a_gpu(run):
-    status, _, err = run("vram")
-    assert status == 1
-    assert "nvidia-smi does not answer" in err
-
-
-def test_facts(run):
-    status, out, _ = run("facts", "--json")
-    assert status == 0
-    assert [n["name"] for n in json.loads(out)["nodes"]] == ["spark1", "spark2"]
 
 
 def test_ctrl_c_says_what_was_being_done(run, project):

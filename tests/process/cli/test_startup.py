@@ -128,16 +128,6 @@ def test_only_the_client_of_jobs_imports_ray():
     }
 
 
-def test_an_inventory_that_is_wrong_is_refused_as_ever(closed_port):
-    path = closed_port / "inventory.yaml"
-    path.write_text(path.read_text() + "    rolls: [head]\n")
-    done = python("from spark_cluster.cli import main; main()", "exec", "true", cwd=closed_port)
-    assert done.returncode == 2
-    assert "inventory.yaml:5: nodes.spark1.rolls: unknown field; did you mean 'roles'?" in (
-        done.stderr
-    )
-
-
 def test_the_time_counts_from_the_start_of_the_process(tmp_path):
     code = (
         "import time\n"

@@ -41,15 +41,6 @@ def run(*words: str, stdin: str = "", as_json: bool = False) -> Result:
     return invoke(*options, "lint", *words, stdin=stdin, catch_exceptions=False)
 
 
-def test_the_exit_status():
-    assert run("--command", GOOD).exit_code == 0
-    assert "no known issue" in run("--command", GOOD).output
-    assert run("--command", BAD).exit_code == 1
-    warned = run("--command", GOOD.replace("0.5", "0.82"))
-    assert warned.exit_code == 0
-    assert "1 warning" in warned.output
-
-
 def test_json():
     result = run("--command", "-", stdin=BAD, as_json=True)
     (found,) = json.loads(result.stdout)["issues"]

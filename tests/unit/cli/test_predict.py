@@ -52,17 +52,6 @@ def test_a_recipe(run):
     assert found["context"] == 1024, "as in plan and recipes list"
 
 
-def test_a_recipe_with_a_drafter_as_a_table(run):
-    status, out, _ = run(
-        "predict", "speed", "--recipe", "gemma4-26b-a4b-fp8-mtp", "--concurrency", "4"
-    )
-    assert status == 0
-    assert "with the drafter, all 4, tok/s" in out
-    assert "tokens a step" in out
-    assert "GB read for a token" in out
-    assert max(len(line) for line in out.splitlines() if "tok/s" in line) <= 100
-
-
 def test_a_model_and_a_folder(run, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -152,14 +141,6 @@ def test_the_kind_of_drafter_says_what_is_usually_accepted(run):
     }
     assert by[""] == by["mtp"]
     assert by["dspark"]["tokens_per_step"] < by["mtp"]["tokens_per_step"]
-
-
-def test_nothing_runs_over_80_columns(run):
-    options = ("--draft-tokens", "3", "--concurrency", "16", "--prompt", "65536")
-    _, out, _ = run("predict", "speed", "--model", "nvidia/Qwen3.6-35B-A3B-NVFP4", *options)
-    rows = [line for line in out.splitlines() if "wider for" not in line]
-    assert len(rows) > 10
-    assert max(map(len, rows)) <= 80, out
 
 
 def test_calibrate_and_predict_with_it(run, results, tmp_path):
@@ -257,10 +238,3 @@ def test_a_broken_calibration_is_named(run, tmp_path):
     assert status == 2
     assert "calibration.json" in err
     assert "remove it" in err
-
-
-def test_predict_alone_shows_what_there_is(run):
-    status, out, _ = run("predict")
-    assert status == 2
-    assert "speed" in out
-    assert "kv" in out

@@ -94,26 +94,6 @@ def test_own_recipes_hide_ours(ask):
     assert found["gemma4-31b-nvfp4"]["model"] == "org/m"
 
 
-def test_show_is_a_command_line_that_can_be_copied(ask):
-    said = ask("recipes", "show", "gemma4-31b-fp8", "--tp", "2")
-    assert "  vllm serve google/gemma-4-31B-it \\\n" in said
-    assert "    --tensor-parallel-size 2 \\\n" in said
-    assert "joined by Ray" in said
-    assert "105721, 103161 MiB held" in " ".join(said.split())
-    assert "VLLM_DISABLE_COMPILE_CACHE=1" in said
-
-
-def test_show_tells_of_patch_drafter_build_and_readiness(ask):
-    said = " ".join(ask("recipes", "show", "gemma4-26b-a4b-nvfp4").split())
-    assert "gemma4_patched.py (of the model)" in said
-    assert "15.76 GiB in memory" in said
-    assert "the log says Using '?MARLIN'? NvFp4 MoE backend" in said
-    said = " ".join(ask("recipes", "show", "gemma4-26b-a4b-fp8-mtp").split())
-    assert "with google/gemma-4-26B-A4B-it-assistant, 4 tokens a step" in said
-    assert "built on the nodes from vllm/vllm-openai:gemma4-0505-cu130" in said
-    assert """--speculative-config '{"method":"gemma4_mtp",""" in said
-
-
 def test_show_as_json(ask):
     told = json.loads(ask("recipes", "show", "gemma4-31b-nvfp4", "--json"))
     assert told["command"][:3] == ["vllm", "serve", "nvidia/Gemma-4-31B-IT-NVFP4"]
