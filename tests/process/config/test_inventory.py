@@ -234,39 +234,12 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("all", NODES),
-        ("spark2", ["spark2"]),
-        ("spark3,spark1", ["spark1", "spark3"]),
-        ("spark3:head", ["spark1", "spark3"]),
-        ("spark*", NODES[:3]),
-        ("spark[12]", NODES[:2]),
-        ("!spark2", ["spark1", "spark3", "box"]),
-        ("all:!lab", ["spark1", "box"]),
-        ("!lab,all", ["spark1", "box"]),
-        ("worker:&lab", ["spark2", "spark3"]),
-        ("worker,&lab,!spark3", ["spark2"]),
-        (" spark1 , box ", ["spark1", "box"]),
-        ("la*", ["spark2", "spark3"]),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "expected"), CASES["patterns"])
 def test_patterns(pattern: str, expected: list[str]) -> None:
     assert selected(pattern, NODES, GROUPS) == expected
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("sprak1", "names 'sprak1', which is not a node or group\n  did you mean 'spark1'?"),
-        ("all:!sprak1", "names 'sprak1', which is not a node or group"),
-        ("zzz*", "names 'zzz*', which is not a node or group\n  known: all, box, head"),
-        ("head:&lab", "the node pattern 'head:&lab' selects no node"),
-        ("", "the node pattern is empty"),
-        (" , ", "the node pattern is empty"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "expected"), CASES["wrong_patterns"])
 def test_wrong_patterns(pattern: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         selected(pattern, NODES, GROUPS)
@@ -341,19 +314,7 @@ def test_addresses_given_by_hand_are_taken(tmp_path: Path) -> None:
     assert fabric_addresses(inventory, inventory.head) == (IPv4Interface("192.168.7.1/24"),)
 
 
-@pytest.mark.parametrize(
-    ("serve", "on_loopback", "proxied"),
-    [
-        ("{}", True, False),
-        ("{open: true}", True, False),
-        ("{port: 18000}", True, False),
-        ("{api_key: {env: A}}", True, True),
-        ("{tls: self-signed}", True, True),
-        ("{bind: management, open: true}", False, True),
-        ("{bind: management, api_key: {env: A}}", False, True),
-        ("{bind: 10.1.2.3, api_key: {env: A}, tls: none}", False, True),
-    ],
-)
+@pytest.mark.parametrize(("serve", "on_loopback", "proxied"), CASES["endpoints"])
 def test_a_proxy_is_in_front_wherever_others_reach_the_endpoint(
     tmp_path, serve, on_loopback, proxied
 ):
@@ -384,18 +345,7 @@ def test_a_list_of_recipes_is_served_next_to_each_other(tmp_path):
     assert (long.serve.port, long.serve.recipe_names) == (9000, ("chat", "words"))
 
 
-@pytest.mark.parametrize(
-    ("serve", "why"),
-    [
-        ("[chat]", "found 1 entry, expected at least 2; for one, give recipe: NAME"),
-        ("{recipe: chat, recipes: [a, b]}", "found recipe and recipes; give one of them"),
-        ("[chat, chat]", "'chat' is given twice"),
-        ("[chat, {recipe: b, node: z}]", "no node 'z'"),
-        ("{recipes: [a, b], port: 18001}", "is also vLLM's own port"),
-        ("{recipes: [a, b], engine_port: 65535}", "2 models need as many ports"),
-        ("[chat, {recipe: b, alias: [x]}]", "unknown field; did you mean 'aliases'?"),
-    ],
-)
+@pytest.mark.parametrize(("serve", "why"), CASES["wrong_lists"])
 def test_lists_that_cannot_be_served(tmp_path, serve, why):
     with pytest.raises(InvalidFile, match=re.escape(why)):
         make_inventory(tmp_path, SEVERAL.format(serve))
