@@ -50,15 +50,6 @@ def test_the_list_of_suites(ask, tmp_path):
     assert not found["bad"]["valid"]
 
 
-@pytest.mark.parametrize("command", ["attach", "status", "stop", "fetch"])
-def test_a_record_without_a_suite_is_named(ask, put, tmp_path, command):
-    (tmp_path / "inventory.yaml").write_text("nodes: {spark1: {address: 192.0.2.1}}\n")
-    run = put("a", record(cell(tg_tps=STEADY)).model_copy(update={"suite_text": "name: [dual\n"}))
-    with pytest.raises(InvalidFile, match="suite_text") as raised:
-        ask("bench", command, run)
-    assert raised.value.where == f"{run}/run.json"
-
-
 def test_a_suite_and_its_estimate(ask):
     found = json.loads(ask("bench", "suites", "dual", "--json").stdout)
     assert found["nodes"] == 2
