@@ -14,7 +14,6 @@ from program import invoke
 
 from spark_cluster.errors import InvalidFile, UsageError
 
-GOOD = "vllm serve org/m --host 127.0.0.1 --gpu-memory-utilization 0.5"
 BAD = "vllm serve google/gemma-4-31B-it --host 127.0.0.1 --gpu-memory-utilization 0.5 " + (
     "--enable-auto-tool-choice --tool-call-parser pythonic"
 )

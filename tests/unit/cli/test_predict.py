@@ -6,17 +6,12 @@ import json
 import sys
 
 import pytest
+from cases import cases
+from factories import put
 from json_schema import document as fits
 
-BENCHMARK = {
-    "concurrency": 1,
-    "context_size": 0,
-    "prompt_size": 2048,
-    "response_size": 128,
-    "is_context_prefill_phase": False,
-    "tg_req_throughput": {"mean": 6.6, "std": 0.0, "values": [6.6, 6.6]},
-    "ttfr": {"mean": 1450.0, "std": 0.0, "values": [1450.0, 1450.0]},
-}
+DATA = cases(__file__, "predict.json")
+BENCHMARK = DATA["benchmark"]
 
 
 @pytest.fixture
@@ -53,19 +48,7 @@ def test_a_recipe(run):
 
 
 def test_a_model_and_a_folder(run, tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    config = {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    put(tmp_path / "mine/config.json", json.dumps(DATA["llama-8b"]))
     for model in ("meta-llama/Llama-3.1-8B-Instruct", "./mine", "mine"):
         options = ("--quantization", "fp8", "--kv-dtype", "fp8", "--tp", "2", "--json")
         status, out, _ = run("predict", "speed", "--model", model, *options)
@@ -76,19 +59,7 @@ def test_a_model_and_a_folder(run, tmp_path):
 
 
 def test_what_does_not_fit_gets_no_speed(run, tmp_path):
-    folder = tmp_path / "large"
-    folder.mkdir()
-    config = {
-        "model_type": "llama",
-        "hidden_size": 16384,
-        "intermediate_size": 53248,
-        "num_hidden_layers": 126,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = put(tmp_path / "large/config.json", json.dumps(DATA["llama-405b"])).parent
     status, out, _ = run("predict", "speed", "--model", str(folder), "--json")
     assert status == 0
     found = json.loads(out)

@@ -143,21 +143,7 @@ def test_variables_and_an_image_that_are_there_already_are_no_change() -> None:
     assert override(recipe, given("env.A=1", "env.B=", "image.ref=example/vllm:1")) is recipe
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("env.HF_TOKEN=x1y2", "-e HF_TOKEN: the value looks like a secret"),
-        ("env.A=hf_abcdefghijklmnop", "-e A: the value looks like a secret"),
-        ("env.a b=1", "-e a b: "),
-        ("env.=1", "-e : "),
-        ("env.VLLM_API_KEY=", None),
-        ("env.VLLM_PORT=high", "-e VLLM_PORT: "),
-        ("image.ref=", "--image : "),
-        ("image.ref=--privileged", "--image --privileged: "),
-        ("image.ref=a b", "--image a b: "),
-        ("image.ref=a@latest", "--image a@latest: "),
-    ],
-)
+@pytest.mark.parametrize(("option", "message"), CASES["images"])
 def test_a_variable_or_an_image_that_no_recipe_can_have(option: str, message: str | None) -> None:
     recipe, found = recipe_of(), given(option)
     if message is None:
