@@ -14,18 +14,6 @@ from spark_cluster.errors import InvalidFile, UsageError
 
 
 @pytest.fixture
-def ask(tmp_path):
-    """`ask("bench", "suites")`: what it prints, and its exit status; raises what it raises."""
-
-    def run(*words: str, columns: str = "80"):
-        return invoke(
-            *words, project=tmp_path, columns=columns, catch_exceptions=False, standalone_mode=False
-        )
-
-    return run
-
-
-@pytest.fixture
 def put(tmp_path):
     """Write a run; return its folder."""
 
