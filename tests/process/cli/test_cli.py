@@ -16,11 +16,6 @@ ONE = "nodes: {{spark1: {{address: {}, port: {}, roles: [head]}}}}\nserve: {{rec
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch) -> Program:
-    return Program(tmp_path, monkeypatch)
-
-
-@pytest.fixture
 def away(program, closed_port) -> Program:
     """The program in a project with one node, which lets no one in."""
     program.put("inventory.yaml", ONE.format("127.0.0.1", closed_port))

@@ -9,16 +9,10 @@ from pathlib import Path
 
 import pytest
 from json_schema import document as fits
-from program import Program
 from program import on_path as program_on_path
 
 CHECKOUT = Path(__file__).parents[3]
 SHELLS = ("bash", "zsh", "fish")
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch) -> Program:
-    return Program(tmp_path, monkeypatch)
 
 
 @pytest.fixture

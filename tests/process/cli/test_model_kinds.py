@@ -89,15 +89,6 @@ def test_recipes_show_names_the_kind_and_its_rung(folder: Path) -> None:
     assert "ready when" not in shown
 
 
-def test_an_import_writes_the_kind_that_it_sees(folder: Path) -> None:
-    line = "vllm serve Qwen/Qwen3-Embedding-0.6B --runner pooling"
-    done = invoke("recipes", "import", "--command", line, "--name", "e", "--image", "i:1")
-    assert done.exit_code == 0, done.output
-    recipe = load_recipe("e", Project(folder))
-    assert "\nkind: embedding\n" in (folder / "recipes/e.yaml").read_text()
-    assert recipe.readiness.rungs == ["embedding"]
-
-
 def test_status_names_the_kind(capsys: pytest.CaptureFixture[str]) -> None:
     found = Status("serving", [], [], "http://h/v1", None, "m", 1, (), "embedding")
     assert found.to_dict()["kind"] == "embedding"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from cases import cases
 from factories import put
-from program import Program
 
 GROUPS = cases(__file__, "refused.toml")
 INVENTORIES = GROUPS.pop("inventories")
@@ -28,9 +27,9 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["words"][:60])
-def test_a_mistake_is_refused_in_words_and_changes_nothing(tmp_path, monkeypatch, case) -> None:
+def test_a_mistake_is_refused_in_words_and_changes_nothing(tmp_path, program, case) -> None:
     """The addresses are known to no name server: had one been asked, that would be the error."""
-    program, words = Program(tmp_path, monkeypatch), shlex.split(case["words"])
+    words = shlex.split(case["words"])
     for name, text in {"inventory.yaml": INVENTORIES[case["in"]], **case["files"]}.items():
         if text:
             put(tmp_path / name, text)

@@ -20,12 +20,7 @@ HEAVY = (
 LATER = ("fabric", "jinja2", "paramiko", "ray", "rich")
 """What has to wait until the connections are on their way."""
 
-INVENTORY = """\
-nodes:
-  spark1:
-    address: 127.0.0.1
-    port: {port}
-"""
+INVENTORY = "nodes: {{spark1: {{address: 127.0.0.1, port: {port}}}}}\n"
 
 AT_FIRST_THREAD = """\
 import json, sys, threading
@@ -71,17 +66,6 @@ def test_help_imports_nothing_heavy(args, tmp_path):
     assert done.returncode == 0
 
 
-@pytest.fixture
-def closed_port(tmp_path) -> Path:
-    """An inventory whose node does not let one in."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    (tmp_path / "inventory.yaml").write_text(INVENTORY.format(port=port))
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     "args",
     [
@@ -94,8 +78,9 @@ def closed_port(tmp_path) -> Path:
     ],
     ids=lambda args: args[0],
 )
-def test_connecting_begins_before_the_remainder_is_imported(args, closed_port):
-    done = python(AT_FIRST_THREAD, *args, cwd=closed_port)
+def test_connecting_begins_before_the_remainder_is_imported(args, tmp_path, closed_port):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.format(port=closed_port))
+    done = python(AT_FIRST_THREAD, *args, cwd=tmp_path)
     modules = json.loads(done.stdout.splitlines()[-1])
     assert [name for name in LATER if name in modules["first"]] == []
     assert not {"aiohttp", "ray"} & set(modules["all"])

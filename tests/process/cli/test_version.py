@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-from pathlib import Path
-
-import pytest
-from program import Program
 
 from spark_cluster import __version__
 
 INVENTORY = "this is: [no inventory"
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch) -> Program:
-    return Program(tmp_path, monkeypatch)
 
 
 def test_versions_and_files(program, tmp_path):

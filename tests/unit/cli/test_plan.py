@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import cases
 from program import invoke
 
 from spark_cluster.config.project import Project
@@ -115,13 +116,8 @@ def test_a_models_own_config_comes_first(tmp_path):
     (model / "config.json").write_text("{")
     with pytest.raises(InvalidFile):
         run("own", "--offline", project=tmp_path)
-    config = {
-        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256,
-        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-    }  # fmt: skip
-    (model / "config.json").write_text(json.dumps(config))
-    assert document("own", project=tmp_path)["weights_gib"] == pytest.approx(14.96, abs=0.02)
+    (model / "config.json").write_text(json.dumps(cases(__file__, "predict.json")["llama-8b"]))
+    assert document("own", project=tmp_path)["weights_gib"] == pytest.approx(14.99, abs=0.02)
 
 
 def test_one_speed_for_one_thing_whichever_command_tells_it():
