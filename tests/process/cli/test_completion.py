@@ -53,25 +53,29 @@ def test_bash_completes(on_path, words, expected):
     assert done.stderr == ""
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes(on_path):
-    code = "spark-cluster completion fish | source; complete -C 'spark-cluster rec'"
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", code], check=True, capture_output=True, text=True, env=on_path
-    )
-    assert done.stdout.split("\t")[0].strip() == "recipes"
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_loads_the_script(on_path):
-    code = (
+OTHERS = {
+    "fish": (
+        ("--no-config", "-c"),
+        "spark-cluster completion fish | source; complete -C 'spark-cluster rec'",
+        "recipes",
+    ),
+    "zsh": (
+        ("-f", "-c"),
         'autoload -Uz compinit && compinit -u; eval "$(spark-cluster completion zsh)"; '
-        "print $_comps[spark-cluster]"
-    )
-    done = subprocess.run(
-        ["zsh", "-f", "-c", code], check=True, capture_output=True, text=True, env=on_path
-    )
-    assert done.stdout.strip() == "_spark_cluster_completion"
+        "print $_comps[spark-cluster]",
+        "_spark_cluster_completion",
+    ),
+}
+
+
+@pytest.mark.parametrize("shell", OTHERS)
+def test_other_shells_load_the_script(on_path, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    options, code, said = OTHERS[shell]
+    argv = [shell, *options, code]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, env=on_path)
+    assert done.stdout.split("\t")[0].strip() == said
 
 
 def test_completing_a_command_imports_no_command(on_path):

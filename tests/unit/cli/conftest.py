@@ -15,9 +15,8 @@ from program import invoke
 def ask(tmp_path: Path) -> Callable[..., Result]:
     """`ask("bench", "suites")`: the end of a command in a project; raises what it raises."""
 
-    def call(*words: str, columns: str = "80") -> Result:
-        return invoke(
-            *words, project=tmp_path, columns=columns, catch_exceptions=False, standalone_mode=False
-        )
+    def call(*words: str, **options: str) -> Result:
+        raising = {"catch_exceptions": False, "standalone_mode": False}
+        return invoke(*words, project=tmp_path, **{"columns": "80", **raising, **options})
 
     return call
