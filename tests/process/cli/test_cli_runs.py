@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from textwrap import dedent
 
 import pytest
 from factories import put
@@ -118,19 +117,11 @@ def test_a_node_that_cannot_be_reached(run, project):
 
 
 def test_a_resource_that_can_never_work_names_the_line(run, project):
-    (project / "playbooks/mine.py").write_text(
-        dedent(
-            """\
-            from spark_cluster.resources import File
-
-            def main(play):
-                play.apply(play.nodes, [File("relative", content="")])
-            """
-        )
-    )
+    text = PLAYBOOK.replace('File("/srv/a"', 'File("relative"')
+    (project / "playbooks/mine.py").write_text(text)
     status, _, err = run("playbook", "mine")
     assert status == 1
-    assert "playbooks/mine.py:4" in err
+    assert "playbooks/mine.py:5" in err
     assert "'relative' is not an absolute path" in err
 
 

@@ -81,12 +81,7 @@ def up(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
     monkeypatch.setenv("COLUMNS", "80")
 
-    def up(
-        host: str = "192.0.2.11",
-        model: str = "paris",
-        more: str = "",
-        inventory: str = "mine",
-    ) -> str:
+    def up(host="192.0.2.11", model="paris", more="", inventory="mine") -> str:
         put(project / f"inventories/{inventory}.yaml", INVENTORY)
         put(project / "playbooks/up.py", PLAYBOOK.format(host=host, model=model, more=more))
         status, out, err = run("-i", inventory, "up", "--tp", "1")

@@ -32,9 +32,6 @@ def test_no_inventory(program, tmp_path):
     found = json.loads(program("-i", "one-sprak", "version", "--json").stdout)
     assert found["inventory"] is None
     assert "one-sprak" in found["inventory_error"]
-
-
-def test_a_shipped_inventory(program):
     found = json.loads(program("-i", "two-sparks", "version", "--json").stdout)
     assert found["inventory"].endswith("inventories/two-sparks.yaml")
 

@@ -76,18 +76,9 @@ def test_a_definition_in_two_files():
 
 def test_a_file_hides_one_of_its_name():
     addresses = "network: {{ethernets: {{enp1s0f1np1: {{addresses: [10.0.{}.1/24]}}}}}}"
-    files = {
-        f"{folder}/{name}": addresses.format(number)
-        for number, (folder, name) in enumerate(
-            [
-                ("/run/netplan", "50-a.yaml"),
-                ("/etc/netplan", "50-a.yaml"),
-                ("/lib/netplan", "60-b.yaml"),
-                ("/etc/netplan/old", "70-c.yaml"),
-                ("/etc/netplan", "10-d.yaml"),
-            ]
-        )
-    }
+    paths = ("/run/netplan/50-a.yaml", "/etc/netplan/50-a.yaml", "/lib/netplan/60-b.yaml",
+             "/etc/netplan/old/70-c.yaml", "/etc/netplan/10-d.yaml")  # fmt: skip
+    files = {path: addresses.format(number) for number, path in enumerate(paths)}
     found = netplan_files(files, INTERFACES)
     assert [str(address) for address in found.given(FIRST)] == [
         "10.0.4.1/24",

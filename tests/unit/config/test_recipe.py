@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -72,17 +73,11 @@ def test_every_kind_of_argument() -> None:
             "swap-space": 0.5,
         }
     )
-    assert recipe.args_for(2, 0.7) == [
-        "--allowed-origins", "a", "2",
-        "--compilation-config", '{"level":2,"mode":3}',
-        "--dtype", "bfloat16",
-        "--enforce-eager",
-        "--gpu-memory-utilization", "0.7",
-        "--max-model-len", "4096",
-        "--served-model-name", "m",
-        "--swap-space", "0.5",
-        "--tensor-parallel-size", "2",
-    ]  # fmt: skip
+    assert shlex.join(recipe.args_for(2, 0.7)) == (
+        '--allowed-origins a 2 --compilation-config \'{"level":2,"mode":3}\' --dtype bfloat16 '
+        "--enforce-eager --gpu-memory-utilization 0.7 --max-model-len 4096 --served-model-name m "
+        "--swap-space 0.5 --tensor-parallel-size 2"
+    )
 
 
 def test_the_recipes_own_memory_share_wins() -> None:

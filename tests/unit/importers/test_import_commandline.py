@@ -14,34 +14,24 @@ from hypothesis import strategies as st
 
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse, read
-from spark_cluster.importers.importer import Source
 from spark_cluster.importers.vllm_flags import kinds
 
 CASES = cases(__file__, "import_commandline.toml")
 
 
-def what(source: Source) -> list[str]:
-    return [left.what for left in source.left_out]
-
-
-def args_of(flags: str) -> dict[str, Any]:
-    return dict(parse(f"vllm serve org/model {flags}").args)
-
-
-class TestArticles:
-    @pytest.mark.parametrize(
-        ("text", "found", "hint"),
-        [
-            (RUN_RECIPE, "./run-recipe.sh gemma-4-31b-fp8", "recipes import FILE"),
-            (BENCHY, "uvx llama-benchy", "measures a server that runs already"),
-        ],
-    )
-    def test_others_are_no_launch(self, text: str, found: str, hint: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            parse(text)
-        assert found in caught.value.message
-        assert hint in caught.value.hint
-        assert caught.value.where == "line 1"
+@pytest.mark.parametrize(
+    ("text", "found", "hint"),
+    [
+        (RUN_RECIPE, "./run-recipe.sh gemma-4-31b-fp8", "recipes import FILE"),
+        (BENCHY, "uvx llama-benchy", "measures a server that runs already"),
+    ],
+)
+def test_others_are_no_launch(text: str, found: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert found in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.where == "line 1"
 
 
 @pytest.mark.parametrize("text", CASES["same"])
@@ -52,10 +42,9 @@ def test_all_the_ways_to_start_it(text: str) -> None:
     assert "model" not in launch.args
 
 
-class TestFlags:
-    @pytest.mark.parametrize(("flags", "expected"), CASES["flags"])
-    def test_values(self, flags: str, expected: dict[str, Any]) -> None:
-        assert args_of(flags) == expected
+@pytest.mark.parametrize(("flags", "expected"), CASES["flags"])
+def test_values(flags: str, expected: dict[str, Any]) -> None:
+    assert parse(f"vllm serve org/model {flags}").args == expected
 
 
 @pytest.mark.parametrize(("image", "version"), CASES["images"])
@@ -96,7 +85,8 @@ def test_a_secret_is_in_nothing_that_is_reported() -> None:
         "HF_TOKEN=sEcReT hf login --token sEcReT; docker exec -e T=sEcReT c "
         "vllm serve m --new-token sEcReT"
     )
-    assert "sEcReT" not in " ".join([*what(reading), *reading.notes])
+    left = [one.what for one in reading.left_out]
+    assert "sEcReT" not in " ".join([*left, *reading.notes])
 
 
 NAMES = {

@@ -92,17 +92,17 @@ def test_a_secret_becomes_a_reference(variable: str, value: str) -> None:
     assert "s3cret" not in imported.text.lower() + str(imported).lower()
 
 
-class TestModel:
-    def test_a_digest_that_is_none(self) -> None:
-        with pytest.raises(InvalidFile, match="expected sha256: and 64 hexadecimal digits"):
-            write(Source(parse(PART_9)), image="i@sha256:x")
+def test_a_digest_that_is_none() -> None:
+    with pytest.raises(InvalidFile, match="expected sha256: and 64 hexadecimal digits"):
+        write(Source(parse(PART_9)), image="i@sha256:x")
 
-    def test_a_build(self) -> None:
-        launch = Launch("org/m", image="mine:1", dockerfile="FROM x\nRUN y\n")
-        imported = write(Source(launch))
-        assert recipe_of(imported).image.build is not None
-        assert recipe_of(imported).image.ref == "local/mine:1", "never somebody else's name"
-        assert "dockerfile: |\n" in imported.text
+
+def test_a_build() -> None:
+    launch = Launch("org/m", image="mine:1", dockerfile="FROM x\nRUN y\n")
+    imported = write(Source(launch))
+    assert recipe_of(imported).image.build is not None
+    assert recipe_of(imported).image.ref == "local/mine:1", "never somebody else's name"
+    assert "dockerfile: |\n" in imported.text
 
 
 def test_a_recipe_survives_being_a_launch(tmp_path: Path) -> None:
