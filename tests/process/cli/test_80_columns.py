@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import click
 import pytest
+from cases import cases
 from fake_cluster import FakeCluster, LocalDialer, Make
 from terminal import on_screen
 
@@ -45,6 +46,7 @@ def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
 
 
 ALL = list(commands(cli))
+LINES = cases(__file__, "lines.toml")["lines"]
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], columns: int = COLUMNS) -> str:
@@ -82,24 +84,7 @@ def faults(text: str, words: set[str]) -> list[str]:
 def test_help(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(monkeypatch, (*words, "--help"))
     assert not faults(text, set()), text
-
-
-LINES = (
-    "status", "ping", "facts", "vram", "history", "logs", "version",
-    "clients", "models list", "models size", "caches list", "keys list", "images list",
-    "images prune", "supervise status", "ray status", "ray list", "up --check --offline",
-    "up --tp 4", "provision --check", "down --check", "swap lab-paris --check", "revert 20260101",
-    "plan", "plan gemma4-31b-fp8", "plan gemma4-31b-fp8 --for latency", "plan nosuch",
-    "recipes list", "recipes show gemma4-31b-fp8", "recipes search qwen", "lint gemma4-31b-fp8",
-    "lint nosuch", "predict speed --recipe gemma4-26b-a4b-fp8-mtp --concurrency 4",
-    "predict speed --model nvidia/Qwen3.6-35B-A3B-NVFP4 --draft-tokens 3 --offline",
-    "predict kv --model Qwen/Qwen3.6-35B-A3B --kv-gib 20 --offline", "predict nosuch",
-    "explain --about all", "explain --about gpu-dead",
-    "explain inventory.yaml", "bench suites", "bench suites dual", "bench show nosuch",
-    "tunnel --install --remove", "init --yes", "tune gemma4-31b-fp8", "playbook long",
-    "exec -- echo words", "exec -- nosuch", "verify", "nosuch", "up --nosuch",
-    "setup --check --yes", "trust --limit nosuch", "dashboard --port 99999",
-)  # fmt: skip
+    assert "...\n" not in text.partition("\nCommands:\n")[2], "a sentence is cut"
 
 
 @pytest.fixture(scope="module")
@@ -145,15 +130,11 @@ def test_every_command_is_looked_at() -> None:
         *ELSEWHERE, *code, *live}  # fmt: skip
 
 
-def test_status_of_what_is_stopped_says_how_to_serve(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_of_what_is_stopped_says_how_to_serve(cluster, monkeypatch) -> None:
     assert "to serve: spark-cluster up\n" in shown(monkeypatch, ("status",))
 
 
-def test_what_is_not_known_is_not_none(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_known_is_not_none(cluster, monkeypatch) -> None:
     assert "None" not in shown(monkeypatch, ("facts",))
 
 

@@ -50,9 +50,24 @@ def went_on(monkeypatch):
     return found
 
 
+def bench_as(tmp_path, *words: str):
+    """Run a command of `bench`, which raises what it raises."""
+    return invoke("bench", *words, project=tmp_path, columns="80", catch_exceptions=False,
+                  standalone_mode=False)  # fmt: skip
+
+
 def ask(tmp_path, *words: str):
-    return invoke("bench", "repeat", *words, project=tmp_path, columns="80",
-                  catch_exceptions=False, standalone_mode=False)  # fmt: skip
+    return bench_as(tmp_path, "repeat", *words)
+
+
+def written(tmp_path, source: dict, repeated: str = "", **changed) -> str:
+    """Write a run with other fields, which may be a repetition; return its folder."""
+    if repeated:
+        put(tmp_path / "new/repeated.json", repeated)
+        digest = hashlib.sha256(repeated.encode()).hexdigest()
+        changed |= {"cells": [], "repeats": {"id": "theirs-1", "sha256": digest}}
+    put(tmp_path / "new/run.json", json.dumps({**source, **changed}))
+    return str(tmp_path / "new")
 
 
 def test_a_recipe_that_one_has_oneself(theirs, went_on, tmp_path):
@@ -72,8 +87,7 @@ def test_a_record_in_place_of_a_suite_is_repeated(theirs, went_on, tmp_path):
     path = f"{theirs(ready_timeout_s=77.0)}/run.json"
 
     def run(*words: str):
-        return invoke("bench", "run", path, *words, project=tmp_path, columns="80",
-                      catch_exceptions=False, standalone_mode=False)  # fmt: skip
+        return bench_as(tmp_path, "run", path, *words)
 
     assert run("--trust-recipes").stdout == ask(tmp_path, path, "--trust-recipes").stdout
     first, second = (made.record for made in went_on)
@@ -138,45 +152,34 @@ def test_the_status_without_the_nodes(theirs, tmp_path, closed_port):
 def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
     """Where the repeated record is not there any more, nothing else stands in for it."""
     data = json.loads((tmp_path / theirs() / "run.json").read_text())
-    data["repeats"] = Repeats(id="theirs-1", sha256="0" * 64).model_dump()
-    put(tmp_path / "new/run.json", json.dumps(data))
+    gone = Repeats(id="theirs-1", sha256="0" * 64).model_dump()
     with pytest.raises(UsageError, match=r"repeated\.json"):
-        invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
-               catch_exceptions=False, standalone_mode=False)  # fmt: skip
+        bench_as(tmp_path, "status", written(tmp_path, data, repeats=gone))
 
 
 def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tmp_path):
     """A folder with a repeated run may be somebody else's as well: that its user has trusted the
     recipes says nothing here."""
-    source = (tmp_path / theirs(ready_timeout_s=77.0) / "run.json").read_bytes()
-    put(tmp_path / "new/repeated.json", source.decode())
-    data = json.loads(source)
-    data["repeats"] = {"id": "theirs-1", "sha256": hashlib.sha256(source).hexdigest()}
-    data["cells"] = []
-    put(tmp_path / "new/run.json", json.dumps(data))
-
-    def attach(*words: str):
-        return invoke("bench", "attach", str(tmp_path / "new"), *words, project=tmp_path,
-                      catch_exceptions=False, standalone_mode=False)  # fmt: skip
-
+    source = (tmp_path / theirs(ready_timeout_s=77.0) / "run.json").read_text()
+    folder = written(tmp_path, json.loads(source), source)
     with pytest.raises(Refused, match="not yours") as caught:
-        attach()
+        bench_as(tmp_path, "attach", folder)
     assert "--trust-recipes" in caught.value.hint
     assert "repeated.json --check" in caught.value.hint
     assert went_on == []
-    attach("--check")
-    attach("--trust-recipes")
+    bench_as(tmp_path, "attach", folder, "--check")
+    bench_as(tmp_path, "attach", folder, "--trust-recipes")
     assert len(went_on) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"name": "mine", "prompt": "many"}'])
+@pytest.mark.parametrize("text", ["", "{", "name: [dual\n", '{"name": "mine", "prompt": "many"}'])
 @pytest.mark.parametrize("command", ["status", "attach", "stop", "fetch"])
 def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text):
     data = json.loads((tmp_path / theirs() / "run.json").read_text())
-    put(tmp_path / "new/run.json", json.dumps({**data, "suite_text": text}))
-    with pytest.raises(InvalidFile, match="suite_text"):
-        invoke("bench", command, str(tmp_path / "new"), project=tmp_path,
-               catch_exceptions=False, standalone_mode=False)  # fmt: skip
+    folder = written(tmp_path, data, suite_text=text)
+    with pytest.raises(InvalidFile, match="suite_text") as raised:
+        bench_as(tmp_path, command, folder)
+    assert raised.value.where == f"{folder}/run.json"
 
 
 @pytest.mark.parametrize(("tool", "there"), [("vllm-bench", "0.11.0"), ("llama-benchy", "0.0.1")])
@@ -203,11 +206,7 @@ def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_pa
     data = json.loads((tmp_path / theirs() / "run.json").read_text())
     setup_of_two = {**data["setups"][0], "id": f"{NAME}-tp2", "tp": 2}
     text = json.dumps({**data, "setups": [*data["setups"], setup_of_two]})
-    put(tmp_path / "new/repeated.json", text)
-    repeats = {"id": "theirs-1", "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    put(tmp_path / "new/run.json", json.dumps({**data, "cells": [], "repeats": repeats}))
-    invoke("bench", "attach", str(tmp_path / "new"), "--limit", "a", project=tmp_path,
-           catch_exceptions=False, standalone_mode=False)  # fmt: skip
+    bench_as(tmp_path, "attach", written(tmp_path, data, text), "--limit", "a")
     (made,) = went_on
     assert {step.setup.tp for step in made.pending} == {1, 2}
     assert [cell.skip for cell in made.expansion.cells] == ["", ""]
@@ -215,8 +214,6 @@ def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_pa
 
 def test_a_replica_without_a_node(theirs, tmp_path):
     data = json.loads((tmp_path / theirs() / "run.json").read_text())
-    data["setups"][0]["servers"] = [{"nodes": []}]
-    put(tmp_path / "new/run.json", json.dumps(data))
+    setups = [{**data["setups"][0], "servers": [{"nodes": []}]}]
     with pytest.raises(InvalidFile, match=r"servers\.0\.nodes"):
-        invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
-               catch_exceptions=False, standalone_mode=False)  # fmt: skip
+        bench_as(tmp_path, "status", written(tmp_path, data, setups=setups))

@@ -62,13 +62,6 @@ def test_questions(here: Path) -> None:
     assert inventory.head.user == "nvidia"
 
 
-def test_no_one_to_ask(here: Path) -> None:
-    result = run(text="")
-    assert isinstance(result.exception, UsageError)
-    assert "--node ADDRESS" in str(result.exception)
-    assert list(here.iterdir()) == []
-
-
 def test_never_overwritten_without_force(here: Path) -> None:
     path = here / "inventory.yaml"
     path.write_text("mine")
@@ -78,27 +71,6 @@ def test_never_overwritten_without_force(here: Path) -> None:
     assert path.read_text() == "mine"
     assert run("--node", "10.0.0.1", "--yes", "--force").exit_code == 0
     assert load_inventory(None, Project(here)).head.address == "10.0.0.1"
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        ((), "no node given"),
-        (("--node", "10.0.0.300"), "nodes.spark1.address: found '10.0.0.300', expected an IP"),
-        (("--node", "me@x"), "the user 'me' goes into 'user'"),
-        (("--node", "x", "--node", "x"), "is the address of 'spark1' already"),
-        (("--node", "x", "--user", "A B"), "ssh.user: found 'A B', expected a user name"),
-        (("--node", "x", "--recipe", "gema4-31b-nvfp4"), "did you mean 'gemma4-31b-nvfp4'?"),
-        (("--node", "a: {b"), "expected an IP address or a host name"),
-    ],
-)
-def test_wrong_answers_leave_nothing_behind(
-    here: Path, args: tuple[str, ...], expected: str
-) -> None:
-    result = run(*args, "--yes")
-    assert isinstance(result.exception, UsageError), result.output
-    assert expected in str(result.exception)
-    assert list(here.iterdir()) == []
 
 
 def test_the_pool_keeps_off_the_management_network(here: Path) -> None:

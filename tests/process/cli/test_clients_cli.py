@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from pathlib import Path
 
 import pytest
 from factories import put
+from small_server import answering
 
 from spark_cluster.engine.proxy import DESCRIPTION, SELF_SIGNED
 from spark_cluster.node.containers import ENDPOINT
@@ -19,26 +18,12 @@ serve: {bind: management, api_key: {env: MY_KEY}, tls: self-signed}
 """
 
 
-class Models(http.server.BaseHTTPRequestHandler):
-    """The engine's list of models."""
-
-    def do_GET(self) -> None:
-        body = {"data": [{"id": "other", "max_model_len": 1}, {"id": "gemma", "max_model_len": 9}]}
-        self.send_response(200 if self.path == "/v1/models" else 404)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def engine():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Models)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
+    """The port of an engine's list of models."""
+    models = [{"id": "other", "max_model_len": 1}, {"id": "gemma", "max_model_len": 9}]
+    with answering(lambda _: (200, {}, json.dumps({"data": models}))) as port:
+        yield port
 
 
 @pytest.fixture

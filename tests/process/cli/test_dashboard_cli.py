@@ -70,9 +70,7 @@ def test_no_other_user_learns_the_token(opened: tuple[subprocess.Popen[str], str
 
 
 @pytest.mark.parametrize("library", ["starlette.applications", "uvicorn"])
-def test_without_the_extra_it_says_how_to_install_it(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_it_says_how_to_install_it(library, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, "spark_cluster.dashboard.server", raising=False)
     inventory = tmp_path / "inventory.yaml"

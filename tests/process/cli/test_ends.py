@@ -36,18 +36,16 @@ def test_a_reader_that_has_seen_enough(tmp_path, words):
     assert status in (1, 128 + signal.SIGPIPE), "1 is click's own"
 
 
+def ended(folder: Path, words: tuple[str, ...], **options) -> subprocess.CompletedProcess[str]:
+    """Return the end of the program with these outputs."""
+    argv = [*PROGRAM, *words]
+    return subprocess.run(argv, check=False, text=True, cwd=folder, **{"env": ENV, **options})
+
+
 @pytest.mark.parametrize("words", [LONG, SHORT, JSON])
 def test_a_full_disk_under_the_output(tmp_path, words):
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [*PROGRAM, *words],
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env=ENV,
-        )
+        done = ended(tmp_path, words, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr.startswith("error: No space left on device\n")
     assert "free space" in done.stderr
@@ -56,14 +54,7 @@ def test_a_full_disk_under_the_output(tmp_path, words):
 
 
 def test_a_terminal_that_has_ascii_only(tmp_path):
-    done = subprocess.run(
-        [*PROGRAM, *SHORT],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**ENV, "PYTHONIOENCODING": "ascii"},
-    )
+    done = ended(tmp_path, SHORT, capture_output=True, env={**ENV, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert r"\u2718" in done.stdout
 

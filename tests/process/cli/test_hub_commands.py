@@ -87,9 +87,7 @@ def test_int4_of_autoround_is_planned_by_its_tensors(hub: LabHub, run: Run) -> N
 NODES = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
 
 
-def test_a_laptop_without_the_hub_asks_through_a_node(
-    hub: LabHub, run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_laptop_without_the_hub_asks_through_a_node(hub, run, project, monkeypatch) -> None:
     (project / "inventory.yaml").write_text(NODES)
     for node in ("spark1", "spark2"):
         memory = "MemTotal: 127600748 kB\nMemAvailable: 123731900 kB\n"
@@ -106,9 +104,7 @@ def test_a_laptop_without_the_hub_asks_through_a_node(
     assert len(hub.requests) == asked
 
 
-def test_a_laptop_and_nodes_without_the_hub(
-    hub: LabHub, run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_laptop_and_nodes_without_the_hub(hub, run, project, monkeypatch) -> None:
     (project / "inventory.yaml").write_text(NODES)
     monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary("http://127.0.0.1:1", known))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
@@ -148,9 +144,7 @@ def test_an_unknown_key_is_decided_by_the_tensors(hub: LabHub, run: Run) -> None
     assert found["weights_gib"] == pytest.approx(expected, abs=0.01)
 
 
-def test_without_the_tensors_it_is_unknown_and_no_refusal(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_tensors_it_is_unknown_and_no_refusal(tmp_path, run, monkeypatch) -> None:
     folder = tmp_path / "super"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**NEMOTRON_SUPER, "moe_new_size": 77}))
@@ -169,9 +163,7 @@ def test_without_the_tensors_it_is_unknown_and_no_refusal(
         (Conduct(status=502), "status 502"),
     ],
 )
-def test_what_the_hub_refuses_is_explained(
-    conduct: Conduct, words: str, hub: LabHub, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_hub_refuses_is_explained(conduct, words, hub, run, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_never_printed")
     hub.conduct["org/autoround"] = conduct
     status, out, err = run("predict", "speed", "--model", "org/autoround")

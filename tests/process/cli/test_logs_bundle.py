@@ -104,11 +104,6 @@ def test_a_file_that_is_there_is_not_overwritten(run, nodes):
     assert (nodes / "mine.tar.gz").read_text() == "mine"
 
 
-def test_it_shows_nothing_else(run, nodes):
-    status, _, err = run("logs", "--bundle", "--follow")
-    assert (status, "cannot be combined" in err) == (2, True)
-
-
 # -- limits --------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from program import invoke
@@ -42,29 +41,7 @@ def written(folder: Path, kind: str) -> None:
     (folder / "recipes/r.yaml").write_text(f"{TEXT}kind: {kind}\n")
 
 
-@pytest.mark.parametrize("kind", ["speech", "image", "video"])
-@pytest.mark.parametrize("words", [("up", "--recipe", "r"), ("plan", "r", "--offline"),
-                                   ("plan", "r", "--offline", "--for", "latency")])  # fmt: skip
-def test_what_is_not_served_is_refused_before_a_node_is_asked(
-    folder: Path, kind: str, words: tuple[str, ...]
-) -> None:
-    written(folder, kind)
-    error = invoke(*words).exception
-    assert isinstance(error, Refused)
-    assert f"is of kind {kind}, which is not served here" in error.message
-    assert "use " in error.hint
-
-
-def test_a_plan_of_a_command_line_knows_the_kind() -> None:
-    line = "vllm serve black-forest-labs/FLUX.1-dev"
-    error = invoke("plan", "--offline", "--command", line).exception
-    assert isinstance(error, Refused)
-    assert "ComfyUI" in error.hint
-
-
-def test_the_plan_of_an_embedding_model_says_that_no_speed_of_generation_applies(
-    folder: Path,
-) -> None:
+def test_the_plan_of_an_embedding_model_says_that_no_speed_of_generation_applies(folder) -> None:
     written(folder, "embedding")
     found = json.loads(invoke("plan", "r", "--offline", "--json").stdout)
     assert (
@@ -112,15 +89,6 @@ def test_recipes_show_names_the_kind_and_its_rung(folder: Path) -> None:
     assert "ready when" not in shown
 
 
-def test_an_import_writes_the_kind_that_it_sees(folder: Path) -> None:
-    line = "vllm serve Qwen/Qwen3-Embedding-0.6B --runner pooling"
-    done = invoke("recipes", "import", "--command", line, "--name", "e", "--image", "i:1")
-    assert done.exit_code == 0, done.output
-    recipe = load_recipe("e", Project(folder))
-    assert "\nkind: embedding\n" in (folder / "recipes/e.yaml").read_text()
-    assert recipe.readiness.rungs == ["embedding"]
-
-
 def test_status_names_the_kind(capsys: pytest.CaptureFixture[str]) -> None:
     found = Status("serving", [], [], "http://h/v1", None, "m", 1, (), "embedding")
     assert found.to_dict()["kind"] == "embedding"
@@ -129,9 +97,7 @@ def test_status_names_the_kind(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("runtime", "heading"), [("venv", "unit"), ("docker", "container")])
-def test_status_heads_units_as_units(
-    runtime: Any, heading: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_heads_units_as_units(runtime, heading, capsys) -> None:
     nodes = [NodeState("gpu1", True, {"spark-vllm": ContainerState(runtime=runtime)})]
     found = Status("serving", nodes, [], "http://h/v1", None, "m", 1)
     status_command._show_status(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]

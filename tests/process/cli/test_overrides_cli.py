@@ -32,24 +32,6 @@ def test_the_plan_has_what_was_changed(run, project):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("-e", "NCCL_DEBUG"), "-e NCCL_DEBUG: expected NAME=VALUE"),
-        (("-e", "HF_TOKEN=x1y2"), "the value looks like a secret"),
-        (("--image", "a b"), "--image a b"),
-        (("--port", "18000"), "--port 18000: vLLM's own port behind the endpoint"),
-    ],
-)
-def test_what_is_refused_before_any_node_is_asked(run, project, options, message):
-    put(project / "inventory.yaml", INVENTORY)
-    for command in (("plan", "--offline"), ("up", "--tp", "1")):
-        status, _, err = run(*command, *options)
-        assert status == 2
-        assert message in err
-        assert "x1y2" not in err
-
-
 def test_the_port_stands_in_place_of_the_inventorys(project):
     put(project / "inventory.yaml", INVENTORY)
     assert Cluster(project=project).inventory.serve.port == 8000

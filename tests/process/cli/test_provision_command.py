@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import socket
-
 import pytest
-from program import Program
-
-INVENTORY = """\
-nodes:
-  spark1: {address: 127.0.0.1, port: PORT, roles: [head]}
-  spark2: {address: 127.0.0.2, port: PORT}
-settings:
-  SETTINGS
-"""
 
 
 @pytest.fixture
-def provision(tmp_path, monkeypatch):
-    """`provision("--json", settings="{...}")` on two nodes where no sshd listens."""
-    (tmp_path / "home/.ssh").mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    program = Program(tmp_path, monkeypatch)
+def provision(program, closed_port, monkeypatch):
+    """`provision("--json", PW="x")` on a node where no sshd listens, with variables."""
+    (program.folder / "home/.ssh").mkdir(parents=True)
+    program.put("inventory.yaml", f"nodes: {{a: {{address: 127.0.0.1, port: {closed_port}}}}}\n")
 
-    def run(*words, settings="{}", **environment):
-        text = INVENTORY.replace("PORT", str(port)).replace("SETTINGS", settings)
-        (tmp_path / "inventory.yaml").write_text(text)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        done = program("provision", *words)
-        for name in environment:
-            monkeypatch.delenv(name)
-        return done
+    def run(*words, **environment):
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            return program("provision", *words)
 
     return run
-
-
-def test_no_one_there(provision):
-    done = provision("--json")
-    assert done.returncode == 3
-    assert "refused the connection" in json.loads(done.stdout)["error"]["message"]
 
 
 def test_a_password_needs_a_key_to_install(provision, tmp_path):
@@ -61,9 +37,3 @@ def test_a_password_that_no_one_can_be_asked_for(provision, tmp_path):
     unset = provision("--password-env", "PW")
     assert unset.returncode == 2
     assert "PW is not set" in unset.stderr
-
-
-def test_help_names_its_options(provision):
-    said = provision("--help").stdout
-    for option in ("--allow-reboot", "--firmware", "--bandwidth", "--ask-password", "--check"):
-        assert option in said

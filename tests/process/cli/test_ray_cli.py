@@ -157,13 +157,6 @@ def test_a_token_that_is_none(server, run, project):
     assert server.requests == []
 
 
-def test_ray_up_needs_two_nodes_and_a_recipe(server, run):
-    status, _, err = run("ray", "up")
-    assert (status, "no recipe is given, and ray up runs in the image of one" in err) == (2, True)
-    status, _, err = run("ray", "up", "--recipe", "gemma4-31b-nvfp4", "--limit", "spark1")
-    assert (status, "ray up works between nodes, and one node is chosen" in err) == (4, True)
-
-
 def status_of(**given: Any) -> RayStatus:
     held = (GpuProcess(4711, "python3 train.py", 20_480),)
     nodes = tuple(
@@ -256,30 +249,7 @@ def test_jobs_are_ended_with_the_flag(head):
 # -- what is known to be wrong before anything is connected ------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("logs", "../version"), "'../version' is not the id of a job"),
-        (("logs", "-f", "x" * 201), "is not the id of a job"),
-        (("stop", "a/b"), "'a/b' is not the id of a job"),
-        (("submit", "--env", "=7", "--", "true"), "--env: found '=7', expected NAME=VALUE"),
-        (("submit", "--env", "A B=7", "--", "true"), "--env: found 'A B=7', expected NAME=VALUE"),
-        (("submit", "--working-dir", "nowhere", "--", "true"), "'nowhere' does not exist"),
-        (("submit", "--working-dir", "large", "--", "true"), "large holds more than 1 MiB"),
-        (("submit",), "Missing argument"),
-    ],
-)
-def test_wrong_arguments_connect_to_nothing(project, pipes, run, monkeypatch, words, said):
-    monkeypatch.setattr(ray, "LARGEST_FOLDER", 1 << 20)
-    put(project / "inventory.yaml", INVENTORY.replace("spark1", "lost"))  # exit status 3
-    put(project / "large/sub/weights", "")
-    os.truncate(project / "large/sub/weights", (1 << 20) + 1)
-    status, _, err = run("ray", *words)
-    assert status == 2
-    assert said in " ".join(err.split())
-
-
-def test_what_ray_leaves_out_of_a_folder_does_not_count(tmp_path, monkeypatch):
+def test_what_ray_leaves_out_of_a_folder_does_not_count(project, run, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "LARGEST_FOLDER", 1 << 20)
     put(tmp_path / "train.py", "pass\n")
     put(tmp_path / "data/.gitignore", "*.bin\n")
@@ -291,3 +261,6 @@ def test_what_ray_leaves_out_of_a_folder_does_not_count(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="holds more than 1 MiB") as caught:
         ray.must_be_sendable(tmp_path)
     assert ".gitignore" in caught.value.hint
+    put(project / "inventory.yaml", INVENTORY.replace("spark1", "lost"))  # exit status 3
+    status, _, err = run("ray", "submit", "--working-dir", "src", "--", "true")
+    assert (status, "src holds more than 1 MiB" in err) == (2, True)

@@ -85,9 +85,7 @@ def test_a_rewritten_branch_needs_more_than_a_yes(theirs: Repository, project: P
     assert "8192" in call(project, "recipes", "show", "@theirs/wren")[1]
 
 
-def test_one_registry_that_fails_does_not_stop_the_others(
-    theirs: Repository, project: Path, tmp_path: Path
-) -> None:
+def test_one_registry_that_fails_does_not_stop_the_others(theirs, project, tmp_path) -> None:
     theirs.commit(wren=sparkrun())
     text = (project / "registries.yaml").read_text()
     broken = f"  - {{name: broken, url: 'file://{tmp_path}/nowhere', format: sparkrun}}\n"
@@ -100,9 +98,7 @@ def test_one_registry_that_fails_does_not_stop_the_others(
     assert (second["in_use"], second["added"]) == (True, ["wren"])
 
 
-def test_control_characters_of_a_registry_are_not_printed(
-    theirs: Repository, project: Path
-) -> None:
+def test_control_characters_of_a_registry_are_not_printed(theirs, project) -> None:
     theirs.commit_files({"red\x1b[31m.yaml": sparkrun(), "wren": sparkrun()})
     theirs.commit_files(
         {"bad.yaml": 'model: "\\e[31m"\ncommand: "\\e[31m vllm"\nruntime: "\\e[2J"\n'}
@@ -159,9 +155,7 @@ def test_a_recipe_of_ours_is_imported_under_another_name(theirs: Repository, pro
     assert "other tools" in text
 
 
-def test_a_reference_that_is_not_there_says_what_there_is(
-    theirs: Repository, project: Path
-) -> None:
+def test_a_reference_that_is_not_there_says_what_there_is(theirs, project) -> None:
     theirs.commit(wren=sparkrun())
     call(project, "recipes", "update")
     for command in (("plan", "--offline"), ("recipes", "show"), ("recipes", "import")):
@@ -195,9 +189,7 @@ def test_all_words_must_occur_and_names_come_first(project: Path) -> None:
         (("embedding",), "qwen3-embedding-0.6b"),
     ],
 )
-def test_tags_models_and_descriptions_are_searched(
-    project: Path, words: tuple[str, ...], wanted: str
-) -> None:
+def test_tags_models_and_descriptions_are_searched(project, words, wanted) -> None:
     assert wanted in names(project, *words)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import json_schema
-import pytest
 
 NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
@@ -27,12 +26,7 @@ def test_a_plan_has_each_model_and_the_sum(project: Path, run: Any) -> None:
     assert shares == [0.74, 0.10]
     (node,) = found["nodes"]
     assert (node["name"], node["left_gib"]) == ("a", 4.58)
-
-
-def test_the_sum_is_shown_before_each_plan(project: Path, run: Any) -> None:
-    serving(project)
-    status, out, _ = run("plan", "--offline")
-    assert status == 0
+    out = run("plan", "--offline")[1]
     assert "2 models next to each other" in out
     assert out.index("left (the system keeps 4)") < out.index("--gpu-memory-utilization 0.74")
     assert "--gpu-memory-utilization 0.10" in out
@@ -56,25 +50,3 @@ def test_a_named_recipe_is_planned_alone(project: Path, run: Any) -> None:
     serving(project)
     _, out, _ = run("plan", CHAT, "--offline", "--json")
     assert json_schema.document("plan", out)["recipe"] == CHAT
-
-
-@pytest.mark.parametrize(
-    ("words", "serve", "status", "said"),
-    [
-        (("plan", "--offline", "--tp", "2"), BOTH, 2, "--tp is for one recipe"),
-        (("plan", "--offline", "--for", "latency"), BOTH, 2, "--for is for one recipe"),
-        (("plan", "--offline", "-o", "max-num-seqs=4"), BOTH, 2, "an override such as -o"),
-        (("up", "--tp", "2"), BOTH, 2, "--tp is for one recipe"),
-        (("up", "--replicas", "2"), BOTH, 2, "--replicas is for one recipe"),
-        (("up", "--max-num-seqs", "4"), BOTH, 2, "an override such as -o"),
-        (("up",), "[minimax-m2.5-awq, gpt-oss-20b]", 4, "minimax-m2.5-awq takes 2 nodes"),
-        (("up",), f"[{CHAT}, {{recipe: gpt-oss-20b, aliases: [gemma-4-26b]}}]", 4, "is a name of"),
-        (("up",), f"[{CHAT}, no-such-recipe]", 2, "no recipe 'no-such-recipe'"),
-    ],
-)
-def test_what_cannot_be(
-    project: Path, run: Any, words: tuple[str, ...], serve: str, status: int, said: str
-) -> None:
-    serving(project, serve)
-    ended, out, err = run(*words)
-    assert (ended, said in out + err) == (status, True), out + err

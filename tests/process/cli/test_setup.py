@@ -141,10 +141,10 @@ def test_a_host_key_that_has_changed_stops_before_the_password(setup, folder, ss
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+def program(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setattr(discovery, "LISTEN_S", 0.1)
     monkeypatch.setattr(discovery, "of_this_machine", list)
-    return Program(tmp_path, monkeypatch)
+    return program
 
 
 def test_no_terminal_says_what_would_be_asked(program):

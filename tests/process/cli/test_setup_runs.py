@@ -11,11 +11,6 @@ from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
 from spark_cluster.cli.setup_flow import Asker, Flow, StepFailed
 
-INVENTORY = """\
-nodes:
-  spark1: {{address: a, roles: [head]}}
-  {}: {{address: b}}
-"""
 PLAYBOOK = """\
 from spark_cluster.resources import File
 

@@ -81,12 +81,7 @@ def up(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
     monkeypatch.setenv("COLUMNS", "80")
 
-    def up(
-        host: str = "192.0.2.11",
-        model: str = "paris",
-        more: str = "",
-        inventory: str = "mine",
-    ) -> str:
+    def up(host="192.0.2.11", model="paris", more="", inventory="mine") -> str:
         put(project / f"inventories/{inventory}.yaml", INVENTORY)
         put(project / "playbooks/up.py", PLAYBOOK.format(host=host, model=model, more=more))
         status, out, err = run("-i", inventory, "up", "--tp", "1")
@@ -114,9 +109,7 @@ def test_it_says_how_to_ask_and_what_comes_next(up: Callable[..., str]) -> None:
         assert f"\nspark-cluster -i mine {command} " in out
 
 
-def test_an_endpoint_on_the_heads_loopback_is_asked_through_a_tunnel(
-    up: Callable[..., str],
-) -> None:
+def test_an_endpoint_on_the_heads_loopback_is_asked_through_a_tunnel(up) -> None:
     out = up("127.0.0.1")
     assert "bound to the head's loopback; from here: spark-cluster -i mine tunnel\n" in out
     assert "http://127.0.0.1:8000/v1/chat/completions" in request(out)
@@ -129,9 +122,7 @@ def test_a_key_is_named_by_its_variable(up: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("given", [{"more": ", tls='self-signed'"}, {"model": "org/$(x)"}])
-def test_what_only_clients_can_write_is_left_to_it(
-    up: Callable[..., str], given: dict[str, str]
-) -> None:
+def test_what_only_clients_can_write_is_left_to_it(up, given) -> None:
     """A certificate has to be saved first; a model's name may mean something to a shell."""
     out = up(**given)
     assert request(out) == []

@@ -66,9 +66,7 @@ def test_a_healthy_server(run: Run, project: Path, docker: object) -> None:
     assert kept["answers"]["answer"] == "Paris."
 
 
-def test_a_toy_is_asked_what_its_recipe_promises(
-    run: Run, server: ChatServer, docker: Callable[[str], None]
-) -> None:
+def test_a_toy_is_asked_what_its_recipe_promises(run, server, docker) -> None:
     server.change = lambda _request, reply: Reply("Paris") if not reply.calls else reply
     docker(TOY)
     status, out, _ = run("verify")

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-from pathlib import Path
-
-import pytest
-from program import Program
 
 from spark_cluster import __version__
 
 INVENTORY = "this is: [no inventory"
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch) -> Program:
-    return Program(tmp_path, monkeypatch)
 
 
 def test_versions_and_files(program, tmp_path):
@@ -41,9 +32,6 @@ def test_no_inventory(program, tmp_path):
     found = json.loads(program("-i", "one-sprak", "version", "--json").stdout)
     assert found["inventory"] is None
     assert "one-sprak" in found["inventory_error"]
-
-
-def test_a_shipped_inventory(program):
     found = json.loads(program("-i", "two-sparks", "version", "--json").stdout)
     assert found["inventory"].endswith("inventories/two-sparks.yaml")
 

@@ -300,15 +300,6 @@ def test_recipes_of_others(run, project):
         assert "show" not in words or shown in out
 
 
-def test_explain_of_any_log(run, project):
-    (project / "x[b].log").write_text(f"ValueError: [/think] \x1b]0;owned\x07 {'x' * 10}\n")
-    status, out, _ = run("explain", "x[b].log")
-    assert status == 0
-    assert "[/think]" in out
-    assert "x[b].log" in out
-    assert "\x1b" not in out
-
-
 # -- it stays so -----------------------------------------------------------------------------------
 
 

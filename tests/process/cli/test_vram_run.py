@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +47,7 @@ def recorded(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return record.path
 
 
-def test_by_phase_and_as_a_plot(
-    run: Callable[..., tuple[int, str, str]], recorded: Path, tmp_path: Path
-) -> None:
+def test_by_phase_and_as_a_plot(run, recorded, tmp_path) -> None:
     status, out, _ = run("vram", "--plot", "memory.svg")
     assert status == 0
     assert f"{RUN}  up --tp 2" in out
@@ -75,23 +72,17 @@ def test_by_phase_and_as_a_plot(
         (("--run", RUN, "--watch"), "--run and --plot are about a recorded run"),
     ],
 )
-def test_what_cannot_be_shown(
-    run: Callable[..., tuple[int, str, str]], recorded: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_shown(run, recorded, words, said) -> None:
     status, out, err = run("vram", *words)
     assert (status, said in out + err) == (2, True), out + err
 
 
-def test_a_folder_that_is_not_there(
-    run: Callable[..., tuple[int, str, str]], recorded: Path
-) -> None:
+def test_a_folder_that_is_not_there(run, recorded) -> None:
     status, _, err = run("vram", "--plot", "nowhere/memory.svg")
     assert (status, "nowhere/memory.svg" in err) == (1, True), err
 
 
-def test_up_keeps_the_plot_next_to_the_record(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_keeps_the_plot_next_to_the_record(recorded, monkeypatch) -> None:
     told: list[Event] = []
     bus: Any = SimpleNamespace(emit=told.append)
     phases = vram.read(recorded).phases()

@@ -52,9 +52,7 @@ def test_import_leaves_it_out(source: str) -> None:
 
 @pytest.mark.parametrize("source", ["/opt/vllm", "/home/me/venv", "/srv/data", "/var/cache/x"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_it_writes_is_named_by_the_user(
-    project: Path, source: str, command: tuple[str, ...]
-) -> None:
+def test_what_it_writes_is_named_by_the_user(project, source, command) -> None:
     recipe.write(project, recipe.with_mount(source))
     assert isinstance(invoke(*command, recipe.NAME).exception, Refused)
     done = invoke(*command, recipe.NAME, "--allow-mount", source)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import factories
 import pytest
+from cases import cases
 from factories import load_inventory, make_inventory, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,141 +38,14 @@ def error_of(folder: Path, text: str) -> str:
 
 
 HEAD = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n"
-
-WRONG = [
-    ("nodes:\n  spark1:\n    adress: 10.0.0.1\n",
-     "3: nodes.spark1.adress: unknown field; did you mean 'address'?"),
-    ("nodes:\n  spark1: {}\n",
-     "2: nodes.spark1.address: missing; expected management address: an IP address or a host name"),
-    ("nodes:\n  a: {address: 10.0.0.1, roles: [haed]}\n",
-     "2: nodes.a.roles[0]: found 'haed', expected 'head' or 'worker'; did you mean 'head'?"),
-    ("nodes:\n  a:\n    address: 10.0.0.300\n    port: '22'\n    user: 12\n",
-     "3: nodes.a.address: found '10.0.0.300', expected an IP address or a host name\n"
-     "4: nodes.a.port: found '22', expected a whole number\n"
-     "5: nodes.a.user: found 12, expected text; put it in quotes"),
-    (HEAD + "  b:\n    address: me@10.0.0.2\n",
-     "4: nodes.b.address: found 'me@10.0.0.2'; the user 'me' goes into 'user', "
-     "'10.0.0.2' stays here"),
-    (HEAD + "  b:\n    address: box:22\n",
-     "4: nodes.b.address: found 'box:22'; the port 22 goes into 'port', 'box' stays here"),
-    ("nodes:\n  Spark_1: {address: 10.0.0.1}\n",
-     "2: nodes.Spark_1: found 'Spark_1', expected a host name: a-z, 0-9 and '-'; "
-     "did you mean 'spark-1'?"),
-    (HEAD + "  b: {address: 10.0.0.1}\n",
-     "3: nodes.b.address: found '10.0.0.1', which is the address of 'a' already"),
-    ("nodes:\n  a: {address: 'fd00::1', roles: [head]}\n  b: {address: 'FD00:0:0::0001'}\n",
-     "3: nodes.b.address: found 'FD00:0:0::0001', which is the address of 'a' already"),
-    (HEAD + "  b: {address: '::ffff:10.0.0.1'}\n",
-     "3: nodes.b.address: found '::ffff:10.0.0.1', which is the address of 'a' already"),
-    ("ssh:\n  identity_file: ~no-such-user/x\n" + HEAD,
-     "2: ssh.identity_file: found '~no-such-user/x', but there is no user 'no-such-user' on this "
-     "machine"),
-    (HEAD + "become:\n  password: {file: ~no-such-user/x}\n",
-     "4: become.password.file: found '~no-such-user/x', but there is no user 'no-such-user' on "
-     "this machine"),
-    ("ssh: {user: a:b}\n" + HEAD, "1: ssh.user: found 'a:b', expected a user name"),
-    (HEAD + "  b: {address: 10.0.0.2, roles: [head]}\n",
-     "3: nodes.b.roles: a second head; 'a' is the head already"),
-    ("nodes:\n  a: {address: x}\n  b: {address: y}\n",
-     "1: nodes: no node is the head; give one of them (say a) roles: [head]"),
-    ("nodes: {}\n", "1: nodes: found 0 entries, expected at least 1 entry"),
-    ("nodes: []\n", "1: nodes: found a list, expected a mapping"),
-    ("ssh: {user: x}\n", "1: nodes: missing; expected the Sparks, by name"),
-    (HEAD + "groups:\n  g: [a, bb]\n", "4: groups.g[1]: no node 'bb'; nodes: a"),
-    (HEAD + "groups: {all: [a]}\n", "3: groups.all: 'all' is a built-in group; leave it out"),
-    (HEAD + "groups: {a: [a]}\n", "3: groups.a: has the name of a node"),
-    (HEAD + "group_settings: {haed: {}}\n",
-     "3: group_settings.haed: no group 'haed'; did you mean 'head'?"),
-    ("nodes:\n  all: {address: x}\n",
-     "2: nodes.all: 'all' is a built-in group; give the node another name"),
-    (HEAD + "serve:\n  api_key: sk-very-secret\n",
-     "4: serve.api_key: a secret is never written into the file; "
-     "expected {env: NAME} or {file: PATH}"),
-    (HEAD + "become:\n  password: 12345\n",
-     "4: become.password: a secret is never written into the file; "
-     "expected {env: NAME} or {file: PATH}"),
-    (HEAD + "become:\n  password: {env: pa ss}\n",
-     "4: become.password.env: not the name of an environment variable (the value is not shown)"),
-    (HEAD + "become:\n  password: {env: A, file: b}\n",
-     "4: become.password: expected {env: NAME} or {file: PATH}, one of them"),
-    (HEAD + "serve: {bind: lopback, port: true}\n",
-     "3: serve.bind: found 'lopback', expected 'loopback', 'management' or an IPv4 address of "
-     "the head; did you mean 'loopback'?\n"
-     "3: serve.port: found true, expected a whole number"),
-    (HEAD + "serve:\n  bind: management\n",
-     "4: serve.bind: anyone on the management network could use the endpoint; give it an "
-     "api_key: {env: SPARK_API_KEY}, or set open: true if that is meant"),
-    (HEAD + "serve:\n  bind: 10.1.2.3\n  tls: self-signed\n",
-     "4: serve.bind: anyone on 10.1.2.3's network could use the endpoint; give it an "
-     "api_key: {env: SPARK_API_KEY}, or set open: true if that is meant"),
-    (HEAD + "serve:\n  bind: management\n  api_key: {env: A}\n  open: true\n",
-     "6: serve.open: open means without a key, and there is an api_key; take one of them out"),
-    (HEAD + "serve: {bind: 0.0.0.0, open: true}\n",
-     "3: serve.bind: found '0.0.0.0', which is every network, the fabric too; expected "
-     "'loopback', 'management' or an IPv4 address of the head"),
-    (HEAD + "serve: {bind: 127.0.0.1}\n",
-     "3: serve.bind: found '127.0.0.1'; did you mean 'loopback'?"),
-    (HEAD + "serve: {api_key: {env: A}, port: 18000}\n",
-     "3: serve.port: 18000 is also vLLM's own port behind the endpoint; take another"),
-    (HEAD + "serve: {api_key: {env: A}, engine_port: 8000}\n",
-     "3: serve.engine_port: 8000 is also vLLM's own port behind the endpoint; take another"),
-    (HEAD + "serve: {tls: selfsigned}\n",
-     "3: serve.tls: found 'selfsigned', expected self-signed, or {certificate: FILE, key: FILE}"),
-    (HEAD + "serve: {tls: {certificate: a.pem}}\n",
-     "3: serve.tls: expected self-signed, or {certificate: FILE, key: FILE}"),
-    (HEAD + "serve: {tls: {certficate: a.pem, key: b}}\n",
-     "3: serve.tls.certficate: unknown field; did you mean 'certificate'?"),
-    (HEAD + "serve: {port: 70000}\n", "3: serve.port: found 70000, expected at most 65535"),
-    (HEAD + "fabric: {pool: [192.168.1.3/24]}\n",
-     "3: fabric.pool[0]: found '192.168.1.3/24'; did you mean '192.168.1.0/24'?"),
-    (HEAD + "  b: {address: 192.168.5.7}\nfabric:\n  pool: [192.168.5.0/24, 192.168.0.0/16]\n",
-     "5: fabric.pool[0]: 192.168.5.0/24 holds the management address of 'b' (192.168.5.7); "
-     "take another\n"
-     "5: fabric.pool[1]: 192.168.0.0/16 holds the management address of 'b' (192.168.5.7); "
-     "take another\n"
-     "5: fabric.pool[1]: 192.168.0.0/16 overlaps 192.168.5.0/24; each twin needs its own subnet"),
-    (HEAD + "  b: {address: x}\nfabric: {pool: [192.168.5.0/29]}\n",
-     "4: fabric.pool[0]: 192.168.5.0/29 is too small for 2 nodes from host 11 on"),
-    ("nodes:\n  a: {address: x, fabric: detct}\n",
-     "2: nodes.a.fabric: found 'detct', expected 'detect' or {interfaces: [...]}"),
-    ("nodes:\n  a:\n    address: x\n    fabric:\n      interfaces:\n"
-     "        - {name: e1, address: 192.168.7.1/24}\n"
-     "        - {name: e2, address: 192.168.7.2/24}\n",
-     "7: nodes.a.fabric.interfaces[1].address: 192.168.7.2/24 is in the subnet of "
-     "192.168.7.1/24; the two twins of a port need different subnets"),
-    ("nodes:\n  a:\n    address: x\n"
-     "    fabric: {interfaces: [{name: e, address: 192.168.7.0/24}]}\n",
-     "4: nodes.a.fabric.interfaces[0].address: found 192.168.7.0/24, "
-     "which is not a host address of a subnet"),
-    ("nodes:\n  a:\n    address: x\n"
-     "    fabric: {interfaces: [{nme: e1, address: 192.168.7.1/24}]}\n",
-     "4: nodes.a.fabric.interfaces[0].nme: unknown field; did you mean 'name'?"),
-    ("nodes:\n"
-     "  a: {address: x, roles: [head], fabric: {interfaces: "
-     "[{name: e, address: 192.168.7.1/24}]}}\n"
-     "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.8.2/24}]}}\n",
-     "3: nodes.b.fabric.interfaces[0].address: 192.168.8.2/24 is not in 192.168.7.0/24, "
-     "the subnet of node 'a'"),
-    ("nodes:\n"
-     "  a: {address: x, roles: [head], fabric: {interfaces: "
-     "[{name: e, address: 192.168.7.1/24}]}}\n"
-     "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}\n",
-     "3: nodes.b.fabric.interfaces[0].address: 192.168.7.1 is an address of 'a' already"),
-    ("nodes:\n  a: {address: x, roles: [head], fabric: detect}\n"
-     "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.177.11/24}]}}\n",
-     "3: nodes.b.fabric.interfaces: found 1, but fabric.pool (node 'a') has 2\n"
-     "3: nodes.b.fabric.interfaces[0].address: 192.168.177.11 is an address of 'a' already"),
-    (HEAD + "become: {method: su}\n",
-     "3: become.method: found 'su', expected 'sudo'; did you mean 'sudo'?"),
-]  # fmt: skip
+CASES = cases(__file__, "inventory.toml", HEAD=HEAD.rstrip())
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), WRONG, ids=[e.split(":")[1].strip() for _, e in WRONG]
+    "case", CASES["wrong"], ids=lambda case: case["expected"].split(":")[1].strip()
 )
-def test_wrong_inventories(tmp_path: Path, text: str, expected: str) -> None:
-    assert error_of(tmp_path, text) == expected
-    assert "pydantic" not in expected
+def test_wrong_inventories(tmp_path: Path, case: dict[str, str]) -> None:
+    assert error_of(tmp_path, case["text"]) == case["expected"]
 
 
 def test_no_secret_in_a_message(tmp_path: Path) -> None:
@@ -360,39 +234,12 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("all", NODES),
-        ("spark2", ["spark2"]),
-        ("spark3,spark1", ["spark1", "spark3"]),
-        ("spark3:head", ["spark1", "spark3"]),
-        ("spark*", NODES[:3]),
-        ("spark[12]", NODES[:2]),
-        ("!spark2", ["spark1", "spark3", "box"]),
-        ("all:!lab", ["spark1", "box"]),
-        ("!lab,all", ["spark1", "box"]),
-        ("worker:&lab", ["spark2", "spark3"]),
-        ("worker,&lab,!spark3", ["spark2"]),
-        (" spark1 , box ", ["spark1", "box"]),
-        ("la*", ["spark2", "spark3"]),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "expected"), CASES["patterns"])
 def test_patterns(pattern: str, expected: list[str]) -> None:
     assert selected(pattern, NODES, GROUPS) == expected
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("sprak1", "names 'sprak1', which is not a node or group\n  did you mean 'spark1'?"),
-        ("all:!sprak1", "names 'sprak1', which is not a node or group"),
-        ("zzz*", "names 'zzz*', which is not a node or group\n  known: all, box, head"),
-        ("head:&lab", "the node pattern 'head:&lab' selects no node"),
-        ("", "the node pattern is empty"),
-        (" , ", "the node pattern is empty"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "expected"), CASES["wrong_patterns"])
 def test_wrong_patterns(pattern: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         selected(pattern, NODES, GROUPS)
@@ -411,9 +258,7 @@ def members(name: str) -> set[str]:
 
 
 @given(TERMS, st.sampled_from(",:"), st.randoms())
-def test_select_is_set_algebra_in_any_order(
-    terms: list[tuple[str, str]], joint: str, random: object
-) -> None:
+def test_select_is_set_algebra_in_any_order(terms, joint, random) -> None:
     named = [members(n) for sign, n in terms if not sign]
     expected = set().union(*named) if named else set(NODES)
     for sign, name in terms:
@@ -469,19 +314,7 @@ def test_addresses_given_by_hand_are_taken(tmp_path: Path) -> None:
     assert fabric_addresses(inventory, inventory.head) == (IPv4Interface("192.168.7.1/24"),)
 
 
-@pytest.mark.parametrize(
-    ("serve", "on_loopback", "proxied"),
-    [
-        ("{}", True, False),
-        ("{open: true}", True, False),
-        ("{port: 18000}", True, False),
-        ("{api_key: {env: A}}", True, True),
-        ("{tls: self-signed}", True, True),
-        ("{bind: management, open: true}", False, True),
-        ("{bind: management, api_key: {env: A}}", False, True),
-        ("{bind: 10.1.2.3, api_key: {env: A}, tls: none}", False, True),
-    ],
-)
+@pytest.mark.parametrize(("serve", "on_loopback", "proxied"), CASES["endpoints"])
 def test_a_proxy_is_in_front_wherever_others_reach_the_endpoint(
     tmp_path, serve, on_loopback, proxied
 ):
@@ -512,18 +345,7 @@ def test_a_list_of_recipes_is_served_next_to_each_other(tmp_path):
     assert (long.serve.port, long.serve.recipe_names) == (9000, ("chat", "words"))
 
 
-@pytest.mark.parametrize(
-    ("serve", "why"),
-    [
-        ("[chat]", "found 1 entry, expected at least 2; for one, give recipe: NAME"),
-        ("{recipe: chat, recipes: [a, b]}", "found recipe and recipes; give one of them"),
-        ("[chat, chat]", "'chat' is given twice"),
-        ("[chat, {recipe: b, node: z}]", "no node 'z'"),
-        ("{recipes: [a, b], port: 18001}", "is also vLLM's own port"),
-        ("{recipes: [a, b], engine_port: 65535}", "2 models need as many ports"),
-        ("[chat, {recipe: b, alias: [x]}]", "unknown field; did you mean 'aliases'?"),
-    ],
-)
+@pytest.mark.parametrize(("serve", "why"), CASES["wrong_lists"])
 def test_lists_that_cannot_be_served(tmp_path, serve, why):
     with pytest.raises(InvalidFile, match=re.escape(why)):
         make_inventory(tmp_path, SEVERAL.format(serve))

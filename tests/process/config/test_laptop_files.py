@@ -121,9 +121,7 @@ def test_a_recipe_in_a_checkout_is_no_more_trusted_than_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", [["up"], ["lint"], ["plan", "--offline"]])
-def test_commands_refuse_and_allow(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
+def test_commands_refuse_and_allow(tmp_path, home, monkeypatch, command) -> None:
     (tmp_path / "theirs/r.yaml").write_text(PATCH.replace("FILE", "~/.ssh/id"))
     (home / "project/inventory.yaml").write_text("nodes: {a: {address: 127.0.0.1, port: 1}}\n")
     monkeypatch.chdir(home / "project")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import factories
 import pytest
+from cases import cases
 from factories import make_inventory
 
 HERE = "nodes:\n  a: {address: 10.0.0.1, roles: [head], connection: local}\n"
 INSIDE = (
     "nodes:\n  {0}: {{address: 10.0.0.{1}, connection: local, namespaces_of: pid, roles: [head]}}\n"
 )
-TWICE = INSIDE.format("a", 1) + "  b: {address: 10.0.0.2, connection: local, namespaces_of: pid}\n"
+CASES = cases(__file__, "local_node.toml", HERE=HERE.rstrip())
 BOTH = HERE + "  b: {address: 10.0.0.2}\n"
 
 
@@ -21,25 +22,10 @@ def test_one_node_is_this_machine(tmp_path: Path) -> None:
     assert (found["a"].is_local, found["b"].is_local) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (HERE + "  b: {address: 10.0.0.2, connection: local}\n",
-         "3: nodes.b.connection: two nodes cannot be this machine; 'a' has connection: local "
-         "already (namespaces_of makes a node of a container)"),
-        ("nodes:\n  a: {address: 10.0.0.1, connection: local, port: 22}\n",
-         "2: nodes.a.port: port is for SSH, and connection is local"),
-        ("nodes:\n  a: {address: 10.0.0.1, connection: here}\n",
-         "2: nodes.a.connection: found 'here', expected 'ssh' or 'local'"),
-        ("nodes:\n  a: {address: 10.0.0.1, namespaces_of: pid}\n",
-         "2: nodes.a.namespaces_of: namespaces_of is for connection: local, and connection is ssh"),
-        (TWICE,
-         "3: nodes.b.namespaces_of: 'a' has the same namespaces already"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be(tmp_path: Path, text: str, message: str) -> None:
-    found = factories.error_of(make_inventory, tmp_path, text, folder=tmp_path)
-    assert found.replace("inventory.yaml:", "") == message
+@pytest.mark.parametrize("case", CASES["wrong"])
+def test_what_cannot_be(tmp_path: Path, case: dict[str, str]) -> None:
+    found = factories.error_of(make_inventory, tmp_path, case["text"], folder=tmp_path)
+    assert found.replace("inventory.yaml:", "") == case["message"]
 
 
 def test_nodes_in_namespaces_of_this_machine(tmp_path: Path) -> None:

@@ -59,9 +59,7 @@ def test_what_is_no_host_name_or_no_machine_is_left_out(found: list[Announced]) 
     assert {one.host for one in found} & {"spark two; reboot", "spark-0000"} == set()
 
 
-def test_a_name_that_avahi_counted_up_is_a_sparks_and_not_relied_on(
-    found: list[Announced],
-) -> None:
+def test_a_name_that_avahi_counted_up_is_a_sparks_and_not_relied_on(found) -> None:
     """P11: the next conflict gives it another name, so the inventory gets its address."""
     ours = [one for one in found if one.host in (SPARK, COUNTED)]
     listed = candidates(ours, [], [ip_network("127.0.0.0/8")], lambda *_: True).candidates

@@ -45,9 +45,7 @@ def test_macos() -> None:
     assert not {"169.254.77.120", "224.0.0.251"} & {one.address for one in found}
 
 
-def test_a_tool_that_is_not_there_or_hangs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
+def test_a_tool_that_is_not_there_or_hangs(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert discovery.of_this_machine() == []
     assert discovery._output("spark-no-such-program") == ""

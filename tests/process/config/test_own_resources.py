@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
+from cases import cases
 from example_pages import write_files
 
 from spark_cluster import resources as shipped
@@ -19,6 +21,7 @@ from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.resources.base import from_wire, resource_class, to_wire
 from spark_cluster.runner import wire
 
+CASES = cases(__file__, "own_resources.toml")
 GOOD = """\
 from dataclasses import dataclass
 from spark_cluster.resources import Resource
@@ -135,105 +138,29 @@ def test_modules_that_resources_share(project: Project) -> None:
     assert shipped.Other("/x").id == "Other:/x"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        (
-            "thing.py",
-            "import json\nimport requests\n" + GOOD,
-            r"resources/thing\.py:2: resource thing: imports requests, expected the standard "
-            r"library of Python 3\.10, spark_cluster\.resources, spark_cluster\.node, or a file",
-        ),
-        (
-            "thing.py",
-            GOOD + "    def converge(self, host, actual):\n        from pydantic import x\n",
-            r"resources/thing\.py:8: resource thing: imports pydantic",
-        ),
-        ("thing.py", "import tomllib\n" + GOOD, r"thing\.py:1: resource thing: imports tomllib"),
-        (
-            "thing.py",
-            "from spark_cluster.config import folders\n" + GOOD,
-            r"resource thing: imports spark_cluster\.config",
-        ),
-        (
-            "thing.py",
-            "from spark_cluster import runner\n" + GOOD,
-            r"resource thing: imports spark_cluster\.runner",
-        ),
-        ("thing.py", "from .. import x\n" + GOOD, r"resource thing: imports \.\."),
-        (
-            "thing.py",
-            "from ._none import x\n" + GOOD,
-            r"resource thing: imports _none, which is not next to it\n  files there: thing",
-        ),
-        (
-            "thing.py",
-            "\n" + GOOD.replace("path: str", "path: str ="),
-            r"resources/thing\.py:7: resource thing: SyntaxError: invalid syntax\n  it also runs",
-        ),
-        (
-            "thing.py",
-            GOOD + "\ntry:\n    pass\nexcept* OSError:\n    pass\n",
-            r"resources/thing\.py:\d+: resource thing: SyntaxError: .*3\.11",
-        ),
-        ("thing.py", GOOD + "\0", r"resource thing: "),
-        (
-            "thing.py",
-            GOOD.replace("class Thing(", "class Thng("),
-            r"resources/thing\.py:1: resource thing: no class Thing\n  a resource's class is named",
-        ),
-        (
-            "thing.py",
-            GOOD.replace("@dataclass(frozen=True)", "@dataclass"),
-            r"thing\.py:\d: resource thing: TypeError: cannot inherit non-frozen dataclass",
-        ),
-        (
-            "thing.py",
-            GOOD.replace("@dataclass(frozen=True)\n", ""),
-            r"thing\.py:4: resource thing: class Thing is not a frozen dataclass\n  put @dataclass",
-        ),
-        (
-            "thing.py",
-            GOOD.replace("(Resource)", ""),
-            r"thing\.py:5: resource thing: class Thing is not a subclass of Resource\n",
-        ),
-        (
-            "thing.py",
-            GOOD + GOOD.replace("Thing", "Second"),
-            r"thing\.py:11: resource thing: found the resource Second, expected only Thing",
-        ),
-        (
-            "_part.py",
-            GOOD.replace("Thing", "File"),
-            r"_part\.py:5: module _part of resources: found the resource File, expected none",
-        ),
-        (
-            "file.py",
-            GOOD.replace("Thing", "File"),
-            r"resource file: the name is that of a resource that ships .*\n  choose another name",
-        ),
-        ("base.py", GOOD.replace("Thing", "Base"), r"resource base: the name is that of"),
-        ("my-thing.py", GOOD, r"found the file name 'my-thing\.py', expected words of letters"),
-        ("My.py", GOOD, r"found the file name 'My\.py'"),
-        (
-            "thing.py",
-            GOOD + "\n1 / 0\n",
-            r"resources/thing\.py:8: resource thing: ZeroDivisionError: division by zero",
-        ),
-        ("thing.py", GOOD + "\nraise SystemExit(3)\n", r"thing\.py:8: resource thing: SystemExit"),
-        (
-            "thing.py",
-            GOOD + "#" * LARGEST,
-            r"resources: resources/ of the project: found \d+ bytes",
-        ),
-    ],
-)
-def test_wrong_ones(project: Project, name: str, text: str, expected: str) -> None:
+@pytest.mark.parametrize("case", CASES["wrong"], ids=lambda case: case["expected"])
+def test_wrong_ones(project: Project, case: dict[str, Any]) -> None:
+    good = GOOD.replace(*case["replace"]) if "replace" in case else GOOD
+    text = (GOOD if case.get("twice") else "") + good
     file = shipped.File
-    put(project, name, text)
-    assert re.search(expected, error_of(project))
+    put(
+        project,
+        case.get("name", "thing.py"),
+        case.get("before", "") + text + case.get("after", ""),
+    )
+    assert re.search(case["expected"], error_of(project))
     assert resource_class("File") is file
     assert resource_class("Thing") is None
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [("\0", "resource thing: "), ("#" * LARGEST, r"resources/ of the project: found \d+ bytes")],
+    ids=["a byte of 0", "too large"],
+)
+def test_what_is_no_text_or_too_large(project: Project, after: str, expected: str) -> None:
+    put(project, "thing.py", GOOD + after)
+    assert re.search(expected, error_of(project))
 
 
 def test_the_line_of_a_shared_module(project: Project) -> None:

@@ -6,49 +6,15 @@ import json
 from ipaddress import IPv4Interface
 
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.facts import Facts, Gpu, GpuProcess, Hca, Memory
 
-DGX_RELEASE = """\
-DGX_NAME="DGX Spark"
-DGX_PRETTY_NAME="NVIDIA DGX Spark"
-DGX_SWBUILD_DATE="2025-09-10-13-50-03"
-DGX_SWBUILD_VERSION="7.2.3"
-DGX_COMMIT_ID="833b4a7"
-DGX_PLATFORM="DGX Server for KVM"
-DGX_SERIAL_NUMBER="1983725003055"
-"""
-OTAS = """
-DGX_OTA_VERSION="7.3.1"
-DGX_OTA_DATE="Fri Jan 16 23:27:32 UTC 2026"
-
-DGX_OTA_VERSION="7.4.0"
-DGX_OTA_DATE="Tue Feb 17 22:17:46 IST 2026"
-"""
-IBDEV2NETDEV = """\
-rocep1s0f0 port 1 ==> enp1s0f0np0 (Down)
-rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)
-roceP2p1s0f0 port 1 ==> enP2p1s0f0np0 (Down)
-roceP2p1s0f1 port 1 ==> enP2p1s0f1np1 (Up)
-"""
-RDMA_LINK = """\
-link rocep1s0f0/1 state ACTIVE physical_state LINK_UP netdev enp1s0f0np0
-link rocep1s0f1/1 state DOWN physical_state DISABLED netdev enp1s0f1np1
-"""
-MISMATCH = """\
-Failed to initialize NVML: Driver/library version mismatch
-NVML library version: 580.126
-"""
-MEMINFO = """\
-MemTotal:       127600748 kB
-MemFree:        123731968 kB
-MemAvailable:   123731900 kB
-SwapTotal:      16777212 kB
-HugePages_Total:       0
-"""
+CASES = cases(__file__, "parsers.toml")
+DGX_RELEASE, OTAS, IBDEV2NETDEV, RDMA_LINK, MISMATCH, MEMINFO = CASES["printed"].values()
 
 
 # -- the system --------------------------------------------------------------------------------
@@ -80,24 +46,10 @@ def test_meminfo():
 HEADER = "pid, process_name, used_gpu_memory [MiB]\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "processes"),
-    [
-        ("", []),
-        ("\n", []),
-        (HEADER, []),
-        (HEADER + "65247, VLLM::Worker_TP0, 102843 MiB\n", [(65247, "VLLM::Worker_TP0", 102843)]),
-        ("2065247, VLLM::EngineCore, 102843\n", [(2065247, "VLLM::EngineCore", 102843)]),
-        ("7, ray::RayWorkerWrapper, [N/A]\n", [(7, "ray::RayWorkerWrapper", None)]),
-        ("7, python -c a, b ,c, 5 MiB", [(7, "python -c a, b ,c", 5)]),
-        ('7, "quoted, 5\n8, b", 6 MiB\n', [(7, '"quoted', 5), (8, 'b"', 6)]),
-        ("7, a, [Insufficient Permissions]\r\n8, b, 6 MiB\r\n", [(7, "a", None), (8, "b", 6)]),
-        ("No devices were found\n", []),
-        (MISMATCH, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "processes"), CASES["compute_apps"])
 def test_compute_apps(text, processes):
-    assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
+    found = fact_gathering.compute_apps(text)
+    assert found == tuple(GpuProcess(*p) if p[2:] else GpuProcess(*p, None) for p in processes)
 
 
 names = st.text(
@@ -221,19 +173,12 @@ def done(stdout="", status=0, stderr=""):
     return {"status": status, "stdout": stdout, "stderr": stderr}
 
 
-MACHINE = {
-    "hostname": "spark-2a60",
-    "kernel": "6.17.0-1021-nvidia",
-    "arch": "aarch64",
-    "python": "3.12.3",
-    "cpus": 20,
-    "disk_total": 4_000_000_000_000,
-    "disk_free": 3_500_000_000_000,
-}
-
-
 def answer(**commands):
-    return {"commands": commands, "files": dict.fromkeys(fact_gathering.FILES), "machine": MACHINE}
+    return {
+        "commands": commands,
+        "files": dict.fromkeys(fact_gathering.FILES),
+        "machine": CASES["machine"],
+    }
 
 
 def test_facts_of_a_spark():

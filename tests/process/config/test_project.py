@@ -12,12 +12,15 @@ from textwrap import dedent
 
 import factories
 import pytest
+from cases import cases
 
 from spark_cluster.config.extension import load_module
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project, shipped_folder
 from spark_cluster.config.topology import render
 from spark_cluster.errors import InvalidFile, UsageError
+
+CASES = cases(__file__, "project.toml")
 
 GOOD_ROLE = """\
 from __future__ import annotations
@@ -106,32 +109,7 @@ def test_two_projects_have_their_own_role(project: Project, tmp_path: Path) -> N
     assert [role.function.__globals__["WHOSE"] for role in roles] == ["first", "second"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("x = (\n", "roles/r/__init__.py:1: role r: SyntaxError: '(' was never closed"),
-        ("x = 1\n1 / 0\n", "roles/r/__init__.py:2: role r: ZeroDivisionError: division by zero"),
-        (
-            "import nothing_like_it\n",
-            "roles/r/__init__.py:1: role r: ModuleNotFoundError: No module named 'nothing_like_it'",
-        ),
-        ("raise SystemExit(3)\n", "roles/r/__init__.py:1: role r: SystemExit: 3"),
-        ("raise ValueError\n", "roles/r/__init__.py:1: role r: ValueError: (no message)"),
-        (
-            "def role(ctx, settings): yield 1\n",
-            "roles/r/__init__.py:1: role r: no class Settings(pydantic.BaseModel)",
-        ),
-        (
-            "from pydantic import BaseModel\nclass Settings(BaseModel): pass\n"
-            "def role(ctx, settings):\n    return []\n",
-            "roles/r/__init__.py:3: role r: no generator function role(node, settings)",
-        ),
-        (
-            "from pydantic import BaseModel\nclass Settings(BaseModel): pass\n",
-            "roles/r/__init__.py:1: role r: no generator function role(node, settings)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), CASES["wrong_roles"])
 def test_wrong_roles(project: Project, text: str, expected: str) -> None:
     put(project.folder, "roles/r/__init__.py", text)
     assert error_of(project, "r").split("\n")[0] == expected
@@ -199,16 +177,7 @@ def test_render(tmp_path: Path) -> None:
     assert render(tmp_path, "name.j2", folder="f", template="t") == "f t"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ok\n{{ missing }}\n", "t.j2:2: 'missing' is undefined"),
-        ("ok\n{{ d.missing }}\n", "t.j2:2: 'dict object' has no attribute 'missing'"),
-        ("ok\n\n{% if %}\n", "t.j2:3: Expected an expression, got 'end of statement block'"),
-        ("{{ 1 // 0 }}\n", "t.j2:1: ZeroDivisionError: integer division or modulo by zero"),
-        ("{{ x | nofilter }}\n", "t.j2:1: No filter named 'nofilter'."),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), CASES["wrong_templates"])
 def test_wrong_templates(tmp_path: Path, text: str, expected: str) -> None:
     put(tmp_path, "t.j2", text)
     with pytest.raises(InvalidFile) as caught:

@@ -100,9 +100,7 @@ needs_acls = pytest.mark.skipif(sys.platform != "linux", reason="ACLs are looked
 @needs_acls
 @pytest.mark.parametrize(("kind", "who"), [(2, "user"), (8, "group")])
 @pytest.mark.parametrize("part", [".", "roles", "roles/drivers", "roles/drivers/__init__.py"])
-def test_what_an_acl_lets_others_write_is_not_run(
-    folder: Path, part: str, kind: int, who: str
-) -> None:
+def test_what_an_acl_lets_others_write_is_not_run(folder, part, kind, who) -> None:
     grant(folder / part, kind, OTHER)
     with pytest.raises(
         Refused, match=rf"role drivers is not used: .* lets {who} {OTHER} write"
@@ -156,9 +154,7 @@ def test_nor_in_a_checkout(folder: Path, tmp_path: Path, part: str) -> None:
 
 
 @needs_root
-def test_a_checkout_of_who_owns_the_program(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkout_of_who_owns_the_program(folder, tmp_path, monkeypatch) -> None:
     """Whoever could write it could write the code that runs: as root, from a user's checkout."""
     for name in ("SUDO_UID", "SUDO_GID"):
         monkeypatch.delenv(name, raising=False)
@@ -183,9 +179,7 @@ def test_what_is_installed_is_the_program(tmp_path: Path, monkeypatch: pytest.Mo
     assert Project(tmp_path).foreign(inside) is None
 
 
-def test_doctor_and_playbook_run_nothing_in_such_a_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_and_playbook_run_nothing_in_such_a_folder(folder, monkeypatch) -> None:
     folder.chmod(0o777)
     monkeypatch.chdir(folder)
     for words in (["doctor"], ["playbook", "p"], ["playbook", "./playbooks/p.py"], ["provision"]):
@@ -196,9 +190,7 @@ def test_doctor_and_playbook_run_nothing_in_such_a_folder(
 
 @pytest.mark.parametrize("words", [["ping"], ["doctor"], ["up"], ["-i", "inventory.yaml", "ping"]])
 @pytest.mark.parametrize("part", [".", "inventory.yaml"])
-def test_an_inventory_that_others_can_write_is_not_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], part: str
-) -> None:
+def test_an_inventory_that_others_can_write_is_not_used(folder, monkeypatch, words, part) -> None:
     """It says where sudo passwords are sent, and which host keys are believed."""
     monkeypatch.chdir(folder)
     (folder / part).chmod(0o777)
@@ -210,9 +202,7 @@ def test_an_inventory_that_others_can_write_is_not_used(
 
 
 @needs_root
-def test_an_inventory_that_someone_left_in_tmp(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_inventory_that_someone_left_in_tmp(folder, monkeypatch) -> None:
     monkeypatch.delenv("SUDO_UID", raising=False)
     folder.chmod(0o1777)
     os.chown(folder / "inventory.yaml", OTHER, OTHER)
@@ -237,9 +227,7 @@ def test_a_folder_like_tmp(folder: Path) -> None:
 
 
 @needs_root
-def test_what_belongs_to_others_or_their_group(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_belongs_to_others_or_their_group(folder, monkeypatch) -> None:
     monkeypatch.delenv("SUDO_UID", raising=False)
     monkeypatch.delenv("SUDO_GID", raising=False)
     path = folder / "roles/drivers"
@@ -267,9 +255,7 @@ def test_a_module_that_someone_put_into_a_role(folder: Path) -> None:
         load(folder)
 
 
-def test_a_recipe_that_others_can_write_is_not_served(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_that_others_can_write_is_not_served(folder, monkeypatch) -> None:
     (folder / "recipes").mkdir()
     text = "name: r\nmodel: {name: org/m, served_name: m}\nimage: {ref: x}\n"
     (folder / "recipes/r.yaml").write_text(text)

@@ -15,26 +15,11 @@ from spark_cluster.config import registries
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError, UsageError
+from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.importers import fetching, snapshot
 from spark_cluster.importers.fetching import Update, look, take
 
 ESCAPE = "\x1b"
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def theirs(tmp_path: Path, project: Path) -> Repository:
-    made = repository(tmp_path / "theirs")
-    name_registry(project, made.url)
-    return made
 
 
 def taken(project: Path, *, agree: bool = True) -> Update:
@@ -48,9 +33,7 @@ def listed(project: Path) -> dict[str, registries.Listed]:
     return {one.name: one for one in registries.current(registry, project).recipes}
 
 
-def test_a_recipe_is_used_by_reference_without_the_repository(
-    theirs: Repository, project: Path
-) -> None:
+def test_a_recipe_is_used_by_reference_without_the_repository(theirs, project) -> None:
     commit = theirs.commit(recipes__one=ours("one"))
     assert taken(project).changes.added == ("one",)
     theirs.folder.rename(theirs.folder.with_name("gone"))
@@ -59,9 +42,7 @@ def test_a_recipe_is_used_by_reference_without_the_repository(
     assert registries.pins(project) == {f"{theirs.url} main": commit}
 
 
-def test_recipes_of_another_tool_are_converted_when_they_are_taken(
-    theirs: Repository, project: Path
-) -> None:
+def test_recipes_of_another_tool_are_converted_when_they_are_taken(theirs, project) -> None:
     theirs.commit(a__good=sparkrun(), a__odd=sparkrun("x", -1) + "runtime: llama-cpp\n")
     theirs.commit(a__bad="recipe_version: '2'\nmodel: 3\ncommand: ls\n")
     name_registry(project, theirs.url, "sparkrun")
@@ -90,38 +71,21 @@ def test_what_moved_is_named_and_taken_only_when_agreed(theirs: Repository, proj
 
 
 def test_what_is_pinned_is_fetched_again_where_the_cache_lacks_it(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    theirs, project, monkeypatch, tmp_path
+):
     """Another machine, or an emptied cache: it need not agree to what the branch has now."""
     first = theirs.commit(old=ours("old"))
     taken(project)
-    theirs.commit(old=None, new=ours("new"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
+    assert taken(project, agree=False).in_use, "it has not moved"
+    assert list(listed(project)) == ["old"]
+    theirs.commit(old=None, new=ours("new"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a third one"))
     found = taken(project, agree=False)
     assert (found.taken, found.in_use) == (first, False)
     assert (found.changes.added, found.changes.removed) == (("new",), ("old",))
     assert list(listed(project)) == ["old"]
     assert registries.pins(project) == {f"{theirs.url} main": first}
-
-
-def test_what_is_pinned_and_has_not_moved_is_in_use_at_once(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    theirs.commit(one=ours("one"))
-    taken(project)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
-    assert taken(project, agree=False).in_use
-    assert list(listed(project)) == ["one"]
-
-
-def test_a_rewritten_branch_is_recognised(theirs: Repository, project: Path) -> None:
-    theirs.commit(one=ours("one"))
-    theirs.commit(two=ours("two"))
-    taken(project)
-    theirs.commit(amend=True, two=ours("two", "another one"))
-    found = taken(project, agree=False)
-    assert found.rewritten
-    assert found.changes.changed == ("two",)
 
 
 def test_a_commit_in_the_file_never_moves(theirs: Repository, project: Path) -> None:
@@ -135,18 +99,14 @@ def test_a_commit_in_the_file_never_moves(theirs: Repository, project: Path) -> 
 
 
 @pytest.mark.parametrize("more", [{"commit": "0" * 40}, {"branch": "nosuch"}])
-def test_a_commit_or_branch_that_does_not_exist(
-    theirs: Repository, project: Path, more: dict[str, str]
-) -> None:
+def test_a_commit_or_branch_that_does_not_exist(theirs, project, more) -> None:
     theirs.commit(one=ours("one"))
     name_registry(project, theirs.url, **{k: f"'{v}'" for k, v in more.items()})
     with pytest.raises(UsageError, match="no such commit or branch"):
         taken(project)
 
 
-def test_links_large_files_and_odd_names_are_not_taken(
-    theirs: Repository, project: Path, tmp_path: Path
-) -> None:
+def test_links_large_files_and_odd_names_are_not_taken(theirs, project, tmp_path) -> None:
     secret = put(tmp_path / "secret.yaml", ours("secret"))
     theirs.commit_files(
         {
@@ -184,9 +144,7 @@ def test_a_submodule_is_not_followed(theirs: Repository, project: Path, tmp_path
     assert "x.yaml" in "".join(found.found.skipped)
 
 
-def test_nothing_of_the_repository_is_run(
-    theirs: Repository, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_repository_is_run(theirs, project, tmp_path, monkeypatch) -> None:
     mark = tmp_path / "ran"
     hooks = tmp_path / "hooks"
     for hook in ("post-checkout", "reference-transaction", "post-merge"):
@@ -209,9 +167,7 @@ def test_nothing_of_the_repository_is_run(
     assert not mark.exists()
 
 
-def test_files_of_the_same_name_get_the_names_of_their_folders(
-    theirs: Repository, project: Path
-) -> None:
+def test_files_of_the_same_name_get_the_names_of_their_folders(theirs, project) -> None:
     theirs.commit_files(
         {
             "a/same.yaml": ours("same"),
@@ -228,9 +184,7 @@ def test_files_of_the_same_name_get_the_names_of_their_folders(
     assert load_recipe("@theirs/a-same", Project(project)).name == "a-same"
 
 
-def test_too_many_files_are_an_error(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_files_are_an_error(theirs, project, monkeypatch) -> None:
     monkeypatch.setattr(snapshot, "MOST_FILES", 2)
     theirs.commit(one=ours("one"), two=ours("two"), three=ours("three"))
     with pytest.raises(Failed, match="more than 2 recipes"):
@@ -241,9 +195,7 @@ def test_too_many_files_are_an_error(
     assert list(listed(project)) == ["four"]
 
 
-def test_a_repository_that_is_too_large_is_given_up(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_that_is_too_large_is_given_up(theirs, project, monkeypatch) -> None:
     theirs.commit_files({"one": ours("one"), "data.bin": os.urandom(1 << 20)})
     monkeypatch.setattr(fetching, "LARGEST_PACK", 64 << 10)
     with pytest.raises(Failed, match="larger than"):
@@ -251,9 +203,7 @@ def test_a_repository_that_is_too_large_is_given_up(
     assert registries.pins(project) == {}
 
 
-def test_a_tree_that_lists_its_own_content_over_and_over_is_given_up(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_that_lists_its_own_content_over_and_over_is_given_up(theirs, project, monkeypatch):
     theirs.commit_files({"one": ours("one")} | {f"{n}/{n}.txt": "" for n in range(40)})
     monkeypatch.setattr(fetching, "MOST_LISTED", 40)
     with pytest.raises(Failed, match="lists more files"):
@@ -261,9 +211,7 @@ def test_a_tree_that_lists_its_own_content_over_and_over_is_given_up(
     assert registries.pins(project) == {}
 
 
-def test_a_server_that_hangs_is_given_up(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_is_given_up(project, tmp_path, monkeypatch) -> None:
     hanging = put(tmp_path / "ssh", "#!/bin/sh\nsleep 600\n", 0o755)
     monkeypatch.setenv("GIT_SSH_COMMAND", str(hanging))
     monkeypatch.setenv("GIT_SSH_VARIANT", "simple")
@@ -275,9 +223,7 @@ def test_a_server_that_hangs_is_given_up(
     assert time.monotonic() - began < 120
 
 
-def test_no_configuration_leads_git_to_another_protocol(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_configuration_leads_git_to_another_protocol(project, tmp_path, monkeypatch) -> None:
     """Over plain HTTP anyone on the way could give another repository."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     lines = (
@@ -292,9 +238,7 @@ def test_no_configuration_leads_git_to_another_protocol(
         taken(project)
 
 
-def test_without_git_it_says_so(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_git_it_says_so(theirs, project, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="git is not installed"):
         taken(project)
@@ -319,17 +263,13 @@ def test_addresses_that_are_refused(project: Path, url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_list_of_registries_that_others_can_write_is_not_used(
-    theirs: Repository, project: Path
-) -> None:
+def test_a_list_of_registries_that_others_can_write_is_not_used(theirs, project) -> None:
     (project / "registries.yaml").chmod(0o666)
     with pytest.raises(Refused, match=r"registries\.yaml is not used"):
         registries.registries(project)
 
 
-def test_a_recipe_of_a_registry_has_no_file_of_the_project(
-    theirs: Repository, project: Path
-) -> None:
+def test_a_recipe_of_a_registry_has_no_file_of_the_project(theirs, project) -> None:
     put(project / "private.py", "secret")
     patch = f"patches: [{{file: {project}/private.py, origin: laptop, target: /opt/x, why: w}}]\n"
     theirs.commit(one=ours("one") + patch)
@@ -338,9 +278,7 @@ def test_a_recipe_of_a_registry_has_no_file_of_the_project(
         must_be_allowed(load_recipe("@theirs/one", Project(project)))
 
 
-def test_a_recipe_of_a_registry_gets_no_variable_unasked(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_of_a_registry_gets_no_variable_unasked(theirs, project, monkeypatch) -> None:
     monkeypatch.setenv("MY_KEY", "secret")
     theirs.commit(one=ours("one") + "env: {K: {env: MY_KEY}}\n")
     taken(project)
@@ -358,9 +296,7 @@ def test_a_recipe_of_a_registry_gets_no_variable_unasked(
         ("@theirs/../one", r"no recipe '\.\./one'"),
     ],
 )
-def test_references_that_lead_nowhere(
-    theirs: Repository, project: Path, reference: str, message: str
-) -> None:
+def test_references_that_lead_nowhere(theirs, project, reference, message) -> None:
     theirs.commit(one=ours("one"))
     taken(project)
     with pytest.raises(UsageError, match=message):
@@ -373,9 +309,7 @@ def test_a_registry_that_was_never_fetched_says_how(theirs: Repository, project:
     assert caught.value.hint == "spark-cluster recipes update theirs"
 
 
-def test_a_damaged_cache_is_said_and_repaired_by_an_update(
-    theirs: Repository, project: Path
-) -> None:
+def test_a_damaged_cache_is_said_and_repaired_by_an_update(theirs, project) -> None:
     theirs.commit(one=ours("one"))
     found = taken(project)
     (registry,) = registries.registries(project)
@@ -391,9 +325,7 @@ def test_a_damaged_cache_is_said_and_repaired_by_an_update(
     assert load_recipe("@theirs/one", Project(project)).name == "one"
 
 
-def test_an_older_conversion_is_made_anew(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_conversion_is_made_anew(theirs, project, monkeypatch) -> None:
     theirs.commit(one=sparkrun())
     name_registry(project, theirs.url, "sparkrun")
     monkeypatch.setattr("spark_cluster.importers.snapshot.__version__", "0.0.1")
@@ -405,19 +337,8 @@ def test_an_older_conversion_is_made_anew(
     assert list(listed(project)) == ["one"]
 
 
-def test_looking_changes_nothing(theirs: Repository, project: Path) -> None:
-    theirs.commit(one=ours("one"))
-    (registry,) = registries.registries(project)
-    assert not look(registry, project).in_use
-    assert not (project / registries.LOCK).exists()
-    with pytest.raises(SparkClusterError, match="not on this machine"):
-        registries.current(registry, project)
-
-
 @pytest.mark.parametrize("revision", ["../../elsewhere", "main", "", "A" * 40, "a" * 39, "\x1b[2J"])
-def test_a_revision_in_the_lock_file_that_is_none(
-    theirs: Repository, project: Path, revision: str
-) -> None:
+def test_a_revision_in_the_lock_file_that_is_none(theirs, project, revision) -> None:
     theirs.commit(recipes__one=ours("one"))
     taken(project)
     pinned = {"taken": {f"{theirs.url} main": revision}}
@@ -428,9 +349,7 @@ def test_a_revision_in_the_lock_file_that_is_none(
     assert ESCAPE not in error.value.message
 
 
-def test_a_registry_that_takes_too_long_to_convert_is_not_taken(
-    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registry_that_takes_too_long_to_convert_is_not_taken(theirs, project, monkeypatch):
     theirs.commit(recipes__one=ours("one"))
     monkeypatch.setattr(snapshot, "CONVERTED_S", -1.0)
     with pytest.raises(Failed, match="to convert") as error:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cases import cases
 from factories import put
 from program import invoke
 
@@ -17,6 +18,8 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import mods
 from spark_cluster.importers.mods import NotCarried
+
+CASES = cases(__file__, "import_mods.toml")
 
 RECIPE = """\
 recipe_version: "1"
@@ -112,9 +115,7 @@ def test_all_mods_or_none(tool: Path, tmp_path: Path) -> None:
     assert "not at hand" in reasons["mods: fix-owl"]
 
 
-def test_a_base_without_digest_and_a_folder_without_git_are_to_do(
-    tool: Path, tmp_path: Path
-) -> None:
+def test_a_base_without_digest_and_a_folder_without_git_are_to_do(tool, tmp_path) -> None:
     (tool / ".git/HEAD").unlink()
     _, document = imported(tmp_path, written(tool, "fix-wren", container="vllm-node"))
     assert "write the digest into image.build.base" in str(document["to_do"])
@@ -131,23 +132,8 @@ def test_nothing_is_replaced_unasked(tool: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "recipes/wren.mods/mine").exists()
 
 
-REFUSED = [
-    ("../../etc", {}, "not the name of a folder"),
-    ("/etc", {}, "not the name of a folder"),
-    ("@eugr/../x", {}, "not the name of a folder"),
-    ("m", {"run.sh": "nohup x &\n"}, "leaves a process running"),
-    ("m", {"run.sh": "python3 watch.py &\n"}, "leaves a process running"),
-    ("m", {"run.sh": "echo 3 > /proc/sys/vm/drop_caches\n"}, "changes settings of the running"),
-    ("m", {"run.sh": "export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345\n"}, "like a secret"),
-    ("m", {"run.sh": "true\n", "a b": "x"}, "found 'a b'"),
-    ("m", {"README": "x"}, "not at hand"),
-]
-
-
-@pytest.mark.parametrize(("name", "files", "text"), REFUSED)
-def test_what_cannot_be_carried_over(
-    tmp_path: Path, name: str, files: dict[str, str], text: str
-) -> None:
+@pytest.mark.parametrize(("name", "files", "text"), CASES["refused"])
+def test_what_cannot_be_carried_over(tmp_path, name, files, text) -> None:
     for path, content in files.items():
         put(tmp_path / "mods/m" / path, content)
     with pytest.raises(NotCarried, match=text) as caught:
@@ -155,9 +141,7 @@ def test_what_cannot_be_carried_over(
     assert "hf_abc" not in str(caught.value)
 
 
-def test_links_out_of_the_folder_and_large_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_out_of_the_folder_and_large_folders(tmp_path, monkeypatch) -> None:
     put(tmp_path / "secret", "s")
     put(tmp_path / "m/run.sh", "true\n")
     (tmp_path / "m/x").symlink_to(tmp_path / "secret")

@@ -97,9 +97,7 @@ def test_addresses_that_are_none(tmp_path: Path, url: str, message: str) -> None
     assert "remains in use" not in error["hint"], "nothing of a kit was taken before"
 
 
-def test_a_folder_on_the_command_line_at_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_on_the_command_line_at_80_columns(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     argv = ("--project", str(tmp_path), "recipes", "import", "--offline")
     done = run(*argv, str(KITS / "one-file-and-env"), cwd=tmp_path)

@@ -5,48 +5,17 @@ from __future__ import annotations
 import io
 
 import pytest
+from cases import cases
 
 from spark_cluster.cli.changes import summary
 from spark_cluster.cli.display import Display
 from spark_cluster.cli.terminal import Console
 from spark_cluster.runner.events import Result, RunFinished, RunStarted
 
-PENDING = {"restart": ["pending", None]}
-STOPPED = {"state": ["running", "absent"]}
+CASES = cases(__file__, "changes.json")
 
 
-@pytest.mark.parametrize(
-    ("resource", "changes", "said"),
-    [
-        ("Service:docker", PENDING, "restarted"),
-        ("Service:x", {"running": [False, True], "enabled": [False, True], **PENDING},
-         "started, enabled"),
-        ("Service:x", {"running": [True, False], "enabled": [True, False]}, "stopped, disabled"),
-        ("Service:x", {"unit_file": ["changed since", "as loaded"]}, "systemd reloaded"),
-        ("Command:read nftables.service's drop-in", {"done": [False, True], **PENDING}, "done"),
-        ("Container:v", STOPPED | {"secrets": ["others", "none"]},
-         "stopped and removed, with its secrets"),
-        ("Container:v", {"state": ["exited", "absent"]}, "removed"),
-        ("Container:v", {"secrets": ["others", "none"]}, "its secrets removed"),
-        ("Container:v", {"state": ["absent", "running"], "spec": [None, "a"]}, "new"),
-        ("Container:v", {"spec": ["a", "b"], "image": ["another", "current"]},
-         "made again: new settings, new image"),
-        ("Unit:v", {"state": ["activating (auto-restart)", "running"]},
-         "made again: was activating (auto-restart)"),
-        ("NftTable:t", {"file": ["7c37450be777", "absent"], "in_force": ["yes", "no"]},
-         "removed, lifted"),
-        ("NftTable:t", {"file": ["absent", "8a034cb83991"], "in_force": ["no", "yes"]},
-         "new, in force"),
-        ("File:/f", {"kind": ["file", "absent"]}, "removed"),
-        ("File:/f", {"sha256": ["a", "b"], "mode": ["0600", "0644"]},
-         "new content, mode 0600 → 0644"),
-        ("Package:vim", {"vim": ["absent", "present"]}, "vim installed"),
-        ("Netplan:/n", {"addresses": [{}, {"a": "10.0.0.1/24"}], "mtu": [{"a": 1}, {"a": 9}]},
-         "addresses a 10.0.0.1/24 added, mtu a 1 → 9"),
-        ("Line:/f", {"line": [None, "# a"]}, "# a added"),
-        ("Own:x", {"on": [True, False]}, "on yes → no"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("resource", "changes", "said"), CASES["words"])
 def test_words(resource, changes, said):
     assert summary(resource, changes) == said
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import cases
 from json_schema import document as fits
 from program import invoke
 
-from spark_cluster.errors import InvalidFile, UsageError
+CASES = cases(__file__, "explain.toml")
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -21,36 +22,11 @@ def run(*words: str, stdin: str = "", as_json: bool = False) -> str:
     return result.output
 
 
-def test_the_cause_is_on_top():
-    text = run(str(DATA / "vllm_no_compiler.log"))
-    lines = text.splitlines()
-    assert lines[0].startswith("the cause")
-    assert "no C++ compiler" in lines[1]
-    assert "TORCHDYNAMO_DISABLE=1" in text
-    assert text.index("InvalidCxxCompiler") < text.index("consequences of the above")
-
-
 def test_an_effect_without_its_cause_says_so():
     killed = (DATA / "vllm_worker_killed.log").read_text()
     text = run("-", stdin=killed[killed.index("(EngineCore pid=518)") :])
     assert text.startswith("only consequences are in these logs, not their cause")
     assert "worker-died" in text
-
-
-def test_what_a_line_can_mean_among_other_things_is_no_cause():
-    text = run("-", stdin="ValueError: invalid literal for int() with base 10: ''\n")
-    assert text.splitlines()[1].startswith("? perhaps: ")
-
-
-def test_a_log_in_which_nothing_is_recognised_is_not_called_free_of_errors():
-    text = run("-", stdin="$ vllm serve /models/m --kv-cache-memory-bytes 1G\n")
-    assert text.startswith("neither an error nor a start was recognised")
-
-
-def test_an_error_of_a_shell_is_no_warning():
-    text = run("-", stdin="/bin/bash: line 1: ray: command not found\n")
-    assert text.startswith("the cause")
-    assert "image-without-ray" in text
 
 
 def test_a_piece_of_a_log_is_not_called_free_of_errors():
@@ -59,81 +35,21 @@ def test_a_piece_of_a_log_is_not_called_free_of_errors():
     assert not run("-", stdin=first).startswith("no error")
 
 
-def test_what_is_not_a_log_has_no_decisive_line():
-    text = run("-", stdin="Error: the mean error is 7 %, and nothing here is an engine's\n")
-    assert text.startswith("no line of an engine was recognised; what looks most like an error")
-
-
-def test_all_ranks_are_fine():
-    text = run(str(DATA / "vllm_mp_rank0.log"), str(DATA / "vllm_mp_rank1.log"))
-    assert text.startswith("no error")
-    assert "not in the logs" not in text
-    assert "Application startup complete" in text
-
-
-def test_the_engine_is_named():
-    assert ", vLLM" in run(str(DATA / "vllm_no_compiler.log")).splitlines()[0]
-    text = "launch_server.py: error: unrecognized arguments: --reasoning_parser kimi_k2\n"
-    assert run("-", stdin=text).splitlines()[0] == "the cause  standard input: 1 line, SGLang"
-    assert json.loads(run("-", stdin=text, as_json=True))["engine"] == "SGLang"
-
-
 def test_standard_input_and_json():
     found = json.loads(run("-", stdin="RuntimeError: No CUDA GPUs are available\n", as_json=True))
     assert found["cause"]["id"] == "gpu-dead"
     assert found["cause"]["where"] == "standard input"
     assert found["logs"] == [{"name": "standard input", "bytes": 41, "lines": 1}]
-
-
-def test_markup_in_a_log_is_text():
-    assert "ValueError: [red]x[/]" in run("-", stdin="ValueError: [red]x[/]\n")
+    text = "launch_server.py: error: unrecognized arguments: --reasoning_parser kimi_k2\n"
+    assert json.loads(run("-", stdin=text, as_json=True))["engine"] == "SGLang"
 
 
 def test_about_an_issue():
-    text = run("--about", "nccl-sockets")
-    assert "/dev/infiniband" in text
-    assert "lint, explain, doctor (serving.hcas, serving.nccl-sockets)" in text
     everything = fits("explain-about", run("--about", "all", as_json=True))["issues"]
     assert len(everything) > 100
-    assert "nccl-sockets" in run("--about", "all")
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "said"),
-    [
-        ([], UsageError, "no log is given"),
-        (["/nowhere.log"], InvalidFile, "no such file"),
-        (["--about", "nccl-socket"], UsageError, "did you mean 'nccl-sockets'"),
-        (["--about", "all", "x.log"], UsageError, "--about or log files, not both"),
-    ],
-)
-def test_mistakes(words, error, said):
-    with pytest.raises(error) as caught:
-        run(*words)
-    assert said in str(caught.value)
-    assert caught.value.exit_code == 2
-
-
-ERRORS = [
-    "watchdog: BUG: soft lockup - CPU#4 stuck for 26s! [python3:312]",
-    "python3: page allocation failure: order:9, mode:0x40dc0(GFP_KERNEL)",
-    "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)",
-    "BUG: unable to handle page fault for address: ffffb6a8c0a4e000",
-    "Internal error: Oops: 0000000096000004 [#1]  SMP",
-    "Call trace:",
-    "NVRM: Xid (PCI:000f:01:00): 62, pid=2011, name=python3, 2024a1f0 00000000",
-    "pcieport 0000:00:00.0: AER: Uncorrected (Non-Fatal) error message received from 0000:01:00.0",
-    "Kernel panic - not syncing: Attempted to kill init!",
-    "rcu: INFO: rcu_preempt self-detected stall on CPU",
-    "INFO: task python3:4711 blocked for more than 122 seconds.",
-    "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1683: inode #2: comm ls: reading directory",
-    "I/O error, dev nvme0n1, sector 1234 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2",
-    "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10",
-    "{1}[Hardware Error]: event severity: fatal",
-]
-
-
-@pytest.mark.parametrize("line", ERRORS)
+@pytest.mark.parametrize("line", CASES["errors"])
 def test_what_the_kernel_reports_is_never_headed_no_error(tmp_path, line):
     """P06: the headline does not contradict the lines below it, known or not."""
     log = tmp_path / "kernel.log"

@@ -6,17 +6,12 @@ import json
 import sys
 
 import pytest
+from cases import cases
+from factories import put
 from json_schema import document as fits
 
-BENCHMARK = {
-    "concurrency": 1,
-    "context_size": 0,
-    "prompt_size": 2048,
-    "response_size": 128,
-    "is_context_prefill_phase": False,
-    "tg_req_throughput": {"mean": 6.6, "std": 0.0, "values": [6.6, 6.6]},
-    "ttfr": {"mean": 1450.0, "std": 0.0, "values": [1450.0, 1450.0]},
-}
+DATA = cases(__file__, "predict.json")
+BENCHMARK = DATA["benchmark"]
 
 
 @pytest.fixture
@@ -52,31 +47,8 @@ def test_a_recipe(run):
     assert found["context"] == 1024, "as in plan and recipes list"
 
 
-def test_a_recipe_with_a_drafter_as_a_table(run):
-    status, out, _ = run(
-        "predict", "speed", "--recipe", "gemma4-26b-a4b-fp8-mtp", "--concurrency", "4"
-    )
-    assert status == 0
-    assert "with the drafter, all 4, tok/s" in out
-    assert "tokens a step" in out
-    assert "GB read for a token" in out
-    assert max(len(line) for line in out.splitlines() if "tok/s" in line) <= 100
-
-
 def test_a_model_and_a_folder(run, tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    config = {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    put(tmp_path / "mine/config.json", json.dumps(DATA["llama-8b"]))
     for model in ("meta-llama/Llama-3.1-8B-Instruct", "./mine", "mine"):
         options = ("--quantization", "fp8", "--kv-dtype", "fp8", "--tp", "2", "--json")
         status, out, _ = run("predict", "speed", "--model", model, *options)
@@ -87,19 +59,7 @@ def test_a_model_and_a_folder(run, tmp_path):
 
 
 def test_what_does_not_fit_gets_no_speed(run, tmp_path):
-    folder = tmp_path / "large"
-    folder.mkdir()
-    config = {
-        "model_type": "llama",
-        "hidden_size": 16384,
-        "intermediate_size": 53248,
-        "num_hidden_layers": 126,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = put(tmp_path / "large/config.json", json.dumps(DATA["llama-405b"])).parent
     status, out, _ = run("predict", "speed", "--model", str(folder), "--json")
     assert status == 0
     found = json.loads(out)
@@ -152,49 +112,6 @@ def test_the_kind_of_drafter_says_what_is_usually_accepted(run):
     }
     assert by[""] == by["mtp"]
     assert by["dspark"]["tokens_per_step"] < by["mtp"]["tokens_per_step"]
-
-
-def test_nothing_runs_over_80_columns(run):
-    options = ("--draft-tokens", "3", "--concurrency", "16", "--prompt", "65536")
-    _, out, _ = run("predict", "speed", "--model", "nvidia/Qwen3.6-35B-A3B-NVFP4", *options)
-    rows = [line for line in out.splitlines() if "wider for" not in line]
-    assert len(rows) > 10
-    assert max(map(len, rows)) <= 80, out
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((*OSS, "--mxfp4-layers", "moe,qkvo"), "found 'qkvo', expected some of moe, qkv, o"),
-        (("--recipe", "gemma4-31b-fp8", "--mxfp4-layers", "moe"), "a recipe sets its own"),
-        ((*OSS, "--draft-method", "mtp"), "need a drafter"),
-        ((), "--recipe NAME"),
-        (("--recipe", "a", "--model", "b"), "both"),
-        (("--recipe", "gemma4-31b-nvfp"), "did you mean 'gemma4-31b-nvfp4'"),
-        (("--recipe", "gemma4-31b-nvfp4", "--quantization", "fp8"), "need --model"),
-        (("--model", "google/gemma-4-31B-its"), "did you mean"),
-        (("--model", "google/gemma-4-31B-it", "--quantization", "int3"), "no quantization 'int3'"),
-        (("--model", "google/gemma-4-31B-it", "--kv-dtype", "fp3"), "no KV cache type 'fp3'"),
-        (("--model", "google/gemma-4-31B-it", "--tp", "3"), "cannot be divided over 3"),
-        (("--model", "google/gemma-4-31B-it", "--tp", "0"), "--tp"),
-        (("--model", "google/gemma-4-31B-it", "--prompt", "0"), "--prompt"),
-        (("--model", "google/gemma-4-31B-it", "--acceptance", "0.9"), "--draft-tokens"),
-        (
-            ("--model", "google/gemma-4-31B-it", "--draft-tokens", "2", "--acceptance", "most"),
-            "expected numbers",
-        ),
-        (
-            ("--model", "google/gemma-4-31B-it", "--draft-tokens", "2", "--acceptance", "1.5"),
-            "rates from 0 to 1",
-        ),
-    ],
-)
-def test_what_cannot_be(run, options, said):
-    status, out, err = run("predict", "speed", *options)
-    assert status == 2
-    assert out == ""
-    assert said in err
-    assert "Traceback" not in err
 
 
 def test_calibrate_and_predict_with_it(run, results, tmp_path):
@@ -292,10 +209,3 @@ def test_a_broken_calibration_is_named(run, tmp_path):
     assert status == 2
     assert "calibration.json" in err
     assert "remove it" in err
-
-
-def test_predict_alone_shows_what_there_is(run):
-    status, out, _ = run("predict")
-    assert status == 2
-    assert "speed" in out
-    assert "kv" in out

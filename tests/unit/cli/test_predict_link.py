@@ -8,35 +8,23 @@ from typing import Any
 import pytest
 from fabric_results import save
 from json_schema import document as fits
-from program import invoke
 
 from spark_cluster.bench.fabric_run import all_reduce
 from spark_cluster.errors import UsageError
 from spark_cluster.plan.estimate import Constants, read_constants
 
 
-@pytest.fixture
-def ask(tmp_path):
-    def run(*words: str, columns: str = "80") -> str:
-        done = invoke(
-            *words, project=tmp_path, columns=columns, catch_exceptions=False, standalone_mode=False
-        )
-        return str(done.stdout)
-
-    return run
-
-
 def speed(ask, tp: str) -> dict[str, Any]:
     words = ("predict", "speed", "--recipe", "gemma4-31b-fp8", "--tp", tp)
     # The group's own --json stands before the subcommand.
-    found: dict[str, Any] = json.loads(ask("--json", *words))
+    found: dict[str, Any] = json.loads(ask("--json", *words).stdout)
     return found
 
 
 def test_the_measured_link_replaces_the_assumed_one(ask, tmp_path):
     before = {tp: speed(ask, tp) for tp in ("1", "2")}
     folder = save(tmp_path / "fabric")
-    said = ask("predict", "--calibrate", folder)
+    said = ask("predict", "--calibrate", folder).stdout
     assert "allreduce_us" in said
     assert "measured" in said
     assert max(map(len, said.splitlines()[:-1])) <= 80
@@ -64,7 +52,7 @@ def test_a_link_that_was_measured_between_four_nodes(ask, tmp_path):
 
 
 def test_as_json(ask, tmp_path):
-    out = ask("predict", "--calibrate", save(tmp_path / "f") + "/fabric.json", "--json")
+    out = ask("predict", "--calibrate", save(tmp_path / "f") + "/fabric.json", "--json").stdout
     found = fits("predict-calibrate", out)
     assert found["measured"] == ["allreduce_us", "allreduce_low_us", "allreduce_high_us", "link"]
     assert found["points"] == 0

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from gpu_runs import runs
-from program import invoke
 
 from spark_cluster.errors import UsageError
 from spark_cluster.plan.estimate import read_constants
@@ -15,15 +14,6 @@ from spark_cluster.plan.estimate import read_constants
 RUNS = {run.name: run for run in runs() if run.lines}
 
 BF16 = "0.26.0 tp2-mp-g31-bf16"
-
-
-@pytest.fixture
-def ask(tmp_path: Path):
-    def run(*words: str) -> str:
-        done = invoke(*words, project=tmp_path, catch_exceptions=False, standalone_mode=False)
-        return str(done.stdout)
-
-    return run
 
 
 def log(folder: Path, name: str, first: str = "") -> str:
@@ -34,12 +24,12 @@ def log(folder: Path, name: str, first: str = "") -> str:
 
 def runtime(ask) -> float:
     words = ("plan", "gemma4-31b-fp8", "--tp", "2", "--offline", "--json")
-    return float(json.loads(ask(*words))["runtime_gib"])
+    return float(json.loads(ask(*words).stdout)["runtime_gib"])
 
 
 def test_plans_reserve_what_the_server_logged(ask, tmp_path: Path) -> None:
     before = runtime(ask)
-    said = ask("predict", "--calibrate", log(tmp_path, BF16))
+    said = ask("predict", "--calibrate", log(tmp_path, BF16)).stdout
     assert "runtime_gib" in said
     assert "0.33" in said
     constants = read_constants(tmp_path / "calibration.json")
@@ -74,7 +64,7 @@ TINY = (
 def test_a_tiny_models_memory_is_left_out(ask, tmp_path: Path) -> None:
     tiny = tmp_path / "tiny.log"
     tiny.write_text(TINY)
-    said = ask("predict", "--calibrate", str(tiny), "--calibrate", log(tmp_path, BF16))
+    said = ask("predict", "--calibrate", str(tiny), "--calibrate", log(tmp_path, BF16)).stdout
     assert "left out" in said
     assert "tiny.log: runtime_gib: logged 0.042 GiB, expected 0.1 to 60" in said
     assert read_constants(tmp_path / "calibration.json").runtime_gib == pytest.approx(0.33)

@@ -4,7 +4,6 @@ import io
 import threading
 
 import pytest
-from program import Program
 from rich.console import Console
 
 from spark_cluster.cli.app import Stepper
@@ -77,16 +76,3 @@ def test_what_happens_meanwhile_is_shown_afterwards():
     asking, display, out = stepper(meanwhile)
     asking.ask("spark1", CHANGE)
     assert out.getvalue().index("change it?") < out.getvalue().index("it goes on")
-
-
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        ((), "there is no terminal to ask on"),
-        (("--check",), "--step and --check contradict each other"),
-    ],
-)
-def test_usage(tmp_path, monkeypatch, option, text):
-    done = Program(tmp_path, monkeypatch)("down", "--step", *option)
-    assert done.returncode == 2
-    assert text in done.stderr

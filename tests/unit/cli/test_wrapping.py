@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from cases import cases
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -14,27 +15,12 @@ from spark_cluster.cli.console import plain_table
 from spark_cluster.cli.tables import NARROWEST
 from spark_cluster.cli.terminal import Console, wrapped
 
+CASES = cases(__file__, "wrapping.toml")
+
 WORDS = st.lists(st.text("abc日", min_size=1, max_size=16), min_size=1, max_size=30)
 
 
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("  spark1  changed File:/etc/hosts new content",
-         ["  spark1  changed File:/etc/hosts new", "          content"]),
-        ("✘ the fabric address is none of this node's",
-         ["✘ the fabric address is none of this", "  node's"]),
-        ("error: the node does not answer within 30 s",
-         ["error: the node does not answer within", "  30 s"]),
-        ("plug it in, then spark-cluster doctor --only link shows more",
-         ["plug it in, then", "  spark-cluster doctor --only link shows", "  more"]),
-        ("write `serve: {recipe: lab-paris, tp: 2}` into the file",
-         ["write", "  `serve: {recipe: lab-paris, tp: 2}`", "  into the file"]),
-        ("key  SHA256:bpLjPDbpLjPDbpLjPDbpLjPDbpLjPDY1/Y9Fbw5x0",
-         ["key  SHA256:bpLjPDbpLjPDbpLjPDbpLjPDbpLjPDY1/Y9Fbw5x0"]),
-        ("one\n\ntwo   ", ["one", "", "two"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "shown"), CASES["lines"])
 def test_a_line_of_40_columns(line, shown):
     assert wrapped(Text(line), 40).plain.split("\n") == shown
 

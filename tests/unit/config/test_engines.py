@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 from spark_cluster.config import engines
 from spark_cluster.config.engines import Dialect
@@ -15,6 +16,8 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine.engine import engine
 from spark_cluster.errors import InvalidFile, UsageError
+
+CASES = cases(__file__, "engines.toml")
 
 BASE = """\
 name: r
@@ -74,20 +77,7 @@ def test_one_of_another_package(tmp_path: Path) -> None:
         engine("broken")
 
 
-WRONG = [
-    ("engine: vlm\n", "engine: found 'vlm'; did you mean 'vllm'?"),
-    ("engine: sglang\nexecutor: ray\n", "executor: found ray, expected mp: SGLang joins nodes so"),
-    ("engine: sglang\nvllm: {version: 0.19.0}\n",
-     "vllm: found versions of vLLM, expected none: SGLang serves"),
-    ("engine: sglang\nengine_args: {mem-fraction-static: 0.8}\n",
-     "engine_args.mem-fraction-static: not an engine argument here: it is the recipe's "
-     "gpu_memory_utilization"),
-    ("engine: sglang\nengine_args: {enforce-eager: true}\n",
-     "engine_args.enforce-eager: a flag of vLLM; SGLang calls it 'disable-cuda-graph'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "expected"), WRONG, ids=[text for text, _ in WRONG])
+@pytest.mark.parametrize(("text", "expected"), CASES["wrong"])
 def test_wrong_recipes(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(InvalidFile) as caught:
         load(tmp_path, BASE + text)
@@ -101,6 +91,9 @@ def test_an_engines_own_flags_become_vllms_for_plans(tmp_path: Path) -> None:
         "drafter: {method: mtp, tokens: 2}\n"
     )
     recipe = load(tmp_path, text)
+    words = " ".join(recipe.args_for(2))
+    assert "--context-length 4096 --max-running-requests 8 --mem-fraction-static 0.6" in words
+    assert "--tp-size 2" in words
     flags = recipe.flags(2)
     assert flags == {
         "context-length": 4096,

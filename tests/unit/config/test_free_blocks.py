@@ -28,9 +28,7 @@ ORDERS_OF_SPARKS = "Node 0, zone   Normal " + "    100" * 12 + "{:7}{:7}\n"
         ("Node 0, zone DMA 0 0\nNode 1, zone Normal 0 0 9\n", MIB, 4 * MIB, 36 * MIB, True),
     ],
 )
-def test_large_blocks_by_the_size_of_a_page(
-    text: str, page_size: int, size: int, large: int, fragmented: bool
-) -> None:
+def test_large_blocks_by_the_size_of_a_page(text, page_size, size, large, fragmented) -> None:
     """P06: no physically contiguous memory is left although gigabytes are free."""
     found = free_blocks(text, page_size)
     assert found is not None

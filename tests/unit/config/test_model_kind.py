@@ -3,60 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from cases import cases
 
 from spark_cluster.config import recipe_schema
 from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Refused
 
-FLAGS = [
-    ({"task": "embed"}, "embedding"),
-    ({"task": "score"}, "reranking"),
-    ({"task": "generate", "runner": "pooling"}, "chat"),
-    ({"runner": "pooling"}, "embedding"),
-    ({"runner": "pooling", "convert": "classify"}, "reranking"),
-    ({"convert": "embed"}, "embedding"),
-    ({"convert": "auto", "runner": "auto"}, None),
-    ({"runner": "generate"}, "chat"),
-    ({"is-embedding": True}, "embedding"),
-    ({"hf-overrides": {"architectures": ["Qwen3ForSequenceClassification"]}}, "reranking"),
-    ({"hf-overrides": '{"architectures": ["Qwen3ForSequenceClassification"]}'}, "reranking"),
-    ({"hf-overrides": "{broken", "runner": "pooling"}, "embedding"),
-    ({"hf-overrides": {"architectures": "Qwen3"}}, None),
-    ({"max-model-len": 4096}, None),
-]
-
-ARCHITECTURES = [
-    ("Qwen3ForSequenceClassification", "reranking"),
-    ("BertForSequenceClassification", "reranking"),
-    ("WhisperForConditionalGeneration", "transcription"),
-    ("BertModel", "embedding"),
-    ("XLMRobertaModel", None),
-    ("ModernBertModel", "embedding"),
-    ("Qwen3ForCausalLM", None),
-    ("Gemma4ForConditionalGeneration", None),
-    ("Qwen3TTSForConditionalGeneration", "speech"),
-    ("FluxPipeline", "image"),
-    ("WanPipeline", "video"),
-]
-
-NAMES = [
-    ("Qwen/Qwen3-Embedding-8B", "embedding"),
-    ("BAAI/bge-m3", "embedding"),
-    ("Alibaba-NLP/gte-Qwen2-7B-instruct", "embedding"),
-    ("Qwen/Qwen3-Reranker-4B", "reranking"),
-    ("BAAI/bge-reranker-v2-m3", "reranking"),
-    ("openai/whisper-large-v3", "transcription"),
-    ("o/asr-1b", "transcription"),
-    ("o/whisper-embed", "embedding"),
-    ("o/canary-rerank", "reranking"),
-    ("black-forest-labs/FLUX.1-dev", "image"),
-    ("Qwen/Qwen3-TTS-12Hz-1.7B", "speech"),
-    ("Wan-AI/Wan2.2-T2V-A14B-Diffusers", "video"),
-    ("google/gemma-4-31B-it", None),
-    ("openai/gpt-oss-120b", None),
-    ("/srv/models/embedding-models/gemma-4", None),
-]
+CASES = cases(__file__, "model_kind.toml")
 
 
 def recipe(**fields: object) -> Recipe:
@@ -64,19 +18,19 @@ def recipe(**fields: object) -> Recipe:
     return parse(Recipe, {**base, **fields})
 
 
-@pytest.mark.parametrize(("flags", "kind"), FLAGS)
+@pytest.mark.parametrize(("flags", "kind"), CASES["flags"])
 def test_flags_show_the_kind(flags: dict[str, object], kind: str | None) -> None:
-    assert recipe_schema.kind_of_flags(flags) == kind
+    assert recipe_schema.kind_of_flags(flags) == (kind or None)
 
 
-@pytest.mark.parametrize(("architecture", "kind"), ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "kind"), CASES["architectures"])
 def test_architectures_show_the_kind(architecture: str, kind: str | None) -> None:
-    assert recipe_schema.kind_of_architectures([architecture]) == kind
+    assert recipe_schema.kind_of_architectures([architecture]) == (kind or None)
 
 
-@pytest.mark.parametrize(("name", "kind"), NAMES)
+@pytest.mark.parametrize(("name", "kind"), CASES["names"])
 def test_names_show_the_kind(name: str, kind: str | None) -> None:
-    assert recipe_schema.kind_of_name(name) == kind
+    assert recipe_schema.kind_of_name(name) == (kind or None)
 
 
 def test_pooling_alone_does_not_contradict_a_reranker() -> None:

@@ -1,10 +1,13 @@
 """Netplan files of others, as the YAML library reads them: each form in which an address stands."""
 
 import pytest
+from cases import cases
 from netplan_files import FIRST, LAYOUTS, SECOND
 
 from spark_cluster.config.fact_gathering import LONGEST_NETPLAN, MANAGED, netplan_files
 from spark_cluster.config.facts import Interface
+
+CASES = cases(__file__, "netplan_facts.toml")
 
 INTERFACES = (
     Interface(FIRST, mac="4C:BB:47:00:00:01"),
@@ -58,19 +61,7 @@ def test_a_profile_of_network_manager():
     assert one.id.startswith("NM-0c1f7a2e")
 
 
-@pytest.mark.parametrize(
-    ("match", "names"),
-    [
-        (f"{{name: {FIRST}}}", [FIRST]),
-        ('{name: "en*s0f1np1"}', [FIRST, SECOND]),
-        ("{name: [enp1s0f1np1, enP7s7]}", [FIRST, "enP7s7"]),
-        ("{macaddress: 4c:bb:47:00:00:01}", [FIRST]),
-        ("{driver: mlx5_core}", [FIRST, SECOND]),
-        ("{driver: r8127}", []),
-        ('{name: "en*", macaddress: 4C:BB:47:00:00:02}', [SECOND]),
-        ("{}", [FIRST, SECOND, "enP7s7"]),
-    ],
-)
+@pytest.mark.parametrize(("match", "names"), CASES["match"])
 def test_match(match, names):
     assert interfaces(f"{{match: {match}}}") == names
 
@@ -85,18 +76,9 @@ def test_a_definition_in_two_files():
 
 def test_a_file_hides_one_of_its_name():
     addresses = "network: {{ethernets: {{enp1s0f1np1: {{addresses: [10.0.{}.1/24]}}}}}}"
-    files = {
-        f"{folder}/{name}": addresses.format(number)
-        for number, (folder, name) in enumerate(
-            [
-                ("/run/netplan", "50-a.yaml"),
-                ("/etc/netplan", "50-a.yaml"),
-                ("/lib/netplan", "60-b.yaml"),
-                ("/etc/netplan/old", "70-c.yaml"),
-                ("/etc/netplan", "10-d.yaml"),
-            ]
-        )
-    }
+    paths = ("/run/netplan/50-a.yaml", "/etc/netplan/50-a.yaml", "/lib/netplan/60-b.yaml",
+             "/etc/netplan/old/70-c.yaml", "/etc/netplan/10-d.yaml")  # fmt: skip
+    files = {path: addresses.format(number) for number, path in enumerate(paths)}
     found = netplan_files(files, INTERFACES)
     assert [str(address) for address in found.given(FIRST)] == [
         "10.0.4.1/24",
@@ -113,16 +95,7 @@ def test_members_of_a_bond():
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "network: [",
-        "a: 1\na: 2\n",
-        "network: {ethernets: &a {x: *a}}",
-        "\x00",
-        "x" * (LONGEST_NETPLAN + 1),
-    ],
-)
+@pytest.mark.parametrize("text", [*CASES["unreadable"], "x" * (LONGEST_NETPLAN + 1)])
 def test_a_file_that_cannot_be_read_is_named(text):
     found = netplan_files({PATH: text}, INTERFACES)
     (reason,) = found.unreadable

@@ -7,111 +7,33 @@ import re
 from pathlib import Path, PurePosixPath
 
 import pytest
+from cases import cases
 
 from spark_cluster.config.recipe import is_for_models, why_not_writable, why_refused
 from spark_cluster.node import paths
 
-REFUSED = (
-    "/",
-    "//",
-    "/./",
-    "/etc",
-    "/etc/ssh",
-    "/root",
-    "/root/",
-    "/root/.ssh",
-    "/home",
-    "/home/me",
-    "/home/me/.ssh",
-    "/home/./me/.aws",
-    "~",
-    "~/.ssh",
-    "$HOME",
-    "${HOME}/.ssh",
-    "/var",
-    "/var/lib",
-    "/var/run/docker.sock",
-    "/run",
-    "/run/docker.sock",
-    "/proc",
-    "/sys",
-    "/dev",
-    "/dev/sda",
-    "/boot",
-    "/var/lib/docker",
-    "/var/lib/docker/volumes",
-    "/var/lib/spark-cluster",
-    "/data/docker.sock",
-    "/data/other.sock",
-    "/var/cache",
-    "/var/cache/spark-cluster",
-    "/var/cache/spark-cluster/engine/huggingface/hub",
-    "/opt/spark-cluster",
-    "/opt/./spark-cluster/hub",
-    "/var/lib/cloud/scripts/per-boot",
-    "/var/lib/kubelet",
-    "/var/lib/NetworkManager",
-    "/var/lib/systemd/credential.secret",
-    "/var/backups",
-    "/srv/../etc",
-)
-ALLOWED = (
-    "/srv/data",
-    "/opt/vllm",
-    "/mnt/x",
-    "/ai/models",
-    "/home/me/models",
-    "/root/.cache/huggingface",
-    "~/models",
-    "~/.cache/vllm",
-    "/dev/shm",
-    "/dev/infiniband",
-    "/tmp",
-    "/var/lib/models",
-    "/etcetera",
-)
+CASES = cases(__file__, "node_paths.toml")
 
 
-@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("path", CASES["refused"])
 def test_refused(path: str) -> None:
     assert why_refused(path, read_only=True)
     assert why_refused(path, read_only=False)
 
 
-@pytest.mark.parametrize("path", ALLOWED)
+@pytest.mark.parametrize("path", CASES["allowed"])
 def test_allowed(path: str) -> None:
     assert not why_refused(path, read_only=True)
     assert not why_refused(path, read_only=False)
 
 
-READ_ONLY = (
-    "/usr",
-    "/usr/local/cuda",
-    "/lib",
-    "/etc/localtime",
-    "/bin",
-    "/var/lib/dpkg",
-    "/srv",
-    "/srv/models",
-    "/srv/models/m",
-    "/var/cache/apt/archives",
-    "/var/lib/snapd",
-    "/snap",
-    "/opt",
-    "/opt/cni/bin",
-)
-
-
-@pytest.mark.parametrize("path", READ_ONLY)
+@pytest.mark.parametrize("path", CASES["read_only"])
 def test_allowed_to_be_read(path: str) -> None:
     assert not why_refused(path, read_only=True)
     assert why_refused(path, read_only=False)
 
 
-BY_PERMISSION = ("/srv/cache", "/data", "/opt/vllm", "/mnt/x", "/home/me/models", "/tmp/x")
-
-
-@pytest.mark.parametrize("path", BY_PERMISSION)
+@pytest.mark.parametrize("path", CASES["by_permission"])
 def test_what_is_written_is_named_by_the_user(path: str) -> None:
     assert why_not_writable(path)
     assert not why_not_writable(f"{path}/", (path,))

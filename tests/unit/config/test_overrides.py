@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 import pytest
+from cases import cases
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ from spark_cluster.config.schema import parse
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.importers.vllm_flags import kinds
+
+CASES = cases(__file__, "overrides.json")
 
 
 def recipe_of(**changed: Any) -> Recipe:
@@ -45,30 +48,7 @@ def given(*texts: str, engine: str = "vllm") -> dict[str, Any]:
     return dict(read_overrides(texts, engine, kinds(engine)))
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("max-model-len=32768", {"max-model-len": 32768}),
-        ("max_model_len=32k", {"max-model-len": 32000}),
-        ("max-model-len=32K", {"max-model-len": 32768}),
-        ("max-model-len=0.001t", {"max-model-len": 10**9}),
-        ("max-model-len=auto", {"max-model-len": "auto"}),
-        ("max-model-len=-1", {"max-model-len": -1}),
-        ("--max-num-seqs=4", {"max-num-seqs": 4}),
-        ("max-num-seqs=4.0", {"max-num-seqs": 4}),
-        ("max-logprobs=-1", {"max-logprobs": -1}),
-        ("video-pruning-rate=0.5", {"video-pruning-rate": 0.5}),
-        ("gpu-memory-utilization=0.5", {"gpu-memory-utilization": 0.5}),
-        ("gpu-memory-utilization=auto", {"gpu-memory-utilization": "auto"}),
-        ("kv-cache-dtype=fp8", {"kv-cache-dtype": "fp8"}),
-        ("enforce-eager=true", {"enforce-eager": True}),
-        ("enforce-eager=false", {"enforce-eager": None, "no-enforce-eager": True}),
-        ("tool-call-parser=", {"tool-call-parser": None}),
-        ('hf-overrides={"a": 1}', {"hf-overrides": {"a": 1}}),
-        ("cudagraph-capture-sizes=1 2", {"cudagraph-capture-sizes": ["1", "2"]}),
-        ("num-speculative-tokens=3", {"num-speculative-tokens": 3}),
-    ],
-)
+@pytest.mark.parametrize(("option", "expected"), CASES["values"])
 def test_values_are_read_by_the_kind_of_their_flag(option: str, expected: dict[str, Any]) -> None:
     assert given(option) == expected
 
@@ -82,27 +62,7 @@ def test_another_engine_has_names_of_its_own() -> None:
     assert given("max-model-len=4096", engine="sglang") == {"context-length": 4096}
 
 
-@pytest.mark.parametrize(
-    ("option", "message", "hint"),
-    [
-        ("max-num-seqs", "expected KEY=VALUE", "max-num-seqs=4"),
-        ("max-num-seq=4", "vLLM has no flag of this name", "did you mean 'max-num-seqs'?"),
-        ("max-num-seqs=0", "expected a whole number from 1", ""),
-        ("max-num-seqs=1.5", "expected a whole number from 1", ""),
-        ("seed=1e30", "expected a number below 2**64", ""),
-        ("max-num-seqs=four", "found 'four', expected a whole number", ""),
-        ("max-num-seqs=nan", "expected a whole number", ""),
-        ("max-model-len=1e400", "expected a whole number", ""),
-        ("max-num-seqs=4k", "expected a whole number", ""),
-        ("gpu-memory-utilization=1", "'auto' or 0.05 to 0.95", ""),
-        ("enforce-eager=maybe", "expected true or false", ""),
-        ("hf-overrides=[1]", "expected a JSON object", ""),
-        ("tensor-parallel-size=2", "--tp on the command line", ""),
-        ("pipeline-parallel-size=2", "pipeline_parallel", ""),
-        ("port=8001", "serve.port in the inventory", ""),
-        ("api-key=x", "never written into a recipe", ""),
-    ],
-)
+@pytest.mark.parametrize(("option", "message", "hint"), CASES["refused"])
 def test_what_is_refused(option: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         given(option)
@@ -183,21 +143,7 @@ def test_variables_and_an_image_that_are_there_already_are_no_change() -> None:
     assert override(recipe, given("env.A=1", "env.B=", "image.ref=example/vllm:1")) is recipe
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("env.HF_TOKEN=x1y2", "-e HF_TOKEN: the value looks like a secret"),
-        ("env.A=hf_abcdefghijklmnop", "-e A: the value looks like a secret"),
-        ("env.a b=1", "-e a b: "),
-        ("env.=1", "-e : "),
-        ("env.VLLM_API_KEY=", None),
-        ("env.VLLM_PORT=high", "-e VLLM_PORT: "),
-        ("image.ref=", "--image : "),
-        ("image.ref=--privileged", "--image --privileged: "),
-        ("image.ref=a b", "--image a b: "),
-        ("image.ref=a@latest", "--image a@latest: "),
-    ],
-)
+@pytest.mark.parametrize(("option", "message"), CASES["images"])
 def test_a_variable_or_an_image_that_no_recipe_can_have(option: str, message: str | None) -> None:
     recipe, found = recipe_of(), given(option)
     if message is None:
@@ -254,16 +200,6 @@ def test_any_text_is_a_value_or_refused(key: str, value: str) -> None:
     assert all(isinstance(word, str) for word in changed.args_for(1))
 
 
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("", []),
-        ("-o max-model-len=8192 -e 'A=b c'", ["-o", "max-model-len=8192", "-e", "A=b c"]),
-        ('-o hf-overrides={"a": 1}', ["-o", 'hf-overrides={"a": 1}']),
-        ("-o seed=1; touch x", ["-o", "seed=1; touch x"]),
-        ("$(touch x)", ["$(touch x)"]),
-        ("-e 'never closed", ["-e", "'never closed"]),
-    ],
-)
+@pytest.mark.parametrize(("label", "words"), CASES["labels"])
 def test_options_of_a_label_run_nothing_in_a_shell(label: str, words: list[str]) -> None:
     assert shlex.split(quoted_options(label)) == words

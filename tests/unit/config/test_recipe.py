@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
@@ -20,6 +22,7 @@ name: r
 model: {name: org/m, served_name: m}
 image: {ref: "repo/image:1"}
 """
+CASES = cases(__file__, "recipe.toml", BASE=BASE.rstrip())
 
 
 def load(folder: Path, text: str) -> Recipe:
@@ -33,86 +36,13 @@ def made(**fields: object) -> Recipe:
     return parse(Recipe, {**base, **fields})
 
 
-WRONG = [
-    ("model: {name: x}\nname: r\nimage: {ref: x}\n",
-     "1: model.served_name: missing; expected name that clients ask for"),
-    (BASE + "engin_args: {}\n", "4: engin_args: unknown field; did you mean 'engine_args'?"),
-    (BASE + "engine_args:\n  --max-model-len: 1\n",
-     "5: engine_args.--max-model-len: found '--max-model-len'; did you mean 'max-model-len'?"),
-    (BASE + "engine_args:\n  max_model_len: 1\n",
-     "5: engine_args.max_model_len: found 'max_model_len'; did you mean 'max-model-len'?"),
-    (BASE + "engine_args:\n  port: 1\n",
-     "5: engine_args.port: not an engine argument here: it is serve.port in the inventory"),
-    (BASE + "engine_args:\n  api-key: sk-secret\n",
-     "5: engine_args.api-key: not an engine argument here: it is serve.api_key in the inventory; "
-     "a key is never written into a recipe"),
-    (BASE + "engine_args:\n  enforce-eager: false\n",
-     "5: engine_args.enforce-eager: found false; "
-     "leave the flag out, or write its no- form with true"),
-    (BASE + "engine_args:\n  enforce-eager:\n",
-     "5: engine_args.enforce-eager: found nothing; "
-     "leave the flag out, or write its no- form with true"),
-    (BASE + "env:\n  HF_TOKEN: hf_abc\n",
-     "5: env.HF_TOKEN: a secret is never written into a recipe; "
-     "expected {env: HF_TOKEN}, the laptop's variable of that name"),
-    (BASE + "env:\n  DEBUG: true\n", "5: env.DEBUG: found true, expected text; put it in quotes"),
-    (BASE + "mounts:\n  - {source: cache, target: /x}\n",
-     "5: mounts[0].source: found 'cache', expected an absolute path on the node such as /srv/x"),
-    (BASE + "tensor_parallel: {min: 3}\n", "4: tensor_parallel: min (3) is more than max (2)"),
-    (BASE + "gpu_memory_utilization: lots\n",
-     "4: gpu_memory_utilization: found 'lots', expected 'auto' or a number such as 0.75"),
-    (BASE + "gpu_memory_utilization: 1.5\n",
-     "4: gpu_memory_utilization: found 1.5, expected at most 0.95"),
-    (BASE + "ray: {min_worker_port: 8000, max_worker_port: 9000}\n",
-     "4: ray: ports 8000-9000 and 8265 overlap"),
-    (BASE + "ray: {first_port: 40000}\n",
-     "4: ray: ports 40000-40008 is in the kernel's own range 32768-60999"),
-    ("name: r\nmodel: {name: x, served_name: y, source: directory}\nimage: {ref: x}\n",
-     "2: model: source: directory needs 'directory', the folder on the laptop"),
-    ("name: r\nmodel: {name: x, served_name: y, source: hubb}\nimage: {ref: x}\n",
-     "2: model.source: found 'hubb', expected 'hub' or 'directory'; did you mean 'hub'?"),
-    ("name: r\nmodel: {name: x, served_name: y}\nimage: {ref: x, digest: abc}\n",
-     "3: image.digest: found 'abc', expected sha256: and 64 hexadecimal digits"),
-    (BASE + "env:\n  OPENAI_KEY: verysecret\n",
-     "5: env.OPENAI_KEY: a secret is never written into a recipe; "
-     "expected {env: OPENAI_KEY}, the laptop's variable of that name"),
-    (BASE + "env:\n  X: {env: hf_abcdefghijklmnop}\n",
-     "5: env.X: expected {env: NAME}, the name of a variable (value is not shown)"),
-    (BASE + "env:\n  X: {file: /etc/shadow}\n",
-     "5: env.X: expected a text, or {env: NAME} for a secret (not shown)"),
-    (BASE + "env:\n  VLLM_PORT: 70000\n",
-     "5: env.VLLM_PORT: found '70000', expected a port from 1 to 65535"),
-    (BASE + "env:\n  VLLM_PORT: {env: X}\n",
-     "5: env.VLLM_PORT: a port cannot be a secret; expected a port from 1 to 65535"),
-    (BASE + "env:\n  VLLM_API_KEY: {env: X}\n",
-     "5: env.VLLM_API_KEY: it is serve.api_key in the inventory"),
-    (BASE + "mounts:\n  - {source: /var/run/docker.sock, target: /x}\n",
-     "5: mounts[0].source: found /var/run/docker.sock, which no container may have: /var/run holds "
-     "the sockets of Docker and systemd, and secrets; put what is needed into a folder of its own, "
-     "such as /srv/NAME"),
-    (BASE + "mounts:\n  - {source: '/srv/x,source=/etc', target: /x}\n",
-     "5: mounts[0].source: found '/srv/x,source=/etc'; Docker takes no comma, colon or quote in a "
-     "path"),
-    (BASE + "drafter: {method: mtp, tokens: 1, path: /etc/x}\n",
-     "4: drafter.path: found /etc/x, where no model may be put: /etc holds the node's "
-     "configuration, with its accounts and keys; put what is needed into a folder of its own, "
-     "such as /srv/NAME"),
-    (BASE + "patches:\n  - {file: ../../etc/shadow, target: /x, why: y}\n",
-     "5: patches[0].file: found '../../etc/shadow', expected a path inside the model's folder"),
-    (BASE.replace("repo/image:1", "--privileged"),
-     "3: image.ref: found '--privileged', expected text that matches ^[^\\s-]\\S*$"),
-    (BASE.replace("name: r\n", "name: q\n"),
-     "1: name: found 'q', expected 'r', the name of the file"),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"), WRONG, ids=[e.split(":")[1].strip() for _, e in WRONG]
+    "case", CASES["wrong"], ids=lambda case: case["expected"].split(":")[1].strip()
 )
-def test_wrong_recipes(tmp_path: Path, text: str, expected: str) -> None:
+def test_wrong_recipes(tmp_path: Path, case: dict[str, str]) -> None:
     with pytest.raises(InvalidFile) as caught:
-        load(tmp_path, text)
-    assert str(caught.value).replace(f"{tmp_path}/r.yaml:", "") == expected
+        load(tmp_path, case["text"])
+    assert str(caught.value).replace(f"{tmp_path}/r.yaml:", "") == case["expected"]
 
 
 def test_no_secret_in_a_message(tmp_path: Path) -> None:
@@ -143,17 +73,11 @@ def test_every_kind_of_argument() -> None:
             "swap-space": 0.5,
         }
     )
-    assert recipe.args_for(2, 0.7) == [
-        "--allowed-origins", "a", "2",
-        "--compilation-config", '{"level":2,"mode":3}',
-        "--dtype", "bfloat16",
-        "--enforce-eager",
-        "--gpu-memory-utilization", "0.7",
-        "--max-model-len", "4096",
-        "--served-model-name", "m",
-        "--swap-space", "0.5",
-        "--tensor-parallel-size", "2",
-    ]  # fmt: skip
+    assert shlex.join(recipe.args_for(2, 0.7)) == (
+        '--allowed-origins a 2 --compilation-config \'{"level":2,"mode":3}\' --dtype bfloat16 '
+        "--enforce-eager --gpu-memory-utilization 0.7 --max-model-len 4096 --served-model-name m "
+        "--swap-space 0.5 --tensor-parallel-size 2"
+    )
 
 
 def test_the_recipes_own_memory_share_wins() -> None:
@@ -200,9 +124,7 @@ def test_a_relative_directory_starts_at_the_recipe(tmp_path: Path) -> None:
     ),
     st.randoms(),
 )
-def test_arguments_do_not_depend_on_the_order_of_lines(
-    flags: dict[str, object], random: object
-) -> None:
+def test_arguments_do_not_depend_on_the_order_of_lines(flags, random) -> None:
     items = list(flags.items())
     random.shuffle(items)  # type: ignore[attr-defined]
     assert made(engine_args=flags).args_for(1) == made(engine_args=dict(items)).args_for(1)
@@ -259,16 +181,4 @@ def test_the_measured_configurations_are_all_there() -> None:
         for m in load_recipe(name, Project(Path(__file__).parent)).measured
         if m.concurrency == 1
     }
-    assert found >= {
-        ("gemma4-31b-nvfp4", 1, 7.0),
-        ("gemma4-31b-nvfp4-text", 1, 6.8),
-        ("gemma4-31b-fp8", 1, 6.91),
-        ("gemma4-31b-fp8", 2, 11.2),
-        ("gemma4-31b-fp8-eager", 1, 6.24),
-        ("gemma4-26b-a4b-nvfp4", 1, 51.6),
-        ("gemma4-26b-a4b-fp8", 1, 36.9),
-        ("gemma4-26b-a4b-fp8", 1, 35.0),
-        ("gemma4-26b-a4b-fp8-mtp", 1, 75.7),
-        ("gemma4-26b-a4b-fp8-mtp-min", 1, 80.0),
-        ("gemma4-26b-a4b-fp8-mtp-fp8kv", 1, 53.7),
-    }
+    assert found >= set(map(tuple, CASES["measured"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
@@ -14,6 +15,7 @@ from spark_cluster.errors import InvalidFile
 
 BASE = "name: r\nmodel: {name: org/m, served_name: m}\n"
 VENV = BASE + "runtime: venv\nvenv: {path: /opt/vllm, requirements: [vllm==0.32.0]}\n"
+CASES = cases(__file__, "recipe_runtime.toml", VENV=VENV.rstrip(), BASE=BASE.rstrip())
 
 
 def load(folder: Path, text: str) -> Recipe:
@@ -29,28 +31,11 @@ def test_a_virtual_environment(tmp_path: Path) -> None:
     assert of_recipe(recipe, 1).image == ""
 
 
-WRONG = [
-    (BASE, "image: missing; expected the container image"),
-    (BASE + "runtime: venv\n",
-     "venv: missing; expected the virtual environment, `venv: {path: ...}`"),
-    (BASE + "image: {ref: a}\nvenv: {path: /opt/vllm}\n",
-     "venv: found an environment, expected `runtime: venv` with it"),
-    (VENV + "image: {ref: a}\n",
-     "image: found an image, expected none: `runtime: venv` has no container"),
-    (VENV + "patches: [{file: a.py, target: /x/a.py, why: w}]\n",
-     "patches: found patches of an image, expected none: change the files in the environment"),
-    (VENV.replace("vllm==0.32.0", "vllm"),
-     "venv.requirements: found 'vllm', expected NAME==VERSION or NAME @ URL"),
-    (VENV.replace("/opt/vllm", "opt/vllm"),
-     "venv.path: found 'opt/vllm', expected an absolute path on the node such as /srv/x"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "expected"), WRONG, ids=[e for _, e in WRONG])
-def test_wrong_recipes(tmp_path: Path, text: str, expected: str) -> None:
+@pytest.mark.parametrize("case", CASES["wrong"], ids=lambda case: case["expected"])
+def test_wrong_recipes(tmp_path: Path, case: dict[str, str]) -> None:
     with pytest.raises(InvalidFile) as caught:
-        load(tmp_path, text)
-    assert str(caught.value).partition(": ")[2] == expected
+        load(tmp_path, case["text"])
+    assert str(caught.value).partition(": ")[2] == case["expected"]
 
 
 def test_a_folder_of_the_system_is_refused(tmp_path: Path) -> None:

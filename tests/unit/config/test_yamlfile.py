@@ -6,9 +6,12 @@ from pathlib import Path
 
 import factories
 import pytest
+from cases import cases
 from factories import put
 
 from spark_cluster.config.yamlfile import Sourced, dotted, load, nearest, shown
+
+CASES = cases(__file__, "yamlfile.toml")
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -37,28 +40,7 @@ def test_a_text_that_is_read_again_is_data_of_its_own(tmp_path: Path) -> None:
     assert second.where(("c",)) == f"{shown(tmp_path / 'y.yaml')}:2"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("on", "on"),
-        ("yes", "yes"),
-        ("true", True),
-        ("~", None),
-        ("", None),
-        ("010", 10),
-        ("0x1F", 31),
-        ("0o17", 15),
-        ("-3", -3),
-        ("1_000", 1000),
-        ("1.5e3", 1500.0),
-        (".inf", float("inf")),
-        ("2026-01-02", "2026-01-02"),
-        ("'1'", "1"),
-        ("12:30:00", "12:30:00"),
-        ("é", "é"),
-        ('"\\ud809\\udd44"', "\U00012544"),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), [*CASES["scalars"], ("~", None), ("", None)])
 def test_yaml_1_2_scalars(tmp_path: Path, text: str, value: object) -> None:
     assert load(write(tmp_path, f"a: {text}\n")).data == {"a": value}
 
@@ -77,38 +59,7 @@ def test_keys_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "x.yaml: the inventory is empty; expected `key: value` lines"),
-        ("# only this\n", "x.yaml: the inventory is empty; expected `key: value` lines"),
-        ("- 1\n", "x.yaml:1: found a list at the top level; expected `key: value` lines"),
-        ("hello\n", "x.yaml:1: found 'hello' at the top level; expected `key: value` lines"),
-        ("a: 1\nb: 2\na: 3\n", "x.yaml:3: a: given twice; first on line 1"),
-        ("n:\n  a: 1\n  a: 3\n", "x.yaml:3: n.a: given twice; first on line 2"),
-        ("a:\n\tb: 1\n", "x.yaml:2: a tab in the indentation; YAML requires spaces\n   b: 1\n  ^"),
-        ("a: [1,\n", "x.yaml:2: a '[' or '{' is never closed"),
-        (
-            "a: b: c\n",
-            "x.yaml:1: a ':' in an unexpected place: check the indentation, "
-            "or put the value in quotes\n  a: b: c\n      ^",
-        ),
-        (
-            "a: @x\n",
-            "x.yaml:1: a value cannot begin with '@'; put it in quotes\n  a: @x\n     ^",
-        ),
-        (
-            "a: {{ b }}\n",
-            "x.yaml:1: a key is a list or a mapping; expected text (quote '{{ }}')",
-        ),
-        ("a: 1\n---\nb: 2\n", "x.yaml:2: a second document starts here ('---'); expected only one"),
-        ("a: !thing 1\n", "x.yaml:1: the tag !thing is not supported; write a plain value"),
-        ("a: !!set {b}\n", "x.yaml:1: the tag !!set is not supported; write a plain value"),
-        ("a: !!map [b]\n", "x.yaml:1: the tag !!map is not supported; write a plain value"),
-        ("a: !!seq {b: 1}\n", "x.yaml:1: the tag !!seq is not supported; write a plain value"),
-        ("a: !!int x\n", "x.yaml:1: not a number: 'x'"),
-        ("a: !!float ''\n", "x.yaml:1: not a number: ''"),
-        ("a:\n  <<: 1\n", "x.yaml:2: '<<' expects a mapping or a list of mappings"),
-        ("a: &a [*a]\n", "x.yaml:1: an alias ('*name') is a circular reference"),
-        ('a: "\\ud800"\n', "x.yaml:1: an unpaired surrogate: a lone \\u escape of a pair"),
-        (": 1\n", "x.yaml:1: a key is empty; expected text before the ':'"),
+        *CASES["broken"],
         (
             b"a: 1\n\x7fELF\x00",
             "x.yaml:2: control character 0x7f; expected a YAML inventory, not a binary file",
@@ -149,9 +100,7 @@ def test_problems_in_file_order_with_the_nearest_place(tmp_path: Path) -> None:
     assert text == f"{name}:1: b: worse\n{name}:3: a.c.d: bad"
 
 
-def test_shown_is_relative_below_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shown_is_relative_below_the_current_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shown(tmp_path / "a" / "b.yaml") == "a/b.yaml"
     assert shown(Path("/etc/hosts")) == "/etc/hosts"
@@ -164,16 +113,7 @@ def test_dotted() -> None:
 
 @pytest.mark.parametrize(
     ("word", "name"),
-    [
-        ("qwen3-235b", "qwen3-235b-a22b-gptq-int4"),
-        ("Gemma4-31b", "gemma4-31b-fp8"),
-        ("qwen3.6-35b-a3b-fp9", "qwen3.6-35b-a3b-fp8"),
-        ("Qwen3_235B", "qwen3-235b-a22b-gptq-int4"),
-        ("q", None),
-        ("", None),
-        ("llama", None),
-        ("qwen3.6-27b-fp8", None),
-    ],
+    [*CASES["nearest"], ("q", None), ("", None), ("llama", None), ("qwen3.6-27b-fp8", None)],
 )
 def test_the_beginning_of_a_name_is_nearer_than_a_likeness(word: str, name: str | None) -> None:
     known = ["gemma4-31b-fp8-eager", "gemma4-31b-fp8", "qwen3.6-35b-a3b-fp8"]

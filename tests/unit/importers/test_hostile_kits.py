@@ -1,4 +1,4 @@
-"""Kits that are made to take all memory, or a day: each ends soon, with a recipe or a sentence."""
+"""Kits that reach for other files, fill the memory or take a day: each ends soon, in words."""
 
 from __future__ import annotations
 
@@ -9,30 +9,188 @@ from pathlib import Path
 import pytest
 from factories import put
 
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import InvalidFile, SparkClusterError
 from spark_cluster.importers.compose import MOST_FILES
 from spark_cluster.importers.files import read_file, write
-from spark_cluster.importers.kitfiles import KitFolder
+from spark_cluster.importers.importer import Choice
+from spark_cluster.importers.kitfiles import LARGEST_FILE, KitFolder
 from spark_cluster.importers.kits import MOST_TEXT, MOST_TRIED
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
 SERVICE = f"services:\n  engine:\n    image: org/engine:1\n    command: {SERVE}\n"
+DIST = "/usr/local/lib/python3.12/dist-packages/vllm"
 LONG = "x" * 40_000
 SECONDS = 15
 """Of the processor, on a machine that does other work; without limits each takes minutes."""
 
 
-def read(folder: Path, files: dict[str, str]) -> str:
-    """What became of a kit: the text of its recipe, or why there is none."""
+def kit(folder: Path, files: dict[str, str]) -> Path:
+    """A kit of these files."""
     for name, text in files.items():
         put(folder / "kit" / name, text)
+    return folder / "kit"
+
+
+def service(command: str = SERVE, **fields: object) -> str:
+    """A compose file of one service."""
+    rows = {"image": "org/engine:1", "command": command, **fields}
+    return "services:\n  engine:\n" + "".join(f"    {key}: {one}\n" for key, one in rows.items())
+
+
+def read(folder: Path, files: dict[str, str]) -> str:
+    """What became of a kit: the text of its recipe, or why there is none."""
     begun = time.process_time()
     try:
-        told = write(read_file(folder / "kit"), name="kit").text
+        told = write(read_file(kit(folder, files)), name="kit").text
     except SparkClusterError as error:
         told = error.message
+        assert 0 < len(str(error)) < 2000
     assert time.process_time() - begun < SECONDS
     return told
+
+
+# -- what lies outside of it ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file outside of the kit, with something that must not be in any recipe."""
+    return put(tmp_path / "secret.env", "STOLEN=hunter2\nservices: {base: {image: hunter2}}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("extends", f"{{file: {at}, service: base}}")
+          for at in ("/etc/passwd", "../secret.env", "link.yaml")),
+        *(("env_file", at)
+          for at in ("../secret.env", "[/etc/shadow]", "link.yaml", "/dev/zero")),
+    ],
+)  # fmt: skip
+def test_nothing_outside_of_the_folder_is_read(tmp_path, secret, name, value) -> None:
+    folder = kit(tmp_path, {"compose.yaml": service(**{name: value})})
+    (folder / "link.yaml").symlink_to(secret)
+    with pytest.raises(InvalidFile, match="is not a file of this folder") as caught:
+        read_file(folder)
+    assert "hunter2" not in str(caught.value)
+    assert ": services.engine" in str(caught.value)
+
+
+@pytest.mark.usefixtures("secret")
+def test_links_and_places_outside_count_as_not_there(tmp_path: Path) -> None:
+    script = (
+        "#!/bin/sh\n. ../secret.env\nsource /etc/os-release\n. ./.env\n"
+        f"docker run -e STOLEN=$STOLEN -v ../secret.env:{DIST}/x.py org/e:1 {SERVE}\n"
+    )
+    folder = kit(tmp_path, {"start.sh": script})
+    (folder / ".env").symlink_to(tmp_path / "secret.env")
+    (folder / "Dockerfile").symlink_to("/etc/passwd")
+    made = write(read_file(folder))
+    assert "hunter2" not in made.text
+    assert not made.files
+
+
+@pytest.mark.parametrize("build", ["..", "/etc", "{context: ., dockerfile: ../secret.env}"])
+@pytest.mark.usefixtures("secret")
+def test_a_build_cannot_leave_the_folder(tmp_path: Path, build: str) -> None:
+    told = read(tmp_path, {"compose.yaml": service(build=build)})
+    assert "nothing outside of it is read" in told
+
+
+def test_nothing_of_it_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    run = f"$(touch {mark})`touch {mark}`"
+    compose = service(f"\"sh -c '{SERVE} --seed $${run} && touch {mark}'\"")
+    script = f"#!/bin/sh\ntouch {mark}\nA={run}\n{SERVE} --seed $A --dtype {run}\n"
+    folder = kit(tmp_path, {"compose.yaml": compose, "start.sh": script})
+    for name in ("compose.yaml", "start.sh"):
+        made = write(read_file(folder, Choice(name)))
+        assert "seed" not in made.kept
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "volume", ["/:/host", "/etc:/etc", "/root/.ssh:/keys", "/var/run/docker.sock:/d"]
+)
+def test_no_path_of_root_gets_into_a_recipe(tmp_path: Path, volume: str) -> None:
+    told = read(
+        tmp_path,
+        {"compose.yaml": service(volumes=f'["{volume}"]', privileged="true", pid="host")},
+    )
+    assert "name: Qwen/Qwen3-8B" in told
+    assert "\nmounts:" not in told
+
+
+@pytest.mark.parametrize("value", ["7", "text", "[1, [2]]", "{a: {b: 1}}", "[{a: 1}]", "null"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "command", "entrypoint", "environment", "env_file", "volumes", "ulimits", "build",
+        "extends", "image", "devices", "ports", "deploy", "gpus", "profiles",
+    ],
+)  # fmt: skip
+def test_any_value_of_a_field_is_read_or_refused(tmp_path: Path, name: str, value: str) -> None:
+    read(tmp_path, {"compose.yaml": service(**{name: value})})
+
+
+@pytest.mark.parametrize("name", ['"a\\0b"', '"\\e[31m"', "x" * 5000, "'../' ", "."])
+def test_odd_names_of_files_are_not_there(tmp_path: Path, name: str) -> None:
+    for fields in ({"env_file": name}, {"volumes": f"[{{source: {name}, target: /x}}]"}):
+        read(tmp_path, {"compose.yaml": service(**fields)})
+    assert not list(tmp_path.rglob("*.patches"))
+
+
+def test_large_files_pipes_and_many_files_are_passed_over(tmp_path: Path) -> None:
+    files = {f"deep/{'x/' * (number % 9)}{number}.txt": "x" for number in range(300)}
+    files["run.sh"] = f"#!/bin/sh\n{SERVE} --seed 1\n" + "#" * LARGEST_FILE
+    folder = kit(tmp_path, {**files, "start.sh": f"#!/bin/sh\n{SERVE}\n"})
+    os.mkfifo(folder / "launch.sh")
+    (folder / "up.sh").symlink_to(folder / "up.sh")
+    assert read_file(folder).launch.model == "Qwen/Qwen3-8B"
+
+
+# -- memory and time -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A\n" * 40 + f"{SERVE} --seed $A\n",
+        "A=(a b c d)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + f'{SERVE} "${{A[@]}}"\n',
+        f"{SERVE} --seed " + "${A:-" * 300 + "x" + "}" * 300 + "\n",
+        "if true; then\n" * 3000 + SERVE + "\n",
+        f"{SERVE} --seed $((9**9**9**9))\n",
+        f"{SERVE} --seed $(({'(' * 90}1{')' * 90}))\n",
+        "cat <<E\n" * 12_000 + SERVE,
+        f"{SERVE} --seed " + "$((" * 9000 + "1" + "))" * 9000 + "\n",
+        "A=" + "x" * 40_000 + "\n" + "b $A\n" * 10_000,
+        "A=(" + "x " * 20_000 + ")\n" + 'b "${A[@]}"\n' * 4_000,
+        "(" * 90_000,
+        f"{SERVE} " + "${" * 40_000,
+        f"# {'x' * 90_000} --a\n{SERVE}\n",
+        "if x; then\n" * 5000 + "A=1\n" * 5000,
+    ],
+    ids=[
+        "doubled", "arrays", "defaults", "blocks", "power", "brackets", "documents", "sums", "long",
+        "wide", "open", "unclosed", "comment", "assignments",
+    ],
+)  # fmt: skip
+def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path: Path, text: str) -> None:
+    read(tmp_path, {"start.sh": f"#!/bin/sh\n{text}"})
+
+
+@pytest.mark.parametrize(
+    ("env", "fields", "most"),
+    [
+        ("A=xxxxxxxxxxxxxxxx\n" + "A=$A$A\n" * 40, {"command": f"{SERVE} --seed $A"}, "200,000"),
+        ("A=" + "${" * 40_000 + "\nB=" + "$((" * 20_000, {}, "2,000,000"),
+        ("A=" + "x" * 100_000, {"environment": f"[{', '.join(['B=$A'] * 1000)}]"}, "2,000,000"),
+    ],
+    ids=["doubled", "open", "repeated"],
+)
+def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path, env, fields, most) -> None:
+    told = read(tmp_path, {"compose.yaml": service(**fields), ".env": env})
+    assert f"more than {most} characters" in told
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import cases
 from factories import put
 
-from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.commandline import read
 from spark_cluster.importers.docker_run import docker_run
 from spark_cluster.importers.expansion import Word
-from spark_cluster.importers.files import read_file, write
-from spark_cluster.importers.importer import BUILD_IT, Choice, Source
+from spark_cluster.importers.files import read_file
+from spark_cluster.importers.importer import Source
 
-KITS = Path(__file__).parents[2] / "data/kits"
+CASES = cases(__file__, "kit_launches.toml")
+
 SERVE = "vllm serve Qwen/Qwen3-8B"
 
 
@@ -24,25 +25,7 @@ def source_of(folder: Path, files: dict[str, str]) -> Source:
     return read_file(folder)
 
 
-def test_a_script_of_the_kit_that_the_image_runs_by_itself() -> None:
-    source = read_file(KITS / "script-in-container")
-    assert source.launch.model == "Qwen/Qwen3-32B-FP8"
-    assert (source.launch.tp, source.launch.executor) == (2, "mp")
-    assert source.launch.args["max-num-seqs"] == 8
-    assert source.notes[0].endswith(
-        "--max-num-seqs is given twice, first on line 8; the last counts"
-    )
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        '["bash", "/opt/a/serve.sh", "{}"]',
-        "/opt/a/serve.sh {}",
-        "bash -lc 'exec /opt/a/serve.sh {}'",
-        "bash -c 'exec vllm serve $$@' -- {}",
-    ],
-)
+@pytest.mark.parametrize("start", CASES["mounted"])
 def test_a_script_that_is_mounted_gets_its_arguments(tmp_path: Path, start: str) -> None:
     command = start.replace("{}", "Qwen/Qwen3-8B")
     compose = (
@@ -55,235 +38,18 @@ def test_a_script_that_is_mounted_gets_its_arguments(tmp_path: Path, start: str)
     assert source.launch.args == ({} if "vllm" in start else {"max-num-seqs": 3})
 
 
-def test_scripts_that_run_each_other_are_not_followed_without_end(tmp_path: Path) -> None:
-    compose = "services: {a: {image: 'org/e:1', entrypoint: /a.sh, volumes: ['./a.sh:/a.sh']}}\n"
-    files = {"compose.yaml": compose, "a.sh": "#!/bin/sh\n/a.sh\n/a.sh\n"}
-    with pytest.raises(InvalidFile, match="shells run one another"):
-        source_of(tmp_path, files)
-
-
-def test_the_script_that_the_start_script_or_the_readme_names_is_meant(tmp_path: Path) -> None:
-    files = {f"profiles/{n}.sh": f"#!/bin/sh\n{SERVE} --max-num-seqs {n}\n" for n in (1, 2, 3)}
-    readme = "Run `profiles/2.sh`, or else `profiles/3.sh`."
-    source = source_of(tmp_path, {**files, "README.md": readme})
-    assert source.launch.args == {"max-num-seqs": 2}
-    offered = [offer.option for offer in source.offers]
-    assert offered == ["--variant profiles/1.sh", "--variant profiles/3.sh"]
-    start = 'PROFILE="profiles/3.sh"\ndocker cp "$PROFILE" engine:/serve.sh\n'
-    source = source_of(tmp_path, {"start.sh": start})
-    assert source.launch.args == {"max-num-seqs": 3}
-
-
-def test_a_kit_without_a_script_has_its_command_in_the_readme() -> None:
-    source = read_file(KITS / "launch-in-readme")
-    assert (source.launch.model, source.launch.nodes) == ("Qwen/Qwen3-32B-FP8", 2)
-    assert source.origin == "the kit launch-in-readme: README.md"
-    assert source.notes == [
-        "no file starts a server: this is README.md, Qwen on one Spark, or on two: Two; it has 1 "
-        "other commands"
-    ]
-
-
-def test_a_file_of_flags_comes_before_those_of_the_command() -> None:
-    source = read_file(KITS / "file-of-flags")
-    assert source.launch.model == "Qwen/Qwen3-32B-FP8"
-    assert source.launch.args == {
-        "tensor-parallel-size": 2,
-        "distributed-executor-backend": "ray",
-        "enforce-eager": True,
-        "max-num-seqs": 4,
-        "override-generation-config": {"top_k": 20},
-    }
-    assert "its flags are those of two.yaml, too" in source.notes
-
-
-def test_a_comment_in_a_folded_command_hides_no_flags(tmp_path: Path) -> None:
-    compose = (
-        "services:\n  engine:\n    image: org/engine:1\n    entrypoint: [bash, -c]\n    command:\n"
-        f"      - >\n        exec {SERVE}\n        # two nodes; --revision abc\n"
-        "        --tensor-parallel-size 2\n"
-    )
-    source = source_of(tmp_path, {"compose.yaml": compose})
-    assert source.launch.args == {"tensor-parallel-size": 2}
-    assert source.notes[0].startswith("line 6: a shell takes everything behind the '#'")
-
-
-def test_a_volume_whose_variable_is_empty_is_left_out(tmp_path: Path) -> None:
-    compose = (
-        f"services: {{a: {{image: 'org/e:1', command: {SERVE}, volumes: ['$PATCH:/opt/p.py']}}}}\n"
-    )
-    source = source_of(tmp_path, {"compose.yaml": compose, ".env": "PATCH=\n"})
-    assert "-v :/opt/p.py" in [left.what for left in source.left_out]
-
-
-def test_a_value_that_may_be_found_on_the_machine_is_not_known(tmp_path: Path) -> None:
-    script = (
-        '#!/bin/bash\nCACHE=""\nEAGER=""\nPEER="${PEER:-<PEER_IP>}"\n'
-        'for c in /a /b; do if [ -d "$c" ]; then CACHE="$c"; EAGER="--enforce-eager"; fi; done\n'
-        'docker run -v "$CACHE:/root/.cache/huggingface" -e HEAD=$PEER org/e:1 '
-        f'bash -c "{SERVE} --master-addr $PEER $EAGER"\n'
-    )
-    source = source_of(tmp_path, {"start.sh": script})
-    assert source.launch.volumes[0].source == "$CACHE"
-    assert source.launch.args == {"master-addr": "${PEER:-<PEER_IP>}"}
-
-
-@pytest.mark.parametrize(
-    ("test", "args"),
-    [
-        ("2 -ge 2", {"seed": 1}),
-        ("2 -lt 2", {}),
-        ("10 -gt 9", {"seed": 1}),
-        ("2 -eq 02", {}),
-        ("1 -ne 1", {}),
-        ("1 -le 1", {"seed": 1}),
-    ],
-)
+@pytest.mark.parametrize(("test", "args"), CASES["numbers"])
 def test_numbers_are_compared(tmp_path: Path, test: str, args: dict[str, int]) -> None:
     script = f"#!/bin/sh\nX=''\nif [ {test} ]; then X='--seed 1'; fi\n{SERVE} $X\n"
     assert source_of(tmp_path, {"start.sh": script}).launch.args == args
 
 
-@pytest.mark.parametrize(
-    ("text", "model"),
-    [
-        ("docker run own/image:1 Qwen/Qwen3-8B --port 80", "Qwen/Qwen3-8B"),
-        ("docker run --entrypoint /begin.sh own/image:1 Qwen/Qwen3-8B --seed 1", "Qwen/Qwen3-8B"),
-        ("docker run own/image:1 bash -c 'exec engine-vllm-entry serve a/b -tp 2'", "a/b"),
-        ("docker run own/image:1 bash -c 'vllm serve \"$@\"' -- a/b -tp 2", "a/b"),
-    ],
-)
+@pytest.mark.parametrize(("text", "model"), CASES["entry_points"])
 def test_an_entry_point_that_is_not_known_serves(text: str, model: str) -> None:
     assert read(text).launch.model == model
-
-
-def test_what_is_no_model_is_no_launch() -> None:
-    for words in ("python3 -c 'print(1)'", "a/b", "--help x"):
-        with pytest.raises(UsageError):
-            read(f"docker run own/image:1 {words}")
-
-
-def test_a_here_document_without_quotes_has_escapes(tmp_path: Path) -> None:
-    written = f"cat <<EOF > /tmp/x\nexec {SERVE} \\\\\n  --served-model-name \\$NAME\nEOF\n"
-    source = source_of(tmp_path, {"start.sh": f"#!/bin/sh\nNAME=n\n{written}"})
-    assert source.launch.args == {"served-model-name": "n"}
-    quoted = written.replace("<<EOF", "<<'EOF'").replace("\\\\\n", "\\\n").replace("\\$", "$")
-    assert source_of(tmp_path, {"start.sh": f"#!/bin/sh\nNAME=n\n{quoted}"}).launch.args == {
-        "served-model-name": "n"
-    }
 
 
 def test_a_default_inside_of_a_default_is_no_end_of_a_volume() -> None:
     words = [Word(text, 1) for text in ("-v", "${A:-${HOME}}/x:/srv/x:ro", "org/e:1")]
     (volume,) = docker_run(words).volumes
     assert (volume.source, volume.target, volume.read_only) == ("${A:-${HOME}}/x", "/srv/x", True)
-
-
-def test_the_drafter_within_the_model_has_no_weights_of_its_own() -> None:
-    config = '{"method":"dspark","num_speculative_tokens":5,"model":"deepseek-ai/DeepSeek-V4"}'
-    made = write(read(f"vllm serve deepseek-ai/DeepSeek-V4 --speculative-config '{config}'"))
-    assert "drafter:\n  method: dspark\n  tokens: 5\n" in made.text
-
-
-def test_an_image_that_nodes_build_does_not_block() -> None:
-    made = write(read(f"docker run own-image:1 {SERVE}"))
-    (left,) = [one for one in made.left_out if one.what == "image own-image:1"]
-    assert (left.consequence, left.blocks) == (BUILD_IT, False)
-
-
-def test_a_named_file_is_not_replaced_by_the_readme() -> None:
-    with pytest.raises(InvalidFile, match="no file or service two"):
-        read_file(KITS / "launch-in-readme", Choice("two"))
-
-
-QWEN, GEMMA = "MODEL=Qwen/Qwen3-8B\nLEN=4096\n", "MODEL=google/gemma-3-27b-it\nLEN=8192\n"
-START = "#!/bin/bash\n{}\ndocker run org/e:1 vllm serve $MODEL --max-model-len $LEN\n"
-COMPOSE = """services:
-  e:
-    image: org/e:1
-    env_file: .env
-    command: vllm serve ${MODEL:-org/usual}
-"""
-
-
-@pytest.mark.parametrize(
-    ("files", "variant", "model", "said"),
-    [
-        (
-            {"start.sh": START.format("source .env"), ".env.sample": QWEN},
-            "default", "Qwen/Qwen3-8B",
-            "there is no .env: its variables are those of .env.sample",
-        ),
-        (
-            {"start.sh": START.format("source .env"), ".env": QWEN, ".env.example": GEMMA},
-            "default", "Qwen/Qwen3-8B", None,
-        ),
-        (
-            {"start.sh": START.format("source .env"), ".env": QWEN, "gemma.env": GEMMA},
-            "default", "Qwen/Qwen3-8B",
-            "its variables are those of .env; --variant takes those of another file: gemma.env",
-        ),
-        (
-            {"start.sh": START.format(". ${1:-qwen.env}"), "a.env": GEMMA, "qwen.env": QWEN},
-            "default", "Qwen/Qwen3-8B",
-            "start.sh reads a file that its user names: its variables are those of qwen.env; "
-            "--variant takes those of another file: a.env",
-        ),
-        (
-            {"start.sh": START.format('P=${1:-qwen}\nsource "presets/$P.env"'),
-             "presets/gemma.env": GEMMA, "presets/qwen.env": QWEN},
-            "default", "Qwen/Qwen3-8B",
-            "start.sh reads a file that its user names: its variables are those of "
-            "presets/qwen.env; --variant takes those of another file: presets/gemma.env",
-        ),
-        (
-            {"start.sh": START.format('source "presets/$1.env"'),
-             "presets/gemma.env": GEMMA, "presets/qwen.env": QWEN},
-            "presets/gemma.env", "google/gemma-3-27b-it",
-            "as --variant says: its variables are those of presets/gemma.env",
-        ),
-        (
-            {"start.sh": START.format("source .env"), "a.env": GEMMA, "b.env": QWEN,
-             "README.md": "cp b.env .env, or a.env\n"},
-            "default", "Qwen/Qwen3-8B",
-            "there is no .env: its variables are those of b.env; "
-            "--variant takes those of another file: a.env",
-        ),
-        (
-            {"compose.yaml": COMPOSE, ".env.example": QWEN},
-            "default", "Qwen/Qwen3-8B",
-            "there is no .env: its variables are those of .env.example",
-        ),
-        (
-            {"compose.yaml": COMPOSE, ".env": QWEN, "presets/gemma.env": GEMMA},
-            "presets/gemma.env", "google/gemma-3-27b-it",
-            "as --variant says: its variables are those of presets/gemma.env",
-        ),
-        (
-            {"compose.yaml": COMPOSE, "presets/gemma.env": GEMMA},
-            "default", "org/usual",
-            "no file of variables was read; "
-            "--variant takes those of another file: presets/gemma.env",
-        ),
-    ],
-)  # fmt: skip
-def test_which_file_of_variables_is_taken(
-    tmp_path: Path, files: dict[str, str], variant: str, model: str, said: str | None
-) -> None:
-    for name, text in files.items():
-        put(tmp_path / name, text)
-    source = read_file(tmp_path, Choice(variant))
-    notes = [note for note in source.notes if "variables" in note and "env_file" not in note]
-    assert (source.launch.model, notes) == (model, [said] if said else [])
-
-
-def test_the_example_stands_for_the_env_file_of_a_service(tmp_path: Path) -> None:
-    source = source_of(tmp_path, {"compose.yaml": COMPOSE, ".env.example": f"{QWEN}OWN=1\n"})
-    assert source.launch.env["OWN"] == "1"
-    assert not [note for note in source.notes if "its variables are left" in note]
-
-
-def test_what_is_no_file_of_variables_is_not_replaced_by_one(tmp_path: Path) -> None:
-    text = START.format('source "$CONDA/envs/$NAME/bin/activate"\nMODEL=org/own LEN=1')
-    source = source_of(tmp_path, {"start.sh": text, "gemma.env": GEMMA})
-    assert source.launch.model == "org/own"

@@ -28,6 +28,14 @@ services:
 """
 
 Install = Callable[..., None]
+IMPORTER = """\
+class Y:
+    name = 'x'
+    def recognises(self, given): {recognises}
+    def read(self, given, choice): {read}
+X = Y()
+"""
+"""An importer of a package."""
 
 
 @pytest.fixture
@@ -102,8 +110,7 @@ BROKEN = {
     "it is a class": ("class X:\n    name = 'x'\n", "expected an object with a name"),
     "it has no method": ("class Y: name = 'x'\nX = Y()\n", r"it has no recognises()"),
     "it raises when asked": (
-        "class Y:\n    name = 'x'\n    def read(self, *a): ...\n"
-        "    def recognises(self, given): return given.data['x']['y'] == 1\nX = Y()\n",
+        IMPORTER.format(recognises="return given.data['x']['y'] == 1", read="..."),
         "KeyError: 'x'",
     ),
 }
@@ -111,9 +118,7 @@ BROKEN = {
 
 @pytest.mark.usefixtures("compose")
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_one_is_left_out_with_one_message(
-    file: Path, tmp_path: Path, install: Install, fault: str
-) -> None:
+def test_a_broken_one_is_left_out_with_one_message(file, tmp_path, install, fault) -> None:
     """Its name comes first in the order, so that it is asked before the good one."""
     code, expected = BROKEN[fault]
     install("a-broken-one", code, {"a": "a_broken_one:X"})
@@ -139,11 +144,7 @@ def test_a_broken_one_is_left_out_with_one_message(
     ],
 )
 def test_one_that_fails_to_read(file: Path, install: Install, body: str, expected: str) -> None:
-    code = (
-        "class Y:\n    name = 'x'\n    def recognises(self, given): return True\n"
-        f"    def read(self, given, choice): {body}\nX = Y()\n"
-    )
-    install("bad", code, {"bad": "bad:X"})
+    install("bad", IMPORTER.format(recognises="return True", read=body), {"bad": "bad:X"})
     with pytest.raises(InvalidFile, match=r"importer 'bad' of the package bad 1\.0") as caught:
         read_file(file)
     assert expected in str(caught.value)
@@ -152,10 +153,7 @@ def test_one_that_fails_to_read(file: Path, install: Install, body: str, expecte
 
 def test_ours_cannot_be_taken(file: Path, install: Install) -> None:
     """A package that wants every file gets what is left."""
-    code = (
-        "class Y:\n    name = 'x'\n    def recognises(self, given): return True\n"
-        "    def read(self, given, choice): return 5\nX = Y()\n"
-    )
+    code = IMPORTER.format(recognises="return True", read="return 5")
     install("greedy", code, {"greedy": "greedy:X"})
     file.write_text(SPARKRUN_V2)
     assert read_file(file).kind == "sparkrun recipe"
@@ -163,12 +161,9 @@ def test_ours_cannot_be_taken(file: Path, install: Install) -> None:
 
 def test_a_text_file(install: Install, tmp_path: Path) -> None:
     """Files that are not YAML; a package is asked before a command line is looked for in it."""
-    code = (
-        "from spark_cluster.importers.commandline import read\n"
-        "class Y:\n    name = 'an rc file'\n"
-        "    def recognises(self, given): return given.text.startswith('#!rc')\n"
-        "    def read(self, given, choice): return read(given.text.split('\\n', 1)[1])\n"
-        "X = Y()\n"
+    code = "from spark_cluster.importers.commandline import read\n" + IMPORTER.format(
+        recognises="return given.text.startswith('#!rc')",
+        read="return read(given.text.split('\\n', 1)[1])",
     )
     install("rc", code, {"rc": "rc:X"})
     path = tmp_path / "serve.rc"

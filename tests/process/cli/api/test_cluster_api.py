@@ -44,9 +44,7 @@ def test_check_mode_and_a_selection(cluster: Cluster, project: Path) -> None:
         cluster.playbook("mine", options=nothing)
 
 
-def test_it_prints_nothing_and_leaves_the_process_alone(
-    cluster: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypatch) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     frozen, interval = gc.get_freeze_count(), sys.getswitchinterval()
     monkeypatch.setattr(sys, "setswitchinterval", lambda _s: pytest.fail("it is the user's"))
@@ -111,9 +109,7 @@ def test_addresses_instead_of_an_inventory(project: Path) -> None:
         (["me@"], InvalidFile, "nodes.spark1.address"),
     ],
 )
-def test_addresses_that_are_none(
-    project: Path, addresses: list[str], error: type[Exception], message: str
-) -> None:
+def test_addresses_that_are_none(project, addresses, error, message) -> None:
     with pytest.raises(error, match=message):
         _ = Cluster(addresses, project=project).nodes
 

@@ -72,9 +72,7 @@ def test_they_are_those_of_the_record(cluster: Cluster, project: Path) -> None:
     assert stream.result().run.changed == 4
 
 
-def test_leaving_the_block_ends_the_run(
-    cluster: Cluster, sleeping: Callable[[], str], project: Path
-) -> None:
+def test_leaving_the_block_ends_the_run(cluster, sleeping, project) -> None:
     with cluster.events(sleeping) as events:
         for event in events:
             if isinstance(event, Note):
@@ -171,9 +169,7 @@ def test_what_was_cancelled_before_it_began_does_nothing(cluster: Cluster, proje
     assert not (project / "spark1").exists()
 
 
-def test_a_run_that_begins_after_the_end_is_ended_too(
-    cluster: Cluster, sleeping: Callable[[], str], project: Path
-) -> None:
+def test_a_run_that_begins_after_the_end_is_ended_too(cluster, sleeping, project) -> None:
     """An operation of several runs does not go on with the next one."""
 
     def both() -> None:

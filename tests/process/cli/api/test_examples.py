@@ -45,14 +45,7 @@ def serve() -> ModuleType:
         (["10.0.0.1", "lost@10.0.0.2", "--tp", "9"], 2, "no recipe is given"),
     ],
 )
-def test_the_script_ends_with_the_status_of_its_error(
-    here: Path,
-    serve: ModuleType,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    status: int,
-    said: str,
-) -> None:
+def test_the_script_ends_with_the_status_of_its_error(here, serve, capsys, words, status, said):
     assert serve.main(words) == status
     assert said in capsys.readouterr().err
 

@@ -86,9 +86,7 @@ def clusters(tmp_path: Path, pipes: Any, monkeypatch: pytest.MonkeyPatch) -> dic
     return {name: Cluster(project=tmp_path / f"project-{name}") for name in ("one", "two")}
 
 
-def test_each_has_its_own_code_in_two_threads(
-    clusters: dict[str, Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_has_its_own_code_in_two_threads(clusters, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(threading, "both_are_loaded", threading.Barrier(2), raising=False)
     streams = {name: each.events(each.playbook, "mine") for name, each in clusters.items()}
     for stream in streams.values():
