@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import kv_figures
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_cluster.errors import InvalidFile, SparkClusterError
-from spark_cluster.models.checkpoint import stored_tensors
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.models.config import from_config
-from spark_cluster.models.lookup import Folders, _table, find
+from spark_cluster.models.lookup import _table, find
 from spark_cluster.models.weights import weights_of
 
 CONFIGS = [entry["config"] for entry in _table()]
@@ -93,39 +91,3 @@ def test_any_config(config: dict[str, Any], tp: int, vllm: str | None) -> None:
         kv_figures.cache(shape, kv_gib=4.0, max_model_len=4096, tp=tp, vllm=vllm)
     except SparkClusterError as error:
         assert len(str(error)) < 2000
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 100_000, '{"a":' * 100_000, "[]", "1", "", '{"num_hidden_layers": ' + "9" * 5000 + "}"],
-    ids=["lists", "objects", "list", "number", "empty", "digits"],
-)
-def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(InvalidFile):
-        find(tmp_path)
-
-
-def stored(folder: Path) -> object:
-    source, name = Folders(), str(folder)
-    return stored_tensors(source, name, source.listing(name), str)
-
-
-@pytest.mark.parametrize(
-    "total", ["1e400", "Infinity", "NaN", "9" * 400, "-1", "[]", "{}", '"1"', "true"]
-)
-def test_any_size_in_an_index(tmp_path: Path, total: str) -> None:
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {}, "metadata": {"total_size": ' + total + "}}")
-    assert stored(tmp_path) is None
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": {"data_offsets": [0, 1e400]}}', "{}x"])
-def test_any_header(tmp_path: Path, text: str) -> None:
-    data = len(text).to_bytes(8, "little") + text.encode()
-    (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(InvalidFile):
-        stored(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
-    with pytest.raises(InvalidFile):
-        stored(tmp_path)
