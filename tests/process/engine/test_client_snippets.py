@@ -9,9 +9,11 @@ import shutil
 import ssl
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case, holds
 from ruamel.yaml import YAML
 from waiting import HANG_S
 from web_server import WebServer
@@ -108,7 +110,7 @@ def must_have_asked(server, client, key):
     assert (body["model"], body["messages"][0]["role"]) == ("gemma", "user")
 
 
-@pytest.mark.parametrize("client", RUNS)
+@pytest.mark.parametrize("client", ["curl", "python"])
 def test_a_client_without_a_key_runs(server, client):
     run_client(client, target(server))
     must_have_asked(server, client, None if client == "curl" else "Bearer none")
@@ -122,10 +124,11 @@ def test_a_client_sends_the_key_and_trusts_the_certificate_of_the_node(tls_serve
 
 
 @pytest.mark.parametrize("client", PROGRAMS)
-def test_a_program_with_a_key_and_without_a_certificate(client):
-    program = text(client, ClientTarget(PLAIN.url, "gemma", key_variable="MY_KEY"))
+@pytest.mark.parametrize("key", ["", "MY_KEY"])
+def test_a_program_without_a_certificate_is_one(client, key):
+    program = text(client, ClientTarget(PLAIN.url, "gemma", key_variable=key))
     ast.parse(program)
-    assert "MY_KEY" in program
+    assert ("MY_KEY" in program) is bool(key)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -138,18 +141,22 @@ def test_llm_finds_the_model_in_its_file(server, tmp_path, keyed):
     assert seen(server)[0][1] == f"Bearer {KEY}" if keyed else True
 
 
-def test_claude_code_gets_the_address_below_which_the_messages_are():
-    script = text("claude-code", KEYED) + 'printf "%s\n" "$ANTHROPIC_BASE_URL" "$ANTHROPIC_MODEL" '
-    script += '"$ANTHROPIC_AUTH_TOKEN" "$NODE_EXTRA_CA_CERTS"'
-    done = ran(["sh", "-ec", script], MY_KEY=KEY)
-    assert done.splitlines() == ["https://10.0.0.5:8443", "gemma", KEY, KEYED.ca_file]
-
-
-def test_the_variables_are_set_by_a_shell(tmp_path):
-    script = text("env", KEYED) + 'printf "%s\\n" "$OPENAI_BASE_URL" "$OPENAI_API_KEY" '
-    script += '"$SSL_CERT_FILE"'
-    done = ran(["sh", "-ec", script], MY_KEY=KEY)
-    assert done.splitlines() == [KEYED.url, KEY, KEYED.ca_file]
+@pytest.mark.parametrize(
+    ("client", "variables"),
+    [
+        ("claude-code", {
+            "ANTHROPIC_BASE_URL": "https://10.0.0.5:8443", "ANTHROPIC_MODEL": "gemma",
+            "ANTHROPIC_AUTH_TOKEN": KEY, "NODE_EXTRA_CA_CERTS": KEYED.ca_file,
+        }),
+        ("env", {
+            "OPENAI_BASE_URL": KEYED.url, "OPENAI_API_KEY": KEY, "SSL_CERT_FILE": KEYED.ca_file,
+        }),
+    ],
+)  # fmt: skip
+def test_the_variables_are_set_by_a_shell(client, variables):
+    """Claude Code gets the address below which the messages are."""
+    script = text(client, KEYED) + "".join(f'echo "${name}"\n' for name in variables)
+    assert ran(["sh", "-ec", script], MY_KEY=KEY).splitlines() == list(variables.values())
 
 
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -180,45 +187,11 @@ def test_the_key_is_no_argument_of_curl():
 # -- files ------------------------------------------------------------------------------------
 
 
-def test_opencode_has_a_provider_with_the_limits():
-    document = json.loads(text("opencode", PLAIN))
-    provider = document["provider"]["spark"]
-    assert provider["options"] == {"baseURL": PLAIN.url, "apiKey": "none"}
-    assert provider["models"]["gemma"]["limit"] == {"context": 32768, "output": 8192}
-    assert document["model"] == "spark/gemma"
-    keyed = json.loads(text("opencode", KEYED))["provider"]["spark"]
-    assert keyed["options"]["apiKey"] == "{env:MY_KEY}"
-    assert "limit" not in keyed["models"]["gemma"]
-
-
-def test_a_short_context_leaves_room_for_the_prompt():
-    short = ClientTarget(PLAIN.url, "gemma", context=4096)
-    document = json.loads(text("opencode", short))
-    assert document["provider"]["spark"]["models"]["gemma"]["limit"]["output"] == 2048
-
-
-def test_continue_has_a_model():
-    document = YAML(typ="safe").load(text("continue", KEYED))
-    assert document["schema"] == "v1"
-    [model] = document["models"]
-    assert (model["provider"], model["apiBase"]) == ("openai", KEYED.url)
-    assert model["apiKey"] == "${{ secrets.MY_KEY }}"
-    assert model["requestOptions"] == {"caBundlePath": KEYED.ca_file}
-    plain = YAML(typ="safe").load(text("continue", PLAIN))["models"][0]
-    assert plain["defaultCompletionOptions"] == {"contextLength": 32768}
-    assert "requestOptions" not in plain
-
-
-def test_open_webui_is_a_compose_file():
-    service = YAML(typ="safe").load(text("open-webui", KEYED))["services"]["open-webui"]
-    environment = service["environment"]
-    assert environment["OPENAI_API_BASE_URL"] == KEYED.url
-    assert environment["OPENAI_API_KEY"] == "${MY_KEY:?}"
-    assert service["ports"] == ["127.0.0.1:3000:8080"]
-    assert f"{KEYED.ca_file}:{environment['SSL_CERT_FILE']}:ro" in service["volumes"]
-    tunnelled = YAML(typ="safe").load(text("open-webui", PLAIN))["services"]["open-webui"]
-    assert tunnelled["network_mode"] == "host"
-    assert tunnelled["environment"]["HOST"] == "127.0.0.1"
+@each_case(__file__, "client_documents.json")
+def test_a_file_of_a_client_says_where_the_model_is(case):
+    given = {"plain": PLAIN, "keyed": KEYED, "short": replace(PLAIN, context=4096)}[case["target"]]
+    document = YAML(typ="safe").load(text(case["client"], given))
+    assert holds(document, case["document"]), document
 
 
 def test_a_key_that_is_shown_stands_where_its_variable_would():
@@ -230,17 +203,13 @@ def test_a_key_that_is_shown_stands_where_its_variable_would():
     assert "a$b" not in repr(shown)
 
 
-@pytest.mark.parametrize("kind", ["embedding", "reranking", "transcription"])
-def test_other_kinds_have_requests_of_their_own(kind):
+@pytest.mark.parametrize("kind", ["chat", "embedding", "reranking", "transcription"])
+def test_each_kind_has_requests_of_its_own(kind):
     made = {s.client: s.text for s in snippets(ClientTarget(PLAIN.url, "m", kind=kind))}
     assert set(made) == {name for name, about in CLIENTS.items() if kind in about["kinds"]}
-    assert "chat/completions" not in str(made)
+    assert ("chat/completions" in str(made)) is (kind == "chat")
     if "python" in made:
         ast.parse(made["python"])
-
-
-def test_snippets_are_named_as_on_the_command_line():
-    assert [snippet.client for snippet in snippets(PLAIN)] == list(CLIENTS)
 
 
 # -- what they are made of --------------------------------------------------------------------

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, holds
 from chat_server import Reply
 from fake_programs import Said, missing
 
@@ -43,30 +43,6 @@ def log(name):
 # -- logs --------------------------------------------------------------------------------------
 
 
-def test_the_cause_is_found_behind_what_follows_from_it():
-    """The engine's and the server's own errors come first in the log; the worker's is the cause."""
-    fault = runtime.first_error({"spark1 spark-vllm": log("vllm_no_compiler.log")})
-    assert fault.text == (
-        "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in "
-        "torch._inductor.config.cpp.cxx: (None, 'g++')"
-    )
-    assert fault.where == "spark1 spark-vllm"
-
-
-def test_a_worker_that_was_killed():
-    fault = runtime.first_error({"x": log("vllm_worker_killed.log")})
-    assert fault.text == "RayWorkerProc rank=[1] died unexpectedly"
-
-
-def test_a_healthy_log_has_no_error():
-    """It has warnings that quote one."""
-    text = log("vllm_healthy.log")
-    assert "OSError: [Errno 24]" in text
-    assert runtime.first_error({"x": text}) is None
-    assert runtime.first_error({}) is None
-    assert runtime.first_error({"x": ""}) is None
-
-
 def test_the_earliest_of_all_ranks():
     found = runtime.first_error(
         {
@@ -79,9 +55,11 @@ def test_the_earliest_of_all_ranks():
     assert found.at == "2026-11-20T14:12:18.9Z"
 
 
-@pytest.mark.parametrize("case", LOGS["error"], ids=lambda case: case.get("text", case["line"]))
+@pytest.mark.parametrize("case", LOGS["error"], ids=lambda case: case.get("text", "well"))
 def test_what_is_an_error(case):
-    found = runtime.first_error({"x": case["line"]})
+    """In a real log the errors of engine and server come first; the cause is the worker's."""
+    text = log(case["file"]) if "file" in case else case["line"]
+    found = runtime.first_error({"x": text})
     assert (found.text if found else None) == case.get("text")
 
 
@@ -329,34 +307,11 @@ def test_the_state_of_two_nodes(status, way, case):
     rows = shown.get("replicas") or shown.get("models") or ()
     assert [row["state"] for row in rows] == case.get("states", [])
     json.dumps(shown)
-    if way == "on_request":
-        assert asked_for(sessions["spark1"]) == ["paris"], "a request would load the other one"
-
-
-def test_serving(status):
-    found = status(play_of(spark1=serving(), spark2=worker()), TWO)
-    assert (found.state, found.problems) == ("serving", ())
-    document = found.to_dict()
-    assert (document["endpoint"], document["model"], document["tp"]) == (
-        "http://10.0.0.1:8000/v1", "paris", 2,
-    )  # fmt: skip
-    assert (document.get("recipe"), document["since"]) == (None, "2026-11-25T07:40:06Z")
-    assert document["ray"] == {"nodes": 2, "gpus": 2.0}
-    assert document["nodes"][1]["containers"][SERVER]["status"] == "absent"
-
-
-def test_the_recipe_and_the_start_of_a_server(status):
-    labels = {"spark-cluster.recipe": "lab-paris"}
-    found = status(play_of(spark1=serving(tp=1, labels=labels)))
-    assert (found.recipe, found.since) == ("lab-paris", "2026-11-25T07:40:06Z")
-    never = serving(server="created", tp=1, started="0001-01-01T00:00:00Z")
-    assert status(play_of(spark1=never)).since is None
-
-
-def test_data_parallel_ranks_are_shown(status):
-    labels = {"spark-cluster.nodes": "2", "spark-cluster.data-parallel": "2"}
-    shown = status(play_of(spark1=serving(tp=1, labels=labels), spark2=worker()), TWO).to_dict()
-    assert (shown["tp"], shown["data_parallel"]) == (1, 2)
+    assert holds(shown, case.get("shown", {})), shown
+    for name, asked in case.get("asked", {}).items():
+        assert [url for url, _ in sessions[name].asked] == asked
+    if "completions" in case:
+        assert sorted(asked_for(sessions["spark1"])) == case["completions"]
 
 
 def test_an_engine_that_hangs_is_not_taken_for_healthy(status):
@@ -403,14 +358,6 @@ def test_ray_and_the_server_are_asked_in_parallel(status):
     assert status(play_of(spark1=head, spark2=worker()), TWO).state == "serving"
 
 
-def test_labels_of_another_program(status):
-    """A container that has our name and odd labels gets a verdict."""
-    text = inspected(tp="two").replace(":8000", ":²")
-    found = status(play_of(spark1=FakeSession({SERVER: text}, 200, "x"), spark2=FakeSession()))
-    assert (found.state, found.tp) == ("failed", 1)
-    assert "the container's label names no endpoint" in found.problems[0]
-
-
 def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
     node = behind_a_proxy()
     found = status(play_of(spark1=node, spark2=FakeSession()))
@@ -427,39 +374,6 @@ def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
     }  # fmt: skip
     assert "with the API key; TLS with a self-signed certificate" in str(found.access)
     assert "AB:AB:AB" in str(found.access)
-
-
-def test_replicas_that_serve(status):
-    second = a_node()
-    found = status(play_of(spark1=a_node(description=REPLICAS), spark2=second))
-    asked = "http://192.168.177.12:18000"
-    assert [url for url, _ in second.asked] == [f"{asked}/health", f"{asked}/v1/chat/completions"]
-    assert found.to_dict()["replicas"] == [
-        {"node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving"},
-        {"node": "spark2", "url": "http://192.168.177.12:18000/v1", "state": "serving"},
-    ]
-
-
-def test_models_that_serve(status):
-    head = of_model("paris", description=MODELS)
-    found = status(play_of(spark1=head, spark2=of_model("words")))
-    assert found.endpoint == json.loads(PROXIED)["url"]
-    first, second = found.to_dict()["models"]
-    assert first == {
-        "model": "paris", "aliases": ["paris-alias"], "kind": "chat", "recipe": "lab-paris",
-        "node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving",
-    }  # fmt: skip
-    assert (second["model"], second["url"]) == ("words", "http://192.168.177.12:18001/v1")
-    assert sorted(asked_for(head)) == ["paris", "words"], "each through the endpoint, on the head"
-    assert "spark-vllm-words" in found.to_dict()["nodes"][1]["containers"]
-
-
-def test_a_model_on_a_node_that_is_not_in_the_inventory(status):
-    """The proxy's description is of the node, and may be of another inventory."""
-    text = MODELS.replace('"spark2"', '"elsewhere"')
-    found = status(play_of(spark1=of_model("paris", description=text), spark2=FakeSession()))
-    assert [one.state for one in found.models] == ["serving", "unreachable"]
-    assert "words on elsewhere: its server was not seen: the node does not answer" in found.problems
 
 
 def test_an_answer_without_words_is_one(status):
@@ -518,18 +432,15 @@ def test_where_the_text_is(server, message, text):
     assert probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60).text == text
 
 
-def test_a_body_that_is_no_completion(server, ask):
-    server.raw = (200, "<html>proxy</html>")
+@pytest.mark.parametrize(
+    "text",
+    ["<html>proxy</html>", '{"choices":[{"message":null}]}', "[" * 100_000, "", "[]", "5"],
+)
+def test_a_body_that_is_no_completion(server, ask, text):
+    server.raw = (200, text)
     said = probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60)
     assert said.text == ""
-    assert said.why == "the server's reply is not a chat completion: <html>proxy</html>"
-    with pytest.raises(VerificationFailed, match="not a chat completion: <html>"):
-        ask()
-
-
-@pytest.mark.parametrize("text", ['{"choices":[{"message":null}]}', "[" * 100_000, "", "[]", "5"])
-def test_a_reply_of_an_odd_shape(server, ask, text):
-    server.raw = (200, text)
+    assert "the server's reply is not a chat completion: " in said.why
     with pytest.raises(VerificationFailed, match="the server's reply is not a chat completion"):
         ask()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases, each_case
+from cases import cases, each_case, holds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,17 +41,6 @@ SOURCES = Path(__file__).parents[3] / "benchmarks/shapes/sources.json"
 def read(base: str = "llama", **changed: Any) -> Geometry:
     config = {**(LLAMA if base == "llama" else {}), **changed}
     return from_config({key: value for key, value in config.items() if value is not None}, "it")
-
-
-def holds(found: Any, expected: Any) -> bool:
-    """Return whether what is expected is so, of which a dict may leave out fields."""
-    if isinstance(expected, dict):
-        return found is not None and all(holds(found[key], expected[key]) for key in expected)
-    if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(holds, found, expected))
-    return bool(
-        found == pytest.approx(expected) if isinstance(expected, float) else found == expected
-    )
 
 
 @each_case(__file__, "families.json")
