@@ -6,9 +6,11 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import pytest
+from cases import each_case
 from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
@@ -100,33 +102,22 @@ def test_by_default_nothing_is_asked(lab_hub: LabHub) -> None:
     assert lab_hub.requests == []
 
 
-@pytest.mark.parametrize(
-    ("conduct", "kind", "words"),
-    [
-        (Conduct(gated=True), "gated", "huggingface.co/org/small and set HF_TOKEN"),
-        (Conduct(private=True), "missing", "did you mean"),
-        (Conduct(status=429, headers={"Retry-After": "30"}), "busy", "wait 30 s"),
-        (Conduct(status=429, headers={"Retry-After": "x" * 99}), "busy", "wait some minutes"),
-        (Conduct(status=503), "server", "status 503"),
-        (Conduct(status=500), "server", "status 500"),
-        (Conduct(status=403), "gated", "settings/tokens"),
-        (Conduct(status=451), "server", "status 451"),
-        (Conduct(status=418), "server", "status 418"),
-        (Conduct(garbage=b"<html>"), "server", "not JSON"),
-        (Conduct(garbage=b"[]"), "server", "lacks its commit"),
-        (Conduct(garbage=b'{"sha": "main", "siblings": []}'), "server", "lacks its commit"),
-        (Conduct(garbage=b"[" * 100_000), "server", "not JSON"),
-    ],
-)
-def test_a_refusal_says_what_to_do(
-    conduct: Conduct, kind: str, words: str, lab_hub: LabHub, client: Clients
-) -> None:
+@each_case(__file__, "refusals.json")
+def test_a_refusal_says_what_to_do(case: dict[str, Any], lab_hub: LabHub, client: Clients) -> None:
+    garbage = case["conduct"].pop("garbage", None)
+    conduct = Conduct(**case["conduct"], garbage=garbage.encode() if garbage else None)
     lab_hub.conduct["org/small"] = conduct
     with pytest.raises(HubError) as caught:
         client().checkpoint("org/small")
-    assert caught.value.kind == kind
-    assert words in str(caught.value)
+    assert caught.value.kind == case["kind"]
+    assert case["words"] in str(caught.value)
     assert caught.value.hint
+
+
+def test_a_deep_answer_is_no_traceback(lab_hub: LabHub, client: Clients) -> None:
+    lab_hub.conduct["org/small"] = Conduct(garbage=b"[" * 100_000)
+    with pytest.raises(HubError, match="not JSON"):
+        client().checkpoint("org/small")
 
 
 def test_a_misspelt_name(client: Clients) -> None:

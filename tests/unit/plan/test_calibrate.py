@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from speed_samples import GEMMA_26B, GEMMA_31B, MODELS, published
@@ -295,26 +296,15 @@ def test_points_in_json(read):
     assert [(p.value, p.context) for p in found.points] == [(7.0, 300.0)]
 
 
-@pytest.mark.parametrize(
-    ("content", "name", "message"),
-    [
-        (b"\x7fELF\x00\xff\xfe", "runs.json", "binary"),
-        ("", "runs.json", "not JSON"),
-        ("[" * 100_000, "runs.json", "nested|not JSON"),
-        ("[]", "runs.json", "expected llama-benchy"),
-        ({"benchmarks": [3]}, "runs.json", "benchmark 1: expected an object"),
-        ({"benchmarks": [{"concurrency": "x"}]}, "runs.json", "benchmark 1: expected numbers"),
-        ({"points": [3]}, "runs.json", "point 1: expected an object"),
-        ("metric,value\nspeed,3\n", "runs.csv", "metric: found 'speed'"),
-        ("metric,value\ndecode_tok_s,quick\n", "runs.csv", "value: found 'quick'"),
-        ("metric,value\ndecode_tok_s,0\n", "runs.csv", "value: found '0'"),
-        ("metric,value\ndecode_tok_s,\n", "runs.csv", "value: found ''"),
-        ("metric,value,prompt\nttfr_ms,3,\n", "runs.csv", "needs the tokens of its prompt"),
-        ("metric,value,contxt\nttfr_ms,3,\n", "runs.csv", "unknown column 'contxt'"),
-        ("metric,value\nttfr_ms,3,4,5\n", "runs.csv", "unknown column"),
-        ("model,test_name,t_s_mean\nx,pp128,3\n", "runs.csv", "llama-benchy's CSV"),
-    ],
-)
+UNUSABLE = [
+    *((one["content"], one["name"], said)
+      for said, one in cases(__file__, "unusable_runs.json").items()),
+    (b"\x7fELF\x00\xff\xfe", "runs.json", "binary"),
+    ("[" * 100_000, "runs.json", "nested|not JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "name", "message"), UNUSABLE, ids=[row[2] for row in UNUSABLE])
 def test_files_that_are_none(read, content, name, message):
     with pytest.raises(InvalidFile, match=message) as caught:
         read(content, name)
