@@ -40,7 +40,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
 
 @pytest.fixture(scope="module")
 def address(server: subprocess.Popen[str]) -> str:
-    assert server.stdout is not None
     return server.stdout.readline().strip()
 
 

@@ -58,7 +58,6 @@ def test_the_same_model_as_from_here(hub: LabHub, node: Node, tmp_path: Path) ->
     found = through(node, hub, tmp_path).checkpoint("org/small")
     here = Hub(HubLibrary(hub.url), ModelStore(tmp_path / "other")).checkpoint("org/small")
     assert found == here
-    assert found is not None
     assert found.tensors
     assert node.exchanges == 5  # the listing, the config, the index, all headers (redirected)
 
@@ -137,7 +136,6 @@ def test_the_hubs_own_stores_are_followed(hub: LabHub, node: Node, tmp_path: Pat
     node.replies[first] = moved(store)
     node.replies[store] = {"status": 200, "body": "{}", "headers": {}}
     found = through(node, hub, tmp_path).checkpoint("org/small")
-    assert found is not None
     assert found.config == {}
     assert store in node.asked
 

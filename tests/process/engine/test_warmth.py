@@ -67,11 +67,9 @@ def test_what_the_next_launch_finds(case: dict[str, Any]) -> None:
 
 def test_some_recipes_need_no_node_to_be_asked() -> None:
     eager = launches.without_nodes(make_recipe(engine_args={"enforce-eager": True}))
-    assert eager is not None
     assert eager.state == "not compiled"
     assert launches.without_nodes(make_recipe(engine_args={"enforce-eager": False})) is None
     sglang = launches.without_nodes(make_recipe(engine="sglang", engine_args={}))
-    assert sglang is not None
     assert (sglang.state, "sglang" in sglang.reasons[0]) == ("unknown", True)
 
 
@@ -204,7 +202,6 @@ def test_what_only_up_knows_makes_no_other_launch() -> None:
     recipe = make_recipe(drafter=drafter)
     folders = {name: f"/hub/{name}/snapshots/1" for name in (recipe.model.name, "some/drafter")}
     one, found = launches.wanted(recipe, 1), recipe.located(folders)
-    assert found.drafter is not None
     assert found.drafter.node_path == folders["some/drafter"]
     assert launches.wanted(found, 1) == one
     other = drafter.model_copy(update={"name": "another/drafter"})

@@ -233,7 +233,6 @@ def test_a_node_that_is_away_or_a_wish_not_to_restore(swap: Swap, error: str, te
 def test_the_labels_give_the_command_back():
     given = {"compilation-config": '{"level": 3}', "max-num-seqs": 2, "no-enable-x": None}
     previous = previous_server_of(ContainerState(labels=labels(text=options_text(given))))
-    assert previous is not None
     assert previous.changes == (
         'compilation-config={"level": 3}',
         "max-num-seqs=2",

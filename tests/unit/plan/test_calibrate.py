@@ -17,7 +17,7 @@ from speed_samples import GEMMA_26B, GEMMA_31B, MODELS, published
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.plan.calibrate import Point, calibrate, is_read_bound, mean_error
 from spark_cluster.plan.estimate import Constants
-from spark_cluster.plan.runs import read_runs
+from spark_cluster.plan.runs import MeasuredLink, fitted, read_runs
 from spark_cluster.plan.serving import ServingSetup
 
 DENSE = ServingSetup(GEMMA_31B, "fp8", "auto")
@@ -94,12 +94,13 @@ def test_an_outlier_decides_little():
 
 def test_what_the_fit_does_not_describe_is_reported():
     good = runs(DENSE, Constants())
-    assert calibrate(good).far_off == ()
     slow = replace(good[0], value=good[0].value / 2, label="own.json: benchmark 7")
-    (said,) = calibrate([*good, slow]).far_off
+    found = calibrate([*good, slow])
+    (said,) = found.far_off
     assert said.startswith("own.json: benchmark 7: ")
     assert "tok/s expected with this fit" in said
-    assert calibrate([*good, slow]).to_dict()["far_off"] == [said]
+    assert found.to_dict()["far_off"] == [said]
+    assert calibrate(good).far_off == ()
 
 
 @settings(max_examples=60, derandomize=True)  # it is about chance: the same dice each time
@@ -242,21 +243,24 @@ def test_llama_benchy_with_prefix_caching(read):
     assert "fills the cache" in found.left_out[0]
 
 
+NOTHING = ["tg_throughput", "tg_req_throughput", "ttfr"]
+
+
 @pytest.mark.parametrize(
-    "nothing", [None, {"mean": None, "std": None, "values": []}, {"mean": 0, "values": []}]
+    ("changed", "reason"),
+    [
+        (dict.fromkeys(NOTHING), "its requests failed"),
+        ({key: {"mean": None, "values": []} for key in NOTHING}, "its requests failed"),
+        ({key: {"mean": 0, "values": []} for key in NOTHING}, "its requests failed"),
+        ({"response_size": 0}, "no tokens"),
+        ({"prompt_size": 0}, "no tokens"),
+    ],
 )
-def test_llama_benchy_whose_requests_all_failed(read, nothing):
-    """It ends with status 0 all the same."""
-    failed = benchmark(tg_throughput=nothing, tg_req_throughput=nothing, ttfr=nothing)
-    found = read(benchy(failed))
+def test_llama_benchy_that_measured_nothing(read, changed, reason):
+    """It ends with status 0 where its requests have failed, too."""
+    found = read(benchy(benchmark(**changed)))
     assert found.points == []
-    assert "its requests failed" in found.left_out[0]
-
-
-def test_llama_benchy_without_tokens(read):
-    found = read(benchy(benchmark(response_size=0), benchmark(prompt_size=0)))
-    assert found.points == []
-    assert all("no tokens" in reason for reason in found.left_out)
+    assert reason in found.left_out[0]
 
 
 def test_decoding_with_a_drafter_is_left_out(read):
@@ -355,3 +359,52 @@ def test_whatever_stands_in_a_csv_is_read_or_refused(read, rows):
         assert error.where
     else:
         assert all(point.value > 0 for point in found.points)
+
+
+# --- the link's constants as `bench fabric` measured them, alone and with runs -------------------
+
+
+LINK = MeasuredLink(latency_us=40, low_us=38, high_us=50, bytes_s=2e10)
+
+
+def runs_on(constants: Constants, tp: int) -> list[Point]:
+    """Runs of a Spark with these constants."""
+    serving = ServingSetup(GEMMA_31B, "fp8", "auto", tp=tp)
+    blank = [Point(serving, "decode_tok_s", 1.0, n, label="planted") for n in (100, 2000, 8000)]
+    return [replace(point, value=1 / point.predicted(constants)) for point in blank]
+
+
+def test_the_link_alone():
+    found = fitted([], LINK)
+    assert (found.points, found.fitted, found.left_out) == (0, (), None)
+    assert found.constants.allreduce_us == 40
+    assert found.constants.link == 2e10
+    assert found.constants.eta_dense == Constants().eta_dense
+
+
+def test_runs_over_two_nodes_have_the_last_word():
+    """The time that an engine adds to an all-reduce is in the runs only."""
+    found = fitted(runs_on(replace(Constants(), allreduce_us=80.0), tp=2), LINK)
+    assert found.constants.allreduce_us == pytest.approx(80, rel=0.05)
+    assert found.measured == ("link",)
+
+
+def test_runs_on_one_node_leave_the_link_as_it_was_measured():
+    found = fitted(runs_on(replace(Constants(), eta_dense=0.7), tp=1), LINK)
+    assert found.constants.eta_dense == pytest.approx(0.7, rel=0.01)
+    assert found.constants.allreduce_us == 40
+    assert "allreduce_us" in found.measured
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"latency_us": 5000.0}, "allreduce_us: measured 5000"),
+        ({"high_us": 1e5}, "allreduce_high_us: measured 100000"),
+        ({"bytes_s": 1e3}, "link: measured 1000"),
+        ({"bytes_s": float("nan")}, "link: measured nan"),
+    ],
+)
+def test_a_link_that_cannot_be(change, said):
+    with pytest.raises(UsageError, match=said):
+        fitted([], replace(LINK, **change))

@@ -6,19 +6,31 @@ from dataclasses import replace
 
 import kv_figures
 import pytest
+from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.cli.plan_picture import before
 from spark_cluster.config.facts import GpuProcess, Memory
 from spark_cluster.config.launch import Launch
-from spark_cluster.errors import UsageError
+from spark_cluster.engine.resolve import serving
+from spark_cluster.errors import Refused, UsageError
+from spark_cluster.issues.rules import lint
 from spark_cluster.models.lookup import find
-from spark_cluster.models.memory_share import GIB, GIB_KIB
+from spark_cluster.models.memory_share import (
+    GIB,
+    GIB_KIB,
+    HIGHEST,
+    OUTSIDE_GIB,
+    RESERVE_GIB,
+    utilization,
+)
 from spark_cluster.models.weights import memory_bytes
 from spark_cluster.plan.fit import fit, kv_bytes_given, kv_knob_bytes
 from spark_cluster.plan.plan import nearest, times
 from spark_cluster.plan.room import NodeMemory, assumed
+from spark_cluster.plan.serving import of_launch
+from spark_cluster.plan.speed import decode
 
 DENSE = find("google/gemma-4-31B-it")
 MOE = find("google/gemma-4-26B-A4B-it")
@@ -44,17 +56,8 @@ def test_part_9_as_its_log_has_it():
     found = fitted(launch(gpu_memory_utilization=0.85))
     assert found.fits
     assert found.kv_gib == pytest.approx(66.95, rel=0.01)
-    assert found.cache is not None
     assert found.cache.max_concurrency == pytest.approx(27.57, rel=0.01)
     assert found.reserved_gib * 1024 == pytest.approx(105_919, rel=0.001), "as two nodes held it"
-
-
-def test_part_7_as_its_log_has_it():
-    one = replace(
-        launch(**{"gpu-memory-utilization": 0.85, "max-model-len": 131072}), weights_gib=15.76
-    )
-    found = fit(one, MOE, assumed(1), 15.76)
-    assert found.kv_gib == pytest.approx(81.8, rel=0.005)
 
 
 def test_the_share_is_what_is_asked_for_or_all_that_is_safe():
@@ -62,7 +65,6 @@ def test_the_share_is_what_is_asked_for_or_all_that_is_safe():
     assert free.share == free.highest == 0.80
     few = fitted(launch(max_num_seqs=4))
     assert few.share == few.needed == 0.39
-    assert few.cache is not None
     assert few.cache.max_concurrency >= 4
     many = fitted(launch(max_num_seqs=1000))
     assert many.share == many.highest
@@ -133,7 +135,6 @@ def test_the_cache_is_that_of_the_flags(geometry, args, more):
 def test_a_context_as_long_as_fits(auto):
     found = fitted(launch(max_model_len=auto, kv_cache_memory_bytes=8 * GIB))
     assert found.fits
-    assert found.cache is not None
     assert found.cache.max_concurrency >= 1
     assert 32_768 < found.max_model_len < 262_144
     roomy = fitted(launch(max_model_len=auto))
@@ -171,8 +172,7 @@ def test_a_disk_that_is_too_small():
 
 
 def test_dummy_weights_need_no_disk_and_no_download():
-    room = replace(assumed(1)[0], disk_free_gib=1.0)
-    found = fitted(launch(load_format="dummy"), [room])
+    found = fitted(launch(load_format="dummy"), [replace(assumed(1)[0], disk_free_gib=1.0)])
     assert found.fits
     assert times(found) == {"download": 0, "load_low": 0, "load_high": 0}
 
@@ -236,6 +236,8 @@ def changes(one: Launch, rooms, largest_tp=2) -> list[str]:
 
 
 def test_what_would_work():
+    too_long = launch(max_model_len=1_000_000)
+    assert f"--max-model-len {DENSE.max_positions}" in changes(too_long, assumed(1))
     assert changes(launch(gpu_memory_utilization=0.95), assumed(2)) == [
         "gpu_memory_utilization: auto"
     ]
@@ -272,10 +274,97 @@ def test_what_fits_starts_and_leaves_the_node_alive(available, tp, seqs, length)
     for room in found.rooms:
         assert found.share * room.total_gib <= room.available_gib - 2.7
         assert room.available_gib - found.share * room.total_gib >= 4 + 5.6 - 1e-6
-    assert found.cache is not None
     assert found.cache.max_concurrency >= 1
 
 
-def test_a_length_that_the_model_was_not_made_for_is_made_shorter():
-    too_long = launch(max_model_len=1_000_000)
-    assert f"--max-model-len {DENSE.max_positions}" in changes(too_long, assumed(1))
+# --- plans: the share of the memory, and the nodes that serve ------------------------------------
+
+
+SPARK_KIB = 127_600_748
+"""MemTotal of a Spark, KiB."""
+
+
+def test_on_a_spark():
+    assert utilization(Memory(SPARK_KIB, 123_731_900)) == HIGHEST
+    assert utilization(Memory(SPARK_KIB, SPARK_KIB // 2)) == 0.42
+    assert utilization(Memory(SPARK_KIB, 9 * GIB_KIB)) == 0.0
+    assert utilization(Memory()) == 0.0
+
+
+memories = st.integers(1, 4 * SPARK_KIB).flatmap(
+    lambda total: st.tuples(st.just(total), st.integers(0, total))
+)
+
+
+@given(memories)
+def test_never_more_than_vllm_lets_start(memory):
+    total, available = memory
+    share = utilization(Memory(total, available))
+    assert 0.0 <= share <= HIGHEST
+    assert share == round(share, 2)
+    if share > 0:
+        left = available - share * total  # KiB
+        assert left >= (OUTSIDE_GIB + RESERVE_GIB) * GIB_KIB - 1
+
+
+@given(memories, st.integers(0, 10**8))
+def test_more_memory_is_never_a_smaller_share(memory, more):
+    total, available = memory
+    larger = min(available + more, total)
+    assert utilization(Memory(total, available)) <= utilization(Memory(total, larger))
+
+
+@given(memories)
+def test_no_room_is_given_away(memory):
+    """The share is the largest that fits: a hundredth more would not."""
+    total, available = memory
+    share = utilization(Memory(total, available))
+    free = available - (OUTSIDE_GIB + RESERVE_GIB) * GIB_KIB
+    assert share == HIGHEST or (share + 0.01) * total > free - 1
+
+
+def test_the_head_serves_first():
+    one, two, three = make_node("a", head=False), make_node("b"), make_node("c", head=False)
+    assert serving([one, two, three], 2) == ([two, one], [three])
+    assert serving([one, two], 1) == ([two], [one])
+
+
+def test_too_few():
+    with pytest.raises(Refused, match=r"--tp 2 needs 2 nodes; there is 1 \(a\)") as caught:
+        serving([make_node("a")], 2)
+    assert "use --tp 1" in caught.value.hint
+    for nodes in ([], [make_node("b", head=False)]):
+        with pytest.raises(Refused, match="the head is not among the chosen nodes"):
+            serving(nodes, 1)
+
+
+# --- plans and rules of another engine than the one that they are made for -----------------------
+
+
+VLLM = Launch("google/gemma-4-31B-it", args={"max-model-len": 8192, "kv-cache-dtype": "fp8"})
+SGLANG = replace(VLLM, engine="sglang")
+SPARK_ROOM = NodeMemory("spark1", Memory(121 * GIB_KIB, 118 * GIB_KIB))
+
+
+def test_the_range_of_speeds_is_wider_and_says_why() -> None:
+    geometry = find(VLLM.model)
+    ours, other = (decode(of_launch(launch, geometry), 1024) for launch in (VLLM, SGLANG))
+    assert other.request.expected == ours.request.expected
+    assert other.request.low < ours.request.low
+    assert other.request.high >= ours.request.high  # both may end at what the memory allows
+    assert "another engine (SGLang)" in other.basis
+
+
+def test_the_plan_says_that_it_is_computed_as_for_vllm() -> None:
+    geometry = find(VLLM.model)
+    ours, other = (fit(launch, geometry, [SPARK_ROOM], 58.0) for launch in (VLLM, SGLANG))
+    assert not any("SGLang" in remark for remark in ours.remarks)
+    assert any("SGLang is experimental here" in remark for remark in other.remarks)
+
+
+def test_rules_that_name_flags_of_vllm_are_not_for_another_engine() -> None:
+    pair = replace(VLLM, image="a/b:latest", tp=2, nodes=2, env={"NCCL_IB_GID_INDEX": "3"})
+    found = {issue.id for issue in lint(replace(pair, engine="sglang"))}
+    assert {"image-not-pinned", "gid-index-pinned"} <= found
+    only_vllm = {issue.id for issue in lint(pair)} - found
+    assert "gemma4-tools-off" in only_vllm

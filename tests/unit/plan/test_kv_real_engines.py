@@ -1,0 +1,237 @@
+"""Our arithmetic against what real vLLM said, for every family that it starts on a CPU.
+
+The answers are made by `python -m benchmarks.kv_oracle` in the lab's environment. `started` is what
+a started engine had; `more` is what vLLM's own functions say of the layers that this engine built,
+for other sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import kv_figures
+import pytest
+from gpu_runs import GpuRun, runs
+
+from benchmarks.kv_oracle.older import LONGEST
+from benchmarks.kv_oracle.questions import questions
+from spark_cluster.models.config import from_config
+from spark_cluster.models.shape import Geometry
+from spark_cluster.plan import kv
+from spark_cluster.plan.kv import NEWEST_READ, RULES
+
+CASES: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "kv_oracle.json").read_text()
+)
+
+
+def options(case: dict[str, Any]) -> dict[str, Any]:
+    """How that engine was started, in our words."""
+    engine = case["engine"]
+    return {
+        "kv_dtype": engine.get("kv_cache_dtype", "auto"),
+        "tp": engine.get("tensor_parallel_size", 1),
+        "block_size": engine["block_size"],
+        "prefix_caching": engine.get("enable_prefix_caching"),
+        "vllm": case["answer"]["vllm"],
+        "device": "cpu",
+    }
+
+
+def read(name: str) -> tuple[dict[str, Any], Geometry]:
+    return CASES[name], from_config(CASES[name]["config"], name)
+
+
+def test_every_question_has_its_answer() -> None:
+    assert list(CASES) == [question.name for question in questions()]
+    for question in questions():
+        document = question.to_dict()
+        assert {key: CASES[question.name][key] for key in document} == document
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_started_engine(name: str) -> None:
+    case, geometry = read(name)
+    engine, said = case["engine"], case["answer"]["started"]
+    found = kv_figures.cache(
+        geometry,
+        kv_bytes=engine["kv_cache_memory_bytes"],
+        max_model_len=engine["max_model_len"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        **options(case),
+    )
+    assert (found.tokens, found.max_concurrency) == (said["tokens"], said["max_concurrency"])
+    unit = found.blocks // said["blocks"]
+    assert found.blocks == unit * said["blocks"]
+    assert unit == (2 if engine["block_size"] == 16 and any_sliding(geometry) else 1)
+    blocks = [group["block_size"] for group in case["answer"]["groups"]]
+    assert found.block_size == min(blocks)
+
+
+def any_sliding(geometry: Geometry) -> bool:
+    return any(part.kind == "sliding" for part in geometry.attention)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_sizes(name: str) -> None:
+    case, geometry = read(name)
+    assert len(case["answer"]["more"]) >= 2
+    for said in case["answer"]["more"]:
+        found = kv_figures.cache(
+            geometry,
+            kv_bytes=said["kv_bytes"],
+            max_model_len=said["max_model_len"],
+            max_num_batched_tokens=said["max_num_batched_tokens"],
+            **options(case),
+        )
+        assert found.max_model_len == said["longest"], said
+        if "refused" in said:
+            assert found.max_model_len < said["max_model_len"]
+        else:
+            told = (said["tokens"], said["max_concurrency"])
+            assert (found.tokens, found.max_concurrency) == told, said
+
+
+def test_the_answers_are_of_many_kinds() -> None:
+    """That the data has not shrunk to what is easy."""
+    geometries = [read(name)[1] for name in CASES]
+    kinds = {part.kind for each in geometries for part in (*each.attention, *each.recurrent)}
+    assert kinds >= {"full", "sliding", "chunked", "gdn", "mamba", "mamba2", "conv"}
+    assert any(each.latent for each in geometries)
+    assert any("refused" in said for case in CASES.values() for said in case["answer"]["more"])
+    assert {case["engine"].get("tensor_parallel_size", 1) for case in CASES.values()} == {1, 2}
+
+
+# --- our rules against the functions of many versions of vLLM, run from their sources ------------
+
+
+SAID: dict[str, list[list[Any]]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "kv_versions.json").read_text()
+)
+
+
+@pytest.fixture(scope="module")
+def geometries() -> dict[str, Geometry]:
+    return {question.name: from_config(question.config, question.name) for question in questions()}
+
+
+def test_every_rule_was_asked() -> None:
+    lab, default = "0.32.0", "0.28.0"  # the lab's own; a default, which these rows do not ask for
+    assert {rule.since for rule in RULES} - {lab, default} <= SAID.keys()
+    assert NEWEST_READ in SAID
+
+
+@pytest.mark.parametrize("version", SAID)
+def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
+    assert len(SAID[version]) > 100
+    for row in SAID[version]:
+        model, fp8, size, length, batch, flying, blocks, concurrency, block, longest = row
+        found = kv_figures.cache(
+            geometries[model],
+            kv_bytes=size,
+            max_model_len=length,
+            max_num_batched_tokens=batch,
+            kv_dtype="fp8" if fp8 else "bfloat16",
+            vllm=version,
+            async_scheduling=flying == 2,
+            prefix_caching=True,
+            gdn_prefill="triton",
+        )
+        if blocks is None:
+            assert found.max_model_len < length, row
+        else:
+            told = (found.blocks, found.max_concurrency, found.block_size)
+            assert told == (blocks, concurrency, block), row
+        assert min(found.max_model_len, LONGEST) == longest, row
+
+
+# --- the KV cache arithmetic against what CUDA vLLM printed on H200s (`tests/gpu_runs.py`) -------
+
+
+GIB = 1024**3
+ROUNDING = 0.005
+RUNS = {run.name: run for run in runs()}
+
+
+def predicted(run: GpuRun, kv_gib: float, **options: str) -> kv.KvCache:
+    return kv_figures.cache(
+        run.geometry, kv_gib=kv_gib, max_model_len=run.max_model_len, **run.options, **options
+    )
+
+
+def test_there_are_24_runs_of_two_versions() -> None:
+    assert len(RUNS) == 24
+    assert {run.vllm for run in RUNS.values()} == {"0.26.0", "0.33.0"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_printed_what_is_predicted(name: str) -> None:
+    """Exactly where the bytes are known; else within what the rounded GiB leaves open."""
+    run = RUNS[name]
+    if run.kv_exact:
+        found = predicted(run, run.kv_gib)
+        assert (found.tokens, round(found.max_concurrency, 2)) == (run.tokens, run.concurrency)
+        return
+    low, high = (predicted(run, run.kv_gib + sign * ROUNDING) for sign in (-1, 1))
+    assert low.tokens <= run.tokens <= high.tokens
+    assert round(low.max_concurrency, 2) <= run.concurrency <= round(high.max_concurrency, 2)
+
+
+def test_prefix_caching_of_hybrids_is_on_from_0_28() -> None:
+    """0.26.0, 0.27.0 and 0.27.1 keep it opt-in (`arg_utils.py`, default_prefix_caching)."""
+    run = RUNS["0.26.0 q36-bf16-eager"]
+    by_version = {
+        version: predicted(GpuRun(**{**vars(run), "options": {**run.options, "vllm": version}}), 50)
+        for version in ("0.25.0", "0.26.0", "0.27.1", "0.28.0")
+    }
+    states = {version: found.blocks_per_request for version, found in by_version.items()}
+    assert states["0.25.0"] == states["0.26.0"] == states["0.27.1"] == states["0.28.0"] - 3
+
+
+def test_gdn_prefill_by_flashinfer_keeps_a_checkpoint_from_0_33() -> None:
+    """The same start with Triton's prefill logged blocks of 1056 tokens, with FlashInfer's 1088."""
+    run = RUNS["0.33.0 q36-bf16-eager-gdndefault"]
+    default, triton = predicted(run, 20), predicted(run, 20, gdn_prefill="triton")
+    assert (default.block_size, triton.block_size) == (1088, 1056)
+    assert (default.blocks_per_request, triton.blocks_per_request) == (70, 69)
+    assert "FlashInfer" in default.rule
+    assert "FlashInfer" not in triton.rule
+    before = GpuRun(**{**vars(run), "options": {**run.options, "vllm": "0.32.0"}})
+    assert predicted(before, 20).blocks_per_request == 69
+
+
+def test_a_cpu_has_no_flashinfer() -> None:
+    run = RUNS["0.33.0 q36-bf16-eager-gdndefault"]
+    assert "FlashInfer" not in predicted(run, 20, device="cpu").rule
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "expected"),
+    [
+        ("qwen3_next", "mamba_ssm_dtype", None),
+        ("qwen3_5_moe_text", "mamba_ssm_dtype", "float32"),
+        ("qwen3_5_text", "mamba_ssm_cache_dtype", None),
+    ],
+)
+def test_a_state_key_counts_only_where_the_class_reads_it(
+    model_type: str, key: str, expected: str | None
+) -> None:
+    config = {
+        "model_type": model_type,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "vocab_size": 1,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        key: "float32",
+    }
+    assert from_config(config, "it").recurrent[0].state_dtype == expected
