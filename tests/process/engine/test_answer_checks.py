@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from spark_cluster.config.recipe_schema import CHECKS_OF_KIND
 from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
-from spark_cluster.engine.answer_checks import Client, NotApplicable
-from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.answer_checks import NotApplicable
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.completions import ChatCompletion, streamed
 
@@ -94,14 +93,6 @@ def test_what_is_wrong_is_found(server: ChatServer, check: str, case: dict[str, 
     assert isinstance(error, NotApplicable) == case.get("not_applicable", False)
 
 
-@pytest.mark.parametrize("check", ASKING)
-def test_a_server_that_is_not_there(one_node: FakeCluster, check: str) -> None:
-    session = one_node.play.session(one_node.play.head)
-    client = Client(session, Endpoint("127.0.0.1", 1, "gemma"), "spark1")
-    with pytest.raises(VerificationFailed, match=r"status 0\): .*refused"):
-        CHAT[check].run(client)
-
-
 @pytest.mark.parametrize("check", TOOLS)
 @pytest.mark.parametrize("text", ["call:{}x", '{"name": "{}", "arguments": {}}'])
 def test_a_call_of_the_tool_that_stays_text(server: ChatServer, check: str, text: str) -> None:
@@ -160,14 +151,15 @@ def test_what_is_asked(server: ChatServer) -> None:
     assert url.startswith("data:image/png;base64,")
 
 
-@pytest.mark.parametrize("text", ["Paris", "Paris.", " **Paris**\n", '"paris"'])
-def test_short_answers_that_are_right(text: str) -> None:
-    assert answer_checks.wrong_short(text, ("paris",)) == ""
-
-
-@pytest.mark.parametrize("text", ["", "Paris!!!! Paris", "Lyon", "The capital is Paris"])
-def test_short_answers_that_are_wrong(text: str) -> None:
-    assert answer_checks.wrong_short(text, ("paris",))
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Paris", True), ("Paris.", True), (" **Paris**\n", True), ('"paris"', True),
+        ("", False), ("Paris!!!! Paris", False), ("Lyon", False), ("The capital is Paris", False),
+    ],
+)  # fmt: skip
+def test_which_short_answers_are_right(text: str, right: bool) -> None:
+    assert (answer_checks.wrong_short(text, ("paris",)) == "") is right
 
 
 def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> None:
