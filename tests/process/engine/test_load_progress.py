@@ -1,4 +1,4 @@
-"""The time limit of a start: an agent of its own, a docker that says what it is told, a server."""
+"""The time limit of a start: what its containers say and do, and a server that is not ready."""
 
 from __future__ import annotations
 
@@ -7,58 +7,59 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factories import make_node, make_recipe, put
+from factories import make_recipe, put
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said
 from health_server import HealthServer
-from scratch_nodes import ScratchNode, play_over
 from serve_plans import server_for
 
 from spark_cluster.engine import readiness
 from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
 
 LIMIT_S = 0.2
-IMAGE = "0123456789ab"
-DOCKER = """\
-import json, sys
-from pathlib import Path
-words = sys.argv[1:]
-if "spark-vllm" not in words:
-    sys.exit("no such container")
-if words[0] == "top":
-    print(Path(sys.argv[0]).with_name("processes").read_text(), end="")
-elif words[0] == "logs":
-    print(Path(sys.argv[0]).with_name("log").read_text(), end="")
-else:
-    print(json.dumps([{"State": {"Status": "running"}, "Image": "sha256:0123456789abcdef"}]))
-"""
 IDLE = "PID TIME COMMAND\n7 9 python3\n"
 
 
 class Start:
-    """A start on one node: `up` waits for it."""
+    """A start on one node: `up` waits for it.
 
-    def __init__(self, folder: Path, server: HealthServer) -> None:
-        self.node = ScratchNode(folder / "spark1")
-        self.bin = self.node.root / "usr/local/bin"
-        self.node.command("docker", DOCKER)
-        self.node.command("nvidia-smi", "")
-        put(self.bin / "processes", IDLE)
-        put(self.bin / "log", "NCCL INFO Connected all rings\n")
-        self.play, self.events = play_over(folder, {"spark1": self.node}, gather_facts=False)
-        made = server_for(make_recipe(), make_node("spark1"))
+    Attributes:
+        processes: what `docker top` prints.
+    """
+
+    def __init__(self, cluster: FakeCluster, server: HealthServer) -> None:
+        self.cluster, self.node, self.processes = cluster, cluster.head, IDLE
+        self.node.run_container(SERVER)
+        self.tells("log", "NCCL INFO Connected all rings\n")
+        self._docker = self.node.programs["docker"]
+        self.node.programs["docker"] = self._asked
+        made = server_for(make_recipe(), *cluster.play.nodes)
         recipe = made.recipe.model_copy(update={"ready_timeout_s": LIMIT_S})
         endpoint = Endpoint("127.0.0.1", server.server_port, "m")
         self.plan = replace(made, recipe=recipe, endpoint=endpoint)
 
+    def _asked(self, words: list[str], stdin: str) -> Said | str:
+        return self.processes if words[0] == "top" else self._docker(words, stdin)
+
+    def tells(self, what: str, text: str) -> None:
+        """Have its log, or its processes, be this."""
+        if what == "log":
+            self.node.log(SERVER, text)
+        else:
+            self.processes = text
+
     @property
     def cache(self) -> Path:
-        return self.node.root / self.plan.cache_root.lstrip("/") / "images" / IMAGE
+        return self.node.root / self.plan.cache_root.lstrip("/") / "images" / ("1" * 12)
 
     def wait(self) -> None:
-        readiness.healthy(self.play, self.plan)
+        readiness.healthy(self.cluster.play, self.plan)
 
+    @property
     def notes(self) -> list[str]:
-        return [event.text for event in self.events.of("Note")]
+        return self.cluster.notes
 
 
 @pytest.fixture
@@ -69,10 +70,8 @@ def server() -> Iterator[HealthServer]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, server: HealthServer, no_pauses: None) -> Iterator[Start]:
-    made = Start(tmp_path, server)
-    yield made
-    made.play.connections.close()
+def start(fake_cluster: Make, server: HealthServer, no_pauses: None) -> Start:
+    return Start(fake_cluster("spark1"), server)
 
 
 @pytest.fixture
@@ -87,11 +86,11 @@ def test_a_silent_server_whose_cache_grows_is_waited_for(start, server):
 
     def works() -> None:
         put(start.cache / f"triton/{len(server.asked)}.cubin", "x" * 4096)
-        server.status = 200 if start.notes() else 503
+        server.status = 200 if start.notes else 503
 
     server.when_asked = works
     start.wait()
-    (note,) = start.notes()
+    (note,) = start.notes
     assert "not healthy after 0.2 s (ready_timeout_s), but at work: compiled code on spark1" in note
 
 
@@ -102,12 +101,12 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
         start.wait()
     assert "nothing has moved for" in caught.value.message
     assert caught.value.message.endswith("its log ends with: NCCL INFO Connected all rings")
-    assert not start.notes()
+    assert not start.notes
 
 
 @pytest.mark.usefixtures("for_long")
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("what", "text", "told"),
     [
         ("processes", IDLE + "8 {} ptxas\n", "compilers on spark1 (ptxas 8: "),
         ("log", "[AutoTuner]: Tuning fp4_gemm: {}%\n", "log on spark1 ([AutoTuner]: Tuning"),
@@ -117,17 +116,17 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
          "time-consuming work (e.g. compilation, weight/kv cache quantization).\n", ""),
     ],
 )  # fmt: skip
-def test_what_counts_as_work(start, server, file, text, told):
+def test_what_counts_as_work(start, server, what, text, told):
     """P12: compilers and lines about work do; a busy engine may wait for a peer that is gone."""
 
     def works() -> None:
-        put(start.bin / file, text.format(len(server.asked)))
-        server.status = 200 if start.notes() else 503
+        start.tells(what, text.format(len(server.asked)))
+        server.status = 200 if start.notes else 503
 
     server.when_asked = works
     if told:
         start.wait()
-        assert told in start.notes()[0]
+        assert told in start.notes[0]
     else:
         with pytest.raises(VerificationFailed, match="nothing has moved"):
             start.wait()
@@ -138,7 +137,7 @@ def test_a_container_that_pretends_to_work_for_ever(start, server):
     server.when_asked = lambda: put(start.cache / f"triton/{len(server.asked)}", "x")
     with pytest.raises(VerificationFailed, match="3 times its limit, though something still moves"):
         start.wait()
-    assert len(start.notes()) == 1, "it is told once"
+    assert len(start.notes) == 1, "it is told once"
 
 
 def test_links_of_a_container_are_not_followed(start, server, tmp_path):

@@ -150,7 +150,6 @@ def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
 # --- the KV cache arithmetic against what CUDA vLLM printed on H200s (`tests/gpu_runs.py`) -------
 
 
-GIB = 1024**3
 ROUNDING = 0.005
 RUNS = {run.name: run for run in runs()}
 
@@ -205,33 +204,3 @@ def test_gdn_prefill_by_flashinfer_keeps_a_checkpoint_from_0_33() -> None:
 def test_a_cpu_has_no_flashinfer() -> None:
     run = RUNS["0.33.0 q36-bf16-eager-gdndefault"]
     assert "FlashInfer" not in predicted(run, 20, device="cpu").rule
-
-
-@pytest.mark.parametrize(
-    ("model_type", "key", "expected"),
-    [
-        ("qwen3_next", "mamba_ssm_dtype", None),
-        ("qwen3_5_moe_text", "mamba_ssm_dtype", "float32"),
-        ("qwen3_5_text", "mamba_ssm_cache_dtype", None),
-    ],
-)
-def test_a_state_key_counts_only_where_the_class_reads_it(
-    model_type: str, key: str, expected: str | None
-) -> None:
-    config = {
-        "model_type": model_type,
-        "num_hidden_layers": 4,
-        "full_attention_interval": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "hidden_size": 2048,
-        "intermediate_size": 5120,
-        "vocab_size": 1,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        key: "float32",
-    }
-    assert from_config(config, "it").recurrent[0].state_dtype == expected

@@ -136,16 +136,6 @@ def test_pages_that_do_not_divide_are_refused_before_0_24() -> None:
     assert figures(odd, "0.24.0").blocks == 20 * GIB // (16 * 8 * 256 * 2 * 4)
 
 
-@pytest.mark.parametrize(("sliding", "layers"), [(14, 14), (15, 10)])
-def test_kinds_of_nearly_as_many_layers_are_padded(sliding: int, layers: int) -> None:
-    parts = (
-        Attention("full", 10, 8, 8, 128, 128),
-        Attention("sliding", sliding, 8, 8, 128, 128, window=512),
-    )
-    page = 16 * 8 * 256 * 2
-    assert figures(shape(*parts), "0.19.0").blocks == 20 * GIB // (layers * page)
-
-
 def test_cache_mode_all_keeps_a_state_for_every_block() -> None:
     model = find("ibm-granite/granite-4.0-h-small")
     aligned = figures(model, "0.25.0", mamba_cache_mode="align")
@@ -165,13 +155,6 @@ def test_fewer_heads_than_gpus_are_replicated() -> None:
     assert figures(single, "0.32.0", tp=2) == figures(single, "0.32.0", tp=1)
     # two full heads and eight sliding ones on four GPUs
     assert figures(GEMMA_26B, "0.32.0", tp=4).blocks == 20 * GIB // (5 * 16 * 1 * 1024 * 2)
-
-
-def test_a_latent_vector_is_on_every_gpu() -> None:
-    model = find("deepseek-ai/DeepSeek-V2-Lite")
-    one = figures(model, "0.32.0")
-    assert one.blocks == 20 * GIB // (27 * 16 * 576 * 2)
-    assert figures(model, "0.32.0", tp=2) == one
 
 
 def test_groups_of_mamba_2_follow_their_heads() -> None:
@@ -244,11 +227,6 @@ def test_a_model_that_only_borrows_has_no_cache() -> None:
         figures(find("google/gemma-4-31B-it-assistant"), "0.32.0")
 
 
-def test_the_longest_request_is_at_most_what_the_model_was_made_for() -> None:
-    assert figures(LLAMA, "0.32.0", kv_gib=1000).max_model_len == 131072
-    assert figures(LLAMA, "0.32.0", kv_bytes=1000, kv_gib=None).max_model_len == 0
-
-
 NAMES = ("openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V2-Lite", "Qwen/Qwen3.6-35B-A3B")
 NAMES += ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",)
 MODEL = st.sampled_from([GEMMA_31B, GEMMA_26B, LLAMA, *map(find, NAMES)])
@@ -289,19 +267,6 @@ def test_bytes_for_is_the_inverse_of_cache(
     assert less.blocks - spare < requests * less.blocks_per_request
     with pytest.raises(UsageError):
         kv_figures.bytes_for(geometry, 0, length, **options)
-
-
-@given(MODEL, OPTIONS, st.integers(GIB, 100 * GIB), st.integers(1, 200_000))
-def test_more_memory_holds_more_and_longer_requests_fewer(
-    geometry: Geometry, options: dict[str, Any], size: int, length: int
-) -> None:
-    found = kv_figures.cache(geometry, kv_bytes=size, max_model_len=length, **options)
-    more = kv_figures.cache(geometry, kv_bytes=2 * size, max_model_len=length, **options)
-    longer = kv_figures.cache(geometry, kv_bytes=size, max_model_len=length + 5000, **options)
-    assert more.blocks >= 2 * found.blocks
-    assert more.max_model_len >= found.max_model_len
-    assert longer.max_concurrency <= found.max_concurrency
-    assert found.max_concurrency == found.blocks / found.blocks_per_request
 
 
 # --- one reading of the version of vLLM in a plan: without one, the newest that was read ---------

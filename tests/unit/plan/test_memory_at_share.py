@@ -200,7 +200,6 @@ PLANNED: dict[str, Any] = {
     launch["name"]: launch
     for launch in json.loads((UNSEEN / "planned.json").read_text())["launches"]
 }
-TOTAL, FREE_GIB = 79.18, 78.66
 
 
 def logged(name: str) -> float | None:

@@ -10,7 +10,7 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.models.lookup import find
 from spark_cluster.plan import room
@@ -118,18 +118,6 @@ def test_what_was_not_carried_over_is_said(tmp_path: Path) -> None:
     assert plan.obstacles == ("not carried over: --b (of a mod); it does not start",)
     assert "not carried over: mod a (a script); it may fail" in plan.fit.remarks
     assert len(plan.to_dict()["not_carried_over"]) == 2
-
-
-def test_up_refuses_what_it_lacks() -> None:
-    from spark_cluster.engine.admission import must_be_complete
-
-    entry = {"what": "--b", "why": "of a mod", "consequence": "it does not start"}
-    must_be_complete(recipe_of(not_carried_over=[entry]), force=False)
-    lacking = recipe_of(not_carried_over=[{**entry, "blocks": True}])
-    with pytest.raises(Refused, match="--b") as caught:
-        must_be_complete(lacking, force=False)
-    assert "--force" in caught.value.hint
-    must_be_complete(lacking, force=True)
 
 
 def test_nearest_has_smaller_builds_and_fewer_nodes(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from spark_cluster.plan.serving import ServingSetup, draft_read, weights_read
 from spark_cluster.plan.speed import decode, speculative, step
 
 QWEN = find("nvidia/Qwen3.6-35B-A3B-NVFP4")
-NANO = find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
 MINIMAX = find("MiniMaxAI/MiniMax-M2.5")
 GPT = find("openai/gpt-oss-120b")
 
