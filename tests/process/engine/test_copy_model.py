@@ -60,14 +60,12 @@ def test_a_source_that_does_not_have_it_says_what_it_lacks(linked: FakeCluster) 
     assert "models pull" in error.value.hint
 
 
-def test_a_node_that_is_not_there_is_named(linked: FakeCluster) -> None:
+@pytest.mark.parametrize("model", [WANTED.repository, "/srv/model"])
+def test_another_node_is_needed_that_is_there(linked: FakeCluster, model: str) -> None:
     with pytest.raises(UsageError, match="spark9 is not in this run"):
-        model_upkeep.copy_model(linked.play, WANTED.repository, targets=("spark9",))
-
-
-def test_one_node_alone_has_nobody_to_copy_to(linked: FakeCluster) -> None:
+        model_upkeep.copy_model(linked.play, model, source="spark2", targets=("spark9",))
     with pytest.raises(UsageError, match="no other node"):
-        model_upkeep.copy_model(linked.play.part(["spark2"]), WANTED.repository)
+        model_upkeep.copy_model(linked.play.part(["spark2"]), model)
 
 
 def test_in_check_mode_nothing_is_copied_nor_asked_of_the_hub(fake_cluster: Make) -> None:
@@ -106,10 +104,3 @@ def test_a_folder_goes_from_the_first_node_or_the_one_named(
     done = model_upkeep.copy_model(linked.play, "/srv/model", **given)
     assert ways(done) == sent
     assert all(linked.nodes[name].text("/srv/model/config.json") == "{}" for _, name in sent)
-
-
-def test_a_folder_has_to_go_to_another_node(linked: FakeCluster) -> None:
-    with pytest.raises(UsageError, match="no other node"):
-        model_upkeep.copy_model(linked.play, "/srv/model", source="spark2", targets=("spark2",))
-    with pytest.raises(UsageError, match="spark9 is not in this run"):
-        model_upkeep.copy_model(linked.play, "/srv/model", source="spark9")

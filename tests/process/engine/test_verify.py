@@ -74,18 +74,13 @@ def without_parser(request: dict[str, Any]) -> tuple[int, str] | None:
     return (400, message) if request.get("tools") else None
 
 
-def test_what_the_server_cannot_do_is_not_applicable(
+def test_what_the_server_cannot_do_is_not_applicable_unless_the_recipe_promises_it(
     server: ChatServer, verified: Verified
 ) -> None:
     server.refuse = without_parser
     found = verified()
-    assert found.failed == ()
-    assert found.count("not applicable") == 8
+    assert (found.failed, found.count("not applicable")) == ((), 8)
     assert "tool choice" in next(v.found for v in found.verdicts if v.status == "not applicable")
-
-
-def test_unless_the_recipe_promises_it(server: ChatServer, verified: Verified) -> None:
-    server.refuse = without_parser
     found = verified("answer", "tool_call")
     assert [verdict.id for verdict in found.failed] == ["tool-one", "tool-one-streamed"]
     assert found.count("not applicable") == 6
@@ -146,8 +141,7 @@ def cluster(fake_cluster: Make) -> FakeCluster:
 def test_the_running_server_tells_what_it_is(cluster: FakeCluster) -> None:
     cluster.head.run_container(SERVER, LABELS, COMMAND)
     found = verify.running_server(cluster.play, None)
-    assert (found.recipe, found.tp, found.kind) == ("r", 2, "chat")
-    assert found.endpoint.model == "gemma"
+    assert (found.recipe, found.tp, found.kind, found.endpoint.model) == ("r", 2, "chat", "gemma")
     assert found.flags == {"tool-call-parser": "gemma4", "enforce-eager": ""}
 
 
@@ -220,22 +214,19 @@ def test_the_model_must_be_named_where_there_are_several(
 def test_answers_at_two_sizes_are_compared(
     server: ChatServer, one_node: FakeCluster, tmp_path: Path
 ) -> None:
-    found = {}
+    only, found = CheckSelection(("short_answers", "structured_output")), []
     for tp, word in ((1, "Paris"), (2, "**paris**")):
-
-        def change(_request: dict[str, Any], reply: Reply, word: str = word) -> Reply:
-            return Reply(word) if reply.content == "Paris." else reply
-
-        server.change = change
+        server.change = lambda _asked, reply, word=word: (
+            Reply(word) if reply.content == "Paris." else reply
+        )
         running = RunningServer(server.endpoint, "r", tp, "chat", FLAGS)
-        only = CheckSelection(("short_answers", "structured_output"))
-        found[tp] = verify.verify(one_node.play, running, recipe(), only)
-        found[tp] = verify.with_other_sizes(found[tp], running, recipe(), tmp_path)
-    assert found[1].other_sizes == ()
-    (size,) = found[2].other_sizes
+        made = verify.verify(one_node.play, running, recipe(), only)
+        found.append(verify.with_other_sizes(made, running, recipe(), tmp_path))
+    assert found[0].other_sizes == ()
+    (size,) = found[1].other_sizes
     assert (size.tp, size.same) == (1, ("structured-output",))
     assert [one.id for one in size.different] == ["short-answers"]
-    assert found[2].to_dict()["other_sizes"][0]["tp"] == 1
+    assert found[1].to_dict()["other_sizes"][0]["tp"] == 1
 
 
 def test_the_memory_that_is_held_meanwhile(
