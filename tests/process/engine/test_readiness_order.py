@@ -64,37 +64,19 @@ def test_odd_documents_have_a_reading(document: Any) -> None:
 
 # -- judging -----------------------------------------------------------------------------------
 
-NUMBERS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+MONTHS = "\n".join(f"{n}. The month number {n}, with what grows in it." for n in range(1, 10))
+CHINESE = "灯塔的看守人在岩石上住了三十年。他叫得出每一阵风的名字。他多带了一桶油上楼。"
+SOUND = [STORY, STORY[:90], "Paris", "2 + 2 = 4, and 3 * 3 = 9.", CHINESE, MONTHS]
+UNSOUND = ["", " \n", "!" * 50, "<pad>" * 80, "the " * 100, "0.0 1.1 " * 40, STORY + " again" * 150]
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        STORY,
-        STORY[:90],
-        "Paris",
-        "2 + 2 = 4, and 3 * 3 = 9.",
-        "灯塔的看守人在岩石上住了三十年。他叫得出每一阵风的名字。那天傍晚气压下降。他多带了一桶油上楼。",
-        "\n".join(f"{n}. The {w} month, with what grows in it." for n, w in enumerate(NUMBERS, 1)),
-    ],
+    ("text", "sound"), [*((one, True) for one in SOUND), *((one, False) for one in UNSOUND)]
 )
-def test_sound_texts(text):
-    assert incoherent(text) == ""
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", " \n", "!" * 50, "<pad>" * 80, "the " * 100, "0.0 1.1 " * 40, STORY + " again" * 150],
-)
-def test_unsound_texts(text):
-    assert incoherent(text)
+def test_which_texts_are_sound(text, sound):
+    assert (incoherent(text) == "") is sound
 
 
 @given(st.text(min_size=1, max_size=60), st.integers(30, 60))
 def test_a_loop_is_found_whatever_it_says(piece, times):
     assert incoherent(piece * times) or len(piece * times) < 3 * 16
-
-
-@given(st.text(max_size=400))
-def test_any_text_gets_a_verdict(text):
-    assert isinstance(incoherent(text), str)

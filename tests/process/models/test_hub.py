@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,17 @@ def test_only_headers_are_read(lab_hub: LabHub, client: Clients) -> None:
     assert not any(method != "GET" for method, _ in lab_hub.requests)
 
 
-def test_what_was_read_is_not_asked_for_again(lab_hub: LabHub, client: Clients) -> None:
-    first = client().checkpoint("org/small")
+@pytest.mark.parametrize("revision", ["main", "commit"])
+def test_what_was_read_is_not_asked_for_again(
+    revision: str, lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch for a day, a commit for good."""
+    if revision == "commit":
+        monkeypatch.setattr(lookup, "FRESH_S", 0.0)
+        revision = lab_hub.commit("org/small")
+    first = client().checkpoint("org/small", revision)
     asked = len(lab_hub.requests)
-    assert client().checkpoint("org/small") == first
+    assert client().checkpoint("org/small", revision) == first
     assert len(lab_hub.requests) == asked
 
 
@@ -61,15 +67,6 @@ def test_a_branch_that_moved_is_read_anew_after_a_day(
     assert first.commit != second.commit
 
 
-def test_a_commit_is_kept_for_good(lab_hub: LabHub, client: Clients, monkeypatch) -> None:
-    monkeypatch.setattr(lookup, "FRESH_S", 0.0)
-    commit = lab_hub.commit("org/small")
-    first = client().checkpoint("org/small", commit)
-    asked = len(lab_hub.requests)
-    assert client().checkpoint("org/small", commit) == first
-    assert len(lab_hub.requests) == asked
-
-
 def test_without_the_hub_what_is_kept_is_used(
     lab_hub: LabHub, client: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,21 +79,18 @@ def test_without_the_hub_what_is_kept_is_used(
     assert offline.checkpoint("org/other") is None
 
 
-@pytest.mark.parametrize("value", ["1", "true", "ON"])
-def test_the_hubs_own_switch_is_honoured(
-    value: str, lab_hub: LabHub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("value", ["1", "true", "ON", None])
+def test_by_default_and_where_the_hubs_own_switch_says_so_nothing_is_asked(
+    value: str | None, lab_hub: LabHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    if value:
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
     with pytest.raises(UsageError, match="not known here"):
-        find("org/small", hub=online())
-    assert lab_hub.requests == []
-
-
-def test_by_default_nothing_is_asked(lab_hub: LabHub) -> None:
-    with pytest.raises(UsageError, match="not known here"):
-        find("org/small")
+        find("org/small", hub=online() if value else None)
     assert cached().checkpoint("org/small") is None
     assert lab_hub.requests == []
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert online()._source is not None, "the endpoint of the library"
 
 
 @each_case(__file__, "refusals.json")
@@ -117,9 +111,11 @@ def test_a_deep_answer_is_no_traceback(lab_hub: LabHub, client: Clients) -> None
         client().checkpoint("org/small")
 
 
-def test_a_misspelt_name(client: Clients) -> None:
+def test_a_name_and_a_revision_that_are_not_there(client: Clients) -> None:
     with pytest.raises(HubError, match="did you mean 'org/small'"):
         find("org/smal", hub=client())
+    with pytest.raises(HubError, match="no revision 'v9'"):
+        client().checkpoint("org/small", "v9")
 
 
 @pytest.mark.parametrize(
@@ -133,11 +129,6 @@ def test_a_name_that_no_repository_has_is_not_asked_for(
     assert lab_hub.requests == []
 
 
-def test_a_revision_that_is_not_there(client: Clients) -> None:
-    with pytest.raises(HubError, match="no revision 'v9'"):
-        client().checkpoint("org/small", "v9")
-
-
 def test_a_token_opens_a_gated_model(
     lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,14 +140,6 @@ def test_a_token_opens_a_gated_model(
     assert "hf_wrong" not in str(caught.value)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert client().checkpoint("org/small") is not None
-
-
-def test_no_server_and_no_name(hub_allowed: None, tmp_path: Path) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        hub = Hub(HubLibrary(f"http://127.0.0.1:{held.getsockname()[1]}"), ModelStore(tmp_path))
-        with pytest.raises(HubError, match="cannot be reached"):
-            hub.checkpoint("org/small")
 
 
 def test_a_server_that_never_answers(
@@ -269,29 +252,13 @@ def test_a_folder_goes_before_the_hub(lab_hub: LabHub, client: Clients, tmp_path
     assert lab_hub.requests == []
 
 
-def test_online_asks_the_endpoint_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    assert lookup.online()._source is not None
+def test_a_download_of_the_library_is_read_too(lab_hub: LabHub, tmp_path: Path) -> None:
+    from huggingface_hub import snapshot_download
 
-
-def test_the_lab_hub_serves_downloads(lab_hub: LabHub, tmp_path: Path) -> None:
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import GatedRepoError
-
-    folder = snapshot_download(
-        "org/small", endpoint=lab_hub.url, cache_dir=tmp_path / "downloads", max_workers=1
-    )
-    source = lab_hub.root / "org/small"
-    for path in source.iterdir():
-        assert (Path(folder) / path.name).read_bytes() == path.read_bytes()
+    place = tmp_path / "downloads"
+    folder = snapshot_download("org/small", endpoint=lab_hub.url, cache_dir=place, max_workers=1)
     assert Path(folder).name == lab_hub.commit("org/small")
-    assert find("org/small", cache_dir=tmp_path / "downloads").stored is not None
-    lab_hub.conduct["org/small"] = Conduct(gated=True)
-    with pytest.raises(GatedRepoError):
-        hf_hub_download(
-            "org/small", "config.json", endpoint=lab_hub.url, cache_dir=tmp_path / "other"
-        )
+    assert find("org/small", cache_dir=place).stored is not None
 
 
 def test_a_repository_with_gguf_only_is_refused(lab_hub: LabHub, client: Clients) -> None:
@@ -306,7 +273,6 @@ def test_a_repository_with_gguf_only_is_refused(lab_hub: LabHub, client: Clients
 
 def test_a_folder_with_gguf_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    assert find(tmp_path).stored is None
     (tmp_path / "small.GGUF").write_bytes(b"GGUF")
     with pytest.raises(InvalidFile, match="GGUF only"):
         find(tmp_path)

@@ -59,16 +59,17 @@ class Up:
         nodes = self.cluster.nodes.values()
         return [sum(words[0] == "run" for words in node.calls("docker")) for node in nodes]
 
-    def works_when_started(self, node: FakeNode) -> None:
-        """Have the engine be well again when its container is started on this node."""
-        docker = node.programs["docker"]
 
-        def starting(words: list[str], stdin: str) -> Said | str:
-            if words[0] == "run":
-                self.engine.raw = None
-            return docker(words, stdin)
+def works_when_started(node: FakeNode, engine: ChatServer) -> None:
+    """Have the engine be well again when a container is started on this node."""
+    docker = node.programs["docker"]
 
-        node.programs["docker"] = starting
+    def starting(words: list[str], stdin: str) -> Said | str:
+        if words[0] == "run":
+            engine.raw = None
+        return docker(words, stdin)
+
+    node.programs["docker"] = starting
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_onc
     """Its API says that it is healthy for a moment after a worker was killed (executor mp)."""
     up()
     up.engine.raw = (500, ERROR)
-    up.works_when_started(up.cluster.nodes["spark2"])
+    works_when_started(up.cluster.nodes["spark2"], up.engine)
     assert "paris" in up().answer.lower()
     assert up.starts() == [2, 2]
     (note,) = [note for note in up.cluster.notes if "the running server fails" in note]
@@ -250,15 +251,8 @@ def test_one_that_is_gone_is_started_and_the_other_left(ups: Any) -> None:
 def test_one_whose_engine_has_died_is_started_again_once(ups: Any) -> None:
     up = ups()
     up()
-    docker, engine = up.cluster.head.programs["docker"], up.engines[1]
-    engine.raw = 500, json.dumps({"error": {"message": "EngineCore encountered an issue."}})
-
-    def starting(words: list[str], stdin: str) -> Said | str:
-        if words[0] == "run":
-            engine.raw = None
-        return docker(words, stdin)
-
-    up.cluster.head.programs["docker"] = starting
+    up.engines[1].raw = (500, ERROR)
+    works_when_started(up.cluster.head, up.engines[1])
     assert all("paris" in part.answer.lower() for part in up().servers)
     assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
     assert len([note for note in up.cluster.notes if "starting it again" in note]) == 1
@@ -273,17 +267,13 @@ def test_one_that_has_no_place_any_more_is_ended(ups: Any) -> None:
     assert up.cluster.containers == {"spark1": PROGRAMS}
 
 
-def test_a_proxy_that_does_not_know_one_is_no_success(ups: Any) -> None:
+def test_a_proxy_that_does_not_know_or_does_not_lead_to_one_is_no_success(ups: Any) -> None:
     up = ups()
     up.proxy.listed = NAMES[:1]
     told = r'lists \["gemma"\] \(status 200\), expected \["gemma", "words"\]'
     with pytest.raises(VerificationFailed, match=told):
         up()
-
-
-def test_a_proxy_that_does_not_lead_to_one_is_no_success(ups: Any) -> None:
-    up = ups()
-    refused = 404, "no such model"
+    up.proxy.listed, refused = NAMES, (404, "no such model")
     up.proxy.refuse = lambda request: refused if request["model"] == "words" else None
     with pytest.raises(VerificationFailed, match="words answers by itself, but through http"):
         up()
