@@ -49,3 +49,9 @@ def holds(found: Any, expected: Any) -> bool:
     if isinstance(expected, list):
         return len(found) == len(expected) and all(map(holds, found, expected))
     return bool(found == (pytest.approx(expected) if isinstance(expected, float) else expected))
+
+
+def each_row(test: str, name: str, table: str) -> pytest.MarkDecorator:
+    """Run a test for each row of a table in a file; the table's first row names the arguments."""
+    arguments, *rows = cases(test, name)[table]
+    return pytest.mark.parametrize(arguments, rows)

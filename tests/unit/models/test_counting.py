@@ -7,7 +7,7 @@ from typing import Any
 
 import checkpoints
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 
 from spark_cluster.models.checkpoint import count, part_of
@@ -146,19 +146,7 @@ def test_of_a_build_in_another_format_the_tensors_say_nothing() -> None:
     assert weights_of(shape, "nvfp4").memory_bytes() < found.memory_bytes() / 3
 
 
-@pytest.mark.parametrize(
-    ("declared", "expected"),
-    [
-        ({"bits": 8}, 8),
-        ({"w_bit": 3}, 3),
-        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
-        ({"bits": "4"}, 4),
-        ({"bits": True}, 4),
-        ({"bits": 0}, 4),
-        ({"config_groups": [1]}, 4),
-        ({}, 4),
-    ],
-)
+@each_row(__file__, "counting.json", "bits_of_packed_weights")
 def test_bits_of_packed_weights(declared: dict[str, Any], expected: int) -> None:
     assert bits({"quantization_config": {"quant_method": "x", **declared}}) == expected
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import kv_figures
 import pytest
+from cases import each_row
 from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,21 +99,7 @@ def test_reasons_name_the_node_the_figure_and_who_holds_it():
 HYBRID = find("Qwen/Qwen3.6-35B-A3B")
 
 
-@pytest.mark.parametrize(
-    ("args", "more"),
-    [
-        ({"no-enable-prefix-caching": True}, {"prefix_caching": False}),
-        ({"enable-prefix-caching": False}, {"prefix_caching": False}),
-        ({"enable-prefix-caching": True}, {"prefix_caching": True}),
-        ({"block-size": 64}, {"block_size": 64}),
-        ({"mamba-cache-mode": "align"}, {"mamba_cache_mode": "align"}),
-        (
-            {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}},
-            {"drafted_tokens": 3},
-        ),
-        ({"no-async-scheduling": True}, {"async_scheduling": False}),
-    ],
-)
+@each_row(__file__, "fit.json", "the_cache_is_that_of_the_flags")
 @pytest.mark.parametrize("geometry", [HYBRID, DENSE], ids=["hybrid", "sliding"])
 def test_the_cache_is_that_of_the_flags(geometry, args, more):
     shared = {"max-model-len": 32768, "kv-cache-memory-bytes": 8 * GIB}
@@ -178,16 +165,7 @@ def test_what_the_nodes_have_is_not_downloaded_again():
     assert times(fitted(two))["download"] > 0
 
 
-@pytest.mark.parametrize(
-    ("there", "flags", "directory", "words"),
-    [
-        (False, {}, False, "30.5 GiB to download (5 min at 100 MB/s)"),
-        (False, {}, True, "30.5 GiB to send from this machine (5 min at 100 MB/s)"),
-        (True, {}, False, "nothing to download"),
-        (True, {}, True, "nothing to send"),
-        (False, {"load_format": "dummy"}, True, "nothing to send"),
-    ],
-)
+@each_row(__file__, "fit.json", "where_a_models_files_come_from")
 def test_where_a_models_files_come_from(there, flags, directory, words):
     one = replace(launch(**flags), directory=directory)
     found = fitted(one, [replace(room, has_model=there) for room in assumed(1)])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import kv_figures
 import pytest
+from cases import each_row
 
 from spark_cluster.models.lookup import find
 from spark_cluster.plan.kv import DrafterLayers, drafter_layers, is_mtp
@@ -68,31 +69,13 @@ def test_a_drafter_with_other_heads_than_the_model():
     assert cache(LLAMA).blocks * 32 / 34 <= counted.blocks < cache(LLAMA).blocks
 
 
-@pytest.mark.parametrize(
-    "speculative",
-    [
-        {},
-        {"method": "ngram", "num_speculative_tokens": 3},
-        {"method": "mtp", "model": "google/gemma-4-31B-it-assistant"},
-        {"method": "mtp"},
-    ],
-)
+@each_row(__file__, "kv_drafter.json", "drafters_without_a_cache_of_their_own")
 def test_drafters_without_a_cache_of_their_own(speculative):
     assistant = find("google/gemma-4-31B-it-assistant")
     for shape in (GEMMA, replace(GEMMA, drafter=assistant)):
         assert drafter_layers(shape, speculative, GEMMA.name) == DrafterLayers()
 
 
-@pytest.mark.parametrize(
-    ("speculative", "expected"),
-    [
-        ({"method": "mtp"}, True),
-        ({"method": "qwen3_next_mtp"}, True),
-        ({"method": "mtp", "model": "org/model"}, True),
-        ({"method": "mtp", "model": "org/assistant"}, False),
-        ({"method": "eagle3", "model": "org/model"}, False),
-        ({}, False),
-    ],
-)
+@each_row(__file__, "kv_drafter.json", "which_draft_with_layers_of_the_model")
 def test_which_draft_with_layers_of_the_model(speculative, expected):
     assert is_mtp(speculative, "org/model") is expected
