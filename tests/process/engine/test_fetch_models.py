@@ -172,31 +172,31 @@ def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(clu
     assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
 
 
-@pytest.mark.parametrize("options", [Options(), Options(consent=lambda _text: False)])
-def test_without_the_users_word_it_is_downloaded(cluster, options):
+@pytest.mark.parametrize("asked", [None, []])
+def test_without_the_users_word_it_is_downloaded(cluster, asked):
+    """A person is asked what and where; else it is said how it would be taken."""
     two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
-    two.options = options
+    if asked is not None:
+        two.options = Options(consent=lambda text: bool(asked.append(text)))
     assert two.bring()["org/model"].endswith(NEW)
     assert ("pull", "spark1") in two.done
     assert not any(what == "adopt" for what, *_ in two.done)
     told = any("with --adopt a copy of it would be taken" in note for note in two.notes)
-    assert told == (options.consent is None)
+    assert told == (asked is None)
+    if asked is not None:
+        (text,) = asked
+        assert text.startswith("org/model (60.0 GB) is in /root/.cache/huggingface/hub of spark2: ")
 
 
-def test_a_person_is_asked_what_and_where(cluster):
-    two, asked = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))), []
-    two.options = Options(consent=lambda text: bool(asked.append(text)))
-    two.bring()
-    (text,) = asked
-    assert text.startswith("org/model (60.0 GB) is in /root/.cache/huggingface/hub of spark2: ")
-
-
-def test_offline_other_caches_count_with_adopt_only(cluster):
+def test_offline_each_nodes_lack_is_told_and_other_caches_count_with_adopt_only(cluster):
     stored = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))).stored
     with pytest.raises(Refused, match="no node has") as caught:
         must_be_present(stored, adopt=False)
     assert "--adopt" in caught.value.hint
     must_be_present(stored, adopt=True)
+    two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
+    with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
+        must_be_present(two.stored, adopt=True)
 
 
 def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
@@ -218,12 +218,6 @@ def test_the_pulls_reason_is_the_one_that_is_told(cluster):
     two.refusal = Failed("the licence is not accepted", where="spark1")
     with pytest.raises(Failed, match="licence"):
         two.bring()
-
-
-def test_without_the_hub_each_nodes_lack_is_told(cluster):
-    two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
-    with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
-        must_be_present(two.stored, adopt=True)
 
 
 def test_what_is_wanted_in_the_hub_cache():
