@@ -92,12 +92,8 @@ def test_nothing_shows_the_key(key):
 
 def test_a_request_is_what_a_user_sends(key):
     asked = []
-
-    def http(url, **options):
-        asked.append((url, options))
-        return Answer(200, "")
-
-    of(api_key=key("sk-1"), tls=Tls(self_signed=True)).request(SimpleNamespace(http=http), "/x")
+    session = SimpleNamespace(http=lambda url, **how: asked.append((url, how)) or Answer(200, ""))
+    of(api_key=key("sk-1"), tls=Tls(self_signed=True)).request(session, "/x")
     ((url, options),) = asked
     assert url == "https://127.0.0.1:8000/x"
     assert options["headers"]["Authorization"] == "Bearer sk-1"

@@ -88,9 +88,10 @@ def test_another_image_is_another_version(cluster: FakeCluster) -> None:
 
 def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> None:
     started(cluster, a=[entry()], b=[entry()])
-    recipe = make_recipe(env={TUNED_VARIABLE: "/nothing"})
-    nodes = cluster.play.nodes
-    assert tuning.tuned_on(cluster.play, server_for(recipe, *nodes), nodes) == {}
+    server = server_for(make_recipe(env={TUNED_VARIABLE: "/nothing"}), *cluster.play.nodes)
+    assert tuning.tuned_on(cluster.play, server, server.nodes) == {}
+    with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
+        tuning.must_be_tunable(server)
 
 
 def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster) -> None:
@@ -170,36 +171,23 @@ def test_a_model_whose_config_cannot_be_read(cluster: FakeCluster, config: str) 
         arguments(cluster, config)
 
 
-def test_a_recipe_that_would_not_use_the_result_has_nothing_to_tune() -> None:
-    server = server_for(make_recipe(env={TUNED_VARIABLE: "/own"}), make_node("a"))
-    with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
-        tuning.must_be_tunable(server)
-
-
 def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> None:
-    play = cluster.play
+    play, other = cluster.play, cluster.nodes["b"]
     server = server_for(make_recipe(), *play.nodes)
     with pytest.raises(Failed, match="left nothing"):
         tuning.hand_on(play, server)
     folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
-    text = json.dumps({"triton_version": "3.5", "4": {}, "16": {}})
-    cluster.head.put(f"{folder}/{FILE}", text)
-    cluster.nodes["b"].put(f"{server.cache_root}/images/.keep", "")
-    assert tuning.hand_on(play, server) == (FILE, (4, 16))
-    assert (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).read_text() == text
-    assert tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes)).env[
-        TUNED_VARIABLE
-    ]
-
-
-def test_what_is_no_parameters_goes_to_no_other_node(cluster: FakeCluster) -> None:
-    play = cluster.play
-    server = server_for(make_recipe(), *play.nodes)
-    folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    other.put(f"{server.cache_root}/images/.keep", "")
     cluster.head.put(f"{folder}/{FILE}", "[]")
     with pytest.raises(InvalidFile):
         tuning.hand_on(play, server)
-    assert not (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).exists()
+    assert other.text(f"{folder}/{FILE}") is None, "what is no parameters goes to no other node"
+    text = json.dumps({"triton_version": "3.5", "4": {}, "16": {}})
+    cluster.head.put(f"{folder}/{FILE}", text)
+    assert tuning.hand_on(play, server) == (FILE, (4, 16))
+    assert other.text(f"{folder}/{FILE}") == text
+    tuned = tuning.tuned_on(play, server, server.nodes)
+    assert tuning.with_tuned_kernels(play, server, tuned).env[TUNED_VARIABLE]
 
 
 def test_other_engines_have_no_tuner() -> None:

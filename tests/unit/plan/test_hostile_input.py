@@ -110,9 +110,8 @@ def test_any_config(config: dict[str, Any], tp: int, vllm: str | None) -> None:
 
 RECIPE = """\
 name: r
-model: {{name: google/gemma-4-31B-it, served_name: m}}
-image: {{ref: "repo/image:1"}}
-engine_args: {{{flag}: {value}}}
+model: {name: google/gemma-4-31B-it, served_name: m}
+image: {ref: "repo/image:1"}
 """
 NUMBERS = (
     "max-model-len", "max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilization",
@@ -147,61 +146,36 @@ def plan(launch_of: Any) -> None:
         assert len(str(error)) < 2000
 
 
-@pytest.mark.parametrize("value", YAML, ids=lambda v: v[:12])
-@pytest.mark.parametrize("flag", ["max-model-len", "max-num-seqs", "kv-cache-memory-bytes"])
-def test_figures_of_a_recipe(tmp_path: Path, flag: str, value: str) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(RECIPE.format(flag=flag, value=value))
-    with pytest.raises(InvalidFile, match=r"expected|number|digits"):
-        load_recipe(path, Project(tmp_path))
+LINES = [
+    *(f"engine_args: {{{flag}: {value}}}"
+      for flag in ("max-model-len", "max-num-seqs", "kv-cache-memory-bytes") for value in YAML),
+    *(f"{field}: {value}"
+      for field in ("ready_timeout_s", "gpu_memory_utilization") for value in YAML[:4]),
+    "tensor_parallel: {max: 99999999999}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[:50])
+def test_figures_of_a_recipe(tmp_path: Path, line: str) -> None:
+    (tmp_path / "r.yaml").write_text(f"{RECIPE}{line}\n")
+    with pytest.raises(InvalidFile, match=r"expected|number|digits|finite"):
+        load_recipe(tmp_path / "r.yaml", Project(tmp_path))
 
 
 def test_the_command_answers_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text(RECIPE.format(flag="max-model-len", value=".inf"))
+    path.write_text(f"{RECIPE}engine_args: {{max-model-len: .inf}}\n")
     for words in (["plan", str(path), "--offline"], ["lint", str(path)]):
         done = invoke(*words)
         assert isinstance(done.exception, InvalidFile)
         assert "engine_args.max-model-len: found inf" in str(done.exception)
 
 
-@pytest.mark.parametrize("field", ["ready_timeout_s", "gpu_memory_utilization"])
-@pytest.mark.parametrize("value", [".inf", ".nan", DIGITS])
-def test_other_figures_of_a_recipe(tmp_path: Path, field: str, value: str) -> None:
-    text = RECIPE.format(flag="a", value="1") + f"{field}: {value}\n"
-    (tmp_path / "r.yaml").write_text(text)
-    with pytest.raises(InvalidFile):
-        load_recipe(tmp_path / "r.yaml", Project(tmp_path))
-
-
-def test_a_recipe_for_too_many_nodes(tmp_path: Path) -> None:
-    text = RECIPE.format(flag="a", value="1") + "tensor_parallel: {max: 99999999999}\n"
-    (tmp_path / "r.yaml").write_text(text)
-    with pytest.raises(InvalidFile, match="expected at most 64"):
-        load_recipe(tmp_path / "r.yaml", Project(tmp_path))
-
-
-@pytest.mark.parametrize("value", ODD_FIGURES, ids=lambda v: v[:12])
-@pytest.mark.parametrize("flag", ["max-model-len", "gpu-memory-utilization"])
-def test_figures_of_a_command(flag: str, value: str) -> None:
-    words = f"vllm serve google/gemma-4-31B-it --{flag}={value}"
-    plan(lambda: of_a_command(commandline.parse(words), None))
-
-
 @pytest.mark.parametrize("flag", NUMBERS)
 def test_figures_of_each_flag_of_a_command(flag: str) -> None:
-    for value in ("1e400", "-inf", "nan", DIGITS, "9" * 5000, "0", "-1", "1G", "99999999999"):
+    for value in ODD_FIGURES:
         words = f"vllm serve google/gemma-4-31B-it --{flag}={value}"
         plan(lambda words=words: of_a_command(commandline.parse(words), None))
-
-
-SPEC = "vllm serve google/gemma-4-31B-it --speculative-config "
-
-
-@pytest.mark.parametrize("tokens", ["-1", "0", DIGITS, "9" * 5000, "1e400", "[]", "true", "1001"])
-def test_drafted_tokens_of_a_command(tokens: str) -> None:
-    text = f"""{SPEC}'{{"method": "mtp", "num_speculative_tokens": {tokens}}}'"""
-    plan(lambda: of_a_command(commandline.parse(text), None))
 
 
 @settings(max_examples=60)
@@ -226,6 +200,10 @@ def test_any_figures_of_a_launch(args: dict[str, float]) -> None:
         '--compilation-config={"cudagraph_capture_sizes": [1e400], "cudagraph_mode": {"a": 1}}',
         "--limit-mm-per-prompt=" + "[" * 100_000,
         "--speculative-config=" + "[" * 100_000,
+        *(
+            f'--speculative-config={{"method": "mtp", "num_speculative_tokens": {tokens}}}'
+            for tokens in ("-1", "0", DIGITS, "9" * 5000, "1e400", "[]", "true", "1001")
+        ),
         f"--max-cudagraph-capture-size={DIGITS}",
     ],
     ids=lambda flag: flag[:50],
