@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from speed_samples import GEMMA_26B, GEMMA_31B, MODELS, published
 
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
-from spark_cluster.plan.calibrate import Point, calibrate, is_read_bound, mean_error
+from spark_cluster.plan.calibrate import Point, calibrate, mean_error
 from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.runs import MeasuredLink, fitted, read_runs
 from spark_cluster.plan.serving import ServingSetup
@@ -182,13 +182,6 @@ def test_the_published_decode_points_lead_near_the_published_constants():
     assert found.constants.eta_dense == pytest.approx(Constants().eta_dense, abs=0.05)
     assert found.after < 0.04
     assert found.left_out < 0.05
-
-
-def test_short_prompts_tell_nothing():
-    short, long_ = (measured(DENSE, Constants(), prompt=n) for n in (16, 4096))
-    assert is_read_bound(short)
-    assert not is_read_bound(long_)
-    assert not is_read_bound(measured(DENSE, Constants(), 100))
 
 
 # Files
