@@ -114,12 +114,6 @@ def test_only_memory_of_what_will_be_ended_counts_as_available(spark, ours, fits
         admit(cluster, make_recipe(), FREE if fits else serving("another", 1))
 
 
-def test_a_share_that_cannot_be_read_is_computed(spark):
-    odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
-    cluster = spark(118)
-    assert share(cluster, make_recipe(), odd, planned=admit(cluster, make_recipe(), odd)) == 0.39
-
-
 def unknown():
     """A recipe of a model that no one knows here."""
     recipe = make_recipe()

@@ -93,16 +93,6 @@ def test_what_is_wrong_is_found(server: ChatServer, check: str, case: dict[str, 
     assert isinstance(error, NotApplicable) == case.get("not_applicable", False)
 
 
-@pytest.mark.parametrize("check", TOOLS)
-@pytest.mark.parametrize("text", ["call:{}x", '{"name": "{}", "arguments": {}}'])
-def test_a_call_of_the_tool_that_stays_text(server: ChatServer, check: str, text: str) -> None:
-    def change(request: dict[str, Any], _reply: Reply) -> Reply:
-        return Reply(text.replace("{}", request["tools"][0]["function"]["name"], 1))
-
-    server.change = change
-    assert "the call stays in the text" in failed(server, check).message
-
-
 def test_markup_that_a_streaming_parser_doubles(server: ChatServer) -> None:
     def change(_request: dict[str, Any], _reply: Reply) -> Reply:
         content = HTML.replace("<", "<<")
@@ -291,9 +281,7 @@ def test_a_shorter_context_by_option(server: ChatServer) -> None:
     assert max(len(text_of(request)) // 4 for request, _ in server.asked) < 2000
 
 
-def test_the_launch_states_the_context_where_the_list_of_models_does_not(
-    server: ChatServer,
-) -> None:
+def test_the_launch_states_the_context_where_the_list_of_models_does_not(server) -> None:
     server.context_stated = None
     assert "states 2048" in CHAT["context"].run(server.client(flags={"max-model-len": "2048"}))
 

@@ -131,14 +131,13 @@ def test_a_program_without_a_certificate_is_one(client, key):
     assert ("MY_KEY" in program) is bool(key)
 
 
-@pytest.mark.parametrize("keyed", [True, False])
-def test_llm_finds_the_model_in_its_file(server, tmp_path, keyed):
-    given = target(server, key_variable="MY_KEY" if keyed else "")
+def test_llm_finds_the_model_in_its_file(server, tmp_path):
+    given = target(server, key_variable="MY_KEY")
     (tmp_path / "extra-openai-models.yaml").write_text(text("llm", given))
     (tmp_path / "keys.json").write_text(json.dumps({"spark": KEY}))
     argv = [sys.executable, "-m", "llm", "-m", "gemma", "--no-stream", "Hi"]
     assert ran(argv, LLM_USER_PATH=str(tmp_path)) == "Hello.\n"
-    assert seen(server)[0][1] == f"Bearer {KEY}" if keyed else True
+    assert seen(server)[0][1] == f"Bearer {KEY}"
 
 
 @pytest.mark.parametrize(
@@ -222,35 +221,30 @@ def current(url="http://127.0.0.1:8000/v1", model="gemma", **access):
 
 
 def test_an_endpoint_on_the_loopback_is_reached_by_the_tunnel():
-    found = target_of(current(), ServeEntry(), "spark1")
-    assert (found.url, found.tunnel) == ("http://127.0.0.1:8000/v1", True)
-    assert "`spark-cluster tunnel`" in found.notes[0]
-    other = target_of(current(), ServeEntry(), "spark1", port=9000)
-    assert other.url == "http://127.0.0.1:9000/v1"
-    assert "--port 9000" in other.notes[0]
+    for port, more in ((8000, {}), (9000, {"port": 9000})):
+        found = target_of(current(), ServeEntry(), "spark1", **more)
+        assert (found.url, found.tunnel) == (f"http://127.0.0.1:{port}/v1", True)
+        assert "`spark-cluster tunnel" in found.notes[0]
+        assert ("--port 9000" in found.notes[0]) is bool(more)
 
 
 def test_an_endpoint_on_the_network_is_reached_at_its_address():
-    access = {"api_key": True, "tls": "self-signed"}
-    found = target_of(current("https://10.0.0.5:8443/v1", **access), SERVE, "spark1", ca_file="/c")
+    there = current("https://10.0.0.5:8443/v1", api_key=True, tls="self-signed")
+    found = target_of(there, SERVE, "spark1", ca_file="/c")
     assert (found.url, found.key_variable) == ("https://10.0.0.5:8443/v1", "MY_KEY")
     assert (found.ca_file, found.tunnel) == ("/c", False)
-    tunnelled = target_of(
-        current("https://10.0.0.5:8443/v1", **access), SERVE, "spark1", tunnel=True
-    )
+    tunnelled = target_of(there, SERVE, "spark1", tunnel=True)
     assert tunnelled.url == "https://spark1:8443/v1"
     assert any("/etc/hosts" in note for note in tunnelled.notes)
 
 
-def test_a_variable_that_has_the_key_needs_no_note(monkeypatch):
-    assert "export MY_KEY=..." in target_of(current(api_key=True), SERVE, "spark1").notes[-1]
+def test_where_the_key_comes_from_is_said(monkeypatch, tmp_path):
+    keyed = current(api_key=True)
+    assert "export MY_KEY=..." in target_of(keyed, SERVE, "spark1").notes[-1]
     monkeypatch.setenv("MY_KEY", KEY)
-    assert not any("MY_KEY" in note for note in target_of(current(api_key=True), SERVE, "h").notes)
-
-
-def test_a_key_of_a_file_is_read_from_it(tmp_path):
-    serve = ServeEntry.model_validate({"api_key": {"file": str(tmp_path / "my key")}})
-    found = target_of(current(api_key=True), serve, "spark1")
+    assert not any("MY_KEY" in note for note in target_of(keyed, SERVE, "h").notes)
+    of_file = ServeEntry.model_validate({"api_key": {"file": str(tmp_path / "my key")}})
+    found = target_of(keyed, of_file, "spark1")
     assert found.key_variable == "SPARK_API_KEY"
     assert f"head -n 1 '{tmp_path}/my key'" in found.notes[-1]
 

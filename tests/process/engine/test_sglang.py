@@ -15,14 +15,13 @@ from spark_cluster.config.facts import GpuProcess as ProcessHeld
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import readiness, readiness_checks, result, runtime
+from spark_cluster.engine import readiness, readiness_checks, result
 from spark_cluster.engine.deployment import Endpoint, Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import Refused
 from spark_cluster.node.containers import ContainerState
-from spark_cluster.resources import Container, Unit
 from spark_cluster.runner.events import Progress
 
 SGLANG = engine("sglang")
@@ -67,16 +66,6 @@ def test_two_nodes_meet_by_themselves_over_the_link() -> None:
         assert process.env["GLOO_SOCKET_IFNAME"] == "enp1s0f1np1"
         assert process.rdma
     assert SGLANG.ports(29501) == ((29501, 29502),)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("docker", Container), ("venv", Unit)])
-def test_it_runs_in_either_runtime(name: str, kind: type) -> None:
-    made = deployment("spark1", runtime=name, venv="/opt/sglang")
-    process = SGLANG.server(pair()[0], made, 29501)
-    assert process is not None
-    found = runtime.resource(process, made)
-    assert isinstance(found, kind)
-    assert found.name == "spark-vllm"
 
 
 class StandIn(WebServer):

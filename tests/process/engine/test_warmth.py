@@ -166,24 +166,21 @@ def test_a_node_that_is_lost_is_unknown(fake_cluster: Make) -> None:
 
 def test_an_image_is_asked_for_only_where_it_tells_something(fake_cluster: Make) -> None:
     cluster = fake_cluster("spark1")
-    image, eager = make_recipe(), make_recipe(engine_args={"enforce-eager": True})
-    for recipe, asked in ((eager, 0), (image, 1)):
-        upcoming = launches.Upcoming(recipe, {"spark1": CACHE_ROOT})
+    for args, asked in (({"enforce-eager": True}, 0), ({}, 1)):
+        upcoming = launches.Upcoming(make_recipe(engine_args=args), {"spark1": CACHE_ROOT})
         upcoming.on(cluster.play, cluster.play.nodes, 2)
         assert len(cluster.head.calls("docker")) == asked
 
 
 def test_whatever_the_engine_is_given_makes_another_launch() -> None:
     recipe = make_recipe()
-    usual = launches.wanted(recipe, 2).arguments
-    changed = [
-        recipe.model_copy(update={"env": {**recipe.env, "VLLM_X": "2"}}),
-        recipe.model_copy(update={"engine_args": {**recipe.engine_args, "seed": 7}}),
-        recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "v2"})}),
-    ]
-    found = {launches.wanted(one, 2).arguments for one in changed}
-    assert len(found | {usual, launches.wanted(recipe, 1).arguments}) == 5
-    assert launches.wanted(make_recipe(), 2).arguments == usual
+    other = {"env": {**recipe.env, "VLLM_X": "2"},
+             "engine_args": {**recipe.engine_args, "seed": 7},
+             "model": recipe.model.model_copy(update={"revision": "v2"})}  # fmt: skip
+    changed = [recipe.model_copy(update={key: value}) for key, value in other.items()]
+    found = {launches.wanted(one, 2).arguments for one in (recipe, *changed)}
+    assert len(found | {launches.wanted(recipe, 1).arguments}) == 5
+    assert launches.wanted(make_recipe(), 2) == launches.wanted(recipe, 2)
 
 
 def test_what_only_up_knows_makes_no_other_launch() -> None:

@@ -177,14 +177,11 @@ def test_the_size_that_is_taken(
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_the_heads_replica_is_on_its_loopback_and_the_others_on_the_fabric(count: int) -> None:
     found, names = replicas(count), tuple("abcd"[:count])
-    assert [server.node_names for server in found.servers] == [(name,) for name in names]
     hosts = ["127.0.0.1", *(f"192.168.177.{10 + n}" for n in range(2, count + 1))]
-    assert [server.endpoint.url for server in found.servers] == [
-        f"http://{host}:18000/v1" for host in hosts
-    ]
-    assert [(server.host, server.port) for server in found.servers] == [(h, 18000) for h in hosts]
-    assert {server.labels["spark-cluster.tp"] for server in found.servers} == {"1"}
-    assert not any(server.on_ray for server in found.servers)
+    for server, name, host in zip(found.servers, names, hosts, strict=True):
+        assert (server.node_names, server.host, server.port) == ((name,), host, 18000)
+        assert server.endpoint.url == f"http://{host}:18000/v1"
+        assert (server.labels["spark-cluster.tp"], server.on_ray) == ("1", False)
     assert [replica.node for replica in found.endpoint.replicas] == list(names)
     assert [node.name for node in found.idle] == list("abcd"[count:])
     assert found.firewall["peers"] == names
@@ -229,22 +226,16 @@ def test_a_description_without_replicas_and_models(text: str | None) -> None:
 
 
 def test_each_model_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
-    found = models()
-    servers = found.servers
-    assert [server.program for server in servers] == [f"spark-vllm-{name}" for name in BOTH]
-    assert [server.endpoint.url for server in servers] == [
-        "http://127.0.0.1:18000/v1",
-        "http://127.0.0.1:18001/v1",
-    ]
-    names = ["gemma-4-26b", "qwen3-embedding"]
-    assert [server.endpoint.model for server in servers] == names
-    assert [server.labels["spark-cluster.model"] for server in servers] == names
-    assert servers[0].flags["served-model-name"] == names[0]
-    words = list(servers[1].args)
+    found, names = models(), ["gemma-4-26b", "qwen3-embedding"]
+    for number, server in enumerate(found.servers):
+        assert server.program == f"spark-vllm-{BOTH[number]}"
+        assert server.endpoint.url == f"http://127.0.0.1:{18000 + number}/v1"
+        assert server.endpoint.model == server.labels["spark-cluster.model"] == names[number]
+        assert (server.node_names, server.on_ray) == (("a",), False)
+    assert found.servers[0].flags["served-model-name"] == names[0]
+    words = list(found.servers[1].args)
     at = words.index("--served-model-name")
     assert words[at + 1 : at + 3] == [names[1], "text-embedding-3-small"], "as the proxy sends it"
-    assert [server.node_names for server in servers] == [("a",), ("a",)]
-    assert not any(server.on_ray for server in servers)
     assert [node.name for node in found.nodes] == ["a"]
     assert found.firewall["peers"] == ()
 
