@@ -201,9 +201,7 @@ def verdict(foreign: ChatServer, check: str, body: str) -> str:
 
 
 @given(ODD, ODD, st.booleans(), st.sampled_from(ASKING))
-def test_any_reply_gets_a_verdict(
-    foreign: ChatServer, part: Any, call: Any, streamed: bool, check: str
-) -> None:
+def test_any_reply_gets_a_verdict(foreign, part, call, streamed, check):
     key = "delta" if streamed else "message"
     message = {"content": part, "tool_calls": [call], "reasoning": part}
     choice = {key: message, "logprobs": {"content": [part, call]}}

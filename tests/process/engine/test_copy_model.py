@@ -97,9 +97,7 @@ def test_what_was_done_is_said_in_a_line() -> None:
         ),
     ],
 )
-def test_a_folder_goes_from_the_first_node_or_the_one_named(
-    linked: FakeCluster, given: dict[str, str], sent: list[tuple[str, str]]
-) -> None:
+def test_a_folder_goes_from_the_first_node_or_the_one_named(linked, given, sent):
     for node in linked.nodes.values():
         (node.root / "srv").mkdir()
     linked.nodes[sent[0][0]].put("/srv/model/config.json", "{}")

@@ -68,9 +68,7 @@ def test_others_are_left(server: ChatServer, ended: Make) -> None:
     assert is_left(ended(nothing_listens))
 
 
-def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(
-    server: ChatServer, fake_cluster: Make
-) -> None:
+def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(server, fake_cluster):
     server.health = 503
     cluster = fake_cluster("a", more=f"serve: {{port: {server.endpoint.port}}}\n")
     cluster.marked("ray", "vllm", "endpoint")
@@ -144,17 +142,13 @@ def ends_at_the_second_look(node: FakeNode, **after: Any) -> None:
     ],
     ids=str,
 )
-def test_one_that_is_busy_or_late_lives(
-    server: ChatServer, is_dead: Any, state: dict[str, Any], dead: bool
-) -> None:
+def test_one_that_is_busy_or_late_lives(server, is_dead, state, dead):
     for name, value in state.items():
         setattr(server, name, value)
     assert is_dead(server.endpoint) is dead
 
 
-def test_one_that_answers_is_asked_once_and_one_that_says_so_never(
-    server: ChatServer, is_dead: Any
-) -> None:
+def test_one_that_answers_is_asked_once_and_one_that_says_so_never(server, is_dead):
     is_dead(server.endpoint)
     assert len(server.asked) == 1
     server.health = 503
@@ -174,8 +168,6 @@ def test_an_api_that_has_ended(is_dead: Any) -> None:
 
 @pytest.mark.parametrize("node", ["spark1", "spark2"])
 @pytest.mark.parametrize("after", [{"status": "exited"}, {"status": "restarting"}, {"restarts": 1}])
-def test_a_program_that_ends_or_is_restarted(
-    server: ChatServer, is_dead: Any, node: str, after: dict[str, Any]
-) -> None:
+def test_a_program_that_ends_or_is_restarted(server, is_dead, node, after):
     server.raw = (503, "{}")
     assert is_dead(server.endpoint, node, **after)

@@ -66,9 +66,7 @@ def test_the_same_model_as_from_here(hub: LabHub, node: Node, tmp_path: Path) ->
     assert node.exchanges == 5  # the listing, the config, the index, all headers (redirected)
 
 
-def test_where_the_laptop_has_no_way_the_node_is_asked(
-    hub: LabHub, node: Node, tmp_path: Path
-) -> None:
+def test_where_the_laptop_has_no_way_the_node_is_asked(hub, node, tmp_path):
     models = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path / "kept"))
     documents = NodeDocuments(node, hub.url)  # type: ignore[arg-type]
     assert not models.ask_through(documents)  # nobody was asked yet
@@ -90,9 +88,7 @@ def test_offline_no_node_is_asked(hub: LabHub, node: Node, tmp_path: Path) -> No
     ("conduct", "kind"),
     [(Conduct(gated=True), "gated"), (Conduct(garbage=b"\xff\xfe"), "server")],
 )
-def test_a_refusal_is_of_the_same_kind_as_from_here(
-    conduct: Conduct, kind: str, hub: LabHub, node: Node, tmp_path: Path
-) -> None:
+def test_a_refusal_is_of_the_same_kind_as_from_here(conduct, kind, hub, node, tmp_path):
     hub.conduct["org/small"] = conduct
     models = through(node, hub, tmp_path)
     with pytest.raises(HubError) as caught:
@@ -141,9 +137,7 @@ def test_a_node_without_a_network(node: Node, tmp_path: Path) -> None:
         Hub(documents, ModelStore(tmp_path)).checkpoint("org/small")
 
 
-def test_a_password_of_the_laptop_for_its_mirror_is_not_sent_to_the_node(
-    hub: LabHub, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_of_the_laptop_for_its_mirror_is_not_sent_to_the_node(hub, node, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://me:p%40ss@"))
     documents = NodeDocuments(node)  # type: ignore[arg-type]
     assert documents.listing("org/small", "main").names
@@ -194,9 +188,7 @@ def test_what_the_hub_has_is_taken_without_a_word(hub: LabHub, compare: Compare)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors"])
-def test_another_content_is_refused_with_its_file_and_node(
-    hub: LabHub, compare: Compare, name: str
-) -> None:
+def test_another_content_is_refused_with_its_file_and_node(hub, compare, name):
     """The content fits its hash; that it is not the commit's, only the hub knows."""
 
     def change(file: dict[str, Any]) -> None:

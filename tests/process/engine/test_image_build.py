@@ -143,9 +143,7 @@ def test_scripts_run_only_when_the_user_allows_it(project: Path) -> None:
         server_for(recipe(project, Allowances(build_network=True)), node)
 
 
-def test_a_file_outside_the_project_needs_its_own_permission(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_file_outside_the_project_needs_its_own_permission(project, tmp_path_factory):
     other = tmp_path_factory.mktemp("other") / "run.sh"
     other.write_text(SCRIPT)
     files = [{"path": "run.sh", "file": str(other), "sha256": sha256(SCRIPT)}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import email
 import io
 import json
-import math
 import wave
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from cases import cases
-from fake_cluster import FakeCluster, Make
+from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
 from serve_plans import recipe_of, server_for, snapshot_of
@@ -24,8 +23,7 @@ from spark_cluster.engine import deployment, readiness_checks
 from spark_cluster.engine.answer_checks import Client
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node import health
-from spark_cluster.node.containers import KIND, ContainerState
+from spark_cluster.node.containers import KIND
 from spark_cluster.runner.session import Session
 
 PROBE = Recipe.model_fields["probe"].default
@@ -203,12 +201,6 @@ def test_the_short_request_of_status(server: Server) -> None:
     assert (probed("embedding").status, probed("embedding").why) == (503, "loading")
 
 
-def test_the_label_of_a_container_says_the_kind() -> None:
-    assert ContainerState(labels={KIND: "reranking"}).kind == "reranking"
-    assert ContainerState().kind == "chat"
-    assert ContainerState(labels={KIND: "x"}).kind == "chat"
-
-
 DENSE = json.dumps([
     {"path": "", "type": "sentence_transformers.models.Transformer"},
     {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -267,16 +259,8 @@ def test_any_reply_gets_a_verdict(foreign: Server, document: Any, rung: str) -> 
         assert error.message.startswith(rung)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
-def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
-    found = health.cosine(vector, vector)
-    assert found == 0.0 or math.isclose(found, 1.0, rel_tol=1e-6)
-
-
 @pytest.mark.parametrize(("hidden", "verified"), [(3, True), (1024, False)])
-def test_up_climbs_with_the_size_that_the_models_files_say(
-    server: Server, fake_cluster: Make, hidden: int, verified: bool
-) -> None:
+def test_up_climbs_with_the_size_that_the_models_files_say(server, fake_cluster, hidden, verified):
     cluster = fake_cluster("spark1")
     plan = replace(server_for(recipe_of("org/embed"), cluster.play.head), endpoint=server.endpoint)
     size = json.dumps({"hidden_size": hidden})

@@ -231,9 +231,7 @@ def test_a_server_that_ends_under_load_is_no_success(load: Loaded) -> None:
     assert "illegal memory access" in caught.value.message
 
 
-def test_an_answer_that_takes_long_is_cut_off(
-    load: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_takes_long_is_cut_off(load, monkeypatch):
     """It is a load all the same, and nothing to complain of."""
     monkeypatch.setattr(ready, "LIMIT_S", 1.0)  # two readings
     load.together = threading.Barrier(ready.AT_ONCE + 1)  # one more than ever comes

@@ -12,13 +12,10 @@ from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import inventory_of
 
-from spark_cluster.config.facts import GpuProcess
-from spark_cluster.engine import start as starting
 from spark_cluster.engine import supervision
 from spark_cluster.engine.admission import Admitted, admit
 from spark_cluster.engine.deployment import Deployment, Key
-from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.proxy import LOADER_UNIT, Replica
+from spark_cluster.engine.proxy import LOADER_UNIT
 from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
@@ -140,24 +137,6 @@ def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
     with pytest.raises(Refused, match="no share of the memory can be computed") as refused:
         admitted(spark(), GONE, GONE, models=(unknown, MODELS[1]))
     assert f"give gpu_memory_utilization in the recipe: {CHAT}" in refused.value.hint
-
-
-def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
-    old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
-    obsolete = starting.obsolete_programs(
-        DEPLOYMENT, (Replica("b", "192.168.177.12", 18000),), (old, *DEPLOYMENT.endpoint.models)
-    )
-    assert obsolete == {"a": ["spark-vllm-old"], "b": [SERVER]}
-    cluster = spark()
-    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
-    assert cluster.head.calls("nvidia-smi") == [], "nothing was there: no memory is waited for"
-    cluster.head.run_container(CHATS[1], pids=[7])
-    cluster.head.held = [GpuProcess(7, "VLLM::EngineCore", 900)]
-    for name in ("spark-vllm-old", SERVER):
-        cluster.head.run_container(name)
-    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
-    assert cluster.containers == {"a": [CHATS[1]]}
-    assert len(cluster.head.calls("nvidia-smi")) == 1, "that of those that stay is not waited for"
 
 
 @pytest.mark.parametrize("status", ["created", "exited", "running"])

@@ -108,9 +108,7 @@ def test_a_server_that_ran_is_left_where_ray_does_not_answer(starts: Starts) -> 
         ([("spark1", RAY), ("spark1", SERVER)], {"spark1": [RAY, SERVER], "spark2": [RAY]}),
     ],
 )
-def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(
-    starts: Starts, gone: list[tuple[str, str]], again: dict[str, list[str]]
-) -> None:
+def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(starts, gone, again):
     """Neither a worker follows to another head, nor does a server find another Ray."""
     starts()
     for node in again:

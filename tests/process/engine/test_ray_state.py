@@ -60,9 +60,7 @@ def cluster(lasting_cluster: Make) -> FakeCluster:
 
 
 @pytest.mark.parametrize("body", NO_ANSWERS)
-def test_an_answer_that_is_none_has_no_nodes(
-    dashboard: Dashboard, cluster: FakeCluster, body: str
-) -> None:
+def test_an_answer_that_is_none_has_no_nodes(dashboard, cluster, body):
     dashboard.body = body
     assert RayState(cluster.play.session(cluster.play.head), dashboard.server_port).nodes() == []
 
@@ -87,9 +85,7 @@ def test_a_new_cluster_gets_a_token_of_its_own(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize(("status", "warned"), [(200, True), (401, False), (0, False)])
-def test_a_ray_that_asks_no_one_is_reported(
-    dashboard: Dashboard, cluster: FakeCluster, status: int, warned: bool
-) -> None:
+def test_a_ray_that_asks_no_one_is_reported(dashboard, cluster, status, warned):
     """Seen in its answer to a request without a token, not concluded from a version."""
     dashboard.open, told = status == 200, len(cluster.notes)
     readiness.ray_asks_for_its_token(cluster.play, dashboard.server_port if status else free_port())

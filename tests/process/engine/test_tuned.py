@@ -51,9 +51,7 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
     return tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes))
 
 
-def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
-    cluster: FakeCluster,
-) -> None:
+def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(cluster):
     made = started(cluster, a=[entry(), entry(tp=1)], b=[entry()])
     folder = tuned_folder(made.cache_root, "1" * 12, make_recipe().model.name, 2)
     assert made.env[TUNED_VARIABLE] == folder
@@ -71,9 +69,7 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
         {"a": [entry(model="o/other")], "b": [entry(model="o/other")]},
     ],
 )
-def test_without_one_on_each_node_nothing_is_changed_nor_asked(
-    cluster: FakeCluster, there: Any
-) -> None:
+def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
     made = started(cluster, **there)
     assert (TUNED_VARIABLE in made.env, tuning.TUNED_LABEL in made.labels) == (False, False)
     assert not [words for words in cluster.head.calls("docker") if words[0] == "image"]
@@ -139,9 +135,7 @@ def arguments(cluster: FakeCluster, config: str, **flags: Any) -> tuple[str, ...
         (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",)),
     ],
 )
-def test_the_tuner_gets_the_model_its_size_and_its_type(
-    cluster: FakeCluster, config: Any, flags: Any, more: tuple[str, ...]
-) -> None:
+def test_the_tuner_gets_the_model_its_size_and_its_type(cluster, config, flags, more):
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     found = arguments(cluster, json.dumps(config), **flags)
     assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
@@ -158,9 +152,7 @@ def test_the_tuner_gets_the_model_its_size_and_its_type(
         (MOE, {"moe-backend": "marlin"}, "--moe-backend marlin leaves out"),
     ],
 )
-def test_there_is_nothing_to_tune(
-    cluster: FakeCluster, config: Any, flags: Any, reason: str
-) -> None:
+def test_there_is_nothing_to_tune(cluster, config, flags, reason):
     with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
         arguments(cluster, json.dumps(config), **flags)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,9 +59,7 @@ def test_a_healthy_server(server: ChatServer, verified: Verified) -> None:
     assert all(check["seconds"] >= 0 and check["found"] for check in document["checks"])
 
 
-def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(
-    server: ChatServer, verified: Verified
-) -> None:
+def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(server, verified):
     server.change = lambda _request, reply: Reply("!!!!") if not reply.calls else None
     found = verified(only=("short_answers", "tool_call"))
     (verdict,) = found.failed
@@ -91,9 +88,7 @@ def test_what_the_server_cannot_do_is_not_applicable_unless_the_recipe_promises_
     assert found.count("not applicable") == 6
 
 
-def test_a_toy_is_asked_only_what_its_recipe_promises(
-    server: ChatServer, one_node: FakeCluster
-) -> None:
+def test_a_toy_is_asked_only_what_its_recipe_promises(server, one_node):
     made = recipe("answer", "logprobs")
     toy = made.model_copy(update={"readiness": made.readiness.model_copy(update={"toy": True})})
     running = RunningServer(server.endpoint, "r", 1, "chat", FLAGS)
@@ -106,9 +101,7 @@ def test_a_toy_is_asked_only_what_its_recipe_promises(
     assert asked("coherence") == ["coherence"]
 
 
-def test_a_server_that_is_lost_is_not_waited_for_again(
-    server: ChatServer, verified: Verified
-) -> None:
+def test_a_server_that_is_lost_is_not_waited_for_again(server, verified):
     server.close()
     found = verified(skip=("answer",))
     assert [verdict.status for verdict in found.verdicts[:2]] == ["failed", "not run"]
@@ -176,9 +169,7 @@ SEVERAL = json.dumps(
 
 
 @pytest.mark.parametrize("name", ["gemma", "g"])
-def test_one_of_several_models_is_asked_through_the_endpoint(
-    cluster: FakeCluster, name: str
-) -> None:
+def test_one_of_several_models_is_asked_through_the_endpoint(cluster, name):
     cluster.head.put(DESCRIPTION, SEVERAL)
     cluster.nodes["spark2"].run_container("spark-vllm-r", LABELS, COMMAND)
     found = verify.running_server(cluster.play, None, name)
@@ -187,9 +178,7 @@ def test_one_of_several_models_is_asked_through_the_endpoint(
 
 
 @pytest.mark.parametrize("status", ["created", "exited"])
-def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(
-    cluster: FakeCluster, status: str
-) -> None:
+def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(cluster, status):
     cluster.head.put(DESCRIPTION, SEVERAL)
     labels = {**LABELS, NEEDS: "15.7"}
     cluster.nodes["spark2"].run_container("spark-vllm-r", labels, COMMAND, status=status)
@@ -206,9 +195,7 @@ def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(
         (None, "x", "the endpoint has one model"),
     ],
 )
-def test_the_model_must_be_named_where_there_are_several(
-    cluster: FakeCluster, description: str | None, name: str | None, text: str
-) -> None:
+def test_the_model_must_be_named_where_there_are_several(cluster, description, name, text):
     cluster.head.run_container(SERVER, LABELS, COMMAND)
     if description is not None:
         cluster.head.put(DESCRIPTION, description)
@@ -216,9 +203,7 @@ def test_the_model_must_be_named_where_there_are_several(
         verify.running_server(cluster.play, None, name)
 
 
-def test_answers_at_two_sizes_are_compared(
-    server: ChatServer, one_node: FakeCluster, tmp_path: Path
-) -> None:
+def test_answers_at_two_sizes_are_compared(server, one_node, tmp_path):
     only, found = CheckSelection(("short_answers", "structured_output")), []
     for tp, word in ((1, "Paris"), (2, "**paris**")):
         server.change = lambda _asked, reply, word=word: (
@@ -234,9 +219,7 @@ def test_answers_at_two_sizes_are_compared(
     assert found[1].to_dict()["other_sizes"][0]["tp"] == 1
 
 
-def test_the_memory_that_is_held_meanwhile(
-    verified: Verified, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_that_is_held_meanwhile(verified, fake_cluster, monkeypatch):
     """The largest reading of each node; a reading that fails ends no check."""
     monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
     cluster = fake_cluster("spark1")

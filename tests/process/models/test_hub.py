@@ -41,9 +41,7 @@ def test_only_headers_are_read(lab_hub: LabHub, client: Clients) -> None:
 
 
 @pytest.mark.parametrize("revision", ["main", "commit"])
-def test_what_was_read_is_not_asked_for_again(
-    revision: str, lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_read_is_not_asked_for_again(revision, lab_hub, client, monkeypatch):
     """A branch for a day, a commit for good."""
     if revision == "commit":
         monkeypatch.setattr(lookup, "FRESH_S", 0.0)
@@ -54,9 +52,7 @@ def test_what_was_read_is_not_asked_for_again(
     assert len(lab_hub.requests) == asked
 
 
-def test_a_branch_that_moved_is_read_anew_after_a_day(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_that_moved_is_read_anew_after_a_day(lab_hub, client, monkeypatch):
     first = client().checkpoint("org/small")
     config = {**SMALL, "max_position_embeddings": 8192}
     (lab_hub.root / "org/small/config.json").write_text(json.dumps(config))
@@ -67,9 +63,7 @@ def test_a_branch_that_moved_is_read_anew_after_a_day(
     assert first.commit != second.commit
 
 
-def test_without_the_hub_what_is_kept_is_used(
-    lab_hub: LabHub, client: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_hub_what_is_kept_is_used(lab_hub, client, tmp_path, monkeypatch):
     first = client().checkpoint("org/small")
     monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     nobody = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path / "kept"))
@@ -121,17 +115,13 @@ def test_a_name_and_a_revision_that_are_not_there(client: Clients) -> None:
 @pytest.mark.parametrize(
     "name", ["../etc/passwd", "a/../b", "a b/c", "org/x--y", "org/" + "x" * 99]
 )
-def test_a_name_that_no_repository_has_is_not_asked_for(
-    name: str, lab_hub: LabHub, client: Clients
-) -> None:
+def test_a_name_that_no_repository_has_is_not_asked_for(name, lab_hub, client):
     with pytest.raises(UsageError):
         find(name, hub=client())
     assert lab_hub.requests == []
 
 
-def test_a_token_opens_a_gated_model(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_opens_a_gated_model(lab_hub, client, monkeypatch):
     lab_hub.conduct["org/small"] = Conduct(gated=True, token="hf_secret")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(HubError) as caught:
@@ -142,9 +132,7 @@ def test_a_token_opens_a_gated_model(
     assert client().checkpoint("org/small") is not None
 
 
-def test_a_server_that_never_answers(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers(lab_hub, client, monkeypatch):
     monkeypatch.setattr("spark_cluster.models.hub.REQUEST_S", 0.2)
     lab_hub.conduct["org/small"] = Conduct(silent=True)
     hub = client()
@@ -156,17 +144,13 @@ def test_a_server_that_never_answers(
     assert len(lab_hub.requests) == asked
 
 
-def test_an_answer_that_does_not_end_soon(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_does_not_end_soon(lab_hub, client, monkeypatch):
     monkeypatch.setattr(hub, "TOTAL_S", -1.0)
     with pytest.raises(HubError, match="took more than"):
         client().checkpoint("org/small")
 
 
-def test_documents_that_are_too_long_or_none(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_are_too_long_or_none(lab_hub, client, monkeypatch):
     config = lab_hub.root / "org/small/config.json"
     config.write_text("{" + " " * (5 << 20) + "}")
     with pytest.raises(InvalidFile, match="longer than 4 MiB"):
@@ -188,9 +172,7 @@ def test_weights_that_are_broken_leave_the_shape(lab_hub: LabHub, client: Client
     assert find("org/small", hub=client()).stored is None
 
 
-def test_a_header_longer_than_the_first_read(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_header_longer_than_the_first_read(lab_hub, client, monkeypatch):
     monkeypatch.setattr(checkpoint, "FIRST_READ", 64)
     found = client().checkpoint("org/small")
     assert found.tensors
@@ -209,16 +191,12 @@ def test_a_header_longer_than_the_first_read(
         ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "awq-int4"),
     ],
 )
-def test_quantization_that_is_declared_elsewhere(
-    name: str, document: dict[str, object], expected: str, lab_hub: LabHub, client: Clients
-) -> None:
+def test_quantization_that_is_declared_elsewhere(name, document, expected, lab_hub, client):
     (lab_hub.root / "org/small" / name).write_text(json.dumps(document))
     assert find("org/small", hub=client()).quantization == expected
 
 
-def test_what_is_kept_and_broken_is_read_again(
-    lab_hub: LabHub, client: Clients, tmp_path: Path
-) -> None:
+def test_what_is_kept_and_broken_is_read_again(lab_hub, client, tmp_path):
     first = client().checkpoint("org/small")
     for path in (tmp_path / "kept").rglob("*.json"):
         path.write_text('{"schema": "spark-cluster.model.v1", "config": 3, "tensors": [[1]]}')
@@ -231,9 +209,7 @@ def test_a_folder_that_cannot_be_written(lab_hub: LabHub, tmp_path: Path) -> Non
     assert hub.checkpoint("org/small") is not None
 
 
-def test_the_table_stands_in_for_a_hub_that_does_not_answer(
-    hub_allowed: None, tmp_path: Path
-) -> None:
+def test_the_table_stands_in_for_a_hub_that_does_not_answer(hub_allowed, tmp_path):
     hub = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path))
     shape = find("Qwen/Qwen3-8B", hub=hub, cache_dir=tmp_path)
     assert (shape.layers, shape.stored) == (36, None)

@@ -144,9 +144,7 @@ def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_models_of_ollama_are_unloaded_on_request(
-    fake_cluster: Make, ollama: Ollama, check: bool
-) -> None:
+def test_models_of_ollama_are_unloaded_on_request(fake_cluster, ollama, check):
     cluster = fake_cluster("spark1", options=Options(check=check))
     serve(cluster.head, OLLAMA)
     ended = cluster.head.when_read

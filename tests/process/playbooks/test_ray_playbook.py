@@ -25,9 +25,7 @@ def ray_up(cluster: FakeCluster, ray: RayServer, **given: Any) -> Any:
     return function(cluster.play, recipe=recipe.model_copy(update={"ray": settings}), tp=2)
 
 
-def test_ray_is_started_as_under_a_model_without_the_model(
-    fake_cluster: Make, ray: RayServer
-) -> None:
+def test_ray_is_started_as_under_a_model_without_the_model(fake_cluster, ray):
     cluster = fake_cluster()
     for node in cluster.nodes.values():
         node.run_container(RAY, {"spark-cluster.dashboard": str(ray.port), **ALONE})

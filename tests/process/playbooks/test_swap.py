@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,9 +175,7 @@ def test_the_old_one_is_started_again(swap: Swap) -> None:
     assert (caught.value.where, caught.value.hint) == ("spark1", "look at it")
 
 
-def test_the_log_of_the_failed_one_is_kept(
-    swap: Swap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_of_the_failed_one_is_kept(swap, tmp_path, monkeypatch):
     """`down` removes the container, and its log with it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     swap.ends("VerificationFailed('no', hint='its log stays')")

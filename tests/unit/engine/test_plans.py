@@ -62,9 +62,7 @@ def models(*chosen: ServedModel, nodes: tuple[Node, ...] = NODES) -> Deployment:
     ],
     ids=["one", "replicas", "models"],
 )  # fmt: skip
-def test_each_server_has_a_key_and_each_recipe_is_fetched_once(
-    deployment: Deployment, keys: list[tuple[str, str]], recipes: dict[str, tuple[str, ...]]
-) -> None:
+def test_each_server_has_a_key_and_each_recipe_is_fetched_once(deployment, keys, recipes):
     assert [server.key for server in deployment.servers] == keys
     assert {one.recipe.name: one.node_names for one in deployment.recipes} == recipes
     assert deployment.is_one == (len(keys) == 1)
@@ -90,9 +88,7 @@ def flag(server: Server, name: str) -> str:
     ],
     ids=["tensor parallel", "two stages", "three stages", "data parallel"],
 )  # fmt: skip
-def test_one_model_over_several_nodes(
-    recipe: Recipe, tp: int, names: str, argument: tuple[str, str], labels: tuple[str, str | None]
-) -> None:
+def test_one_model_over_several_nodes(recipe, tp, names, argument, labels):
     found = deployment_for(recipe, *NODES, tp=tp)
     server = found.first
     assert (server.node_names, server.tp) == (tuple(names), tp)
@@ -164,9 +160,7 @@ def test_ranks_of_a_mixture_of_experts_get_expert_parallelism() -> None:
         (TensorParallel(max=64, default=4), (1, 2, 4), {3: 2, 4: 4, 8: 4}),
     ],
 )
-def test_the_size_that_is_taken(
-    sizes: TensorParallel, usual: tuple[int, ...], by_nodes: dict[int, int]
-) -> None:
+def test_the_size_that_is_taken(sizes, usual, by_nodes):
     assert sizes.usual == usual
     assert {nodes: sizes.size_for(nodes) for nodes in by_nodes} == by_nodes
 
@@ -341,15 +335,6 @@ def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine: str) -> None:
     assert any(folder.rpartition("/snapshots/")[0] in mount for mount in server.mounts)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_servers_of_a_plan_have_its_folders(count: int) -> None:
-    recipe, inventory = make_recipe(CHAT), inventory_of(*NODES)
-    later = given_later(resolve(recipe, inventory, NODES, 1, replicas=count))
-    assert later == resolve(located(recipe), inventory, NODES, 1, replicas=count)
-    folders = {server.model_path for server in later.servers}
-    assert (len(later.servers), folders) == (count, {snapshot_of(recipe.model.name)})
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -360,9 +345,7 @@ def test_servers_of_a_plan_have_its_folders(count: int) -> None:
     ],
     ids=["a key and a certificate", "a replica joins"],
 )  # fmt: skip
-def test_what_does_not_load_the_model_again(
-    monkeypatch: pytest.MonkeyPatch, before: tuple[Any, int], after: tuple[Any, int]
-) -> None:
+def test_what_does_not_load_the_model_again(monkeypatch, before, after):
     """What the head's server is started with stays the same behind the proxy."""
     monkeypatch.setenv("A_KEY", "a")
     role, recipe = SHIPPED.load_role("vllm"), located(make_recipe())

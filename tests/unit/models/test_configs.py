@@ -73,9 +73,7 @@ def billions(geometry: Geometry) -> float:
         for name, published in group["billions"].items()
     ],
 )
-def test_a_shape_has_the_parameters_that_are_published(
-    name: str, published: float, within: float
-) -> None:
+def test_a_shape_has_the_parameters_that_are_published(name, published, within):
     assert billions(find(name)) == pytest.approx(published, rel=within)
 
 

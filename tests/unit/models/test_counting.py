@@ -172,14 +172,3 @@ def test_mtp_layers_weigh_only_where_they_draft_and_their_copies_never() -> None
     assert found.memory_bytes() == without.memory_bytes()
     assert found.memory_bytes(drafter=True) == without.memory_bytes() + 2 * 8192 * 16384
     assert found.step_bytes() == without.step_bytes()
-
-
-def test_of_experts_those_are_read_that_the_tokens_choose() -> None:
-    config = listed("openai/gpt-oss-20b")
-    _, found = counted(config, checkpoints.gpt_oss(config))
-    experts = found.part("experts").bytes
-    rest = found.step_bytes() - experts * 4 / 32
-    assert found.step_bytes(2) == pytest.approx(rest + experts * (1 - (28 / 32) ** 2))
-    assert found.step_bytes(1000) == pytest.approx(rest + experts)
-    unknown = replace(found, experts=0, top_k=0)
-    assert unknown.step_bytes() == pytest.approx(rest + experts)

@@ -222,9 +222,7 @@ LOGGED = [(10.58, 1_533_940), (18.08, 2_493_464), (19.85, 3_027_217), (12.16, 1_
 
 
 @pytest.mark.parametrize(("gib", "tokens"), LOGGED)
-def test_deepseek_v4_is_promised_no_more_tokens_than_any_server_had(
-    gib: float, tokens: int
-) -> None:
+def test_deepseek_v4_is_promised_no_more_tokens_than_any_server_had(gib, tokens):
     found = kv_cache(KvLayout(find(V4), tp=2), int(gib * GIB), 131_072)
     assert 0.6 * tokens < found.tokens <= tokens
     assert found.rule == "at most what servers logged for a token: 11,172 bytes"

@@ -240,9 +240,7 @@ OPTIONS = st.fixed_dictionaries({
 
 
 @given(MODEL, OPTIONS, st.integers(1, 100 * GIB), st.integers(1, 262144))
-def test_the_longest_request_fits_and_one_token_more_does_not(
-    geometry: Geometry, options: dict[str, Any], size: int, length: int
-) -> None:
+def test_the_longest_request_fits_and_one_token_more_does_not(geometry, options, size, length):
     found = kv_figures.cache(geometry, kv_bytes=size, max_model_len=length, **options)
     longest = found.max_model_len
     if longest:
@@ -255,9 +253,7 @@ def test_the_longest_request_fits_and_one_token_more_does_not(
 
 
 @given(MODEL, OPTIONS, st.integers(1, 64), st.integers(1, 262144))
-def test_bytes_for_is_the_inverse_of_cache(
-    geometry: Geometry, options: dict[str, Any], requests: int, length: int
-) -> None:
+def test_bytes_for_is_the_inverse_of_cache(geometry, options, requests, length):
     size = kv_figures.bytes_for(geometry, requests, length, **options)
     assert kv_figures.cache(
         geometry, kv_bytes=size, max_model_len=length, **options

@@ -34,9 +34,7 @@ def test_a_shipped_recipe_works_at_every_size_that_it_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes"), [("lab-paris", [1, 2, 4]), ("qwen3-embedding-0.6b", [1])]
 )
-def test_a_toy_and_a_model_that_generates_nothing_work_and_have_no_speed(
-    name: str, sizes: list[int]
-) -> None:
+def test_a_toy_and_a_model_that_generates_nothing_work_and_have_no_speed(name, sizes):
     found = {tp: (verdict.feasible, verdict.decode) for tp, verdict in of(name).items()}
     assert found == dict.fromkeys(sizes, (True, None))
 

@@ -141,9 +141,7 @@ def test_more_exchanges_and_more_bytes(serving: ServingSetup) -> None:
     assert sent[2] == pytest.approx(1.5 * sent[1])
 
 
-def test_the_range_of_four_reaches_from_one_quick_exchange_to_a_slow_ring(
-    serving: ServingSetup,
-) -> None:
+def test_the_range_of_four_reaches_from_one_quick_exchange_to_a_slow_ring(serving):
     usual = Constants()
     two, four = (decode(at(serving, tp), 1000) for tp in (2, 4))
     assert four.request.low / four.request.expected < two.request.low / two.request.expected
