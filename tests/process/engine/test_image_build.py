@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from factories import make_node
 from program import invoke
 from serve_plans import server_for
@@ -72,27 +73,18 @@ def recipe(project: Path, allow: Allowances = NOTHING, **changed: Any) -> Recipe
 
 
 WRONG = [
-    ({"dockerfile": "FROM x:1"}, "expected either a dockerfile, or base and steps"),
-    ({"steps": []}, "base and steps belong together"),
-    ({"base": None}, "base and steps belong together"),
-    ({"steps": [step(), step()]}, "two steps have the same name"),
-    ({"steps": [step(name="../x")]}, "name"),
-    ({"steps": [step(script="other.sh")]}, "files has no other.sh, which is the script"),
-    ({"steps": [step(commit="HEAD")]}, "commit"),
-    ({"steps": [step(files=[{"path": "../run.sh", "file": "x", "sha256": "0" * 64}])]}, "'..'"),
-    ({"steps": [step(files=[{"path": "$HOME", "file": "x", "sha256": "0" * 64}])]}, "path"),
-    ({"steps": [step(files=[{"path": "run.sh", "file": "x", "sha256": "0"}])]}, "sha256"),
-    ({"base": {"ref": "a:1 AS b\nRUN rm -rf /"}}, "base.ref"),
-    ({"base": {"ref": "$BASE"}}, "base.ref"),
-    ({"steps": [step(env={"A B": "c"})]}, "env"),
-    ({"steps": [step(env={"K": "hf_abcdefghijklmnopqrstuvwxyz0123456789"})]}, "a secret"),
-    ({"steps": [step(env={"DB_PASSWORD": "hunter22"})]}, "DB_PASSWORD: a secret"),
+    (words, changed)
+    for words, every in cases(__file__, "wrong_builds.json").items()
+    for changed in every
 ]
+"""What is another in a build, and in each of its steps, than it should be."""
 
 
-@pytest.mark.parametrize(("changed", "text"), WRONG)
-def test_what_a_build_cannot_say(project: Path, changed: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidFile, match=text) as caught:
+@pytest.mark.parametrize(("words", "changed"), WRONG)
+def test_what_a_build_cannot_say(project: Path, words: str, changed: dict[str, Any]) -> None:
+    if "steps" in changed:
+        changed = {**changed, "steps": [step(**one) for one in changed["steps"]]}
+    with pytest.raises(InvalidFile, match=words) as caught:
         recipe(project, **changed)
     assert "hf_abc" not in str(caught.value)
 
