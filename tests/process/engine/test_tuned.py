@@ -127,34 +127,30 @@ def arguments(cluster: FakeCluster, config: str, **flags: Any) -> tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    ("config", "flags", "more"),
+    ("config", "flags", "more", "reason"),
     [
-        (MOE, {}, ()),
-        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8")),
-        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8")),
-        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",)),
+        (MOE, {}, (), ""),
+        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8"), ""),
+        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8"), ""),
+        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",), ""),
+        (DENSE, {}, (), "it has no experts"),
+        ({**MOE, **NVFP4}, {}, (), "its weights are nvfp4"),
+        ({**MOE, **MXFP4}, {}, (), "its weights are mxfp4"),
+        (MOE, {"moe-backend": "marlin"}, (), "--moe-backend marlin leaves out"),
     ],
 )
-def test_the_tuner_gets_the_model_its_size_and_its_type(cluster, config, flags, more):
+def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
+    cluster: FakeCluster, config: Any, flags: Any, more: tuple[str, ...], reason: str
+) -> None:
+    if reason:
+        with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
+            arguments(cluster, json.dumps(config), **flags)
+        return
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     found = arguments(cluster, json.dumps(config), **flags)
     assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
     wanted = tuning.resource(server, found, (1, 2), tuner="", limit_s=60.0, renew=False)
     assert (wanted.words, wanted.model) == (found, server.recipe.model.name)
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "reason"),
-    [
-        (DENSE, {}, "it has no experts"),
-        ({**MOE, **NVFP4}, {}, "its weights are nvfp4"),
-        ({**MOE, **MXFP4}, {}, "its weights are mxfp4"),
-        (MOE, {"moe-backend": "marlin"}, "--moe-backend marlin leaves out"),
-    ],
-)
-def test_there_is_nothing_to_tune(cluster, config, flags, reason):
-    with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
-        arguments(cluster, json.dumps(config), **flags)
 
 
 @pytest.mark.parametrize("config", ["", "{", "[]"])
