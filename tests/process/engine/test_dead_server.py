@@ -50,14 +50,6 @@ def is_left(cluster: FakeCluster) -> bool:
     return left
 
 
-def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer, ended: Make) -> None:
-    """P07: caches are dropped after its end, or it would still hold the memory."""
-    server.health = 503
-    cluster = ended(server.endpoint)
-    assert not is_left(cluster)
-    assert "has died" in cluster.notes[0]
-
-
 def test_others_are_left(server: ChatServer, ended: Make) -> None:
     assert is_left(ended(server.endpoint))
     server.health = 503  # of SGLang while it loads, too
@@ -81,13 +73,18 @@ def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(server,
     assert [note for note in cluster.notes if "started again" in note] == []
 
 
-def test_the_engine_is_asked_and_not_the_proxy_before_it(server: ChatServer, ended: Make) -> None:
-    """A proxy answers 503 while the engine loads."""
+def test_a_dead_engine_is_ended_on_all_nodes_and_the_proxy_before_it_not_asked(
+    server: ChatServer, ended: Make
+) -> None:
+    """A proxy answers 503 while the engine loads. P07: caches are dropped after the end of a dead
+    one, or it would still hold the memory."""
     port = server.endpoint.port
     behind = Endpoint("192.0.2.1", 443, "m", "key", engine_port=port, tls="self-signed")
     assert is_left(ended(behind))
     server.health = 503
-    assert not is_left(ended(behind))
+    cluster = ended(behind)
+    assert not is_left(cluster)
+    assert "has died" in cluster.notes[0]
 
 
 ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})

@@ -135,8 +135,9 @@ def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):
     assert moved == ("org/model on spark2: 60.0 GB from spark1 over the fabric in 10.0 s, 6.0 GB/s")
 
 
-def test_who_has_most_of_it_goes_on_fetching(cluster):
-    two = cluster(spark1=have(), spark2=have(NEW, missing=1000))
+def test_who_has_most_of_it_goes_on_fetching_and_needs_no_room_for_that(cluster):
+    there = have(NEW, missing=SIZE - 20_000_000_000, free=SIZE)
+    two = cluster(spark1=have(), spark2=there)
     two.bring()
     assert ("pull", "spark2") in two.done
     assert ("copy", "spark2", "spark1", "b") in two.done
@@ -205,12 +206,6 @@ def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
         two.bring()
     assert caught.value.where == "spark2"
     assert two.done == [("preview", "spark1")]
-
-
-def test_bytes_that_are_there_need_no_room(cluster):
-    two = cluster(spark1=have(), spark2=have(NEW, missing=SIZE - 20_000_000_000, free=SIZE))
-    two.bring()
-    assert ("pull", "spark1") not in two.done, "spark2 has more of it"
 
 
 def test_the_pulls_reason_is_the_one_that_is_told(cluster):

@@ -84,12 +84,6 @@ def shares(cluster: FakeCluster, *states: ContainerState) -> Mapping[Key, float 
     return admitted(cluster, *states).shares
 
 
-def test_each_gets_the_share_of_the_plan_of_all(spark):
-    assert shares(spark(), GONE, GONE) == {CHATS: 0.74, LOADS: None}, (
-        "the embedding model's recipe says 0.10 itself"
-    )
-
-
 def test_a_server_that_runs_keeps_its_share_and_the_other_takes_what_it_leaves(spark):
     assert shares(spark(25), running(0, 0.74), GONE)[CHATS] == 0.74
     with pytest.raises(DoesNotFit, match=r"a: qwen3-embedding-0\.6b needs 21\.8 GiB"):
@@ -100,9 +94,11 @@ def test_nothing_is_planned_when_all_serve(spark):
     assert shares(spark(1), running(0, 0.5), running(1))[CHATS] == 0.5
 
 
-def test_a_model_on_request_keeps_its_place_and_is_told_what_it_needs(spark):
+def test_each_gets_the_share_of_the_plan_of_all_also_one_that_is_loaded_on_request(spark):
     found = admitted(spark(), GONE, GONE, models=ON_REQUEST)
-    assert found.shares == shares(spark(), GONE, GONE)
+    assert shares(spark(), GONE, GONE) == found.shares == {CHATS: 0.74, LOADS: None}, (
+        "the embedding model's recipe says 0.10 itself"
+    )
     assert found.needs_gib == {LOADS: pytest.approx(21.8, abs=0.1)}
     assert found.new == {CHATS, LOADS}
 

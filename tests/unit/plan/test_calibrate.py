@@ -74,16 +74,6 @@ def test_one_model_at_one_size_does_not_tell_steps_from_weights():
     assert found.constants.step_ms == Constants().step_ms
 
 
-def test_two_nodes_only_give_the_link():
-    own = replace(Constants(), allreduce_us=50)
-    points = runs(replace(DENSE, tp=2), own)[:3]
-    found = calibrate(points)
-    assert "allreduce_us" in found.fitted
-    assert "eta_dense" in found.kept
-    assert found.constants.allreduce_us == pytest.approx(50, rel=0.05)
-    assert found.constants.allreduce_low_us < 50 < found.constants.allreduce_high_us < 105
-
-
 def test_an_outlier_decides_little():
     own = replace(Constants(), eta_dense=0.78)
     points = [measured(DENSE, own, n) for n in range(100, 1000, 100)]

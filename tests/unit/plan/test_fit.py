@@ -16,7 +16,6 @@ from spark_cluster.config.facts import GpuProcess, Memory
 from spark_cluster.config.launch import Launch
 from spark_cluster.engine.resolve import serving
 from spark_cluster.errors import Refused, UsageError
-from spark_cluster.issues.rules import lint
 from spark_cluster.models.lookup import find
 from spark_cluster.models.memory_share import (
     GIB,
@@ -317,11 +316,3 @@ def test_the_plan_says_that_it_is_computed_as_for_vllm() -> None:
     ours, other = (fit(launch, geometry, [SPARK_ROOM], 58.0) for launch in (VLLM, SGLANG))
     assert not any("SGLang" in remark for remark in ours.remarks)
     assert any("SGLang is experimental here" in remark for remark in other.remarks)
-
-
-def test_rules_that_name_flags_of_vllm_are_not_for_another_engine() -> None:
-    pair = replace(VLLM, image="a/b:latest", tp=2, nodes=2, env={"NCCL_IB_GID_INDEX": "3"})
-    found = {issue.id for issue in lint(replace(pair, engine="sglang"))}
-    assert {"image-not-pinned", "gid-index-pinned"} <= found
-    only_vllm = {issue.id for issue in lint(pair)} - found
-    assert "gemma4-tools-off" in only_vllm
