@@ -180,13 +180,15 @@ def test_a_base_from_an_archive_has_no_digest_in_the_dockerfile(project: Path) -
     assert first == Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
 
 
-def test_plan_and_lint_name_what_will_run(project: Path) -> None:
+def test_plan_lint_and_show_name_what_will_run(project: Path) -> None:
     recipe(project, base={"ref": BASE})
     document = json.loads(invoke("plan", "r", "--offline", "--json").stdout)
     remark = next(text for text in document["remarks"] if "each node builds the image once" in text)
     assert "fix (https://example.org/mods, 64a09562ae6d); `up` needs --allow-build" in remark
     assert any("base has no digest" in text for text in document["remarks"])
     assert json.loads(invoke("--json", "lint", "r").stdout)["builds"][0] == remark
+    shown = " ".join(invoke("recipes", "show", "r").output.split())
+    assert "run.sh as root in the build, without a network" in shown
 
 
 @pytest.mark.parametrize("option", ["--allow-build", "--allow-build-network"])

@@ -158,6 +158,8 @@ def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Serve
     server.vectors = {text: [3 * n for n in row] for text, row in VECTORS.items()}
     failed(server, "embedding", "a vector has the length 3, expected 1")
     assert server.climb("embedding", normalized=False)
+    server.vectors[TEXTS["related"]] = [0.0, 0.0, 0.0]
+    failed(server, "embedding", "is nearer to 'The central bank", normalized=False)
 
 
 def test_a_chat_model_behind_a_recipe_of_another_kind(server: Server) -> None:

@@ -12,10 +12,12 @@ from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import inventory_of
 
+from spark_cluster.engine import start as starting
 from spark_cluster.engine import supervision
 from spark_cluster.engine.admission import Admitted, admit
 from spark_cluster.engine.deployment import Deployment, Key
-from spark_cluster.engine.proxy import LOADER_UNIT
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.proxy import LOADER_UNIT, Replica
 from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
@@ -133,6 +135,13 @@ def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
     with pytest.raises(Refused, match="no share of the memory can be computed") as refused:
         admitted(spark(), GONE, GONE, models=(unknown, MODELS[1]))
     assert f"give gpu_memory_utilization in the recipe: {CHAT}" in refused.value.hint
+
+
+def test_what_has_no_place_next_to_them_is_to_be_ended():
+    old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
+    replicas = (Replica("b", "192.168.177.12", 18000),)
+    found = starting.obsolete_programs(DEPLOYMENT, replicas, (old, *DEPLOYMENT.endpoint.models))
+    assert found == {"a": ["spark-vllm-old"], "b": [SERVER]}
 
 
 @pytest.mark.parametrize("status", ["created", "exited", "running"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from speed_samples import GEMMA_26B, GEMMA_31B, MODELS, published
 
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
-from spark_cluster.plan.calibrate import Point, calibrate, mean_error
+from spark_cluster.plan.calibrate import Point, System, calibrate, mean_error
 from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.runs import MeasuredLink, fitted, read_runs
 from spark_cluster.plan.serving import ServingSetup
@@ -108,6 +108,11 @@ def test_noise_does_not_lead_astray(eta, eta_kv, noise, seed):
         assert found.after <= 1.5 * noise + 1e-6
     assert found.before == mean_error(points, Constants())
     assert found.points == len(points)
+
+
+def test_a_fit_of_nothing_and_of_no_more_points_than_constants():
+    assert System([[1.0]], [0.5]).fit([], [0.25]) == [0.25]
+    assert System([[1.0]], [0.0]).left_out_error([0], [1.0]) is None
 
 
 def test_too_few():

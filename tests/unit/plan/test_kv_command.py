@@ -105,6 +105,9 @@ def test_a_folder_and_an_unknown_family(tmp_path) -> None:
     "words",
     [
         ["--model", "nobody/nothing", "--kv-gib", "1"],
+        [*PLAIN, "--kv-dtype", "int3"],
+        [*PLAIN, "--tp", "5"],
+        [*PLAIN, "--vllm-version", "newest"],
         [*PLAIN, "--max-model-len", "0"],
         [*PLAIN, "--speculative-config", "mtp"],
         [*PLAIN, "--speculative-config", '{"num_speculative_tokens": 2}'],
