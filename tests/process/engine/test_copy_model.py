@@ -1,4 +1,4 @@
-"""Which node a model is copied from, and to which ones."""
+"""Which node a model or engine caches are copied from, and to which ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ports are closed, and what is said where there is no firewall."""
+"""Which ports are closed, which must be free, and what is said where there is no firewall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub asked through a node, whose agent is a real process of this machine."""
+"""The hub asked through a node, and what a node has of a revision, compared with the hub."""
 
 from __future__ import annotations
 

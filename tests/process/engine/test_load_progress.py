@@ -1,4 +1,4 @@
-"""The time limit of a start: what its containers say and do, and a server that is not ready."""
+"""The time limit of a start by what its containers say and do, and the short load after it."""
 
 from __future__ import annotations
 

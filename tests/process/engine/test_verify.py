@@ -1,4 +1,4 @@
-"""`verify` over real HTTP: verdicts, what is not applicable, and a server that is lost."""
+"""`verify` over real HTTP: verdicts, their order, what is not applicable, a server that is lost."""
 
 from __future__ import annotations
 

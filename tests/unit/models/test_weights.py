@@ -1,4 +1,4 @@
-"""Parameters and bytes of models, against what is known of them."""
+"""Parameters and bytes of models, against what is known of them and what H200s loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs and flags of others, with anything in them: an answer or a clear error, no traceback."""
+"""Configs, recipes and flags with anything in them: an answer or a clear error, no traceback."""
 
 from __future__ import annotations
 

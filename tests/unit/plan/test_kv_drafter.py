@@ -1,4 +1,4 @@
-"""The KV cache of drafters: their layers draw from the model's pool."""
+"""Drafters: their layers in the model's pool of KV cache, and the acceptance of their tokens."""
 
 from __future__ import annotations
 

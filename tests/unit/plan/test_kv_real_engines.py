@@ -1,8 +1,8 @@
-"""Our arithmetic against what real vLLM said, for every family that it starts on a CPU.
+"""Our arithmetic of the KV cache against what real engines said, on CPUs and on GPUs.
 
-The answers are made by `python -m benchmarks.kv_oracle` in the lab's environment. `started` is what
-a started engine had; `more` is what vLLM's own functions say of the layers that this engine built,
-for other sizes.
+`python -m benchmarks.kv_oracle` makes the answers of `kv_oracle.json` in the lab's environment, for
+every family that vLLM starts on a CPU. `started` is what a started engine had; `more` is what
+vLLM's own functions say of the layers that this engine built, for other sizes.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ def test_the_answers_are_of_many_kinds() -> None:
 # --- our rules against the functions of many versions of vLLM, run from their sources ------------
 
 
+# Made by `python -m benchmarks.kv_oracle --sources FOLDER`: the layers are those of a GPU with
+# blocks of 16 tokens; a row is what `benchmarks/kv_oracle/older.py` says it is.
 SAID: dict[str, list[list[Any]]] = json.loads(
     (Path(__file__).parents[2] / "data" / "kv_versions.json").read_text()
 )

@@ -1,4 +1,4 @@
-"""Stages of layers and replicas: what is planned, and what is refused."""
+"""Stages of layers, replicas and several models on a node: what is planned, and what is refused."""
 
 from __future__ import annotations
 

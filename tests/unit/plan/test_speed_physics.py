@@ -1,4 +1,4 @@
-"""What a step and a prefill cost: blocks, formats of builds, chunks of a prompt."""
+"""What a step and a prefill cost: blocks, formats of builds, chunks of a prompt, all-reduces."""
 
 from __future__ import annotations
 
