@@ -1,4 +1,4 @@
-"""Fit in memory: published figures, each reason against it, the nearest one that fits, the share."""
+"""Fit in memory: published figures, each reason against it, the nearest that fits, the share."""
 
 from __future__ import annotations
 

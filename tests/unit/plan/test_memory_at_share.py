@@ -195,8 +195,8 @@ def test_a_spark_has_the_defaults_of_a_large_gpu_from_0_33_on() -> None:
 
 
 # The plan of 26 launches was written down first (`planned.json`), then they were started once on
-# two H100s with dummy weights; 13 came as far as the cache within the time that there was. Nothing is
-# logged in advance here: the weights are computed too.
+# two H100s with dummy weights; 13 came as far as the cache within the time that there was. Nothing
+# is logged in advance here: the weights are computed too.
 UNSEEN = Path(__file__).parents[2] / "data" / "gpu" / "kv-unseen"
 UNSEEN_MODELS: dict[str, Any] = json.loads((UNSEEN / "models.json").read_text())
 PLANNED: dict[str, Any] = {
