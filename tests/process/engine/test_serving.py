@@ -44,13 +44,11 @@ def log(name):
 
 
 def test_the_earliest_of_all_ranks():
-    found = runtime.first_error(
-        {
-            "spark1 spark-vllm": "2026-11-20T14:12:19.5Z ValueError: late\n",
-            "spark2 spark-ray": "2026-11-20T14:12:18.9Z \x1b[36m(w)\x1b[0m OSError: early\n"
-            "2026-11-20T14:12:18.1Z (EngineCore pid=1) RuntimeError: Executor failed.\n",
-        }
-    )
+    early = "2026-11-20T14:12:18.9Z \x1b[36m(w)\x1b[0m OSError: early\n"
+    follows = "2026-11-20T14:12:18.1Z (EngineCore pid=1) RuntimeError: Executor failed.\n"
+    late = "2026-11-20T14:12:19.5Z ValueError: late\n"
+    logs = {"spark1 spark-vllm": late, "spark2 spark-ray": early + follows}
+    found = runtime.first_error(logs)
     assert (found.where, found.text) == ("spark2 spark-ray", "OSError: early")
     assert found.at == "2026-11-20T14:12:18.9Z"
 
@@ -63,16 +61,17 @@ def test_what_is_an_error(case):
     assert (found.text if found else None) == case.get("text")
 
 
-def test_last_line():
-    assert (
-        runtime.last_line("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n")
-        == "one"
-    )
-    assert runtime.last_line("") == ""
-    prefix = "(EngineCore pid=2388) WARNING 11-25 07:40:28 [ray_utils.py:321] "
-    assert (
-        runtime.last_line(f"2026-11-25T07:40:28.9Z {prefix}Waiting for Ray\n") == "Waiting for Ray"
-    )
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n", "one"),
+        ("2026-11-25T07:40:28.9Z (EngineCore pid=2388) WARNING 11-25 07:40:28 [ray_utils.py:321] "
+         "Waiting for Ray\n", "Waiting for Ray"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_last_line(text, line):
+    assert runtime.last_line(text) == line
 
 
 # -- containers --------------------------------------------------------------------------------
@@ -86,17 +85,10 @@ def inspected(status="running", tp=1, **more):
         **({"spark-cluster.executor": more["executor"]} if "executor" in more else {}),
         **more.get("labels", {}),
     }
-    one = {
-        "State": {
-            "Status": status,
-            "ExitCode": more.get("exit_code", 0),
-            "Error": "",
-            "StartedAt": more.get("started", "2026-11-25T07:40:06.909532253Z"),
-        },
-        "RestartCount": more.get("restarts", 0),
-        "Config": {"Labels": labels, "Cmd": ["vllm", "serve"]},
-    }
-    return json.dumps([one])
+    state = {"Status": status, "ExitCode": more.get("exit_code", 0), "Error": "",
+             "StartedAt": more.get("started", "2026-11-25T07:40:06.909532253Z")}  # fmt: skip
+    config = {"Labels": labels, "Cmd": ["vllm", "serve"]}
+    return json.dumps([{"State": state, "RestartCount": more.get("restarts", 0), "Config": config}])
 
 
 def test_parse_state():
@@ -321,6 +313,11 @@ def test_the_state_of_two_nodes(status, way, case):
         assert sorted(asked_for(sessions["spark1"])) == case["completions"]
 
 
+def test_a_server_that_never_ran_has_no_start(status):
+    never = serving(server="created", tp=1, started="0001-01-01T00:00:00Z")
+    assert status(play_of(spark1=never)).since is None
+
+
 def test_a_completion_over_a_dead_link_is_not_waited_for(status):
     """It hangs for as long as it is waited for, which made `status` take 24 s."""
     well, dark = serving(), serving(answer="")
@@ -437,14 +434,9 @@ def test_vram_sample(fake_cluster):
     for node in cluster.nodes.values():
         node.put("/proc/meminfo", "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n")
     one, two = vram.sample(cluster.play.sessions)
-    assert (one.used_mib, one.mem_total_mib, one.mem_available_mib) == (102843, 124610, 20000)
-    assert two.to_dict() == {
-        "name": "spark2",
-        "processes": [],
-        "used_mib": 0,
-        "mem_total_mib": 124610,
-        "mem_available_mib": 20000,
-    }
+    memory = {"mem_total_mib": 124610, "mem_available_mib": 20000}
+    assert two.to_dict() == {"name": "spark2", "processes": [], "used_mib": 0, **memory}
+    assert holds(one.to_dict(), {"used_mib": 102843, **memory})
     assert one.to_dict()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
 
 

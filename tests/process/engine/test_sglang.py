@@ -22,7 +22,7 @@ from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import Refused
 from spark_cluster.node.containers import ContainerState
-from spark_cluster.runner.events import Progress
+from spark_cluster.runner.events import MemoryHeld, Progress
 
 SGLANG = engine("sglang")
 
@@ -110,6 +110,8 @@ def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> N
     found = result.served(play, serves, [member], ["Paris"], before=[], peak=[])
     assert found.versions["sglang"] == "0.5.4"
     assert "vllm" not in found.versions
+    held = [event for event in cluster.events if isinstance(event, MemoryHeld)]
+    assert [(event.phase, event.used_mib) for event in held] == [("loading", 1024), ("ready", 1024)]
 
 
 def sglang_recipe(**more: object) -> Recipe:

@@ -143,17 +143,20 @@ def test_the_running_server_tells_what_it_is(cluster: FakeCluster) -> None:
     assert found.flags == {"tool-call-parser": "gemma4", "enforce-eager": ""}
 
 
-def test_without_a_server(cluster: FakeCluster) -> None:
-    def refused(text: str) -> None:
-        with pytest.raises(Failed, match=text) as caught:
-            verify.running_server(cluster.play, None)
-        assert "spark-cluster up" in caught.value.hint
-
-    refused("nothing serves")
-    cluster.head.run_container(SERVER, LABELS, COMMAND, status="exited")
-    refused("the server is exited")
-    cluster.head.run_container(SERVER, {}, COMMAND)
-    refused("names no endpoint")
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ({}, "nothing serves"),
+        ({"labels": LABELS, "status": "exited"}, "the server is exited"),
+        ({"labels": {}}, "names no endpoint"),
+    ],
+)
+def test_without_a_server(cluster, runs, said):
+    if runs:
+        cluster.head.run_container(SERVER, command=COMMAND, **runs)
+    with pytest.raises(Failed, match=said) as caught:
+        verify.running_server(cluster.play, None)
+    assert "spark-cluster up" in caught.value.hint
 
 
 MODEL = {"node": "spark2", "address": "192.168.177.12", "port": 18001, "kind": "chat"}
@@ -180,8 +183,8 @@ def test_one_of_several_models_is_asked_through_the_endpoint(cluster, name):
 @pytest.mark.parametrize("status", ["created", "exited"])
 def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(cluster, status):
     cluster.head.put(DESCRIPTION, SEVERAL)
-    labels = {**LABELS, NEEDS: "15.7"}
-    cluster.nodes["spark2"].run_container("spark-vllm-r", labels, COMMAND, status=status)
+    told = {**LABELS, NEEDS: "15.7"}
+    cluster.nodes["spark2"].run_container("spark-vllm-r", told, COMMAND, status=status)
     with pytest.raises(Failed, match="g is loaded on request, and is not loaded now") as caught:
         verify.running_server(cluster.play, None, "g")
     assert "ask the endpoint for it" in caught.value.hint

@@ -60,7 +60,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_waits_until_the_memory_is_back(cluster: FakeCluster) -> None:
     serve(cluster.head, after=2)
     cluster.head.run_container(RAY)
-    down(cluster)
+    stopped = down(cluster)
+    assert [one.used_mib for one in (*stopped.before, *stopped.now)] == [90 * GIB, 0, 0, 0]
     held = [event for event in cluster.events if isinstance(event, MemoryHeld)]
     assert [(one.node, one.phase, one.used_mib) for one in held] == [
         ("spark1", "before", 90 * GIB), ("spark2", "before", 0),

@@ -210,8 +210,11 @@ def test_what_would_work():
     assert changes(launch(gpu_memory_utilization=0.95), assumed(2)) == [
         "gpu_memory_utilization: auto"
     ]
-    short = changes(launch(kv_cache_memory_bytes=GIB), assumed(1))
-    (change,) = short
+    short = launch(kv_cache_memory_bytes=GIB)
+    (reason,) = fitted(short).reasons
+    assert "a request of 32,768 tokens needs 2." in reason
+    assert "the longest that fits has" in reason
+    (change,) = changes(short, assumed(1))
     length = int(change.removeprefix("--max-model-len "))
     assert length % 1024 == 0
     assert fitted(launch(kv_cache_memory_bytes=GIB, max_model_len=length)).fits
