@@ -12,6 +12,7 @@ from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import inventory_of
 
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import start as starting
 from spark_cluster.engine import supervision
 from spark_cluster.engine.admission import Admitted, admit
@@ -137,11 +138,22 @@ def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
     assert f"give gpu_memory_utilization in the recipe: {CHAT}" in refused.value.hint
 
 
-def test_what_has_no_place_next_to_them_is_to_be_ended():
+def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
+    """Memory is not waited for where nothing was there, nor that of those that stay."""
+    cluster = spark()
     old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
     replicas = (Replica("b", "192.168.177.12", 18000),)
     found = starting.obsolete_programs(DEPLOYMENT, replicas, (old, *DEPLOYMENT.endpoint.models))
     assert found == {"a": ["spark-vllm-old"], "b": [SERVER]}
+    starting.end_others(cluster.play, DEPLOYMENT, [], found)
+    assert cluster.head.calls("nvidia-smi") == []
+    cluster.head.run_container(CHATS[1], pids=[7])
+    cluster.head.held = [GpuProcess(7, "VLLM::EngineCore", 900)]
+    for name in ("spark-vllm-old", SERVER):
+        cluster.head.run_container(name)
+    starting.end_others(cluster.play, DEPLOYMENT, [], found)
+    assert cluster.containers == {"a": [CHATS[1]]}
+    assert len(cluster.head.calls("nvidia-smi")) == 1
 
 
 @pytest.mark.parametrize("status", ["created", "exited", "running"])
