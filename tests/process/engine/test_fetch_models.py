@@ -52,14 +52,12 @@ class Cluster:
         self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
         hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"
         self.inventory = make_inventory(folder, f"nodes: {{{hosts}}}\n")
-        self.stored = Stored(HUB, {WANTED: on})
+        self.stored, self.options, self.pulled = Stored(HUB, {WANTED: on}), Options(), NEW
         self.done: list[tuple[str, ...]] = []
         self.notes: list[str] = []
         self.compared: list[tuple[str, str]] = []
-        self.pulled = NEW
         self.refusal: Failed | None = None
         self.copying = threading.Event()
-        self.options = Options()
 
     def note(self, text: str, **_options: Any) -> None:
         self.notes.append(text)
@@ -86,7 +84,6 @@ def must_be_present(stored: Stored, *, adopt: bool) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a cluster, whose pulls take until the copy has begun."""
-    made: list[Cluster] = []
 
     def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
         play.done.append(("preview", node.name))
@@ -110,17 +107,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def compare(play: Cluster, _files: Manifest, holder: Any, receiver: Any, **_how: Any) -> None:
         play.compared.append((holder.name, receiver.name))
 
-    for name, function in (
-        ("preview", preview), ("pull", pull), ("copy", copy),
-        ("must_be_the_hubs", compare),
-    ):  # fmt: skip
+    stand_ins = {"preview": preview, "pull": pull, "copy": copy, "must_be_the_hubs": compare}
+    for name, function in stand_ins.items():
         monkeypatch.setattr(fetch, name, function)
-
-    def make(**on: Have) -> Cluster:
-        made.append(Cluster(tmp_path, **on))
-        return made[-1]
-
-    return make
+    return lambda **on: Cluster(tmp_path, **on)
 
 
 def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):

@@ -28,17 +28,9 @@ from spark_cluster.runner.events import Options
 KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
 IMAGE, OTHER_IMAGE = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 EARLIER = LaunchRecord(
-    recipe="gemma",
-    engine="vllm",
-    version="0.32.0",
-    image=IMAGE,
-    reference="vllm/vllm-openai:v0.32.0",
-    arguments="a" * 64,
-    keys=(KEY,),
-    outcome="compiled",
-    compile_s=90.82,
-    last=100.0,
-)
+    "gemma", "vllm", version="0.32.0", image=IMAGE, reference="vllm/vllm-openai:v0.32.0",
+    arguments="a" * 64, keys=(KEY,), outcome="compiled", compile_s=90.82, last=100.0,
+)  # fmt: skip
 NOW = replace(EARLIER, version="", keys=(), outcome="", compile_s=0.0, last=0.0)
 
 
@@ -244,17 +236,15 @@ def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -
 def test_up_tells_before_a_start_and_not_of_a_server_that_runs(fake_cluster: Make) -> None:
     cluster = fake_cluster("spark1")
     plan = server_for(make_recipe(), *cluster.play.nodes)
-    made = launches.wanted(plan.recipe, plan.tp)
-    image = "sha256:" + "7" * 64
-    made = replace(made, image=image, keys=(KEY,), outcome="loaded", compile_s=2.18, last=1.0)
+    known = {"image": "sha256:" + "7" * 64, "keys": (KEY,), "outcome": "loaded", "last": 1.0}
+    made = replace(launches.wanted(plan.recipe, plan.tp), compile_s=2.18, **known)
     has(cluster.head, [made], [KEY], "7")
-    launches.before_start(cluster.play, plan, ContainerState("absent"))
-    assert cluster.notes == ["compile cache: warm (its last launch loaded it in 2.18 s)"]
     same = ContainerState("running", command=("vllm", "serve", *plan.args))
-    launches.before_start(cluster.play, plan, same)
-    assert len(cluster.notes) == 1
-    launches.before_start(cluster.play, plan, replace(same, command=("vllm", "serve", "--other")))
-    assert len(cluster.notes) == 2
+    other = replace(same, command=("vllm", "serve", "--other"))
+    for state, told in ((ContainerState("absent"), 1), (same, 1), (other, 2)):
+        launches.before_start(cluster.play, plan, state)
+        assert len(cluster.notes) == told
+    assert cluster.notes[0] == "compile cache: warm (its last launch loaded it in 2.18 s)"
 
 
 def test_up_says_why_the_server_had_been_stopped(fake_cluster: Make) -> None:
