@@ -37,3 +37,21 @@ def each_case(test: str, name: str) -> pytest.MarkDecorator:
     """Run a test for each case of a file, whose keys are their names; the argument is `case`."""
     found = cases(test, name)
     return pytest.mark.parametrize("case", list(found.values()), ids=list(found))
+
+
+def holds(found: Any, expected: Any) -> bool:
+    """Return whether what a case expects is so; of a dict it may leave out keys, of a list nothing.
+
+    A fraction holds within a millionth.
+    """
+    if isinstance(expected, dict):
+        return found is not None and all(holds(found.get(key), expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(holds, found, expected))
+    return bool(found == (pytest.approx(expected) if isinstance(expected, float) else expected))
+
+
+def each_row(test: str, name: str, table: str) -> pytest.MarkDecorator:
+    """Run a test for each row of a table in a file; the table's first row names the arguments."""
+    arguments, *rows = cases(test, name)[table]
+    return pytest.mark.parametrize(arguments, rows)

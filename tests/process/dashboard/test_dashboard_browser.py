@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import factories
 import pytest
@@ -40,7 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
 
 @pytest.fixture(scope="module")
 def address(server: subprocess.Popen[str]) -> str:
-    assert server.stdout is not None
     return server.stdout.readline().strip()
 
 
@@ -51,6 +51,12 @@ def page(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
         opened.open(address, width=1280)
         waiting.until(lambda: "no route" in opened.evaluate("document.body.innerText"))
         yield opened
+
+
+def begin(page: Browser, address: str, text: str = "all else", **how: Any) -> None:
+    """Open the page without its token, and wait for a text of it."""
+    page.open(address.partition("#")[0], **{"width": 1280, **how})
+    waiting.until(lambda: shows(page, text))
 
 
 def shows(page: Browser, text: str) -> bool:
@@ -67,14 +73,17 @@ def test_nodes_engine_and_memory_are_drawn(page: Browser) -> None:
     drawn = page.evaluate("document.querySelector('#tokens path').getAttribute('d').length")
     assert drawn > 500
     assert "token" not in page.evaluate("location.href")
+    assert (
+        page.evaluate(
+            "[...document.querySelectorAll('.power .axis')].map(e => e.children[1].textContent)"
+        )
+        == ["0 to 100 %"] * 2
+    ), "a fixed scale, although there are 90 % at most"
 
 
 def test_what_nodes_say_is_text_and_never_markup(page: Browser) -> None:
     assert page.evaluate("document.querySelectorAll('main b, main i:not([class])').length") == 0
     assert "no route to <i>host</i>; connecting again" in page.evaluate("document.body.innerText")
-
-
-def test_the_title_names_the_cluster(page: Browser) -> None:
     assert page.evaluate("document.title") == "spark1, spark2 (-i lab) · spark-cluster"
 
 
@@ -88,12 +97,6 @@ def test_the_first_card_says_what_serves_and_when_that_was_read(page: Browser) -
         assert text in card, card
     for line in (card, page.evaluate("document.querySelector('#sampled').innerText")):
         assert re.search(r"(Read at|last sample) \d\d:\d\d:\d\d", line)
-
-
-def test_percent_has_a_fixed_scale(page: Browser) -> None:
-    assert page.evaluate(
-        "[...document.querySelectorAll('.power .axis')].map(e => e.children[1].textContent)"
-    ) == ["0 to 100 %", "0 to 100 %"]  # of 90 % at most
 
 
 def ask(page: Browser, name: str) -> str:
@@ -165,8 +168,7 @@ def test_each_state_of_serving_can_be_shown(page: Browser, name: str) -> None:
 
 
 def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
-    page.open(address.partition("#")[0], width=390)
-    waiting.until(lambda: shows(page, "all else"))
+    begin(page, address, width=390)
     ask(page, "doctor")
     widths = "[...document.querySelectorAll('#answer td')].map(e => e.clientWidth)"
     assert min(page.evaluate(widths)) > 250
@@ -183,34 +185,24 @@ def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
     assert page.evaluate(f"{runs}.tabIndex") == 0, "it can be scrolled by keys"
     titles = "[...document.querySelectorAll('th')].map(e => e.textContent)"
     assert "" not in page.evaluate(titles)
-    page.open(address.partition("#")[0], width=1280)
-    waiting.until(lambda: shows(page, "all else"))
+    begin(page, address)
 
 
-@pytest.fixture
-def elsewhere() -> Iterator[WebServer]:
-    """A server on another port, as of a tunnel's end."""
-    with WebServer(lambda _asked: (200, "")) as server:
-        yield server
-
-
-def test_another_port_of_this_machine_is_not_sent_the_token(
-    page: Browser, address: str, elsewhere: WebServer
-) -> None:
-    page.open(f"{elsewhere.url}/", width=1280)
-    sent = [f"{asked.path} {asked.headers}" for asked in elsewhere.asked]
+def test_another_port_of_this_machine_is_not_sent_the_token(page: Browser, address: str) -> None:
+    """As that of a tunnel's end."""
+    with WebServer(lambda _asked: (200, "")) as elsewhere:
+        page.open(f"{elsewhere.url}/", width=1280)
+        sent = [f"{asked.path} {asked.headers}" for asked in elsewhere.asked]
     assert sent
     assert address.partition("token=")[2] not in "".join(sent)
     assert "cookie" not in "".join(sent).lower()
     assert page.evaluate("sessionStorage.length") == 0
-    page.open(address.partition("#")[0], width=1280)
-    waiting.until(lambda: shows(page, "all else"))
+    begin(page, address)
 
 
 def test_a_tab_without_the_token_says_so_until_it_gets_it(page: Browser, address: str) -> None:
     page.evaluate("sessionStorage.clear()")
-    page.open(address.partition("#")[0], width=1280)
-    waiting.until(lambda: shows(page, "it ends with a token"))
+    begin(page, address, "it ends with a token")
     page.call("Page.navigate", url=address)  # the same page, for the browser
     waiting.until(lambda: shows(page, "all else"))
     assert "token" not in page.evaluate("location.href")
@@ -221,8 +213,7 @@ def test_a_report_is_opened_without_the_rights_of_the_page(page: Browser, addres
     link = waiting.until(lambda: page.evaluate("document.querySelector('#runs a')?.href"))
     page.open(link, width=1280)
     assert page.evaluate("document.body.innerText") == "null"  # the report's script ran: its origin
-    page.open(address.partition("#")[0], width=1280)
-    waiting.until(lambda: shows(page, "all else"))
+    begin(page, address)
 
 
 def test_a_file_leads_to_it(page: Browser, address: str, tmp_path, monkeypatch) -> None:
@@ -237,8 +228,7 @@ def test_a_file_leads_to_it(page: Browser, address: str, tmp_path, monkeypatch) 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
 def test_it_fits_its_screen(page: Browser, address: str, width: int, dark: bool, tmp_path) -> None:
-    page.open(f"{address.partition('#')[0]}", width=width, dark=dark)
-    waiting.until(lambda: "all else" in page.evaluate("document.body.innerText"))
+    begin(page, address, width=width, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert len(page.screenshot(tmp_path / "page.png")) > 10_000
     assert page.complaints == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from factories import make_node, make_recipe, put
-from fake_cluster import FakeCluster, FakeNode, Make
+from fake_cluster import FakeCluster, Make
 from serve_plans import server_for
 
 from spark_cluster.config.facts import GpuProcess
@@ -89,12 +89,8 @@ def test_what_does_not_fit_is_refused_with_what_would(spark):
 
 
 def test_what_is_known_not_to_work_is_refused(spark):
-    wrong = make_recipe()
-    wrong = wrong.model_copy(
-        update={"engine_args": {**wrong.engine_args, "tool-call-parser": "pythonic"}}
-    )
     with pytest.raises(Refused, match="pythonic"):
-        admit(spark(118), wrong)
+        admit(spark(118), override(make_recipe(), {"tool-call-parser": "pythonic"}))
 
 
 def test_what_serves_already_is_not_asked_again(spark):
@@ -105,33 +101,17 @@ def test_what_serves_already_is_not_asked_again(spark):
     assert cluster.notes == []
 
 
-def runs(node: FakeNode, *held: GpuProcess, pids: tuple[int, ...] = (1,)) -> None:
-    """Have a server with these processes, and what is held of the GPU's memory."""
-    node.run_container(SERVER, pids=pids)
-    node.held = list(held)
-
-
-def test_memory_of_what_will_be_ended_counts_as_available(spark):
-    cluster = spark(12)
-    runs(cluster.head, GpuProcess(1, "VLLM::EngineCore", 100 * 1024))
-    admit(cluster, make_recipe(), serving("another", 1))
-    with pytest.raises(Refused):
-        admit(cluster, make_recipe())
-
-
-def test_memory_of_others_does_not_count_as_available(spark):
+@pytest.mark.parametrize(("ours", "fits"), [(100, True), (4, False)])
+def test_only_memory_of_what_will_be_ended_counts_as_available(spark, ours, fits):
     """Ending what we serve gives back what our containers hold, not a stranger's memory."""
     cluster = spark(12)
-    ours, other = GpuProcess(1, "VLLM::EngineCore", 4 * 1024), GpuProcess(2, "comfyui", 100 * 1024)
-    runs(cluster.head, ours, other, pids=(1, 7))
-    with pytest.raises(Refused, match="16"):
+    cluster.head.run_container(SERVER, pids=(1, 7))
+    held = {1: ("VLLM::EngineCore", ours), 2: ("comfyui", 104 - ours)}
+    cluster.head.held = [GpuProcess(pid, name, gib * 1024) for pid, (name, gib) in held.items()]
+    if fits:
         admit(cluster, make_recipe(), serving("another", 1))
-
-
-def test_a_share_that_cannot_be_read_is_computed(spark):
-    odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
-    cluster = spark(118)
-    assert share(cluster, make_recipe(), odd, planned=admit(cluster, make_recipe(), odd)) == 0.39
+    with pytest.raises(Refused):
+        admit(cluster, make_recipe(), FREE if fits else serving("another", 1))
 
 
 def unknown():
@@ -206,6 +186,7 @@ def test_check_mode_touches_no_cache(spark):
     cluster = spark(100, check=True)
     cluster.head.run_container(SERVER)
     assert share(cluster, make_recipe(), serving("another", 1), planned=0.40) == 0.40
+    assert share(cluster, make_recipe(gpu_memory_utilization=0.5)) is None
     assert (prepared(cluster), cluster.containers) == ([], {"a": [SERVER]})
 
 
@@ -247,16 +228,9 @@ def test_a_share_that_the_recipe_gives(spark, given):
     ):
         assert share(cluster, recipe, running) is None
         assert prepared(cluster) == nodes
-    checking = spark(5, 5, check=True)
-    assert share(checking, recipe) is None
-    assert prepared(checking) == []
 
 
 # -- engine arguments of the command line ------------------------------------------------------
-
-
-def changed(**flags):
-    return override(make_recipe(), flags)
 
 
 def running_as(server):
@@ -265,22 +239,17 @@ def running_as(server):
     return ContainerState("running", labels=dict(made.labels), command=command)
 
 
-def test_the_same_arguments_are_the_same_server():
-    plan = server_for(changed(**{"max-num-seqs": 2}), make_node("a"))
-    assert plan.labels["spark-cluster.overrides"] == "-o max-num-seqs=2"
-    assert admission.serves(running_as(plan), plan)
-    assert admission.overrides_changed(running_as(plan), plan) == ""
-
-
-def test_without_them_it_is_another_server_and_says_so():
+def test_other_arguments_are_another_server_and_it_says_so():
     plain = server_for(make_recipe(), make_node("a"))
-    plan = server_for(changed(**{"max-num-seqs": 2}), make_node("a"))
+    plan = server_for(override(make_recipe(), {"max-num-seqs": 2}), make_node("a"))
+    assert plan.labels["spark-cluster.overrides"] == "-o max-num-seqs=2"
     assert "spark-cluster.overrides" not in plain.labels
-    assert not admission.serves(running_as(plan), plain)
-    assert not admission.serves(running_as(plain), plan)
+    for runs, now in ((plan, plan), (plan, plain), (plain, plan)):
+        assert admission.serves(running_as(runs), now) is (runs is now)
+    assert admission.overrides_changed(running_as(plan), plan) == ""
+    assert admission.overrides_changed(FREE, plan) == ""
     told = admission.overrides_changed(running_as(plan), plain)
     assert told.startswith("the server runs with -o max-num-seqs=2, and now the recipe as it is")
-    assert admission.overrides_changed(FREE, plan) == ""
 
 
 # -- stages, replicas and imports --------------------------------------------------------------
@@ -288,8 +257,7 @@ def test_without_them_it_is_another_server_and_says_so():
 
 def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known(spark):
     entry = NotCarriedOver(what="--b", why="of a mod", consequence="it does not start", blocks=True)
-    model = make_recipe().model.model_copy(update={"name": "example/unknown", "base": None})
-    recipe = make_recipe(not_carried_over=[entry], model=model)
+    recipe = unknown().model_copy(update={"not_carried_over": [entry]})
     cluster = spark(118)
     with pytest.raises(Refused, match="cannot work as it was imported"):
         admit(cluster, recipe)

@@ -1,13 +1,15 @@
-"""Which node a model is copied from, and to which ones."""
+"""Which node a model or engine caches are copied from, and to which ones."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from stored_models import COMMIT, model
 
 from spark_cluster.config.folders import CACHE_ROOT
-from spark_cluster.engine import model_upkeep
+from spark_cluster.engine import cache_parts, model_upkeep
 from spark_cluster.engine.hub_models import Wanted, hub_folder
 from spark_cluster.engine.node_copies import Copied
 from spark_cluster.errors import Refused, UsageError
@@ -60,14 +62,12 @@ def test_a_source_that_does_not_have_it_says_what_it_lacks(linked: FakeCluster) 
     assert "models pull" in error.value.hint
 
 
-def test_a_node_that_is_not_there_is_named(linked: FakeCluster) -> None:
+@pytest.mark.parametrize("model", [WANTED.repository, "/srv/model"])
+def test_another_node_is_needed_that_is_there(linked: FakeCluster, model: str) -> None:
     with pytest.raises(UsageError, match="spark9 is not in this run"):
-        model_upkeep.copy_model(linked.play, WANTED.repository, targets=("spark9",))
-
-
-def test_one_node_alone_has_nobody_to_copy_to(linked: FakeCluster) -> None:
+        model_upkeep.copy_model(linked.play, model, source="spark2", targets=("spark9",))
     with pytest.raises(UsageError, match="no other node"):
-        model_upkeep.copy_model(linked.play.part(["spark2"]), WANTED.repository)
+        model_upkeep.copy_model(linked.play.part(["spark2"]), model)
 
 
 def test_in_check_mode_nothing_is_copied_nor_asked_of_the_hub(fake_cluster: Make) -> None:
@@ -97,9 +97,7 @@ def test_what_was_done_is_said_in_a_line() -> None:
         ),
     ],
 )
-def test_a_folder_goes_from_the_first_node_or_the_one_named(
-    linked: FakeCluster, given: dict[str, str], sent: list[tuple[str, str]]
-) -> None:
+def test_a_folder_goes_from_the_first_node_or_the_one_named(linked, given, sent):
     for node in linked.nodes.values():
         (node.root / "srv").mkdir()
     linked.nodes[sent[0][0]].put("/srv/model/config.json", "{}")
@@ -108,8 +106,50 @@ def test_a_folder_goes_from_the_first_node_or_the_one_named(
     assert all(linked.nodes[name].text("/srv/model/config.json") == "{}" for _, name in sent)
 
 
-def test_a_folder_has_to_go_to_another_node(linked: FakeCluster) -> None:
-    with pytest.raises(UsageError, match="no other node"):
-        model_upkeep.copy_model(linked.play, "/srv/model", source="spark2", targets=("spark2",))
-    with pytest.raises(UsageError, match="spark9 is not in this run"):
-        model_upkeep.copy_model(linked.play, "/srv/model", source="spark9")
+# --- which engine caches are copied, and to which nodes ------------------------------------------
+
+
+IMAGE = f"{CACHE_ROOT}/images/0123456789ab"
+H100 = "NVIDIA H100 80GB HBM3, 9.0, 580.95.05, 40, 10.0, 2400, 1000, 80000"
+
+
+TRITON, COMPILED = "triton/AB2C", "vllm/torch_compile_cache/0123456789"
+FLASHINFER = "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops"
+
+
+def cached(cluster: FakeCluster, *folders: str) -> None:
+    """Have a file in these folders of the head's caches, of an old time."""
+    for folder in folders:
+        os.utime(cluster.head.put(f"{folder}/rank_0_0/kernel.cubin", "x"), (1e9, 1e9))
+
+
+def test_caches_that_are_there_are_copied(linked: FakeCluster) -> None:
+    kinds = (TRITON, COMPILED, FLASHINFER)
+    shared = f"{CACHE_ROOT}/torchinductor/x"  # of before images had their own: nobody reads it
+    cached(linked, *(f"{IMAGE}/{kind}" for kind in kinds), shared, f"{IMAGE}/huggingface/hub")
+    done = cache_parts.copy_caches(linked.play, "spark1", ("spark2",))
+    assert [one.to_dict()["kind"] for one in done] == ["triton", "compile", "flashinfer"]
+    assert {(one.copied.sender, one.copied.node) for one in done} == {("spark1", "spark2")}
+    place = linked.nodes["spark2"].root / IMAGE.lstrip("/")
+    there = {kind: place / f"{kind}/rank_0_0/kernel.cubin" for kind in kinds}
+    assert set(linked.nodes["spark2"].root.rglob("*.cubin")) == set(there.values())
+    kept = [kind for kind, file in there.items() if file.stat().st_mtime == 1e9]
+    assert kept == [FLASHINFER], "it is built again when the time of a file is another one"
+
+
+def test_another_gpu_is_refused(linked: FakeCluster) -> None:
+    linked.nodes["spark2"].gpu = H100
+    cached(linked, f"{IMAGE}/{TRITON}")
+    with pytest.raises(Refused, match="spark2 has NVIDIA H100 80GB HBM3, and spark1 has NVIDIA GB"):
+        cache_parts.copy_caches(linked.play, "spark1")
+    assert not list(linked.nodes["spark2"].root.rglob("*.cubin"))
+
+
+def test_nothing_to_copy_is_refused(linked: FakeCluster) -> None:
+    cached(linked, f"{IMAGE}/huggingface/hub")
+    with pytest.raises(Refused, match="has no triton or inductor or compile"):
+        cache_parts.copy_caches(linked.play, "spark1")
+    with pytest.raises(Refused, match="no other node"):
+        cache_parts.copy_caches(linked.play, "spark1", ("spark1",))
+    with pytest.raises(UsageError, match="spark9"):
+        cache_parts.copy_caches(linked.play, "spark9")

@@ -50,14 +50,6 @@ def is_left(cluster: FakeCluster) -> bool:
     return left
 
 
-def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer, ended: Make) -> None:
-    """P07: caches are dropped after its end, or it would still hold the memory."""
-    server.health = 503
-    cluster = ended(server.endpoint)
-    assert not is_left(cluster)
-    assert "has died" in cluster.notes[0]
-
-
 def test_others_are_left(server: ChatServer, ended: Make) -> None:
     assert is_left(ended(server.endpoint))
     server.health = 503  # of SGLang while it loads, too
@@ -68,9 +60,7 @@ def test_others_are_left(server: ChatServer, ended: Make) -> None:
     assert is_left(ended(nothing_listens))
 
 
-def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(
-    server: ChatServer, fake_cluster: Make
-) -> None:
+def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(server, fake_cluster):
     server.health = 503
     cluster = fake_cluster("a", more=f"serve: {{port: {server.endpoint.port}}}\n")
     cluster.marked("ray", "vllm", "endpoint")
@@ -83,33 +73,32 @@ def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(
     assert [note for note in cluster.notes if "started again" in note] == []
 
 
-def test_the_engine_is_asked_and_not_the_proxy_before_it(server: ChatServer, ended: Make) -> None:
-    """A proxy answers 503 while the engine loads."""
+def test_a_dead_engine_is_ended_on_all_nodes_and_the_proxy_before_it_not_asked(
+    server: ChatServer, ended: Make
+) -> None:
+    """A proxy answers 503 while the engine loads. P07: caches are dropped after the end of a dead
+    one, or it would still hold the memory."""
     port = server.endpoint.port
     behind = Endpoint("192.0.2.1", 443, "m", "key", engine_port=port, tls="self-signed")
     assert is_left(ended(behind))
     server.health = 503
-    assert not is_left(ended(behind))
+    cluster = ended(behind)
+    assert not is_left(cluster)
+    assert "has died" in cluster.notes[0]
 
 
 ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at it again at once."""
-    monkeypatch.setattr(ready, "EVERY_S", 0.05)
-
-
-@pytest.fixture
-def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that shows no sign is not looked at for long."""
-    for name, seconds in (("LOOKS_S", 1.0), ("ALIVE_S", 0.3)):
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at it again at once, and not for long at one that shows no sign."""
+    for name, seconds in (("EVERY_S", 0.05), ("LOOKS_S", 1.0), ("ALIVE_S", 0.3)):
         monkeypatch.setattr(ready, name, seconds)
 
 
 @pytest.fixture
-def is_dead(fake_cluster: Make, often: None) -> Callable[..., bool]:
+def is_dead(fake_cluster: Make, looks: None) -> Callable[..., bool]:
     """`is_dead(endpoint, node, after)`: ask about a server with a rank on spark2, whose program on
     a node is in this state from the second look on; without one, all run."""
 
@@ -137,27 +126,31 @@ def ends_at_the_second_look(node: FakeNode, **after: Any) -> None:
     node.programs["docker"] = looking
 
 
-def test_one_that_answers_now_lives(server: ChatServer, is_dead: Any) -> None:
-    assert not is_dead(server.endpoint)
+@pytest.mark.parametrize(
+    ("state", "dead"),
+    [
+        ({}, False),
+        ({"raw": (429, "{}")}, False),
+        ({"raw": (503, "{}")}, False),
+        ({"raw": (504, "{}")}, False),
+        ({"delay_s": 0.5}, False),
+        ({"raw": (500, ERROR)}, True),
+        ({"health": 503}, True),
+    ],
+    ids=str,
+)
+def test_one_that_is_busy_or_late_lives(server, is_dead, state, dead):
+    for name, value in state.items():
+        setattr(server, name, value)
+    assert is_dead(server.endpoint) is dead
+
+
+def test_one_that_answers_is_asked_once_and_one_that_says_so_never(server, is_dead):
+    is_dead(server.endpoint)
     assert len(server.asked) == 1
-
-
-@pytest.mark.usefixtures("briefly")
-@pytest.mark.parametrize("status", [429, 503, 504])
-def test_one_that_is_busy_lives(server: ChatServer, is_dead: Any, status: int) -> None:
-    server.raw = (status, "{}")
-    assert not is_dead(server.endpoint)
-
-
-@pytest.mark.usefixtures("briefly")
-def test_one_that_is_late_lives(server: ChatServer, is_dead: Any) -> None:
-    server.delay_s = 0.5
-    assert not is_dead(server.endpoint)
-
-
-def test_completions_that_fail_again_and_again(server: ChatServer, is_dead: Any) -> None:
-    server.raw = (500, ERROR)
-    assert is_dead(server.endpoint)
+    server.health = 503
+    is_dead(server.endpoint)
+    assert len(server.asked) == 1
 
 
 def test_a_completion_that_fails_once(server: ChatServer, is_dead: Any) -> None:
@@ -170,16 +163,8 @@ def test_an_api_that_has_ended(is_dead: Any) -> None:
     assert is_dead(Endpoint("127.0.0.1", 1, "m"))
 
 
-def test_health_that_says_so(server: ChatServer, is_dead: Any) -> None:
-    server.health = 503
-    assert is_dead(server.endpoint)
-    assert server.asked == []
-
-
 @pytest.mark.parametrize("node", ["spark1", "spark2"])
 @pytest.mark.parametrize("after", [{"status": "exited"}, {"status": "restarting"}, {"restarts": 1}])
-def test_a_program_that_ends_or_is_restarted(
-    server: ChatServer, is_dead: Any, node: str, after: dict[str, Any]
-) -> None:
+def test_a_program_that_ends_or_is_restarted(server, is_dead, node, after):
     server.raw = (503, "{}")
     assert is_dead(server.endpoint, node, **after)

@@ -38,25 +38,20 @@ def key(monkeypatch):
     return refer
 
 
-def test_without_a_proxy_vllm_has_the_port():
-    found = of(port=9000)
-    assert (found.url, found.engine_url) == ("http://127.0.0.1:9000/v1",) * 2
-    assert found.proxy_settings() == {}
-
-
-def test_behind_a_proxy_vllm_has_a_port_of_its_own(key):
-    for serve in (
-        {"bind": "management", "open": True},
-        {"bind": "10.0.0.1", "open": True},
-        {"api_key": key("sk-1")},
-        {"tls": Tls(self_signed=True)},
+def test_without_a_proxy_vllm_has_the_port_and_else_one_of_its_own(key):
+    plain = of(port=9000)
+    assert (plain.url, plain.engine_url) == ("http://127.0.0.1:9000/v1",) * 2
+    assert plain.proxy_settings() == {}
+    for serve, where in (
+        ({"bind": "management", "open": True}, "http://10.0.0.1"),
+        ({"bind": "10.0.0.1", "open": True}, "http://10.0.0.1"),
+        ({"api_key": key("sk-1")}, "http://127.0.0.1"),
+        ({"tls": Tls(self_signed=True)}, "https://127.0.0.1"),
     ):
         found = of(port=9000, **serve)
         assert found.engine_url == "http://127.0.0.1:18000/v1"
-        host = "10.0.0.1" if "bind" in serve else "127.0.0.1"
-        scheme = "https" if "tls" in serve else "http"
-        assert found.url == f"{scheme}://{host}:9000/v1"
-        assert found.proxy_settings()["host"] == host
+        assert found.url == f"{where}:9000/v1"
+        assert found.proxy_settings()["host"] == where.rpartition("/")[2]
     assert of(api_key=key("sk-1"), engine_port=7000).engine_url == "http://127.0.0.1:7000/v1"
 
 
@@ -92,12 +87,8 @@ def test_nothing_shows_the_key(key):
 
 def test_a_request_is_what_a_user_sends(key):
     asked = []
-
-    def http(url, **options):
-        asked.append((url, options))
-        return Answer(200, "")
-
-    of(api_key=key("sk-1"), tls=Tls(self_signed=True)).request(SimpleNamespace(http=http), "/x")
+    session = SimpleNamespace(http=lambda url, **how: asked.append((url, how)) or Answer(200, ""))
+    of(api_key=key("sk-1"), tls=Tls(self_signed=True)).request(session, "/x")
     ((url, options),) = asked
     assert url == "https://127.0.0.1:8000/x"
     assert options["headers"]["Authorization"] == "Bearer sk-1"

@@ -52,14 +52,12 @@ class Cluster:
         self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
         hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"
         self.inventory = make_inventory(folder, f"nodes: {{{hosts}}}\n")
-        self.stored = Stored(HUB, {WANTED: on})
+        self.stored, self.options, self.pulled = Stored(HUB, {WANTED: on}), Options(), NEW
         self.done: list[tuple[str, ...]] = []
         self.notes: list[str] = []
         self.compared: list[tuple[str, str]] = []
-        self.pulled = NEW
         self.refusal: Failed | None = None
         self.copying = threading.Event()
-        self.options = Options()
 
     def note(self, text: str, **_options: Any) -> None:
         self.notes.append(text)
@@ -86,7 +84,6 @@ def must_be_present(stored: Stored, *, adopt: bool) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a cluster, whose pulls take until the copy has begun."""
-    made: list[Cluster] = []
 
     def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
         play.done.append(("preview", node.name))
@@ -110,17 +107,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def compare(play: Cluster, _files: Manifest, holder: Any, receiver: Any, **_how: Any) -> None:
         play.compared.append((holder.name, receiver.name))
 
-    for name, function in (
-        ("preview", preview), ("pull", pull), ("copy", copy),
-        ("must_be_the_hubs", compare),
-    ):  # fmt: skip
+    stand_ins = {"preview": preview, "pull": pull, "copy": copy, "must_be_the_hubs": compare}
+    for name, function in stand_ins.items():
         monkeypatch.setattr(fetch, name, function)
-
-    def make(**on: Have) -> Cluster:
-        made.append(Cluster(tmp_path, **on))
-        return made[-1]
-
-    return make
+    return lambda **on: Cluster(tmp_path, **on)
 
 
 def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):
@@ -135,8 +125,9 @@ def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):
     assert moved == ("org/model on spark2: 60.0 GB from spark1 over the fabric in 10.0 s, 6.0 GB/s")
 
 
-def test_who_has_most_of_it_goes_on_fetching(cluster):
-    two = cluster(spark1=have(), spark2=have(NEW, missing=1000))
+def test_who_has_most_of_it_goes_on_fetching_and_needs_no_room_for_that(cluster):
+    there = have(NEW, missing=SIZE - 20_000_000_000, free=SIZE)
+    two = cluster(spark1=have(), spark2=there)
     two.bring()
     assert ("pull", "spark2") in two.done
     assert ("copy", "spark2", "spark1", "b") in two.done
@@ -172,31 +163,31 @@ def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(clu
     assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
 
 
-@pytest.mark.parametrize("options", [Options(), Options(consent=lambda _text: False)])
-def test_without_the_users_word_it_is_downloaded(cluster, options):
+@pytest.mark.parametrize("asked", [None, []])
+def test_without_the_users_word_it_is_downloaded(cluster, asked):
+    """A person is asked what and where; else it is said how it would be taken."""
     two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
-    two.options = options
+    if asked is not None:
+        two.options = Options(consent=lambda text: bool(asked.append(text)))
     assert two.bring()["org/model"].endswith(NEW)
     assert ("pull", "spark1") in two.done
     assert not any(what == "adopt" for what, *_ in two.done)
     told = any("with --adopt a copy of it would be taken" in note for note in two.notes)
-    assert told == (options.consent is None)
+    assert told == (asked is None)
+    if asked is not None:
+        (text,) = asked
+        assert text.startswith("org/model (60.0 GB) is in /root/.cache/huggingface/hub of spark2: ")
 
 
-def test_a_person_is_asked_what_and_where(cluster):
-    two, asked = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))), []
-    two.options = Options(consent=lambda text: bool(asked.append(text)))
-    two.bring()
-    (text,) = asked
-    assert text.startswith("org/model (60.0 GB) is in /root/.cache/huggingface/hub of spark2: ")
-
-
-def test_offline_other_caches_count_with_adopt_only(cluster):
+def test_offline_each_nodes_lack_is_told_and_other_caches_count_with_adopt_only(cluster):
     stored = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))).stored
     with pytest.raises(Refused, match="no node has") as caught:
         must_be_present(stored, adopt=False)
     assert "--adopt" in caught.value.hint
     must_be_present(stored, adopt=True)
+    two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
+    with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
+        must_be_present(two.stored, adopt=True)
 
 
 def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
@@ -207,23 +198,11 @@ def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
     assert two.done == [("preview", "spark1")]
 
 
-def test_bytes_that_are_there_need_no_room(cluster):
-    two = cluster(spark1=have(), spark2=have(NEW, missing=SIZE - 20_000_000_000, free=SIZE))
-    two.bring()
-    assert ("pull", "spark1") not in two.done, "spark2 has more of it"
-
-
 def test_the_pulls_reason_is_the_one_that_is_told(cluster):
     two = cluster(spark1=have(), spark2=have())
     two.refusal = Failed("the licence is not accepted", where="spark1")
     with pytest.raises(Failed, match="licence"):
         two.bring()
-
-
-def test_without_the_hub_each_nodes_lack_is_told(cluster):
-    two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
-    with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
-        must_be_present(two.stored, adopt=True)
 
 
 def test_what_is_wanted_in_the_hub_cache():

@@ -90,10 +90,8 @@ def loading(fake_cluster: Make) -> Iterator[Loading]:
 
 
 def test_a_healthy_node_is_prepared_without_a_word(loading: Loading) -> None:
-    play = loading.cluster.play
-    readiness.prepare_memory(play, play.nodes)
-    assert loading.cluster.notes == []
-    assert loading.worker.actions == ["prepare"]
+    readiness.prepare_memory(loading.cluster.play, loading.cluster.play.nodes)
+    assert (loading.cluster.notes, loading.worker.actions) == ([], ["prepare"])
 
 
 def test_what_is_wrong_with_the_memory_is_said_before_the_load(loading: Loading) -> None:
@@ -196,9 +194,8 @@ def test_a_server_that_ran_and_was_ended_for_memory_is_not_started_again(loading
     node = loading.head.node
     node.run_container(SERVER, status="exited")
     loading.head.when_begun = lambda: node.put(reason_file(SERVER), REASON)
-    again = readiness.Again(lambda: pytest.fail("it is started"))
     with pytest.raises(Failed, match="before the node ran out of memory"):
-        loading.wait(again=again)
+        loading.wait(again=readiness.Again(lambda: pytest.fail("it is started")))
 
 
 def test_one_that_ended_is_started_again_after_its_memory_was_prepared(loading: Loading) -> None:

@@ -24,6 +24,9 @@ class Session:
         return Answer(reply["status"], reply["body"], reply.get("reason", ""))
 
 
+SESSION: Any = Session()
+
+
 @pytest.fixture
 def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
     server = Ollama({"name": "gemma3:27b", "size": 17 * 2**30}, {"name": "embed", "size": "?"})
@@ -33,40 +36,32 @@ def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
 
 
 def test_loaded_models_are_unloaded(ollama):
-    session: Any = Session()
-    found = vram.ollama_models(session, "spark1")
+    found = vram.ollama_models(SESSION, "spark1")
     assert [str(model) for model in found] == ["gemma3:27b (17408 MiB)", "embed"]
-    vram.unload_ollama(session, "spark1", found)
+    vram.unload_ollama(SESSION, "spark1", found)
     assert ollama.loaded == []
-    assert vram.ollama_models(session, "spark1") == []
+    assert vram.ollama_models(SESSION, "spark1") == []
+    ollama.loaded = [7, {"name": 7}, {"size": 1}, {"name": "m", "size": -1}]
+    assert vram.ollama_models(SESSION, "spark1") == [vram.Loaded("m")], "entries that are no models"
 
 
 def test_what_ollama_refuses_is_told(ollama):
     ollama.refusal = "model is busy"
-    session: Any = Session()
     with pytest.raises(Failed, match=r"does not unload gemma3:27b \(status 500\): model is busy"):
-        vram.unload_ollama(session, "spark1", vram.ollama_models(session, "spark1"))
+        vram.unload_ollama(SESSION, "spark1", vram.ollama_models(SESSION, "spark1"))
 
 
 @pytest.mark.parametrize("loaded", ["no list", {"name": "x"}, None])
 def test_another_program_at_its_port(ollama, loaded):
     ollama.loaded = loaded
-    session: Any = Session()
     with pytest.raises(Failed, match="expected the list of Ollama's loaded models") as caught:
-        vram.ollama_models(session, "spark1")
+        vram.ollama_models(SESSION, "spark1")
     assert caught.value.where == "spark1"
-
-
-def test_entries_that_are_no_models(ollama):
-    ollama.loaded = [7, {"name": 7}, {"size": 1}, {"name": "m", "size": -1}]
-    session: Any = Session()
-    assert vram.ollama_models(session, "spark1") == [vram.Loaded("m")]
 
 
 def test_where_no_ollama_runs(ollama):
     ollama.close()
-    session: Any = Session()
-    assert vram.ollama_models(session, "spark1") == []
+    assert vram.ollama_models(SESSION, "spark1") == []
 
 
 def test_each_holder_has_its_advice():

@@ -1,17 +1,21 @@
-"""The hub asked through a node, whose agent is a real process of this machine."""
+"""The hub asked through a node, and what a node has of a revision, compared with the hub."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_cluster import Make
 
 from spark_cluster.agent.operations import Gathering
-from spark_cluster.engine.hub_models import NodeDocuments
+from spark_cluster.engine.hub_models import NodeDocuments, must_be_the_hubs
+from spark_cluster.errors import Failed
 from spark_cluster.models.hub import HubError, HubLibrary
 from spark_cluster.models.lookup import Hub, ModelStore, find
 from spark_cluster.node.host import Host
+from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest
 from spark_cluster_lab.hub import Conduct, LabHub
 
 
@@ -58,14 +62,11 @@ def test_the_same_model_as_from_here(hub: LabHub, node: Node, tmp_path: Path) ->
     found = through(node, hub, tmp_path).checkpoint("org/small")
     here = Hub(HubLibrary(hub.url), ModelStore(tmp_path / "other")).checkpoint("org/small")
     assert found == here
-    assert found is not None
     assert found.tensors
     assert node.exchanges == 5  # the listing, the config, the index, all headers (redirected)
 
 
-def test_where_the_laptop_has_no_way_the_node_is_asked(
-    hub: LabHub, node: Node, tmp_path: Path
-) -> None:
+def test_where_the_laptop_has_no_way_the_node_is_asked(hub, node, tmp_path):
     models = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path / "kept"))
     documents = NodeDocuments(node, hub.url)  # type: ignore[arg-type]
     assert not models.ask_through(documents)  # nobody was asked yet
@@ -85,27 +86,14 @@ def test_offline_no_node_is_asked(hub: LabHub, node: Node, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("conduct", "kind"),
-    [
-        (Conduct(gated=True), "gated"),
-        (Conduct(private=True), "missing"),
-        (Conduct(status=429, headers={"Retry-After": "9"}), "busy"),
-        (Conduct(status=500), "server"),
-        (Conduct(garbage=b"\xff\xfe"), "server"),
-    ],
+    [(Conduct(gated=True), "gated"), (Conduct(garbage=b"\xff\xfe"), "server")],
 )
-def test_refusals(conduct: Conduct, kind: str, hub: LabHub, node: Node, tmp_path: Path) -> None:
+def test_a_refusal_is_of_the_same_kind_as_from_here(conduct, kind, hub, node, tmp_path):
     hub.conduct["org/small"] = conduct
-    with pytest.raises(HubError) as caught:
-        through(node, hub, tmp_path).checkpoint("org/small")
-    assert caught.value.kind == kind
-
-
-def test_a_revision_and_a_repository_that_are_not_there(
-    hub: LabHub, node: Node, tmp_path: Path
-) -> None:
     models = through(node, hub, tmp_path)
-    with pytest.raises(HubError, match="no revision 'v9'"):
-        models.checkpoint("org/small", "v9")
+    with pytest.raises(HubError) as caught:
+        models.checkpoint("org/small")
+    assert caught.value.kind == kind
     with pytest.raises(HubError, match="no model 'org/none'"):
         models.checkpoint("org/none")
 
@@ -116,16 +104,11 @@ def moved(target: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "target",
-    [
-        "http://169.254.169.254/",
-        "https://hf.co.example.org/",
-        "https://example-huggingface.co/",
-        "file:///etc/passwd",
-        "",
-    ],
-)
+    ["http://169.254.169.254/", "https://hf.co.example.org/", "https://example-huggingface.co/",
+     "file:///etc/passwd", "http://nowhere.invalid/"],
+)  # fmt: skip
 def test_it_is_not_sent_on_to_others(target: str, hub: LabHub, node: Node, tmp_path: Path) -> None:
-    node.replies[f"{hub.url}/api"] = moved(target or "http://nowhere.invalid/")
+    node.replies[f"{hub.url}/api"] = moved(target)
     with pytest.raises(HubError, match="sends on to"):
         through(node, hub, tmp_path).checkpoint("org/small")
     assert all(url.startswith(hub.url) for url in node.asked)
@@ -137,7 +120,6 @@ def test_the_hubs_own_stores_are_followed(hub: LabHub, node: Node, tmp_path: Pat
     node.replies[first] = moved(store)
     node.replies[store] = {"status": 200, "body": "{}", "headers": {}}
     found = through(node, hub, tmp_path).checkpoint("org/small")
-    assert found is not None
     assert found.config == {}
     assert store in node.asked
 
@@ -155,10 +137,87 @@ def test_a_node_without_a_network(node: Node, tmp_path: Path) -> None:
         Hub(documents, ModelStore(tmp_path)).checkpoint("org/small")
 
 
-def test_a_password_of_the_laptop_for_its_mirror_is_not_sent_to_the_node(
-    hub: LabHub, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_of_the_laptop_for_its_mirror_is_not_sent_to_the_node(hub, node, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://me:p%40ss@"))
     documents = NodeDocuments(node)  # type: ignore[arg-type]
     assert documents.listing("org/small", "main").names
     assert node.asked == [f"{hub.url}/api/models/org/small/revision/main?blobs=true"]
+
+
+# --- what a node says of a revision, compared with a hub on this machine by the real client ------
+
+
+Compare = Callable[..., list[str]]
+
+
+@pytest.fixture
+def compare(fake_cluster: Make) -> Compare:
+    """`compare(endpoint, manifest)`: what is warned of when spark2 is to get it from spark1."""
+
+    def compare(endpoint: str, manifest: Manifest, *, offline: bool = False) -> list[str]:
+        more = f"settings: {{models: {{endpoint: {endpoint}}}}}\n"
+        cluster = fake_cluster("spark1", "spark2", more=more)
+        holder, receiver = cluster.play.nodes
+        must_be_the_hubs(cluster.play, manifest, holder, receiver, offline=offline)
+        return cluster.notes
+
+    return compare
+
+
+def held(hub: LabHub, change: Callable[[dict[str, Any]], object] = lambda _file: None) -> Manifest:
+    """What an honest node has of the model; `change` changes each file of it."""
+    listing = HubLibrary(hub.url).listing("org/small", "main")
+    files = [
+        {
+            "path": name,
+            "size": (hub.root / "org/small" / name).stat().st_size,
+            "blob": listing.blobs[name],
+            "algorithm": SHA256 if len(listing.blobs[name]) == 64 else GIT_SHA1,
+        }
+        for name in listing.names
+    ]
+    for file in files:
+        change(file)
+    return Manifest.from_document(
+        {"repository": "org/small", "commit": listing.commit, "files": files}
+    )
+
+
+def test_what_the_hub_has_is_taken_without_a_word(hub: LabHub, compare: Compare) -> None:
+    assert compare(hub.url, held(hub)) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors"])
+def test_another_content_is_refused_with_its_file_and_node(hub, compare, name):
+    """The content fits its hash; that it is not the commit's, only the hub knows."""
+
+    def change(file: dict[str, Any]) -> None:
+        if file["path"] == name:
+            file["blob"] = "e" * len(file["blob"])
+
+    with pytest.raises(Failed, match=rf"is not what the hub has: {name} has another content") as e:
+        compare(hub.url, held(hub, change))
+    assert e.value.where == "spark1"
+    assert "models prune org/small" in e.value.hint
+
+
+def test_a_file_that_the_revision_does_not_have_is_refused(hub: LabHub, compare: Compare) -> None:
+    """Such as code that `--trust-remote-code` would run."""
+
+    def change(file: dict[str, Any]) -> None:
+        if file["path"] == "config.json":
+            file["path"] = "modeling_evil.py"
+
+    with pytest.raises(Failed, match=r"modeling_evil\.py is not in that revision"):
+        compare(hub.url, held(hub, change))
+
+
+def test_where_the_hub_is_not_reached_it_is_said(hub: LabHub, compare: Compare) -> None:
+    warned = compare("http://127.0.0.1:9", held(hub))
+    assert "is not verified against the hub" in warned[0]
+
+
+def test_offline_it_is_not_asked(hub: LabHub, compare: Compare) -> None:
+    manifest, asked = held(hub), len(hub.requests)
+    assert "(--offline)" in compare(hub.url, manifest, offline=True)[0]
+    assert len(hub.requests) == asked

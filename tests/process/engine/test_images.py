@@ -112,11 +112,13 @@ def test_without_its_registry_it_is_copied_and_that_is_said(cluster):
     assert two.done == ["registry spark2", told, sent(1, 2)]
 
 
-def test_offline_no_registry_is_asked(cluster):
+def test_offline_no_registry_is_asked_and_what_all_have_is_not_moved(cluster):
     two = cluster()
     two.nodes["spark2"].have_image(REF, PIN)
     two.bring(digest=PIN, offline=True)
     assert two.done == [sent(2, 1)], "who has it sends it"
+    two.bring(digest=PIN)
+    assert two.done == [sent(2, 1)]
 
 
 def test_a_copy_that_is_another_image_is_refused(cluster):
@@ -134,22 +136,14 @@ def test_a_copy_that_is_another_image_is_refused(cluster):
     assert caught.value.where == "spark2: role images"
 
 
-def test_what_all_have_is_not_moved(cluster):
-    two = cluster()
-    for node in two.nodes.values():
-        node.have_image(REF, PIN)
-    two.bring(digest=PIN)
-    assert two.done == []
-
-
 def test_without_a_fabric_each_pulls_and_all_must_be_equal(cluster):
     two = cluster(fabric=False)
     two.bring()
     assert two.done == ["pull spark1", "pull spark2"]
-    other = cluster(fabric=False)
-    other.nodes["spark2"].have_image(REF, number="3", at="registry")
+    two = cluster(fabric=False)
+    two.nodes["spark2"].have_image(REF, number="3", at="registry")
     with pytest.raises(Failed, match="is not the same image on all nodes") as caught:
-        other.bring()
+        two.bring()
     assert "image.digest" in caught.value.hint
 
 

@@ -97,12 +97,9 @@ def test_a_ray_that_ends_during_a_silent_job_is_noticed(server, jobs, monkeypatc
         next(log)
 
 
-def test_a_wrong_token_is_refused(server):
+def test_a_wrong_token_and_no_server_at_all(server):
     with pytest.raises(Failed, match="it refuses the token"):
         jobs_of(server, "f" * 64)
-
-
-def test_no_server_at_all():
     with pytest.raises(Failed, match="Ray does not answer"):
         RayJobs(f"http://127.0.0.1:{free_port()}", TOKEN, "spark1")
 
@@ -163,16 +160,12 @@ def test_a_head_that_hangs(server, jobs, monkeypatch):
         jobs.list()
 
 
-def test_a_job_that_is_not_there(jobs):
-    with pytest.raises(Failed, match="Job none does not exist"):
-        jobs.job("none")
-    with pytest.raises(Failed, match="Job none does not exist"):
-        jobs.stop("none")
+def test_an_id_that_is_not_there_or_taken_or_none(jobs):
+    for question in (jobs.job, jobs.stop):
+        with pytest.raises(Failed, match="Job none does not exist"):
+            question("none")
     with pytest.raises(UsageError, match="is not the id of a job"):
         jobs.job("../version")
-
-
-def test_a_name_that_is_taken(jobs):
     jobs.submit(["true"], name="fabric-1")
     until(lambda: jobs.job("fabric-1").has_ended)
     with pytest.raises(Failed, match="fabric-1 exists"):
@@ -205,12 +198,12 @@ def test_the_last_line(log, line):
     assert last_line(log) == line
 
 
-@pytest.mark.parametrize(
-    "row",
-    [None, [], "text", {}, {"submission_id": 7, "status": "RUNNING"}, {"submission_id": "a"}],
-)
-def test_a_row_that_is_not_a_job(row):
-    assert job_of(row) is None
+def test_a_row_that_is_no_job_and_figures_that_are_none():
+    odd = {"submission_id": 7, "status": "RUNNING"}
+    for row in (None, [], "text", {}, odd, {"submission_id": "a"}):
+        assert job_of(row) is None
+    row = {"submission_id": "a", "status": "RUNNING", "start_time": True, "end_time": 1e300}
+    assert job_of({**row, "driver_exit_code": "7"}) == Job("a", "RUNNING")
 
 
 @pytest.mark.parametrize(
@@ -222,9 +215,3 @@ def test_a_row_that_is_not_a_job(row):
 )  # fmt: skip
 def test_the_exit_status_of_who_waited(status, code, expected):
     assert Job("a", status, exit_code=code).exit_status == expected
-
-
-def test_figures_of_a_row_that_are_none():
-    row = {"submission_id": "a", "status": "RUNNING", "start_time": True, "end_time": 1e300}
-    row["driver_exit_code"] = "7"
-    assert job_of(row) == Job("a", "RUNNING")

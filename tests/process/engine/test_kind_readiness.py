@@ -5,14 +5,14 @@ from __future__ import annotations
 import email
 import io
 import json
-import math
 import wave
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster, Make
+from cases import cases
+from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
 from serve_plans import recipe_of, server_for, snapshot_of
@@ -23,15 +23,19 @@ from spark_cluster.engine import deployment, readiness_checks
 from spark_cluster.engine.answer_checks import Client
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node import health
-from spark_cluster.node.containers import KIND, ContainerState
+from spark_cluster.node.containers import KIND
 from spark_cluster.runner.session import Session
 
 PROBE = Recipe.model_fields["probe"].default
+TEXTS = {
+    "sentence": readiness_checks.SENTENCE,
+    "related": readiness_checks.RELATED,
+    "unrelated": readiness_checks.UNRELATED,
+}
 VECTORS = {
-    readiness_checks.SENTENCE: [0.6, 0.8, 0.0],
-    readiness_checks.RELATED: [0.8, 0.6, 0.0],
-    readiness_checks.UNRELATED: [0.0, 0.6, 0.8],
+    TEXTS["sentence"]: [0.6, 0.8, 0.0],
+    TEXTS["related"]: [0.8, 0.6, 0.0],
+    TEXTS["unrelated"]: [0.0, 0.6, 0.8],
 }
 NAN = "NaN"
 KIND_RUNGS = {
@@ -131,54 +135,19 @@ def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
             16_000, 1, 16_000)  # fmt: skip
 
 
-S, R, U = readiness_checks.SENTENCE, readiness_checks.RELATED, readiness_checks.UNRELATED
-RAW = [
-    ((200, "<html>proxy</html>"), "answers '<html>proxy</html>', expected a JSON document"),
-    ((200, ""), "answers 'nothing'"),
-    ((200, '{"model": "other"}'), "'other' answered, not 'm'"),
-    ((200, '{"error": {"message": "no such API", "code": 400}}'), "failed (status 200): no such"),
-    ((400, '{"error": {"message": "does not support it"}}'), "(status 400): does not support it"),
-    ((404, '{"error": {"message": "model m does not exist"}}'), "404): model m does not exist"),
-    ((500, "Internal Server Error"), "(status 500): Internal Server Error"),
-    ((404, '{"detail":"Not Found"}'), "(status 404)"),
-]
-NO_SCORE = '{"results": [{"index": 0, "relevance_score": null}, {"index": 1}]}'
-VECTORS_ALIKE = {text: [0.6, 0.8, 0.0] for text in (S, R, U)}
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    *((rung, {"raw": raw}, text) for rung in KIND_RUNGS for raw, text in RAW),
-    *(
-        ("embedding", {"vectors": {**VECTORS, **wrong}}, text)
-        for wrong, text in (
-            ({S: [NAN, 0.8, 0.0]}, "the embedding holds nan, expected finite numbers"),
-            ({S: [None, 0.8, 0.0]}, "the embedding holds None, expected finite numbers"),
-            ({S: [0.0, 0.0, 0.0]}, "a vector has the length 0, expected 1"),
-            ({S: [3.0, 4.0, 0.0]}, "a vector has the length 5, expected 1"),
-            ({R: [0.6, 0.8]}, "vectors have 2, 3 numbers, expected 2"),
-            ({R: []}, "an embedding is not a list of numbers"),
-            ({R: "AAAA"}, "an embedding is not a list of numbers"),
-            (VECTORS_ALIKE, "different things have the same vector"),
-            ({R: [0.0, 0.0, 1.0]}, "is nearer to 'The central bank"),
-        )
-    ),
-    ("embedding", {"second": [0.8, 0.6, 0.0]}, "another vector the second time (cosine 0.960"),
-    ("reranking", {"scores": [0.9, 0.1]}, "gets 0.1 for 'What is the capital of France?'"),
-    ("reranking", {"scores": [0.5, 0.5]}, "expected more for the first"),
-    ("reranking", {"scores": [0.5]}, "1 of 2 documents have a score"),
-    ("reranking", {"scores": []}, "0 of 2 documents have a score"),
-    ("reranking", {"raw": (200, NO_SCORE)}, "the score holds None"),
-    ("transcription", {"text": None}, "expected a document with 'text'"),
-]
+WRONG = cases(__file__, "wrong_kinds.json")
 
 
 @pytest.mark.parametrize(
-    ("rung", "fields", "text"), WRONG, ids=[f"{rung}: {text}" for rung, _, text in WRONG]
+    ("rung", "title"), [(rung, title) for title, case in WRONG.items() for rung in case["checks"]]
 )
-def test_what_is_wrong_is_found(
-    server: Server, rung: str, fields: dict[str, Any], text: str
-) -> None:
+def test_what_is_wrong_is_found(server: Server, rung: str, title: str) -> None:
+    fields = dict(WRONG[title]["fields"])
+    if "vectors" in fields:
+        fields["vectors"] = VECTORS | {TEXTS[name]: row for name, row in fields["vectors"].items()}
     for name, value in fields.items():
         setattr(server, name, value)
-    failed(server, rung, text)
+    failed(server, rung, title)
 
 
 def test_embeddings_of_another_size_than_the_config_says(server: Server) -> None:
@@ -189,6 +158,8 @@ def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Serve
     server.vectors = {text: [3 * n for n in row] for text, row in VECTORS.items()}
     failed(server, "embedding", "a vector has the length 3, expected 1")
     assert server.climb("embedding", normalized=False)
+    server.vectors[TEXTS["related"]] = [0.0, 0.0, 0.0]
+    failed(server, "embedding", "is nearer to 'The central bank", normalized=False)
 
 
 def test_a_chat_model_behind_a_recipe_of_another_kind(server: Server) -> None:
@@ -230,12 +201,6 @@ def test_the_short_request_of_status(server: Server) -> None:
         assert found.why
     server.raw = (503, "loading")
     assert (probed("embedding").status, probed("embedding").why) == (503, "loading")
-
-
-def test_the_label_of_a_container_says_the_kind() -> None:
-    assert ContainerState(labels={KIND: "reranking"}).kind == "reranking"
-    assert ContainerState().kind == "chat"
-    assert ContainerState(labels={KIND: "x"}).kind == "chat"
 
 
 DENSE = json.dumps([
@@ -296,16 +261,8 @@ def test_any_reply_gets_a_verdict(foreign: Server, document: Any, rung: str) -> 
         assert error.message.startswith(rung)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
-def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
-    found = health.cosine(vector, vector)
-    assert found == 0.0 or math.isclose(found, 1.0, rel_tol=1e-6)
-
-
 @pytest.mark.parametrize(("hidden", "verified"), [(3, True), (1024, False)])
-def test_up_climbs_with_the_size_that_the_models_files_say(
-    server: Server, fake_cluster: Make, hidden: int, verified: bool
-) -> None:
+def test_up_climbs_with_the_size_that_the_models_files_say(server, fake_cluster, hidden, verified):
     cluster = fake_cluster("spark1")
     plan = replace(server_for(recipe_of("org/embed"), cluster.play.head), endpoint=server.endpoint)
     size = json.dumps({"hidden_size": hidden})

@@ -1,78 +1,85 @@
-"""The time limit of a start: an agent of its own, a docker that says what it is told, a server."""
+"""The time limit of a start by what its containers say and do, and the short load after it."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from factories import make_node, make_recipe, put
+from chat_server import ChatServer
+from factories import make_recipe, put
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said
 from health_server import HealthServer
-from scratch_nodes import ScratchNode, play_over
-from serve_plans import server_for
+from serve_plans import deployment_for, served_by, server_for
 
-from spark_cluster.engine import readiness
+from spark_cluster.config.facts import GpuProcess
+from spark_cluster.engine import readiness, ready
 from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.result import Served
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.runner.events import MemoryHeld
 
 LIMIT_S = 0.2
-IMAGE = "0123456789ab"
-DOCKER = """\
-import json, sys
-from pathlib import Path
-words = sys.argv[1:]
-if "spark-vllm" not in words:
-    sys.exit("no such container")
-if words[0] == "top":
-    print(Path(sys.argv[0]).with_name("processes").read_text(), end="")
-elif words[0] == "logs":
-    print(Path(sys.argv[0]).with_name("log").read_text(), end="")
-else:
-    print(json.dumps([{"State": {"Status": "running"}, "Image": "sha256:0123456789abcdef"}]))
-"""
 IDLE = "PID TIME COMMAND\n7 9 python3\n"
 
 
 class Start:
-    """A start on one node: `up` waits for it."""
+    """A start on one node: `up` waits for it.
 
-    def __init__(self, folder: Path, server: HealthServer) -> None:
-        self.node = ScratchNode(folder / "spark1")
-        self.bin = self.node.root / "usr/local/bin"
-        self.node.command("docker", DOCKER)
-        self.node.command("nvidia-smi", "")
-        put(self.bin / "processes", IDLE)
-        put(self.bin / "log", "NCCL INFO Connected all rings\n")
-        self.play, self.events = play_over(folder, {"spark1": self.node}, gather_facts=False)
-        made = server_for(make_recipe(), make_node("spark1"))
+    Attributes:
+        processes: what `docker top` prints.
+    """
+
+    def __init__(self, cluster: FakeCluster, server: HealthServer) -> None:
+        self.cluster, self.node, self.processes = cluster, cluster.head, IDLE
+        self.node.run_container(SERVER)
+        self.tells("log", "NCCL INFO Connected all rings\n")
+        self._docker = self.node.programs["docker"]
+        self.node.programs["docker"] = self._asked
+        made = server_for(make_recipe(), *cluster.play.nodes)
         recipe = made.recipe.model_copy(update={"ready_timeout_s": LIMIT_S})
         endpoint = Endpoint("127.0.0.1", server.server_port, "m")
         self.plan = replace(made, recipe=recipe, endpoint=endpoint)
 
+    def _asked(self, words: list[str], stdin: str) -> Said | str:
+        return self.processes if words[0] == "top" else self._docker(words, stdin)
+
+    def tells(self, what: str, text: str) -> None:
+        """Have its log, or its processes, be this."""
+        if what == "log":
+            self.node.log(SERVER, text)
+        else:
+            self.processes = text
+
     @property
     def cache(self) -> Path:
-        return self.node.root / self.plan.cache_root.lstrip("/") / "images" / IMAGE
+        return self.node.root / self.plan.cache_root.lstrip("/") / "images" / ("1" * 12)
 
     def wait(self) -> None:
-        readiness.healthy(self.play, self.plan)
+        readiness.healthy(self.cluster.play, self.plan)
 
+    @property
     def notes(self) -> list[str]:
-        return [event.text for event in self.events.of("Note")]
+        return self.cluster.notes
 
 
 @pytest.fixture
-def server() -> Iterator[HealthServer]:
+def engine() -> Iterator[HealthServer]:
     """An engine that loads."""
     with HealthServer(status=503) as made:
         yield made
 
 
 @pytest.fixture
-def start(tmp_path: Path, server: HealthServer, no_pauses: None) -> Iterator[Start]:
-    made = Start(tmp_path, server)
-    yield made
-    made.play.connections.close()
+def start(fake_cluster: Make, engine: HealthServer, no_pauses: None) -> Start:
+    return Start(fake_cluster("spark1"), engine)
 
 
 @pytest.fixture
@@ -82,16 +89,16 @@ def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("for_long")
-def test_a_silent_server_whose_cache_grows_is_waited_for(start, server):
+def test_a_silent_server_whose_cache_grows_is_waited_for(start, engine):
     """P12: no line of log for 36 minutes while kernels are compiled; it serves after that."""
 
     def works() -> None:
-        put(start.cache / f"triton/{len(server.asked)}.cubin", "x" * 4096)
-        server.status = 200 if start.notes() else 503
+        put(start.cache / f"triton/{len(engine.asked)}.cubin", "x" * 4096)
+        engine.status = 200 if start.notes else 503
 
-    server.when_asked = works
+    engine.when_asked = works
     start.wait()
-    (note,) = start.notes()
+    (note,) = start.notes
     assert "not healthy after 0.2 s (ready_timeout_s), but at work: compiled code on spark1" in note
 
 
@@ -102,12 +109,12 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
         start.wait()
     assert "nothing has moved for" in caught.value.message
     assert caught.value.message.endswith("its log ends with: NCCL INFO Connected all rings")
-    assert not start.notes()
+    assert not start.notes
 
 
 @pytest.mark.usefixtures("for_long")
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("what", "text", "told"),
     [
         ("processes", IDLE + "8 {} ptxas\n", "compilers on spark1 (ptxas 8: "),
         ("log", "[AutoTuner]: Tuning fp4_gemm: {}%\n", "log on spark1 ([AutoTuner]: Tuning"),
@@ -117,34 +124,120 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
          "time-consuming work (e.g. compilation, weight/kv cache quantization).\n", ""),
     ],
 )  # fmt: skip
-def test_what_counts_as_work(start, server, file, text, told):
+def test_what_counts_as_work(start, engine, what, text, told):
     """P12: compilers and lines about work do; a busy engine may wait for a peer that is gone."""
 
     def works() -> None:
-        put(start.bin / file, text.format(len(server.asked)))
-        server.status = 200 if start.notes() else 503
+        start.tells(what, text.format(len(engine.asked)))
+        engine.status = 200 if start.notes else 503
 
-    server.when_asked = works
+    engine.when_asked = works
     if told:
         start.wait()
-        assert told in start.notes()[0]
+        assert told in start.notes[0]
     else:
         with pytest.raises(VerificationFailed, match="nothing has moved"):
             start.wait()
 
 
-def test_a_container_that_pretends_to_work_for_ever(start, server):
+def test_a_container_that_pretends_to_work_for_ever(start, engine):
     """P12: it is waited for three times the limit at most."""
-    server.when_asked = lambda: put(start.cache / f"triton/{len(server.asked)}", "x")
+    engine.when_asked = lambda: put(start.cache / f"triton/{len(engine.asked)}", "x")
     with pytest.raises(VerificationFailed, match="3 times its limit, though something still moves"):
         start.wait()
-    assert len(start.notes()) == 1, "it is told once"
+    assert len(start.notes) == 1, "it is told once"
 
 
-def test_links_of_a_container_are_not_followed(start, server, tmp_path):
+def test_links_of_a_container_are_not_followed(start, engine, tmp_path):
     """P12: a folder of the node that others write is no work of this server."""
     start.cache.parent.mkdir(parents=True)
     start.cache.symlink_to(tmp_path)
-    server.when_asked = lambda: put(tmp_path / f"other/{len(server.asked)}", "x")
+    engine.when_asked = lambda: put(tmp_path / f"other/{len(engine.asked)}", "x")
     with pytest.raises(VerificationFailed, match="nothing has moved"):
         start.wait()
+
+
+# --- the short load after a start: real requests to a server of this machine, readings meanwhile -
+
+
+class Loaded:
+    """A node with a server, whose process holds more with each reading.
+
+    An answer waits until all requests are there, and until the GPU's memory was read.
+    """
+
+    def __init__(self, cluster: FakeCluster, server: ChatServer) -> None:
+        self.cluster, self.server, self.used, self.fails = cluster, server, 1000, False
+        self.together, self.read = threading.Barrier(ready.AT_ONCE), threading.Event()
+        cluster.head.run_container(SERVER)
+        cluster.head.when_read = self._hold_more
+        made = deployment_for(make_recipe(), cluster.play.head)
+        self.deployment = replace(made, endpoint=server.endpoint)
+        server.refuse = self._answer
+
+    def _hold_more(self) -> None:
+        self.used += 24
+        self.cluster.head.held = [GpuProcess(7, "vllm", self.used)]
+        self.read.set()
+
+    def _answer(self, asked: dict[str, Any]) -> tuple[int, str] | None:
+        assert asked["max_tokens"] == ready.MAX_TOKENS
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.together.wait(20)
+        self.read.wait(20)
+        return (500, "no more room") if self.fails else None
+
+    def __call__(self) -> Served:
+        return ready.under_load(self.cluster.play, served_by(self.deployment))
+
+    @property
+    def answers(self) -> str:
+        """What the user is told before the load."""
+        return f"{self.deployment.endpoint.url} answers: Paris"
+
+
+@pytest.fixture
+def load(fake_cluster: Make, server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    monkeypatch.setattr(ready, "LASTS_S", 0.1)
+    return Loaded(fake_cluster("spark1"), server)
+
+
+def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded) -> None:
+    result = load()
+    assert not load.together.broken, "all of them were there at the same time"
+    assert load.cluster.stages == [ready.STAGE]
+    held = [e.used_mib for e in load.cluster.events if isinstance(e, MemoryHeld)]
+    assert held == sorted(held)
+    assert result.under_load[0].used_mib == held[-1] > 1000
+    assert result.to_dict()["vram"]["under_load"][0]["used_mib"] == held[-1]
+    assert load.cluster.notes == [load.answers]
+
+
+def test_a_server_that_refuses_is_said_and_serves(load: Loaded) -> None:
+    load.fails = True
+    load()
+    assert len(load.server.asked) == ready.AT_ONCE, "no one asks again"
+    answers, said = load.cluster.notes
+    assert answers == load.answers
+    assert said.startswith("4 of 4 requests of a short load were not answered: no more room")
+
+
+def test_a_server_that_ends_under_load_is_no_success(load: Loaded) -> None:
+    load.fails, load.server.health = True, 503
+    line = "2026-11-20T10:00:00Z RuntimeError: CUDA error: an illegal memory access\n"
+    load.cluster.head.log(SERVER, line)
+    with pytest.raises(VerificationFailed, match="ended under 4 requests at once") as caught:
+        load()
+    assert "illegal memory access" in caught.value.message
+
+
+def test_an_answer_that_takes_long_is_cut_off(load, monkeypatch):
+    """It is a load all the same, and nothing to complain of."""
+    monkeypatch.setattr(ready, "LIMIT_S", 1.0)  # two readings
+    load.together = threading.Barrier(ready.AT_ONCE + 1)  # one more than ever comes
+    began = time.monotonic()
+    result = load()
+    assert time.monotonic() - began < 15
+    assert load.cluster.notes == [load.answers]
+    assert result.under_load[0].used_mib > 1000
+    load.together.abort()

@@ -87,12 +87,6 @@ def shares(cluster: FakeCluster, *states: ContainerState) -> Mapping[Key, float 
     return admitted(cluster, *states).shares
 
 
-def test_each_gets_the_share_of_the_plan_of_all(spark):
-    assert shares(spark(), GONE, GONE) == {CHATS: 0.74, LOADS: None}, (
-        "the embedding model's recipe says 0.10 itself"
-    )
-
-
 def test_a_server_that_runs_keeps_its_share_and_the_other_takes_what_it_leaves(spark):
     assert shares(spark(25), running(0, 0.74), GONE)[CHATS] == 0.74
     with pytest.raises(DoesNotFit, match=r"a: qwen3-embedding-0\.6b needs 21\.8 GiB"):
@@ -103,9 +97,11 @@ def test_nothing_is_planned_when_all_serve(spark):
     assert shares(spark(1), running(0, 0.5), running(1))[CHATS] == 0.5
 
 
-def test_a_model_on_request_keeps_its_place_and_is_told_what_it_needs(spark):
+def test_each_gets_the_share_of_the_plan_of_all_also_one_that_is_loaded_on_request(spark):
     found = admitted(spark(), GONE, GONE, models=ON_REQUEST)
-    assert found.shares == shares(spark(), GONE, GONE)
+    assert shares(spark(), GONE, GONE) == found.shares == {CHATS: 0.74, LOADS: None}, (
+        "the embedding model's recipe says 0.10 itself"
+    )
     assert found.needs_gib == {LOADS: pytest.approx(21.8, abs=0.1)}
     assert found.new == {CHATS, LOADS}
 
@@ -143,21 +139,21 @@ def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
 
 
 def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
-    old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
-    obsolete = starting.obsolete_programs(
-        DEPLOYMENT, (Replica("b", "192.168.177.12", 18000),), (old, *DEPLOYMENT.endpoint.models)
-    )
-    assert obsolete == {"a": ["spark-vllm-old"], "b": [SERVER]}
+    """Memory is not waited for where nothing was there, nor that of those that stay."""
     cluster = spark()
-    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
-    assert cluster.head.calls("nvidia-smi") == [], "nothing was there: no memory is waited for"
+    old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
+    replicas = (Replica("b", "192.168.177.12", 18000),)
+    found = starting.obsolete_programs(DEPLOYMENT, replicas, (old, *DEPLOYMENT.endpoint.models))
+    assert found == {"a": ["spark-vllm-old"], "b": [SERVER]}
+    starting.end_others(cluster.play, DEPLOYMENT, [], found)
+    assert cluster.head.calls("nvidia-smi") == []
     cluster.head.run_container(CHATS[1], pids=[7])
     cluster.head.held = [GpuProcess(7, "VLLM::EngineCore", 900)]
     for name in ("spark-vllm-old", SERVER):
         cluster.head.run_container(name)
-    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
+    starting.end_others(cluster.play, DEPLOYMENT, [], found)
     assert cluster.containers == {"a": [CHATS[1]]}
-    assert len(cluster.head.calls("nvidia-smi")) == 1, "that of those that stay is not waited for"
+    assert len(cluster.head.calls("nvidia-smi")) == 1
 
 
 @pytest.mark.parametrize("status", ["created", "exited", "running"])

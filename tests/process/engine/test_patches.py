@@ -34,24 +34,17 @@ def recipe(tmp_path):
     return located(load_recipe(tmp_path / "r.yaml", Project(tmp_path)))
 
 
-def test_they_are_mounted_read_only(recipe):
-    first, second = (patch.volume for patch in mounted_patches(recipe))
-    assert first == f"{OF_MODEL}:/opt/engine/fix.py:ro"
-    source, target, mode = second.split(":")
-    assert source.startswith("/var/lib/spark-cluster/patches/")
-    assert (target, mode) == ("/opt/engine/other.py", "ro")
-
-
-def test_the_laptops_file_lies_relative_to_the_recipe(recipe, tmp_path, monkeypatch):
+def test_they_are_mounted_read_only(recipe, tmp_path, monkeypatch):
+    """Another content of the laptop's file is another mount, so that a new container is made."""
     monkeypatch.chdir("/")
-    _, patch = mounted_patches(recipe)
-    path, file = patch.source, patch.upload
-    assert file == tmp_path / "mine/other.py"
-    assert path.endswith("/other.py")
-    file.write_text("x = 2\n")
-    assert path != mounted_patches(recipe)[1].source, (
-        "another content is another mount: a new container"
-    )
+    first, second = mounted_patches(recipe)
+    assert first.volume == f"{OF_MODEL}:/opt/engine/fix.py:ro"
+    source, target, mode = second.volume.split(":")
+    assert source.startswith("/var/lib/spark-cluster/patches/")
+    assert (source.rpartition("/")[2], target, mode) == ("other.py", "/opt/engine/other.py", "ro")
+    assert second.upload == tmp_path / "mine/other.py", "relative to the recipe"
+    second.upload.write_text("x = 2\n")
+    assert second.source != mounted_patches(recipe)[1].source
 
 
 def test_the_laptops_file_is_sent_to_a_folder_of_root(recipe, tmp_path):
@@ -98,22 +91,20 @@ def test_all_is_there(cluster, recipe):
     require(cluster, recipe)
 
 
-def test_a_file_that_the_model_lacks(cluster, recipe):
-    with pytest.raises(Refused, match=f"the patch {OF_MODEL} is not there") as caught:
-        require(cluster, recipe, there=())
-    assert caught.value.where == "spark1"
-
-
-def test_a_target_that_the_image_lacks(cluster, recipe):
-    """Docker would make it, and the patch would be in nobody's way."""
-    with pytest.raises(Refused, match=r"image:1 has no /opt/engine/fix\.py") as caught:
-        require(cluster, recipe, in_image=())
-    assert "another version" in caught.value.hint
-
-
-def test_an_image_that_cannot_be_looked_into(cluster, recipe):
-    with pytest.raises(Failed, match="no such image"):
-        require(cluster, recipe, status=125)
+@pytest.mark.parametrize(
+    ("lacks", "error", "said", "where"),
+    [
+        ({"there": ()}, Refused, f"the patch {OF_MODEL} is not there", "spark1"),
+        ({"in_image": ()}, Refused, r"image:1 has no /opt/engine/fix\.py", ""),
+        ({"status": 125}, Failed, "no such image", ""),
+    ],
+    ids=["the model lacks it", "the image lacks its target", "the image cannot be looked into"],
+)
+def test_one_that_would_not_be_used(cluster, recipe, lacks, error, said, where):
+    """Docker would make a target that the image lacks, and the patch would be in nobody's way."""
+    with pytest.raises(error, match=said) as caught:
+        require(cluster, recipe, **lacks)
+    assert where in caught.value.where
 
 
 def test_a_recipe_without_patches_asks_nothing(cluster, tmp_path):

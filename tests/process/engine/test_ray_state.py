@@ -11,7 +11,7 @@ from free_ports import free_port
 from web_server import Answer, Asked, WebServer
 
 from spark_cluster.engine import ray, readiness, start
-from spark_cluster.engine.ray import RayNode, RayState, parse_nodes
+from spark_cluster.engine.ray import RayNode, RayState
 
 ROWS = [
     {"node_ip": "192.168.177.11", "is_head_node": True, "state": "ALIVE",
@@ -21,13 +21,6 @@ ROWS = [
      "resources_total": None},
 ]  # fmt: skip
 NODES = json.dumps({"result": True, "data": {"result": {"result": ROWS}}})
-
-
-def test_nodes_that_are_alive() -> None:
-    assert parse_nodes(NODES) == [
-        RayNode("192.168.177.11", True, 1.0),
-        RayNode("192.168.177.13", False, 0.0),
-    ]
 
 
 NO_ANSWERS = [
@@ -67,19 +60,18 @@ def cluster(lasting_cluster: Make) -> FakeCluster:
 
 
 @pytest.mark.parametrize("body", NO_ANSWERS)
-def test_an_answer_that_is_none_has_no_nodes(
-    dashboard: Dashboard, cluster: FakeCluster, body: str
-) -> None:
+def test_an_answer_that_is_none_has_no_nodes(dashboard, cluster, body):
     dashboard.body = body
-    with pytest.raises(ValueError, match="Ray's State API says: "):
-        parse_nodes(body)
     assert RayState(cluster.play.session(cluster.play.head), dashboard.server_port).nodes() == []
 
 
 def test_the_token_is_read_on_the_node(dashboard: Dashboard, cluster: FakeCluster) -> None:
     head, worker = map(cluster.play.session, cluster.play.nodes)
     state = RayState(head, dashboard.server_port)
-    assert [node.address for node in state.nodes()] == ["192.168.177.11", "192.168.177.13"]
+    assert state.nodes() == [
+        RayNode("192.168.177.11", True, 1.0),
+        RayNode("192.168.177.13", False, 0.0),
+    ], "those that are alive"
     assert state.open_to_anyone() is False
     assert RayState(worker, dashboard.server_port).nodes() == [], "it has no token"
 
@@ -93,9 +85,7 @@ def test_a_new_cluster_gets_a_token_of_its_own(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize(("status", "warned"), [(200, True), (401, False), (0, False)])
-def test_a_ray_that_asks_no_one_is_reported(
-    dashboard: Dashboard, cluster: FakeCluster, status: int, warned: bool
-) -> None:
+def test_a_ray_that_asks_no_one_is_reported(dashboard, cluster, status, warned):
     """Seen in its answer to a request without a token, not concluded from a version."""
     dashboard.open, told = status == 200, len(cluster.notes)
     readiness.ray_asks_for_its_token(cluster.play, dashboard.server_port if status else free_port())

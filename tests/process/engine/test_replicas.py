@@ -70,9 +70,7 @@ def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: FakeClu
     assert sorted(last) == ["a File:/roles/endpoint", "b File:/roles/endpoint"]
 
 
-def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(
-    cluster: FakeCluster,
-) -> None:
+def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(cluster):
     worker = cluster.nodes["b"]
     for name in (SERVER, RAY, PAUSE):
         worker.run_container(name, holds_gib=38)

@@ -95,7 +95,8 @@ def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, sta
     assert found.ours
 
 
-def test_the_end_of_a_log_with_time_stamps(run, tmp_path: Path) -> None:
+def test_the_end_and_the_beginning_of_a_log(run, tmp_path: Path) -> None:
+    assert run(runtime.beginning("spark-vllm", 12)) == "logs spark-v"
     text = run(runtime.log("spark-vllm", 7))
     assert text == "logs --timestamps --tail 7 spark-vllm\non standard error\n"
     made(tmp_path)
@@ -104,11 +105,6 @@ def test_the_end_of_a_log_with_time_stamps(run, tmp_path: Path) -> None:
     asked = (tmp_path / "asked").read_text()
     assert "--unit spark-vllm.service --since @" in asked
     assert "--lines 7" in asked
-
-
-def test_the_beginning_of_a_log(run, tmp_path: Path) -> None:
-    assert run(runtime.beginning("spark-vllm", 12)) == "logs spark-v"
-    made(tmp_path)
     assert len(run(runtime.beginning("spark-vllm", 12))) == 12
 
 
@@ -121,7 +117,6 @@ def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) 
         assert made.restart in ("always", "unless-stopped")
 
 
-DATA = Path(__file__).parents[2] / "data"
 MARLIN = "(EngineCore pid=96) INFO 06-07 13:19:44 [nvfp4.py:1] Using 'MARLIN' NvFp4 MoE backend\n"
 CUTLASS = MARLIN.replace("MARLIN", "VLLM_CUTLASS")
 WANTED = "Using '?MARLIN'? NvFp4 MoE backend"
@@ -151,35 +146,28 @@ def look(two_nodes):
 
 
 def test_a_line_of_any_rank_counts(look):
-    look([WANTED], spark1={"spark-vllm": MARLIN})
-    look(
-        [WANTED], spark1={"spark-vllm": "x\n"}, spark2={"spark-ray": f"\x1b[36m(w)\x1b[0m {MARLIN}"}
-    )
-
-
-def test_a_line_that_is_missing_and_what_is_there_instead(look):
-    with pytest.raises(VerificationFailed, match="does not contain") as caught:
-        look([WANTED], spark1={"spark-vllm": CUTLASS})
-    assert "it says: (EngineCore pid=96)" in caught.value.message
-    assert "'VLLM_CUTLASS' NvFp4 MoE backend" in caught.value.message
-    assert "log_expect" in caught.value.hint
-    with pytest.raises(VerificationFailed) as caught:
-        look([WANTED], spark1={"spark-vllm": "nothing of the kind"})
-    assert "it says" not in caught.value.message
-
-
-def test_a_line_that_must_not_be(look):
-    """Over TCP instead of RoCE: found in the worker's log, without its colours."""
-    with pytest.raises(
-        VerificationFailed, match=r"forbidden line: \(w pid=7\) spark2:7 .*NET/Socket/0"
-    ):
-        look(forbid=["via NET/Socket"], spark2={"spark-ray": f"ok\n{SOCKET}ok\n"})
+    look([WANTED], spark1={"spark-vllm": "x\n"}, spark2={"spark-ray": f"\x1b[36mw\x1b[0m {MARLIN}"})
     look(forbid=["via NET/Socket"], spark1={"spark-vllm": "via NET/IB/0"})
 
 
-def test_all_are_counted(look):
-    with pytest.raises(VerificationFailed, match=r"does not contain 'a\{3\}' \(and 2 more\)"):
-        look(["a{3}", "b"], ["c"], spark1={"spark-vllm": "c"})
+@pytest.mark.parametrize(
+    ("expect", "forbid", "printed", "said"),
+    [
+        ([WANTED], [], {"spark1": {"spark-vllm": CUTLASS}},
+         r"does not contain .*it says: \(EngineCore pid=96\).*'VLLM_CUTLASS' NvFp4 MoE backend"),
+        ([WANTED], [], {"spark1": {"spark-vllm": "nothing of it"}}, r"does not contain [^;]*$"),
+        ([], ["via NET/Socket"], {"spark2": {"spark-ray": f"ok\n{SOCKET}ok\n"}},
+         r"forbidden line: \(w pid=7\) spark2:7 .*NET/Socket/0"),
+        (["a{3}", "b"], ["c"], {"spark1": {"spark-vllm": "c"}},
+         r"does not contain 'a\{3\}' \(and 2 more\)"),
+    ],
+    ids=["another line", "no such line", "TCP instead of RoCE", "several"],
+)  # fmt: skip
+def test_a_log_that_is_not_as_the_recipe_wants_it(look, expect, forbid, printed, said):
+    """It is told without the colours of the log, and with what is there instead."""
+    with pytest.raises(VerificationFailed, match=said) as caught:
+        look(expect, forbid, **printed)
+    assert "log_expect" in caught.value.hint
 
 
 def test_without_assertions_no_log_is_read(two_nodes, look):
@@ -200,12 +188,3 @@ def test_all_logs_are_asked_for_at_once(fake_cluster):
     for node in cluster.nodes.values():
         node.programs["docker"] = docker
     runtime.must_fit(cluster.play, cluster.play.nodes, Readiness(log_expect=[WANTED]))
-
-
-def test_a_real_log():
-    text = (DATA / "vllm_healthy.log").read_text()
-    assert runtime.unmet(text, ["Initializing a V1 LLM engine"], ["NET/Socket"]) == []
-    (missing,) = runtime.unmet(text, ["version 0\\.99\\.0"], [])
-    assert "does not contain" in missing
-    assert "; it says: " in missing
-    assert "version" in missing.partition("; it says: ")[2]

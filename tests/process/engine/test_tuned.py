@@ -51,9 +51,7 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
     return tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes))
 
 
-def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
-    cluster: FakeCluster,
-) -> None:
+def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(cluster):
     made = started(cluster, a=[entry(), entry(tp=1)], b=[entry()])
     folder = tuned_folder(made.cache_root, "1" * 12, make_recipe().model.name, 2)
     assert made.env[TUNED_VARIABLE] == folder
@@ -71,9 +69,7 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
         {"a": [entry(model="o/other")], "b": [entry(model="o/other")]},
     ],
 )
-def test_without_one_on_each_node_nothing_is_changed_nor_asked(
-    cluster: FakeCluster, there: Any
-) -> None:
+def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
     made = started(cluster, **there)
     assert (TUNED_VARIABLE in made.env, tuning.TUNED_LABEL in made.labels) == (False, False)
     assert not [words for words in cluster.head.calls("docker") if words[0] == "image"]
@@ -88,9 +84,10 @@ def test_another_image_is_another_version(cluster: FakeCluster) -> None:
 
 def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> None:
     started(cluster, a=[entry()], b=[entry()])
-    recipe = make_recipe(env={TUNED_VARIABLE: "/nothing"})
-    nodes = cluster.play.nodes
-    assert tuning.tuned_on(cluster.play, server_for(recipe, *nodes), nodes) == {}
+    server = server_for(make_recipe(env={TUNED_VARIABLE: "/nothing"}), *cluster.play.nodes)
+    assert tuning.tuned_on(cluster.play, server, server.nodes) == {}
+    with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
+        tuning.must_be_tunable(server)
 
 
 def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster) -> None:
@@ -130,38 +127,30 @@ def arguments(cluster: FakeCluster, config: str, **flags: Any) -> tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    ("config", "flags", "more"),
+    ("config", "flags", "more", "reason"),
     [
-        (MOE, {}, ()),
-        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8")),
-        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8")),
-        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",)),
+        (MOE, {}, (), ""),
+        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8"), ""),
+        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8"), ""),
+        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",), ""),
+        (DENSE, {}, (), "it has no experts"),
+        ({**MOE, **NVFP4}, {}, (), "its weights are nvfp4"),
+        ({**MOE, **MXFP4}, {}, (), "its weights are mxfp4"),
+        (MOE, {"moe-backend": "marlin"}, (), "--moe-backend marlin leaves out"),
     ],
 )
-def test_the_tuner_gets_the_model_its_size_and_its_type(
-    cluster: FakeCluster, config: Any, flags: Any, more: tuple[str, ...]
+def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
+    cluster: FakeCluster, config: Any, flags: Any, more: tuple[str, ...], reason: str
 ) -> None:
+    if reason:
+        with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
+            arguments(cluster, json.dumps(config), **flags)
+        return
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     found = arguments(cluster, json.dumps(config), **flags)
     assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
     wanted = tuning.resource(server, found, (1, 2), tuner="", limit_s=60.0, renew=False)
     assert (wanted.words, wanted.model) == (found, server.recipe.model.name)
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "reason"),
-    [
-        (DENSE, {}, "it has no experts"),
-        ({**MOE, **NVFP4}, {}, "its weights are nvfp4"),
-        ({**MOE, **MXFP4}, {}, "its weights are mxfp4"),
-        (MOE, {"moe-backend": "marlin"}, "--moe-backend marlin leaves out"),
-    ],
-)
-def test_there_is_nothing_to_tune(
-    cluster: FakeCluster, config: Any, flags: Any, reason: str
-) -> None:
-    with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
-        arguments(cluster, json.dumps(config), **flags)
 
 
 @pytest.mark.parametrize("config", ["", "{", "[]"])
@@ -170,36 +159,23 @@ def test_a_model_whose_config_cannot_be_read(cluster: FakeCluster, config: str) 
         arguments(cluster, config)
 
 
-def test_a_recipe_that_would_not_use_the_result_has_nothing_to_tune() -> None:
-    server = server_for(make_recipe(env={TUNED_VARIABLE: "/own"}), make_node("a"))
-    with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
-        tuning.must_be_tunable(server)
-
-
 def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> None:
-    play = cluster.play
+    play, other = cluster.play, cluster.nodes["b"]
     server = server_for(make_recipe(), *play.nodes)
     with pytest.raises(Failed, match="left nothing"):
         tuning.hand_on(play, server)
     folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
-    text = json.dumps({"triton_version": "3.5", "4": {}, "16": {}})
-    cluster.head.put(f"{folder}/{FILE}", text)
-    cluster.nodes["b"].put(f"{server.cache_root}/images/.keep", "")
-    assert tuning.hand_on(play, server) == (FILE, (4, 16))
-    assert (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).read_text() == text
-    assert tuning.with_tuned_kernels(play, server, tuning.tuned_on(play, server, server.nodes)).env[
-        TUNED_VARIABLE
-    ]
-
-
-def test_what_is_no_parameters_goes_to_no_other_node(cluster: FakeCluster) -> None:
-    play = cluster.play
-    server = server_for(make_recipe(), *play.nodes)
-    folder = tuned_folder(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    other.put(f"{server.cache_root}/images/.keep", "")
     cluster.head.put(f"{folder}/{FILE}", "[]")
     with pytest.raises(InvalidFile):
         tuning.hand_on(play, server)
-    assert not (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).exists()
+    assert other.text(f"{folder}/{FILE}") is None, "what is no parameters goes to no other node"
+    text = json.dumps({"triton_version": "3.5", "4": {}, "16": {}})
+    cluster.head.put(f"{folder}/{FILE}", text)
+    assert tuning.hand_on(play, server) == (FILE, (4, 16))
+    assert other.text(f"{folder}/{FILE}") == text
+    tuned = tuning.tuned_on(play, server, server.nodes)
+    assert tuning.with_tuned_kernels(play, server, tuned).env[TUNED_VARIABLE]
 
 
 def test_other_engines_have_no_tuner() -> None:

@@ -67,19 +67,18 @@ def test_remove_stops_it_and_removes_its_file(systemctl, tmp_path):
     assert not client_target.remove(tmp_path, "spark1")
 
 
-def test_without_a_session_of_systemd_the_reason_is_given(systemctl, tmp_path):
+def test_without_systemd_or_its_session_the_reason_and_another_way_are_given(
+    systemctl, tmp_path, monkeypatch
+):
     systemctl(status=1)
     with pytest.raises(Failed, match="No medium found") as caught:
         client_target.install(tmp_path / "new", "spark1", ARGV)
     assert "login session" in caught.value.hint
-
-
-def test_without_systemd_there_is_another_way(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="systemd") as caught:
-        client_target.install(tmp_path / "new", "spark1", ARGV)
+        client_target.install(tmp_path / "other", "spark1", ARGV)
     assert "launchd" in caught.value.hint
-    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_control_character_is_refused():

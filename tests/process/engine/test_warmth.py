@@ -28,20 +28,13 @@ from spark_cluster.runner.events import Options
 KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
 IMAGE, OTHER_IMAGE = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 EARLIER = LaunchRecord(
-    recipe="gemma",
-    engine="vllm",
-    version="0.32.0",
-    image=IMAGE,
-    reference="vllm/vllm-openai:v0.32.0",
-    arguments="a" * 64,
-    keys=(KEY,),
-    outcome="compiled",
-    compile_s=90.82,
-    last=100.0,
-)
+    "gemma", "vllm", version="0.32.0", image=IMAGE, reference="vllm/vllm-openai:v0.32.0",
+    arguments="a" * 64, keys=(KEY,), outcome="compiled", compile_s=90.82, last=100.0,
+)  # fmt: skip
 NOW = replace(EARLIER, version="", keys=(), outcome="", compile_s=0.0, last=0.0)
 
 
+DATA = Path(__file__).parents[2] / "data/gpu"
 NAMES = {"CODE": KEY, "OTHER": SHORT, "ONE": IMAGE, "TWO": OTHER_IMAGE}
 NAMES["OTHER_ARGUMENTS"] = launches.OTHER_ARGUMENTS
 
@@ -67,11 +60,9 @@ def test_what_the_next_launch_finds(case: dict[str, Any]) -> None:
 
 def test_some_recipes_need_no_node_to_be_asked() -> None:
     eager = launches.without_nodes(make_recipe(engine_args={"enforce-eager": True}))
-    assert eager is not None
     assert eager.state == "not compiled"
     assert launches.without_nodes(make_recipe(engine_args={"enforce-eager": False})) is None
     sglang = launches.without_nodes(make_recipe(engine="sglang", engine_args={}))
-    assert sglang is not None
     assert (sglang.state, "sglang" in sglang.reasons[0]) == ("unknown", True)
 
 
@@ -80,7 +71,8 @@ def test_some_recipes_need_no_node_to_be_asked() -> None:
 
 @pytest.mark.parametrize("case", cases(__file__, "logs.toml")["compiled"])
 def test_a_log_says_whether_it_compiled(case: dict[str, Any]) -> None:
-    found = launches.logged(re.findall(launches.LOGGED, case["log"]))
+    text = (DATA / case["file"]).read_text() if "file" in case else case["log"]
+    found = launches.logged(re.findall(launches.LOGGED, text))
     keys = tuple(case.get("keys", ()))
     assert found == {"keys": keys, "outcome": case["outcome"], "compile_s": case["seconds"]}
 
@@ -90,21 +82,9 @@ def test_a_node_that_lies_about_its_log_is_not_believed() -> None:
     assert launches.logged(lies) == {"keys": (), "outcome": "", "compile_s": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "outcome", "keys"),
-    [("main_job_start.log", "", 0), ("compiled_start.log", "compiled", 2)],
-)
-def test_a_real_log(name: str, outcome: str, keys: int) -> None:
-    text = (Path(__file__).parents[2] / "data/gpu" / name).read_text()
-    found = launches.logged(re.findall(launches.LOGGED, text))
-    assert (found["outcome"], len(found["keys"])) == (outcome, keys)
-
-
 def test_the_worst_node_is_the_state_of_the_launch() -> None:
-    warm, cold = (
-        launches.NodeWarmth("warm"),
-        launches.NodeWarmth("cold", ("its compiled code is gone",)),
-    )
+    warm = launches.NodeWarmth("warm")
+    cold = launches.NodeWarmth("cold", ("its compiled code is gone",))
     found = launches.warmth_of("gemma", {"spark1": warm, "spark2": cold})
     assert (found.state, found.reasons) == ("cold", ("spark2: its compiled code is gone",))
     assert str(found) == "next start of gemma: cold (spark2: its compiled code is gone)"
@@ -178,24 +158,21 @@ def test_a_node_that_is_lost_is_unknown(fake_cluster: Make) -> None:
 
 def test_an_image_is_asked_for_only_where_it_tells_something(fake_cluster: Make) -> None:
     cluster = fake_cluster("spark1")
-    image, eager = make_recipe(), make_recipe(engine_args={"enforce-eager": True})
-    for recipe, asked in ((eager, 0), (image, 1)):
-        upcoming = launches.Upcoming(recipe, {"spark1": CACHE_ROOT})
+    for args, asked in (({"enforce-eager": True}, 0), ({}, 1)):
+        upcoming = launches.Upcoming(make_recipe(engine_args=args), {"spark1": CACHE_ROOT})
         upcoming.on(cluster.play, cluster.play.nodes, 2)
         assert len(cluster.head.calls("docker")) == asked
 
 
 def test_whatever_the_engine_is_given_makes_another_launch() -> None:
     recipe = make_recipe()
-    usual = launches.wanted(recipe, 2).arguments
-    changed = [
-        recipe.model_copy(update={"env": {**recipe.env, "VLLM_X": "2"}}),
-        recipe.model_copy(update={"engine_args": {**recipe.engine_args, "seed": 7}}),
-        recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "v2"})}),
-    ]
-    found = {launches.wanted(one, 2).arguments for one in changed}
-    assert len(found | {usual, launches.wanted(recipe, 1).arguments}) == 5
-    assert launches.wanted(make_recipe(), 2).arguments == usual
+    other = {"env": {**recipe.env, "VLLM_X": "2"},
+             "engine_args": {**recipe.engine_args, "seed": 7},
+             "model": recipe.model.model_copy(update={"revision": "v2"})}  # fmt: skip
+    changed = [recipe.model_copy(update={key: value}) for key, value in other.items()]
+    found = {launches.wanted(one, 2).arguments for one in (recipe, *changed)}
+    assert len(found | {launches.wanted(recipe, 1).arguments}) == 5
+    assert launches.wanted(make_recipe(), 2) == launches.wanted(recipe, 2)
 
 
 def test_what_only_up_knows_makes_no_other_launch() -> None:
@@ -204,7 +181,6 @@ def test_what_only_up_knows_makes_no_other_launch() -> None:
     recipe = make_recipe(drafter=drafter)
     folders = {name: f"/hub/{name}/snapshots/1" for name in (recipe.model.name, "some/drafter")}
     one, found = launches.wanted(recipe, 1), recipe.located(folders)
-    assert found.drafter is not None
     assert found.drafter.node_path == folders["some/drafter"]
     assert launches.wanted(found, 1) == one
     other = drafter.model_copy(update={"name": "another/drafter"})
@@ -260,17 +236,15 @@ def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -
 def test_up_tells_before_a_start_and_not_of_a_server_that_runs(fake_cluster: Make) -> None:
     cluster = fake_cluster("spark1")
     plan = server_for(make_recipe(), *cluster.play.nodes)
-    made = launches.wanted(plan.recipe, plan.tp)
-    image = "sha256:" + "7" * 64
-    made = replace(made, image=image, keys=(KEY,), outcome="loaded", compile_s=2.18, last=1.0)
+    known = {"image": "sha256:" + "7" * 64, "keys": (KEY,), "outcome": "loaded", "last": 1.0}
+    made = replace(launches.wanted(plan.recipe, plan.tp), compile_s=2.18, **known)
     has(cluster.head, [made], [KEY], "7")
-    launches.before_start(cluster.play, plan, ContainerState("absent"))
-    assert cluster.notes == ["compile cache: warm (its last launch loaded it in 2.18 s)"]
     same = ContainerState("running", command=("vllm", "serve", *plan.args))
-    launches.before_start(cluster.play, plan, same)
-    assert len(cluster.notes) == 1
-    launches.before_start(cluster.play, plan, replace(same, command=("vllm", "serve", "--other")))
-    assert len(cluster.notes) == 2
+    other = replace(same, command=("vllm", "serve", "--other"))
+    for state, told in ((ContainerState("absent"), 1), (same, 1), (other, 2)):
+        launches.before_start(cluster.play, plan, state)
+        assert len(cluster.notes) == told
+    assert cluster.notes[0] == "compile cache: warm (its last launch loaded it in 2.18 s)"
 
 
 def test_up_says_why_the_server_had_been_stopped(fake_cluster: Make) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import pytest
+from cases import each_case
 from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
@@ -23,7 +24,6 @@ Clients = Callable[[], Hub]
 def test_the_shape_and_the_tensors_of_a_model(lab_hub: LabHub, client: Clients) -> None:
     shape = find("org/small", hub=client())
     assert (shape.layers, shape.hidden, shape.vocab) == (2, 512, 1024)
-    assert shape.stored is not None
     assert shape.stored.quantization == "fp8"
     matrices = 2 * (512 * (8 + 2 + 2 + 8) * 64 + 3 * 512 * 1024)
     attention, mlp = shape.stored.part("attention"), shape.stored.part("mlp")
@@ -40,40 +40,30 @@ def test_only_headers_are_read(lab_hub: LabHub, client: Clients) -> None:
     assert not any(method != "GET" for method, _ in lab_hub.requests)
 
 
-def test_what_was_read_is_not_asked_for_again(lab_hub: LabHub, client: Clients) -> None:
-    first = client().checkpoint("org/small")
+@pytest.mark.parametrize("revision", ["main", "commit"])
+def test_what_was_read_is_not_asked_for_again(revision, lab_hub, client, monkeypatch):
+    """A branch for a day, a commit for good."""
+    if revision == "commit":
+        monkeypatch.setattr(lookup, "FRESH_S", 0.0)
+        revision = lab_hub.commit("org/small")
+    first = client().checkpoint("org/small", revision)
     asked = len(lab_hub.requests)
-    assert client().checkpoint("org/small") == first
+    assert client().checkpoint("org/small", revision) == first
     assert len(lab_hub.requests) == asked
 
 
-def test_a_branch_that_moved_is_read_anew_after_a_day(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_that_moved_is_read_anew_after_a_day(lab_hub, client, monkeypatch):
     first = client().checkpoint("org/small")
     config = {**SMALL, "max_position_embeddings": 8192}
     (lab_hub.root / "org/small/config.json").write_text(json.dumps(config))
     assert client().checkpoint("org/small") == first
     monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     second = client().checkpoint("org/small")
-    assert second is not None
     assert second.config["max_position_embeddings"] == 8192
-    assert first is not None
     assert first.commit != second.commit
 
 
-def test_a_commit_is_kept_for_good(lab_hub: LabHub, client: Clients, monkeypatch) -> None:
-    monkeypatch.setattr(lookup, "FRESH_S", 0.0)
-    commit = lab_hub.commit("org/small")
-    first = client().checkpoint("org/small", commit)
-    asked = len(lab_hub.requests)
-    assert client().checkpoint("org/small", commit) == first
-    assert len(lab_hub.requests) == asked
-
-
-def test_without_the_hub_what_is_kept_is_used(
-    lab_hub: LabHub, client: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_hub_what_is_kept_is_used(lab_hub, client, tmp_path, monkeypatch):
     first = client().checkpoint("org/small")
     monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     nobody = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path / "kept"))
@@ -83,76 +73,55 @@ def test_without_the_hub_what_is_kept_is_used(
     assert offline.checkpoint("org/other") is None
 
 
-@pytest.mark.parametrize("value", ["1", "true", "ON"])
-def test_the_hubs_own_switch_is_honoured(
-    value: str, lab_hub: LabHub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("value", ["1", "true", "ON", None])
+def test_by_default_and_where_the_hubs_own_switch_says_so_nothing_is_asked(
+    value: str | None, lab_hub: LabHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    if value:
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
     with pytest.raises(UsageError, match="not known here"):
-        find("org/small", hub=online())
-    assert lab_hub.requests == []
-
-
-def test_by_default_nothing_is_asked(lab_hub: LabHub) -> None:
-    with pytest.raises(UsageError, match="not known here"):
-        find("org/small")
+        find("org/small", hub=online() if value else None)
     assert cached().checkpoint("org/small") is None
     assert lab_hub.requests == []
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert online()._source is not None, "the endpoint of the library"
 
 
-@pytest.mark.parametrize(
-    ("conduct", "kind", "words"),
-    [
-        (Conduct(gated=True), "gated", "huggingface.co/org/small and set HF_TOKEN"),
-        (Conduct(private=True), "missing", "did you mean"),
-        (Conduct(status=429, headers={"Retry-After": "30"}), "busy", "wait 30 s"),
-        (Conduct(status=429, headers={"Retry-After": "x" * 99}), "busy", "wait some minutes"),
-        (Conduct(status=503), "server", "status 503"),
-        (Conduct(status=500), "server", "status 500"),
-        (Conduct(status=403), "gated", "settings/tokens"),
-        (Conduct(status=451), "server", "status 451"),
-        (Conduct(status=418), "server", "status 418"),
-        (Conduct(garbage=b"<html>"), "server", "not JSON"),
-        (Conduct(garbage=b"[]"), "server", "lacks its commit"),
-        (Conduct(garbage=b'{"sha": "main", "siblings": []}'), "server", "lacks its commit"),
-        (Conduct(garbage=b"[" * 100_000), "server", "not JSON"),
-    ],
-)
-def test_a_refusal_says_what_to_do(
-    conduct: Conduct, kind: str, words: str, lab_hub: LabHub, client: Clients
-) -> None:
+@each_case(__file__, "refusals.json")
+def test_a_refusal_says_what_to_do(case: dict[str, Any], lab_hub: LabHub, client: Clients) -> None:
+    garbage = case["conduct"].pop("garbage", None)
+    conduct = Conduct(**case["conduct"], garbage=garbage.encode() if garbage else None)
     lab_hub.conduct["org/small"] = conduct
     with pytest.raises(HubError) as caught:
         client().checkpoint("org/small")
-    assert caught.value.kind == kind
-    assert words in str(caught.value)
+    assert caught.value.kind == case["kind"]
+    assert case["words"] in str(caught.value)
     assert caught.value.hint
 
 
-def test_a_misspelt_name(client: Clients) -> None:
+def test_a_deep_answer_is_no_traceback(lab_hub: LabHub, client: Clients) -> None:
+    lab_hub.conduct["org/small"] = Conduct(garbage=b"[" * 100_000)
+    with pytest.raises(HubError, match="not JSON"):
+        client().checkpoint("org/small")
+
+
+def test_a_name_and_a_revision_that_are_not_there(client: Clients) -> None:
     with pytest.raises(HubError, match="did you mean 'org/small'"):
         find("org/smal", hub=client())
+    with pytest.raises(HubError, match="no revision 'v9'"):
+        client().checkpoint("org/small", "v9")
 
 
 @pytest.mark.parametrize(
     "name", ["../etc/passwd", "a/../b", "a b/c", "org/x--y", "org/" + "x" * 99]
 )
-def test_a_name_that_no_repository_has_is_not_asked_for(
-    name: str, lab_hub: LabHub, client: Clients
-) -> None:
+def test_a_name_that_no_repository_has_is_not_asked_for(name, lab_hub, client):
     with pytest.raises(UsageError):
         find(name, hub=client())
     assert lab_hub.requests == []
 
 
-def test_a_revision_that_is_not_there(client: Clients) -> None:
-    with pytest.raises(HubError, match="no revision 'v9'"):
-        client().checkpoint("org/small", "v9")
-
-
-def test_a_token_opens_a_gated_model(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_opens_a_gated_model(lab_hub, client, monkeypatch):
     lab_hub.conduct["org/small"] = Conduct(gated=True, token="hf_secret")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(HubError) as caught:
@@ -163,17 +132,7 @@ def test_a_token_opens_a_gated_model(
     assert client().checkpoint("org/small") is not None
 
 
-def test_no_server_and_no_name(hub_allowed: None, tmp_path: Path) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        hub = Hub(HubLibrary(f"http://127.0.0.1:{held.getsockname()[1]}"), ModelStore(tmp_path))
-        with pytest.raises(HubError, match="cannot be reached"):
-            hub.checkpoint("org/small")
-
-
-def test_a_server_that_never_answers(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers(lab_hub, client, monkeypatch):
     monkeypatch.setattr("spark_cluster.models.hub.REQUEST_S", 0.2)
     lab_hub.conduct["org/small"] = Conduct(silent=True)
     hub = client()
@@ -185,17 +144,13 @@ def test_a_server_that_never_answers(
     assert len(lab_hub.requests) == asked
 
 
-def test_an_answer_that_does_not_end_soon(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_does_not_end_soon(lab_hub, client, monkeypatch):
     monkeypatch.setattr(hub, "TOTAL_S", -1.0)
     with pytest.raises(HubError, match="took more than"):
         client().checkpoint("org/small")
 
 
-def test_documents_that_are_too_long_or_none(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_are_too_long_or_none(lab_hub, client, monkeypatch):
     config = lab_hub.root / "org/small/config.json"
     config.write_text("{" + " " * (5 << 20) + "}")
     with pytest.raises(InvalidFile, match="longer than 4 MiB"):
@@ -212,24 +167,19 @@ def test_weights_that_are_broken_leave_the_shape(lab_hub: LabHub, client: Client
     for path in (lab_hub.root / "org/small").glob("*.safetensors"):
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1")
     found = client().checkpoint("org/small")
-    assert found is not None
     assert found.tensors is None
     assert "no safetensors header" in found.problem
     assert find("org/small", hub=client()).stored is None
 
 
-def test_a_header_longer_than_the_first_read(
-    lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_header_longer_than_the_first_read(lab_hub, client, monkeypatch):
     monkeypatch.setattr(checkpoint, "FIRST_READ", 64)
     found = client().checkpoint("org/small")
-    assert found is not None
     assert found.tensors
     monkeypatch.setattr(checkpoint, "LARGEST_HEADERS", 100)
     monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     again = Hub(HubLibrary(lab_hub.url), ModelStore(lab_hub.root.parent / "elsewhere"))
     long = again.checkpoint("org/small")
-    assert long is not None
     assert "bytes long" in long.problem
 
 
@@ -241,16 +191,12 @@ def test_a_header_longer_than_the_first_read(
         ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "awq-int4"),
     ],
 )
-def test_quantization_that_is_declared_elsewhere(
-    name: str, document: dict[str, object], expected: str, lab_hub: LabHub, client: Clients
-) -> None:
+def test_quantization_that_is_declared_elsewhere(name, document, expected, lab_hub, client):
     (lab_hub.root / "org/small" / name).write_text(json.dumps(document))
     assert find("org/small", hub=client()).quantization == expected
 
 
-def test_what_is_kept_and_broken_is_read_again(
-    lab_hub: LabHub, client: Clients, tmp_path: Path
-) -> None:
+def test_what_is_kept_and_broken_is_read_again(lab_hub, client, tmp_path):
     first = client().checkpoint("org/small")
     for path in (tmp_path / "kept").rglob("*.json"):
         path.write_text('{"schema": "spark-cluster.model.v1", "config": 3, "tensors": [[1]]}')
@@ -263,9 +209,7 @@ def test_a_folder_that_cannot_be_written(lab_hub: LabHub, tmp_path: Path) -> Non
     assert hub.checkpoint("org/small") is not None
 
 
-def test_the_table_stands_in_for_a_hub_that_does_not_answer(
-    hub_allowed: None, tmp_path: Path
-) -> None:
+def test_the_table_stands_in_for_a_hub_that_does_not_answer(hub_allowed, tmp_path):
     hub = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path))
     shape = find("Qwen/Qwen3-8B", hub=hub, cache_dir=tmp_path)
     assert (shape.layers, shape.stored) == (36, None)
@@ -284,29 +228,13 @@ def test_a_folder_goes_before_the_hub(lab_hub: LabHub, client: Clients, tmp_path
     assert lab_hub.requests == []
 
 
-def test_online_asks_the_endpoint_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
-    assert lookup.online()._source is not None
+def test_a_download_of_the_library_is_read_too(lab_hub: LabHub, tmp_path: Path) -> None:
+    from huggingface_hub import snapshot_download
 
-
-def test_the_lab_hub_serves_downloads(lab_hub: LabHub, tmp_path: Path) -> None:
-    from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import GatedRepoError
-
-    folder = snapshot_download(
-        "org/small", endpoint=lab_hub.url, cache_dir=tmp_path / "downloads", max_workers=1
-    )
-    source = lab_hub.root / "org/small"
-    for path in source.iterdir():
-        assert (Path(folder) / path.name).read_bytes() == path.read_bytes()
+    place = tmp_path / "downloads"
+    folder = snapshot_download("org/small", endpoint=lab_hub.url, cache_dir=place, max_workers=1)
     assert Path(folder).name == lab_hub.commit("org/small")
-    assert find("org/small", cache_dir=tmp_path / "downloads").stored is not None
-    lab_hub.conduct["org/small"] = Conduct(gated=True)
-    with pytest.raises(GatedRepoError):
-        hf_hub_download(
-            "org/small", "config.json", endpoint=lab_hub.url, cache_dir=tmp_path / "other"
-        )
+    assert find("org/small", cache_dir=place).stored is not None
 
 
 def test_a_repository_with_gguf_only_is_refused(lab_hub: LabHub, client: Clients) -> None:
@@ -321,7 +249,6 @@ def test_a_repository_with_gguf_only_is_refused(lab_hub: LabHub, client: Clients
 
 def test_a_folder_with_gguf_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    assert find(tmp_path).stored is None
     (tmp_path / "small.GGUF").write_bytes(b"GGUF")
     with pytest.raises(InvalidFile, match="GGUF only"):
         find(tmp_path)

@@ -57,10 +57,3 @@ def test_the_fastest_comes_first(shipped, speed: Preference) -> None:
     assert ("--replicas 2" in options) is (speed == "throughput")
     models = [recipes[one.recipe].model.base or recipes[one.recipe].model.name for one in found]
     assert len(set(models)) == len(models), "one recipe for each model"
-
-
-def test_what_needs_two_is_not_proposed_for_one(shipped) -> None:
-    planner, recipes = shipped
-    one = {p.recipe for p in propose(planner, recipes.values(), "chat", "latency", 1)}
-    two = {p.recipe for p in propose(planner, recipes.values(), "chat", "latency", 2)}
-    assert "qwen3-235b-a22b-gptq-int4" in two - one

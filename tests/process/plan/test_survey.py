@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_cluster import FakeCluster, Make
+from fake_cluster import FakeCluster
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.launch import Launch
@@ -19,9 +19,7 @@ def asked(cluster: FakeCluster) -> list[int]:
     return [len(node.calls("nvidia-smi")) for node in cluster.nodes.values()]
 
 
-def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_there(
-    fake_cluster: Make,
-) -> None:
+def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_there(fake_cluster):
     cluster = fake_cluster("b", "a")
     head = cluster.nodes["a"]
     head.put("/data/m/.complete", "org/m@main\n")
@@ -38,9 +36,7 @@ def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_t
 
 
 @pytest.mark.parametrize(("version", "warned"), [("5.14.1", False), ("5.17.0", True), (None, True)])
-def test_transformers_of_the_environment_decide_on_a_warning(
-    fake_cluster: Make, version: str | None, warned: bool
-) -> None:
+def test_transformers_of_the_environment_decide_on_a_warning(fake_cluster, version, warned):
     """A plan of two nodes warned of 5.15 with 5.14.1 in the recipe's environment."""
     cluster = fake_cluster("a")
     if version:

@@ -61,8 +61,7 @@ def test_it_waits_until_the_memory_is_back(cluster: FakeCluster) -> None:
     serve(cluster.head, after=2)
     cluster.head.run_container(RAY)
     stopped = down(cluster)
-    assert [one.used_mib for one in stopped.before] == [90 * GIB, 0]
-    assert [one.used_mib for one in stopped.now] == [0, 0]
+    assert [one.used_mib for one in (*stopped.before, *stopped.now)] == [90 * GIB, 0, 0, 0]
     held = [event for event in cluster.events if isinstance(event, MemoryHeld)]
     assert [(one.node, one.phase, one.used_mib) for one in held] == [
         ("spark1", "before", 90 * GIB), ("spark2", "before", 0),
@@ -144,9 +143,7 @@ def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_models_of_ollama_are_unloaded_on_request(
-    fake_cluster: Make, ollama: Ollama, check: bool
-) -> None:
+def test_models_of_ollama_are_unloaded_on_request(fake_cluster, ollama, check):
     cluster = fake_cluster("spark1", options=Options(check=check))
     serve(cluster.head, OLLAMA)
     ended = cluster.head.when_read

@@ -25,18 +25,14 @@ def ray_up(cluster: FakeCluster, ray: RayServer, **given: Any) -> Any:
     return function(cluster.play, recipe=recipe.model_copy(update={"ray": settings}), tp=2)
 
 
-def test_ray_is_started_as_under_a_model_without_the_model(
-    fake_cluster: Make, ray: RayServer
-) -> None:
+def test_ray_is_started_as_under_a_model_without_the_model(fake_cluster, ray):
     cluster = fake_cluster()
     for node in cluster.nodes.values():
         node.run_container(RAY, {"spark-cluster.dashboard": str(ray.port), **ALONE})
     found = ray_up(cluster, ray)
     assert (found.state, found.version, found.model) == ("running", "2.60.0", False)
-    assert [(node.name, node.alive, node.gpus) for node in found.nodes] == [
-        ("spark1", True, 1.0),
-        ("spark2", True, 1.0),
-    ]
+    told = [(node.name, node.alive, node.gpus) for node in found.nodes]
+    assert told == [("spark1", True, 1.0), ("spark2", True, 1.0)]
     assert cluster.stages == ["prepare", "fetch", "start"]
     assert tuple(cluster.roles()) == tuple(cluster.roles("spark2")) == ROLES
     started = cluster.settings("ray").server

@@ -87,8 +87,9 @@ def begin(cluster: FakeCluster, tp: int = 1, guarded: str = "present", **changes
 
 def test_the_caches_root_of_the_inventory_reaches_the_containers(pair_up):
     cluster = pair_up(CACHES)
-    begin(cluster)
+    begin(cluster, guarded="absent")
     (server,) = resources(cluster, "vllm")
+    assert server.labels["spark-cluster.firewall"] == "absent"
     assert server.caches == "/data/caches"
     assert not any(mount.startswith("/data/caches:") for mount in server.mounts)
     assert {server.env[name].rpartition("/")[0] for name in UP_CACHES} == {"/data/caches"}
@@ -129,32 +130,22 @@ def test_one_node_goes_on_where_nftables_does_not_work(pair_up, works):
     assert told == [True] * (not works)
 
 
-@pytest.mark.parametrize("guarded", ["present", "absent"])
-def test_the_label_of_the_containers_says_whether_they_are_guarded(pair_up, guarded):
-    cluster = pair_up()
-    begin(cluster, guarded=guarded)
-    (server,) = resources(cluster, "vllm")
-    assert server.labels["spark-cluster.firewall"] == guarded
-
-
 def test_folders_of_their_own_are_downloaded_as_the_recipe_says():
-    recipe = load_recipe("gemma4-26b-a4b-fp8-mtp", SHIPPED)
-    assert server_for(recipe, make_node("a")).models == (), "both are in the hub cache"
-    changed = {
+    recipe, node = load_recipe("gemma4-26b-a4b-fp8-mtp", SHIPPED), make_node("a")
+    assert server_for(recipe, node).models == (), "both are in the hub cache"
+    own = {
         name: getattr(recipe, name).model_copy(update={"path": f"/srv/models/{name}"})
         for name in ("model", "drafter")
     }
-    found = server_for(recipe.model_copy(update=changed), make_node("a")).models
-    assert [(settings["name"], settings["path"]) for settings in found] == [
-        ("RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic", "/srv/models/model"),
-        ("google/gemma-4-26B-A4B-it-assistant", "/srv/models/drafter"),
-    ]
+    found = server_for(recipe.model_copy(update=own), node).models
+    assert {one["name"]: one["path"] for one in found} == {
+        "RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic": "/srv/models/model",
+        "google/gemma-4-26B-A4B-it-assistant": "/srv/models/drafter",
+    }
     role = SHIPPED.load_role("models")
-    ids = [
-        r.id for given in found for r in role.function(make_node("a"), role.settings_model(**given))
-    ]
-    assert len(set(ids)) == len(ids) == 4, "both folders and both downloads"
-    assert {settings["image"] for settings in found} == {"spark-cluster/gemma4-mtp:41745-d8b3826"}
+    made = [role.function(node, role.settings_model(**given)) for given in found]
+    assert len({one.id for each in made for one in each}) == 4, "both folders and both downloads"
+    assert {one["image"] for one in found} == {"spark-cluster/gemma4-mtp:41745-d8b3826"}
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -4,7 +4,7 @@ containers, and their engines and proxy are servers of this machine."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -35,40 +35,59 @@ def recipe() -> Recipe:
     return made.model_copy(update={"model": model})
 
 
-class Up:
-    """Two nodes that have all that a recipe needs, and its engine."""
+class Serving:
+    """Nodes that have all that recipes need.
 
-    def __init__(self, make: Make) -> None:
-        self.engine = ChatServer(free_port(*BESIDE_RAY))
-        port = self.engine.http.server_port
-        serve = f"serve: {{bind: loopback, port: {port}}}\n"
-        self.cluster: FakeCluster = make("spark1", "spark2", more=serve)
-        self.cluster.marked(*ROLES)
+    Args:
+        serve: what the inventory says of that, besides where it is bound.
+    """
+
+    def __init__(self, make: Make, *nodes: str, roles: Sequence[str], serve: str, **more: Any):
+        told = f"serve: {{bind: loopback, {serve}}}\n"
+        self.cluster: FakeCluster = make(*nodes, more=told, **more)
+        self.cluster.marked(*roles)
         own_programs(self.cluster.project, "vllm")
         for node in self.cluster.nodes.values():
             node.put("/srv/models/m/.complete")
-            node.have_image(recipe().image.ref)
+            node.have_image(make_recipe().image.ref)
+
+    def up(self, deployment: Deployment, **more: Any) -> Any:
+        play = self.cluster.play
+        return play.project.load_playbook("up").function(play, deployment=deployment, **more)
+
+    def started(self, node: FakeNode) -> list[str]:
+        """The containers that were started on a node, in their order."""
+        calls = [words for words in node.calls("docker") if words[0] == "run"]
+        return [words[words.index("--name") + 1] for words in calls]
+
+
+class Up(Serving):
+    """Two nodes, and the engine of a recipe."""
+
+    def __init__(self, make: Make) -> None:
+        self.engine = ChatServer(free_port(*BESIDE_RAY))
+        port = f"port: {self.engine.http.server_port}"
+        super().__init__(make, "spark1", "spark2", roles=ROLES, serve=port)
 
     def __call__(self) -> Any:
         play = self.cluster.play
-        deployment = resolve(recipe(), play.inventory, play.nodes, 2)
-        return play.project.load_playbook("up").function(play, deployment=deployment, load=False)
+        return self.up(resolve(recipe(), play.inventory, play.nodes, 2), load=False)
 
     def starts(self) -> list[int]:
         """How often each node's server was started."""
-        nodes = self.cluster.nodes.values()
-        return [sum(words[0] == "run" for words in node.calls("docker")) for node in nodes]
+        return [len(self.started(node)) for node in self.cluster.nodes.values()]
 
-    def works_when_started(self, node: FakeNode) -> None:
-        """Have the engine be well again when its container is started on this node."""
-        docker = node.programs["docker"]
 
-        def starting(words: list[str], stdin: str) -> Said | str:
-            if words[0] == "run":
-                self.engine.raw = None
-            return docker(words, stdin)
+def works_when_started(node: FakeNode, engine: ChatServer) -> None:
+    """Have the engine be well again when a container is started on this node."""
+    docker = node.programs["docker"]
 
-        node.programs["docker"] = starting
+    def starting(words: list[str], stdin: str) -> Said | str:
+        if words[0] == "run":
+            engine.raw = None
+        return docker(words, stdin)
+
+    node.programs["docker"] = starting
 
 
 @pytest.fixture
@@ -96,7 +115,7 @@ def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_onc
     """Its API says that it is healthy for a moment after a worker was killed (executor mp)."""
     up()
     up.engine.raw = (500, ERROR)
-    up.works_when_started(up.cluster.nodes["spark2"])
+    works_when_started(up.cluster.nodes["spark2"], up.engine)
     assert "paris" in up().answer.lower()
     assert up.starts() == [2, 2]
     (note,) = [note for note in up.cluster.notes if "the running server fails" in note]
@@ -146,22 +165,17 @@ def model(name: str) -> ServedModel:
     return ServedModel(recipe.model_copy(update={"name": name, "model": known}), "spark1")
 
 
-class UpOfSeveral:
-    """A node that has all that the models need, their engines, and the proxy in front of them."""
+class UpOfSeveral(Serving):
+    """A node, the engines of two models, and the proxy in front of them."""
 
     def __init__(self, make: Make, options: Options | None = None) -> None:
         self.servers = self._servers()
         self.proxy, *self.engines = self.servers
         self.proxy.listed = NAMES
         port = self.proxy.http.server_port
-        listed = ", ".join(NAMES)
-        serve = f"bind: loopback, port: {port}, engine_port: {port + 1}, recipes: [{listed}]"
-        self.cluster: FakeCluster = make("spark1", more=f"serve: {{{serve}}}\n", options=options)
-        self.cluster.marked(*ROLES_OF_SEVERAL)
-        own_programs(self.cluster.project, "vllm")
+        serve = f"port: {port}, engine_port: {port + 1}, recipes: [{', '.join(NAMES)}]"
+        super().__init__(make, "spark1", roles=ROLES_OF_SEVERAL, serve=serve, options=options)
         self.cluster.head.programs["nft"] = lambda _words, _stdin: ""  # it works here
-        self.cluster.head.put("/srv/models/m/.complete")
-        self.cluster.head.have_image(make_recipe().image.ref)
 
     def _servers(self) -> tuple[ChatServer, ...]:
         while True:
@@ -176,19 +190,14 @@ class UpOfSeveral:
             return tuple(made)
 
     def deployment(self, *names: str) -> Deployment:
-        play = self.cluster.play
-        models = [model(name) for name in names or NAMES]
+        play, models = self.cluster.play, [model(name) for name in names or NAMES]
         return resolve_models(models, play.inventory, play.nodes)
 
     def __call__(self) -> Any:
-        play = self.cluster.play
-        function = play.project.load_playbook("up").function
-        return function(play, deployment=self.deployment())
+        return self.up(self.deployment())
 
     def starts(self) -> list[str]:
-        """The containers that were started, in their order."""
-        calls = self.cluster.head.calls("docker")
-        return [words[words.index("--name") + 1] for words in calls if words[0] == "run"]
+        return self.started(self.cluster.head)
 
 
 @pytest.fixture
@@ -250,15 +259,8 @@ def test_one_that_is_gone_is_started_and_the_other_left(ups: Any) -> None:
 def test_one_whose_engine_has_died_is_started_again_once(ups: Any) -> None:
     up = ups()
     up()
-    docker, engine = up.cluster.head.programs["docker"], up.engines[1]
-    engine.raw = 500, json.dumps({"error": {"message": "EngineCore encountered an issue."}})
-
-    def starting(words: list[str], stdin: str) -> Said | str:
-        if words[0] == "run":
-            engine.raw = None
-        return docker(words, stdin)
-
-    up.cluster.head.programs["docker"] = starting
+    up.engines[1].raw = (500, ERROR)
+    works_when_started(up.cluster.head, up.engines[1])
     assert all("paris" in part.answer.lower() for part in up().servers)
     assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
     assert len([note for note in up.cluster.notes if "starting it again" in note]) == 1
@@ -273,17 +275,13 @@ def test_one_that_has_no_place_any_more_is_ended(ups: Any) -> None:
     assert up.cluster.containers == {"spark1": PROGRAMS}
 
 
-def test_a_proxy_that_does_not_know_one_is_no_success(ups: Any) -> None:
+def test_a_proxy_that_does_not_know_or_does_not_lead_to_one_is_no_success(ups: Any) -> None:
     up = ups()
     up.proxy.listed = NAMES[:1]
     told = r'lists \["gemma"\] \(status 200\), expected \["gemma", "words"\]'
     with pytest.raises(VerificationFailed, match=told):
         up()
-
-
-def test_a_proxy_that_does_not_lead_to_one_is_no_success(ups: Any) -> None:
-    up = ups()
-    refused = 404, "no such model"
+    up.proxy.listed, refused = NAMES, (404, "no such model")
     up.proxy.refuse = lambda request: refused if request["model"] == "words" else None
     with pytest.raises(VerificationFailed, match="words answers by itself, but through http"):
         up()

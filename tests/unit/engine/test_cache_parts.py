@@ -22,14 +22,8 @@ OWN = f"images/{'ab' * 6}/"
 
 def entry(kind: str, path: str, days: float, size: int = 1000) -> dict[str, Any]:
     """A part that was last written so many days ago."""
-    return {
-        "kind": kind,
-        "path": path,
-        "bytes": size,
-        "files": 3,
-        "modified": NOW - days * DAY,
-        "whole": True,
-    }
+    known = {"kind": kind, "path": path, "modified": NOW - days * DAY}
+    return {**known, "bytes": size, "files": 3, "whole": True}
 
 
 ENTRIES = [
@@ -126,19 +120,14 @@ def test_the_inventorys_recipe_is_kept() -> None:
 
 def test_each_node_removes_its_own() -> None:
     nodes = {"spark1": Node(), "spark2": Node({RAY: container("old")})}
-    found = look(**nodes)
-    chosen = [part for part in found if part.kind == "compile" and part.node == "spark1"]
-    folders = dict.fromkeys(nodes, "/var/cache/x")
-    removed = cache_parts.remove(nodes, folders, chosen)  # type: ignore[arg-type]
+    chosen = [one for one in look(**nodes) if (one.kind, one.node) == ("compile", "spark1")]
+    removed = cache_parts.remove(nodes, dict.fromkeys(nodes, "/var/cache/x"), chosen)
     assert removed == {"spark1": [chosen[0].path]}
     assert (len(nodes["spark1"].removed), nodes["spark2"].removed) == (3, [])
 
 
 def test_what_one_of_several_models_uses_is_kept() -> None:
     found = look(a=Node({"servers": "spark-vllm-old\nspark-vllm-new\n"}))
-    kept = {
-        part.path.removeprefix(OWN + cache_parts.COMPILED): part.kept
-        for part in found
-        if part.kind == "compile"
-    }
-    assert kept[OLD] == kept[NEW] == "a server uses it, or may"
+    kept = {part.path: part.kept for part in found if part.kind == "compile"}
+    for key in (OLD, NEW):
+        assert kept[f"{OWN}{cache_parts.COMPILED}{key}"] == "a server uses it, or may"

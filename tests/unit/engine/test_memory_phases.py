@@ -22,15 +22,12 @@ def reading(used, name="spark1"):
 def test_phases_are_kept_next_to_the_prediction():
     phases = MemoryPhases()
     bus = Bus(phases)
-    nodes = [SimpleNamespace(name="spark1")]
     vram.record(bus, "before", [reading(0), reading(5, "spark2")])
-    vram.record_plan(bus, nodes, 50.5, 100.0)
-    for used in (40_000, 60_000):
-        vram.record(bus, "loading", [reading(used)])
+    vram.record_plan(bus, [SimpleNamespace(name="spark1")], 50.5, 100.0)
+    for phase, used in (("loading", 40_000), ("loading", 60_000), ("ready", 103_000),
+                        ("under_load", 103_900), ("under_load", 103_400)):  # fmt: skip
+        vram.record(bus, phase, [reading(used)])
     bus.emit(Note("something else"))
-    vram.record(bus, "ready", [reading(103_000)])
-    for used in (103_900, 103_400):
-        vram.record(bus, "under_load", [reading(used)])
     first, second = as_json(list(phases.nodes.values()))
     assert first == {
         "node": "spark1", "before": 0, "loading": 60_000, "ready": 103_000,
@@ -42,10 +39,6 @@ def test_phases_are_kept_next_to_the_prediction():
         "spark1: before 0, loading 60000, ready 103000, under load 103900 MiB; "
         "1,500 more than planned (102,400)"
     )
-
-
-def test_without_a_prediction_there_is_no_comparison():
-    assert str(MemoryOfNode("spark1", ready=5)) == "spark1: ready 5 MiB"
     assert str(MemoryOfNode("spark1", stopped=0, planned_ready=7)) == "spark1: stopped 0 MiB"
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import checkpoints
 import pytest
+from cases import each_case, each_row
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 
 from spark_cluster.models.checkpoint import count, part_of
-from spark_cluster.models.config import bits, from_config, quantization
+from spark_cluster.models.config import bits, from_config
 from spark_cluster.models.naming import table
 from spark_cluster.models.shape import Geometry, StoredWeights
 from spark_cluster.models.weights import load_peak_bytes, memory_bytes, weights_of
@@ -39,6 +40,7 @@ def counted(
         ("fp8", "fp8", 72.7),  # RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic: 72.7 GB
         ("fp8-channel", "fp8", 72.7),
         ("fp8-block", "fp8", 72.7),
+        ("int8-channel", "fp8", 72.7),  # known by its size
         ("nvfp4-modelopt", "nvfp4", 42.7),  # nvidia/Llama-3.3-70B-Instruct-FP4: 42.7 GB
         ("nvfp4-compressed", "nvfp4", 42.7),
         ("gptq", "gptq-int4", 39.8),  # 39.8 GB with groups of 128
@@ -50,6 +52,7 @@ def test_a_dense_model_in_every_style(style: str, label: str, gigabytes: float) 
     declared = {"awq": {"quant_method": "awq"}}.get(style)
     shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, style), declared)
     assert found.quantization == label
+    assert (found.part("mlp").format == "int8") is (style == "int8-channel")
     assert found.memory_bytes() / GB == pytest.approx(gigabytes, rel=0.003)
     assert sum(part.parameters for part in found.parts) / GB == pytest.approx(70.554, rel=1e-3)
     embedding = 2 * 128256 * 8192
@@ -58,13 +61,6 @@ def test_a_dense_model_in_every_style(style: str, label: str, gigabytes: float) 
     # and this is what plans use
     assert memory_bytes(shape, label) == found.memory_bytes()  # type: ignore[arg-type]
     assert weights_of(shape, label).step_bytes() == found.step_bytes()  # type: ignore[arg-type]
-
-
-def test_int8_is_known_by_its_size() -> None:
-    _, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, "int8-channel"))
-    assert found.quantization == "fp8"
-    assert found.part("mlp").format == "int8"
-    assert found.memory_bytes() / GB == pytest.approx(72.7, rel=0.003)
 
 
 @pytest.mark.parametrize(
@@ -150,81 +146,15 @@ def test_of_a_build_in_another_format_the_tensors_say_nothing() -> None:
     assert weights_of(shape, "nvfp4").memory_bytes() < found.memory_bytes() / 3
 
 
-@pytest.mark.parametrize(
-    ("declared", "expected"),
-    [
-        ({"bits": 8}, 8),
-        ({"w_bit": 3}, 3),
-        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
-        ({"bits": "4"}, 4),
-        ({"bits": True}, 4),
-        ({"bits": 0}, 4),
-        ({"config_groups": [1]}, 4),
-        ({}, 4),
-    ],
-)
+@each_row(__file__, "counting.json", "bits_of_packed_weights")
 def test_bits_of_packed_weights(declared: dict[str, Any], expected: int) -> None:
     assert bits({"quantization_config": {"quant_method": "x", **declared}}) == expected
 
 
-def test_autoround_without_its_packing() -> None:
-    assert quantization({"quantization_config": {"quant_method": "auto-round"}}) == "gptq-int4"
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("model.embed_tokens.weight", "embedding"),
-        ("language_model.model.embed_tokens.weight", "embedding"),
-        ("backbone.embeddings.weight", "embedding"),
-        ("transformer.wte.weight", "embedding"),
-        ("model.language_model.embed_tokens_per_layer.weight", "lookup"),
-        ("lm_head.weight", "output"),
-        ("language_model.lm_head.weight", "output"),
-        ("output.weight", "output"),
-        ("model.norm.weight", "norms"),
-        ("model.layers.3.input_layernorm.weight", "norms"),
-        ("model.layers.3.self_attn.q_norm.weight", "norms"),
-        ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", "attention"),
-        ("model.language_model.layers.3.self_attn.q_proj.weight_packed", "attention"),
-        ("model.layers.3.mlp.gate_proj.weight", "mlp"),
-        ("model.layers.3.mlp.gate.weight", "router"),
-        ("model.layers.3.mlp.gate.e_score_correction_bias", "router"),
-        ("model.language_model.layers.3.router.proj.weight", "router"),
-        ("model.layers.3.mlp.experts.17.gate_proj.weight", "experts"),
-        ("model.language_model.layers.3.experts.gate_up_proj", "experts"),
-        ("model.layers.3.block_sparse_moe.experts.4.w1.weight", "experts"),
-        ("model.layers.3.block_sparse_moe.input_linear.weight", "experts"),
-        ("model.layers.3.block_sparse_moe.router.layer.weight", "router"),
-        ("model.layers.3.block_sparse_moe.gate.weight", "router"),
-        ("model.layers.3.mlp.shared_expert.up_proj.weight", "shared"),
-        ("model.layers.3.mlp.shared_experts.up_proj.weight", "shared"),
-        ("model.layers.3.mlp.shared_expert_gate.weight", "shared"),
-        ("model.layers.3.shared_mlp.input_linear.weight", "shared"),
-        ("model.layers.3.feed_forward.experts.down_proj", "experts"),
-        ("model.layers.3.feed_forward.shared_expert.down_proj.weight", "shared"),
-        ("model.layers.3.linear_attn.in_proj_qkvz.weight", "recurrent"),
-        ("model.layers.3.mamba.in_proj.weight", "recurrent"),
-        ("model.layers.3.conv.in_proj.weight", "recurrent"),
-        ("backbone.layers.3.mixer.in_proj.weight", "recurrent"),
-        ("backbone.layers.3.mixer.A_log", "recurrent"),
-        ("backbone.layers.3.mixer.q_proj.weight", "attention"),
-        ("backbone.layers.3.mixer.up_proj.weight", "mlp"),
-        ("backbone.layers.3.mixer.experts.4.up_proj.weight", "experts"),
-        ("backbone.layers.3.mixer.fc1_latent_proj.weight", "mlp"),
-        ("model.layers.3.something_new.weight", "mlp"),
-        ("model.layers.61.mlp.experts.3.up_proj.weight", "drafter"),
-        ("mtp.layers.0.self_attn.q_proj.weight", "drafter"),
-        ("model.mtp.fc.weight", "drafter"),
-        ("model.visual.blocks.3.attn.qkv.weight", "other"),
-        ("vision_tower.vision_model.encoder.layers.70.mlp.fc1.weight", "other"),
-        ("multi_modal_projector.linear_1.weight", "other"),
-        ("model.audio_tower.layers.0.self_attn.q_proj.weight", "other"),
-        ("model.embed_vision.embedding_projection.weight", "other"),
-    ],
-)
-def test_parts_by_name(name: str, part: str) -> None:
-    assert part_of(name, 61) == part
+@each_case(__file__, "tensor_parts.toml")
+def test_a_tensors_name_says_its_part(case: list[str], request: pytest.FixtureRequest) -> None:
+    found = {name: part_of(name, 61) for name in case}
+    assert found == dict.fromkeys(case, request.node.callspec.id)
 
 
 def test_mtp_layers_weigh_only_where_they_draft_and_their_copies_never() -> None:
@@ -242,14 +172,3 @@ def test_mtp_layers_weigh_only_where_they_draft_and_their_copies_never() -> None
     assert found.memory_bytes() == without.memory_bytes()
     assert found.memory_bytes(drafter=True) == without.memory_bytes() + 2 * 8192 * 16384
     assert found.step_bytes() == without.step_bytes()
-
-
-def test_of_experts_those_are_read_that_the_tokens_choose() -> None:
-    config = listed("openai/gpt-oss-20b")
-    _, found = counted(config, checkpoints.gpt_oss(config))
-    experts = found.part("experts").bytes
-    rest = found.step_bytes() - experts * 4 / 32
-    assert found.step_bytes(2) == pytest.approx(rest + experts * (1 - (28 / 32) ** 2))
-    assert found.step_bytes(1000) == pytest.approx(rest + experts)
-    unknown = replace(found, experts=0, top_k=0)
-    assert unknown.step_bytes() == pytest.approx(rest + experts)

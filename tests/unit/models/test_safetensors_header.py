@@ -7,13 +7,13 @@ from typing import Any
 
 import checkpoints
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.checkpoint import (
     BITS,
-    LARGEST_WEIGHTS,
     Tensor,
     folded,
     header_length,
@@ -42,26 +42,18 @@ def test_a_type_that_is_not_known_counts_by_its_bytes() -> None:
     assert tensors(text(a=entry("NF3", (2, 3), 0, 7)), "x")[0].size == 7
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        (b"[]", "should be a JSON object"),
-        (b"{", "no safetensors header"),
-        (b"[" * 100_000, "no safetensors header"),
-        (text(a=1), "no description"),
-        (text(a=entry(shape=[-1, -6])), "no shape"),
-        (text(a=entry(shape=[True, 6])), "no shape"),
-        (text(a=entry(shape="23")), "no shape"),
-        (text(a=entry(shape=[1] * 100)), "no shape"),
-        (text(a=entry(begin=-12, end=0)), "no place"),
-        (text(a=entry(begin=12, end=0)), "no place"),
-        (text(a=entry(begin=0, end=10 * LARGEST_WEIGHTS)), "no place"),
-        (text(a={"dtype": "BF16", "shape": [1]}), "no place"),
-        (text(a=entry(shape=[2, 4])), "does not fit its shape"),
-        (text(a=entry(shape=[10**30, 10**30])), "does not fit its shape"),
-        (text(a=entry(), b=entry(begin=11, end=23)), "same place"),
-    ],
-)
+NO_HEADERS = [
+    (b"[]", "should be a JSON object"),
+    (b"{", "no safetensors header"),
+    (b"[" * 100_000, "no safetensors header"),
+    *((text(**{name: {**entry(), **one} if isinstance(one, dict) else one
+               for name, one in header.items()}), words)
+      for words, headers in cases(__file__, "headers.json").items() for header in headers),
+]  # fmt: skip
+"""`headers.json` has what is another in an entry than it should be, by the words of the error."""
+
+
+@pytest.mark.parametrize(("header", "words"), NO_HEADERS)
 def test_headers_that_contradict_themselves(header: bytes, words: str) -> None:
     with pytest.raises(InvalidFile, match=words) as caught:
         tensors(header, "model.safetensors")

@@ -19,20 +19,10 @@ def measured(name=OSS, quantization="mxfp4", users=1, context=1024.0, drafted=0,
     return by_others(Launch(name), serving, users=users, context=context, drafted=drafted)
 
 
-def test_what_others_measured():
-    found = measured()
-    assert found is not None
-    assert (found.low, found.high) == (33, 36)
-    assert found.text == "measured by others: 33 to 36 tok/s (2 sources)"
-    assert all(source.link.startswith("https://") for source in found.sources)
-
-
 def test_only_what_is_alike():
     found = measured(mxfp4_layers=("moe", "qkv", "o", "lm_head"), kv_dtype="fp8")
-    assert found is not None
     assert (found.low, found.high) == (57.5, 59.5)
     eight = measured(users=8, mxfp4_layers=("moe", "qkv", "o", "lm_head"))
-    assert eight is not None
     assert eight.low == pytest.approx(153.5 / 8), "of one user"
     assert measured(users=7) is None
     assert measured(tp=2) is None, "measured with other layers in MXFP4 only"
@@ -43,26 +33,25 @@ def test_only_what_is_alike():
 
 def test_a_base_model_stands_for_its_builds():
     found = measured("Qwen/Qwen3-30B-A3B", "fp8")
-    assert found is not None
     assert found.low == 50.5
 
 
 def test_excluded_runs_are_no_evidence():
     found = measured("Qwen/Qwen3.6-35B-A3B-FP8", "fp8")
-    assert found is not None
     assert found.low > 33, "28 to 33 come without image and flags"
 
 
 def test_own_runs():
     own = of_own([(30.0, "runs/one"), (31.0, "runs/one")])
-    assert own is not None
     assert own.text == "measured here: 30 to 31 tok/s (1 run)"
     assert of_own([]) is None
 
 
-def test_a_contradiction_is_said():
+def test_what_others_measured_and_a_contradiction_are_said():
     found = measured()
-    assert found is not None
+    assert (found.low, found.high) == (33, 36)
+    assert found.text == "measured by others: 33 to 36 tok/s (2 sources)"
+    assert all(source.link.startswith("https://") for source in found.sources)
     near = decode(ServingSetup(find(OSS), "mxfp4"), 1024).request
     assert said(found, near) == found.text
     assert found.beside(near).contradicts_prediction is False

@@ -1,4 +1,4 @@
-"""Fit in memory: published figures, each reason against it, the nearest configuration that fits."""
+"""Fit in memory: published figures, each reason against it, the nearest that fits, the share."""
 
 from __future__ import annotations
 
@@ -6,22 +6,33 @@ from dataclasses import replace
 
 import kv_figures
 import pytest
+from cases import each_row
+from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.cli.plan_picture import before
 from spark_cluster.config.facts import GpuProcess, Memory
 from spark_cluster.config.launch import Launch
-from spark_cluster.errors import UsageError
+from spark_cluster.engine.resolve import serving
+from spark_cluster.errors import Refused, UsageError
 from spark_cluster.models.lookup import find
-from spark_cluster.models.memory_share import GIB, GIB_KIB
+from spark_cluster.models.memory_share import (
+    GIB,
+    GIB_KIB,
+    HIGHEST,
+    OUTSIDE_GIB,
+    RESERVE_GIB,
+    utilization,
+)
 from spark_cluster.models.weights import memory_bytes
 from spark_cluster.plan.fit import fit, kv_bytes_given, kv_knob_bytes
 from spark_cluster.plan.plan import nearest, times
 from spark_cluster.plan.room import NodeMemory, assumed
+from spark_cluster.plan.serving import of_launch
+from spark_cluster.plan.speed import decode
 
 DENSE = find("google/gemma-4-31B-it")
-MOE = find("google/gemma-4-26B-A4B-it")
 
 
 def launch(**args: object) -> Launch:
@@ -44,17 +55,8 @@ def test_part_9_as_its_log_has_it():
     found = fitted(launch(gpu_memory_utilization=0.85))
     assert found.fits
     assert found.kv_gib == pytest.approx(66.95, rel=0.01)
-    assert found.cache is not None
     assert found.cache.max_concurrency == pytest.approx(27.57, rel=0.01)
     assert found.reserved_gib * 1024 == pytest.approx(105_919, rel=0.001), "as two nodes held it"
-
-
-def test_part_7_as_its_log_has_it():
-    one = replace(
-        launch(**{"gpu-memory-utilization": 0.85, "max-model-len": 131072}), weights_gib=15.76
-    )
-    found = fit(one, MOE, assumed(1), 15.76)
-    assert found.kv_gib == pytest.approx(81.8, rel=0.005)
 
 
 def test_the_share_is_what_is_asked_for_or_all_that_is_safe():
@@ -62,7 +64,6 @@ def test_the_share_is_what_is_asked_for_or_all_that_is_safe():
     assert free.share == free.highest == 0.80
     few = fitted(launch(max_num_seqs=4))
     assert few.share == few.needed == 0.39
-    assert few.cache is not None
     assert few.cache.max_concurrency >= 4
     many = fitted(launch(max_num_seqs=1000))
     assert many.share == many.highest
@@ -94,31 +95,10 @@ def test_reasons_name_the_node_the_figure_and_who_holds_it():
     assert "58.8 GiB while loading" in reason
 
 
-def test_a_context_that_is_too_long():
-    one = launch(kv_cache_memory_bytes=GIB)
-    (reason,) = fitted(one).reasons
-    assert "a request of 32,768 tokens needs 2." in reason
-    assert "the longest that fits has" in reason
-
-
 HYBRID = find("Qwen/Qwen3.6-35B-A3B")
 
 
-@pytest.mark.parametrize(
-    ("args", "more"),
-    [
-        ({"no-enable-prefix-caching": True}, {"prefix_caching": False}),
-        ({"enable-prefix-caching": False}, {"prefix_caching": False}),
-        ({"enable-prefix-caching": True}, {"prefix_caching": True}),
-        ({"block-size": 64}, {"block_size": 64}),
-        ({"mamba-cache-mode": "align"}, {"mamba_cache_mode": "align"}),
-        (
-            {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}},
-            {"drafted_tokens": 3},
-        ),
-        ({"no-async-scheduling": True}, {"async_scheduling": False}),
-    ],
-)
+@each_row(__file__, "fit.json", "the_cache_is_that_of_the_flags")
 @pytest.mark.parametrize("geometry", [HYBRID, DENSE], ids=["hybrid", "sliding"])
 def test_the_cache_is_that_of_the_flags(geometry, args, more):
     shared = {"max-model-len": 32768, "kv-cache-memory-bytes": 8 * GIB}
@@ -133,7 +113,6 @@ def test_the_cache_is_that_of_the_flags(geometry, args, more):
 def test_a_context_as_long_as_fits(auto):
     found = fitted(launch(max_model_len=auto, kv_cache_memory_bytes=8 * GIB))
     assert found.fits
-    assert found.cache is not None
     assert found.cache.max_concurrency >= 1
     assert 32_768 < found.max_model_len < 262_144
     roomy = fitted(launch(max_model_len=auto))
@@ -171,8 +150,7 @@ def test_a_disk_that_is_too_small():
 
 
 def test_dummy_weights_need_no_disk_and_no_download():
-    room = replace(assumed(1)[0], disk_free_gib=1.0)
-    found = fitted(launch(load_format="dummy"), [room])
+    found = fitted(launch(load_format="dummy"), [replace(assumed(1)[0], disk_free_gib=1.0)])
     assert found.fits
     assert times(found) == {"download": 0, "load_low": 0, "load_high": 0}
 
@@ -186,16 +164,7 @@ def test_what_the_nodes_have_is_not_downloaded_again():
     assert times(fitted(two))["download"] > 0
 
 
-@pytest.mark.parametrize(
-    ("there", "flags", "directory", "words"),
-    [
-        (False, {}, False, "30.5 GiB to download (5 min at 100 MB/s)"),
-        (False, {}, True, "30.5 GiB to send from this machine (5 min at 100 MB/s)"),
-        (True, {}, False, "nothing to download"),
-        (True, {}, True, "nothing to send"),
-        (False, {"load_format": "dummy"}, True, "nothing to send"),
-    ],
-)
+@each_row(__file__, "fit.json", "where_a_models_files_come_from")
 def test_where_a_models_files_come_from(there, flags, directory, words):
     one = replace(launch(**flags), directory=directory)
     found = fitted(one, [replace(room, has_model=there) for room in assumed(1)])
@@ -236,11 +205,16 @@ def changes(one: Launch, rooms, largest_tp=2) -> list[str]:
 
 
 def test_what_would_work():
+    too_long = launch(max_model_len=1_000_000)
+    assert f"--max-model-len {DENSE.max_positions}" in changes(too_long, assumed(1))
     assert changes(launch(gpu_memory_utilization=0.95), assumed(2)) == [
         "gpu_memory_utilization: auto"
     ]
-    short = changes(launch(kv_cache_memory_bytes=GIB), assumed(1))
-    (change,) = short
+    short = launch(kv_cache_memory_bytes=GIB)
+    (reason,) = fitted(short).reasons
+    assert "a request of 32,768 tokens needs 2." in reason
+    assert "the longest that fits has" in reason
+    (change,) = changes(short, assumed(1))
     length = int(change.removeprefix("--max-model-len "))
     assert length % 1024 == 0
     assert fitted(launch(kv_cache_memory_bytes=GIB, max_model_len=length)).fits
@@ -272,10 +246,76 @@ def test_what_fits_starts_and_leaves_the_node_alive(available, tp, seqs, length)
     for room in found.rooms:
         assert found.share * room.total_gib <= room.available_gib - 2.7
         assert room.available_gib - found.share * room.total_gib >= 4 + 5.6 - 1e-6
-    assert found.cache is not None
     assert found.cache.max_concurrency >= 1
 
 
-def test_a_length_that_the_model_was_not_made_for_is_made_shorter():
-    too_long = launch(max_model_len=1_000_000)
-    assert f"--max-model-len {DENSE.max_positions}" in changes(too_long, assumed(1))
+# --- plans: the share of the memory, and the nodes that serve ------------------------------------
+
+
+SPARK_KIB = 127_600_748
+"""MemTotal of a Spark, KiB."""
+
+
+def test_on_a_spark():
+    assert utilization(Memory(SPARK_KIB, 123_731_900)) == HIGHEST
+    assert utilization(Memory(SPARK_KIB, SPARK_KIB // 2)) == 0.42
+    assert utilization(Memory(SPARK_KIB, 9 * GIB_KIB)) == 0.0
+    assert utilization(Memory()) == 0.0
+
+
+memories = st.integers(1, 4 * SPARK_KIB).flatmap(
+    lambda total: st.tuples(st.just(total), st.integers(0, total))
+)
+
+
+@given(memories)
+def test_never_more_than_vllm_lets_start(memory):
+    total, available = memory
+    share = utilization(Memory(total, available))
+    assert 0.0 <= share <= HIGHEST
+    assert share == round(share, 2)
+    if share > 0:
+        left = available - share * total  # KiB
+        assert left >= (OUTSIDE_GIB + RESERVE_GIB) * GIB_KIB - 1
+
+
+@given(memories)
+def test_no_room_is_given_away(memory):
+    """The share is the largest that fits: a hundredth more would not."""
+    total, available = memory
+    share = utilization(Memory(total, available))
+    free = available - (OUTSIDE_GIB + RESERVE_GIB) * GIB_KIB
+    assert share == HIGHEST or (share + 0.01) * total > free - 1
+
+
+def test_too_few():
+    with pytest.raises(Refused, match=r"--tp 2 needs 2 nodes; there is 1 \(a\)") as caught:
+        serving([make_node("a")], 2)
+    assert "use --tp 1" in caught.value.hint
+    for nodes in ([], [make_node("b", head=False)]):
+        with pytest.raises(Refused, match="the head is not among the chosen nodes"):
+            serving(nodes, 1)
+
+
+# --- plans and rules of another engine than the one that they are made for -----------------------
+
+
+VLLM = Launch("google/gemma-4-31B-it", args={"max-model-len": 8192, "kv-cache-dtype": "fp8"})
+SGLANG = replace(VLLM, engine="sglang")
+SPARK_ROOM = NodeMemory("spark1", Memory(121 * GIB_KIB, 118 * GIB_KIB))
+
+
+def test_the_range_of_speeds_is_wider_and_says_why() -> None:
+    geometry = find(VLLM.model)
+    ours, other = (decode(of_launch(launch, geometry), 1024) for launch in (VLLM, SGLANG))
+    assert other.request.expected == ours.request.expected
+    assert other.request.low < ours.request.low
+    assert other.request.high >= ours.request.high  # both may end at what the memory allows
+    assert "another engine (SGLang)" in other.basis
+
+
+def test_the_plan_says_that_it_is_computed_as_for_vllm() -> None:
+    geometry = find(VLLM.model)
+    ours, other = (fit(launch, geometry, [SPARK_ROOM], 58.0) for launch in (VLLM, SGLANG))
+    assert not any("SGLang" in remark for remark in ours.remarks)
+    assert any("SGLang is experimental here" in remark for remark in other.remarks)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import kv_figures
 import pytest
+from cases import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
-from spark_cluster.models.config import from_config
 from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.plan import kv
-from spark_cluster.plan.kv import NEWEST_READ, RULES
+from spark_cluster.plan.kv import NEWEST_READ, RULES, KvLayout, for_version, vllm_version
+from spark_cluster.plan.room import assumed, sequences, with_default_batch
+from spark_cluster.plan.runtime import runtime
+from spark_cluster.plan.serving import of_launch
 
 GIB = 1024**3
 GEMMA_31B = find("google/gemma-4-31B-it")
@@ -41,84 +46,17 @@ def shape(*attention: Attention, max_positions: int = 131072) -> Geometry:
 # --- what others have published --------------------------------------------------------------
 
 
-def test_the_log_of_part_9() -> None:
-    """DGX Spark part 9: Gemma 4 31B NVFP4, vLLM 0.19, 66.95 GiB, 32,768 tokens a request."""
-    found = kv_figures.cache(
-        GEMMA_31B, kv_dtype="fp8", kv_gib=66.95, max_model_len=32768, vllm="0.19.0"
-    )
-    assert found.blocks == 54_845
-    assert found.tokens == 146_240
-    assert f"{found.max_concurrency:.2f}" == "27.57"
+@each_case(__file__, "kv_published.json")
+def test_what_is_published_of_a_cache(case: dict[str, Any]) -> None:
+    """Logs of real engines, and bytes of a request that others (a planner for vLLM on data-centre
+    GPUs) traced for two batches in flight.
 
-
-def test_the_log_of_part_7() -> None:
-    """DGX Spark part 7: Gemma 4 26B-A4B NVFP4, vLLM 0.19, 81.8 GiB."""
-    found = kv_figures.cache(
-        GEMMA_26B, kv_dtype="fp8", kv_gib=81.8, max_model_len=262144, vllm="0.19.0"
-    )
-    assert found.blocks == 268_042
-    assert found.tokens == 714_768
-
-
-def test_the_log_of_vllm_0_32_on_a_cpu() -> None:
-    """Gemma 4 31B, BF16, 8 GiB: its log says 53,835 tokens and 1.64x; the engine has 1,638 blocks
-    of 32 tokens and needs 997 a request, which is 3,276 and 1,994 of the 16 asked for."""
-    found = kv_figures.cache(
-        GEMMA_31B,
-        kv_gib=8,
-        max_model_len=32768,
-        max_num_batched_tokens=2048,
-        vllm="0.32.0",
-        device="cpu",
-    )
-    assert (found.blocks, found.blocks_per_request, found.tokens) == (3276, 1994, 53835)
-    assert f"{found.max_concurrency:.2f}" == "1.64"
-    assert found.gib_per_request == pytest.approx(997 * 10 * 512 / 1024**2)
-
-
-QWEN38 = {
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 64,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "hidden_size": 5120,
-    "intermediate_size": 1,
-    "vocab_size": 1,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 48,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "mamba_ssm_dtype": "float32",
-    "max_position_embeddings": 262144,
-}
-
-
-@pytest.mark.parametrize(
-    ("geometry", "batched", "caching", "expected"),
-    [
-        (from_config(QWEN38, "Qwen3.8 27B"), 8192, True, 17_520_656_384),
-        (from_config(QWEN38, "Qwen3.8 27B"), 8192, False, 17_366_515_712),
-        (find("Qwen/Qwen3.6-35B-A3B"), 8192, True, 5_514_854_400),
-        (find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"), 8192, True, 1_725_628_416),
-        (GEMMA_31B, 8192, None, 13_637 * 2_621_440),
-        (GEMMA_31B, 2048, None, 9_797 * 2_621_440),
-    ],
-)
-def test_what_vllm_0_29_reserves_on_gpus(
-    geometry: Geometry, batched: int, caching: bool | None, expected: int
-) -> None:
-    """Bytes of a request of 262,144 tokens, BF16, as others (a planner for vLLM on data-centre
-    GPUs) traced them for two batches in flight."""
-    found = kv_figures.cache(
-        geometry,
-        kv_dtype="bfloat16",
-        kv_gib=60,
-        max_model_len=262144,
-        max_num_batched_tokens=batched,
-        prefix_caching=caching,
-        vllm="0.29.0",
-    )
-    assert found.gib_per_request * GIB == expected
+    The log of 0.32 on a CPU is of Gemma 4 31B in BF16: the engine has 1,638 blocks of 32 tokens and
+    needs 997 a request, which is 3,276 and 1,994 of the 16 asked for.
+    """
+    found = kv_figures.cache(find(case["model"]), **case["options"])
+    figures = {**vars(found), "bytes_per_request": found.gib_per_request * GIB}
+    assert {name: round(figures[name], 2) for name in case["found"]} == case["found"]
 
 
 # --- versions --------------------------------------------------------------------------------
@@ -161,19 +99,6 @@ def test_a_version_that_no_one_has_read_says_so(version: str) -> None:
     assert f"{version} may differ" in words
 
 
-@pytest.mark.parametrize("version", [None, "", "latest", "nightly"])
-def test_without_a_version_the_newest_counts(version: str | None) -> None:
-    rule, words = kv.for_version(version)
-    assert rule == RULES[-1]
-    assert "newest" in words
-
-
-@pytest.mark.parametrize("version", ["gemma", "0.x", "v"])
-def test_what_is_no_version(version: str) -> None:
-    with pytest.raises(UsageError, match="not a version of vLLM"):
-        kv.for_version(version)
-
-
 def figures(geometry: Geometry, vllm: str, **options: Any) -> kv.KvCache:
     given: dict[str, Any] = {"kv_gib": 20, "max_model_len": 32768, **options}
     return kv_figures.cache(geometry, vllm=vllm, **given)
@@ -196,28 +121,6 @@ def test_0_26_counts_two_batches_in_flight_on_gpus() -> None:
     assert figures(GEMMA_31B, "0.26.0", device="cpu").blocks_per_request == one.blocks_per_request
 
 
-def test_models_without_windows_do_not_care_about_batches() -> None:
-    assert figures(LLAMA, "0.26.0") == figures(LLAMA, "0.26.0", async_scheduling=False)
-
-
-def test_0_28_caches_prefixes_of_hybrids_unless_told_otherwise() -> None:
-    model = find("Qwen/Qwen3-Next-80B-A3B-Instruct")
-    before, after = figures(model, "0.27.1"), figures(model, "0.28.0")
-    assert after.blocks_per_request == before.blocks_per_request + 3  # three groups of states
-    off = figures(model, "0.28.0", prefix_caching=False)
-    assert off.blocks_per_request == before.blocks_per_request
-    on = figures(model, "0.27.1", prefix_caching=True)
-    assert on.blocks_per_request == after.blocks_per_request
-
-
-def test_0_29_leaves_the_null_block_aside() -> None:
-    page = 16 * 8 * 256 * 2 * 32  # bytes of a block of all layers
-    for version, longest in (("0.28.0", 160), ("0.29.0", 144)):
-        assert kv_figures.cache(
-            LLAMA, kv_bytes=10 * page, max_model_len=16, vllm=version
-        ).max_model_len == (longest)
-
-
 def test_0_32_keeps_a_checkpoint_of_mamba_2() -> None:
     model = find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
     before, after = figures(model, "0.31.0"), figures(model, "0.32.0")
@@ -231,16 +134,6 @@ def test_pages_that_do_not_divide_are_refused_before_0_24() -> None:
     with pytest.raises(UsageError, match="does not divide"):
         figures(odd, "0.23.0")
     assert figures(odd, "0.24.0").blocks == 20 * GIB // (16 * 8 * 256 * 2 * 4)
-
-
-@pytest.mark.parametrize(("sliding", "layers"), [(14, 14), (15, 10)])
-def test_kinds_of_nearly_as_many_layers_are_padded(sliding: int, layers: int) -> None:
-    parts = (
-        Attention("full", 10, 8, 8, 128, 128),
-        Attention("sliding", sliding, 8, 8, 128, 128, window=512),
-    )
-    page = 16 * 8 * 256 * 2
-    assert figures(shape(*parts), "0.19.0").blocks == 20 * GIB // (layers * page)
 
 
 def test_cache_mode_all_keeps_a_state_for_every_block() -> None:
@@ -257,24 +150,11 @@ def test_cache_mode_all_keeps_a_state_for_every_block() -> None:
 # --- tensor parallelism and types ------------------------------------------------------------
 
 
-def test_two_gpus_hold_half_of_the_heads_each() -> None:
-    one, two = figures(LLAMA, "0.32.0"), figures(LLAMA, "0.32.0", tp=2)
-    assert two.blocks == 2 * one.blocks
-    assert two.blocks_per_request == one.blocks_per_request
-
-
 def test_fewer_heads_than_gpus_are_replicated() -> None:
     single = shape(Attention("full", 8, 8, 1, 128, 128))
     assert figures(single, "0.32.0", tp=2) == figures(single, "0.32.0", tp=1)
     # two full heads and eight sliding ones on four GPUs
     assert figures(GEMMA_26B, "0.32.0", tp=4).blocks == 20 * GIB // (5 * 16 * 1 * 1024 * 2)
-
-
-def test_a_latent_vector_is_on_every_gpu() -> None:
-    model = find("deepseek-ai/DeepSeek-V2-Lite")
-    one = figures(model, "0.32.0")
-    assert one.blocks == 20 * GIB // (27 * 16 * 576 * 2)
-    assert figures(model, "0.32.0", tp=2) == one
 
 
 def test_groups_of_mamba_2_follow_their_heads() -> None:
@@ -347,40 +227,20 @@ def test_a_model_that_only_borrows_has_no_cache() -> None:
         figures(find("google/gemma-4-31B-it-assistant"), "0.32.0")
 
 
-def test_the_longest_request_is_at_most_what_the_model_was_made_for() -> None:
-    assert figures(LLAMA, "0.32.0", kv_gib=1000).max_model_len == 131072
-    assert figures(LLAMA, "0.32.0", kv_bytes=1000, kv_gib=None).max_model_len == 0
-
-
-MODELS = [
-    GEMMA_31B,
-    GEMMA_26B,
-    LLAMA,
-    find("Qwen/Qwen3.6-35B-A3B"),
-    find("openai/gpt-oss-20b"),
-    find("deepseek-ai/DeepSeek-V2-Lite"),
-    find("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
-]
+NAMES = ("openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V2-Lite", "Qwen/Qwen3.6-35B-A3B")
+NAMES += ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",)
+MODEL = st.sampled_from([GEMMA_31B, GEMMA_26B, LLAMA, *map(find, NAMES)])
 VERSIONS = ["0.19.0", "0.20.0", "0.22.0", "0.25.0", "0.26.0", "0.29.0", "0.30.0", "0.32.0"]
-ANY = {
-    "geometry": st.sampled_from(MODELS),
+OPTIONS = st.fixed_dictionaries({
     "vllm": st.sampled_from(VERSIONS),
     "kv_dtype": st.sampled_from(["auto", "fp8"]),
     "tp": st.sampled_from([1, 2]),
-    "batched": st.integers(1, 20_000),
-}
+    "max_num_batched_tokens": st.integers(1, 20_000),
+})  # fmt: skip
 
 
-@given(**ANY, size=st.integers(1, 100 * GIB), length=st.integers(1, 262144))
-def test_the_longest_request_fits_and_one_token_more_does_not(
-    geometry: Geometry, vllm: str, kv_dtype: str, tp: int, batched: int, size: int, length: int
-) -> None:
-    options: dict[str, Any] = {
-        "vllm": vllm,
-        "kv_dtype": kv_dtype,
-        "tp": tp,
-        "max_num_batched_tokens": batched,
-    }
+@given(MODEL, OPTIONS, st.integers(1, 100 * GIB), st.integers(1, 262144))
+def test_the_longest_request_fits_and_one_token_more_does_not(geometry, options, size, length):
     found = kv_figures.cache(geometry, kv_bytes=size, max_model_len=length, **options)
     longest = found.max_model_len
     if longest:
@@ -392,41 +252,55 @@ def test_the_longest_request_fits_and_one_token_more_does_not(
     ) or (length > geometry.max_positions)
 
 
-@given(**ANY, requests=st.integers(1, 64), length=st.integers(1, 262144))
-def test_bytes_for_is_the_inverse_of_cache(
-    geometry: Geometry, vllm: str, kv_dtype: str, tp: int, batched: int, requests: int, length: int
-) -> None:
-    options: dict[str, Any] = {
-        "vllm": vllm,
-        "kv_dtype": kv_dtype,
-        "tp": tp,
-        "max_num_batched_tokens": batched,
-    }
+@given(MODEL, OPTIONS, st.integers(1, 64), st.integers(1, 262144))
+def test_bytes_for_is_the_inverse_of_cache(geometry, options, requests, length):
     size = kv_figures.bytes_for(geometry, requests, length, **options)
     assert kv_figures.cache(
         geometry, kv_bytes=size, max_model_len=length, **options
     ).max_concurrency >= (requests)
-    spare = 1 if kv.for_version(vllm)[0].null_block else 0
+    spare = 1 if kv.for_version(options["vllm"])[0].null_block else 0
     less = kv_figures.cache(geometry, kv_bytes=size - 1, max_model_len=length, **options)
     assert less.blocks - spare < requests * less.blocks_per_request
     with pytest.raises(UsageError):
         kv_figures.bytes_for(geometry, 0, length, **options)
 
 
-@given(**ANY, size=st.integers(GIB, 100 * GIB), length=st.integers(1, 200_000))
-def test_more_memory_holds_more_and_longer_requests_fewer(
-    geometry: Geometry, vllm: str, kv_dtype: str, tp: int, batched: int, size: int, length: int
-) -> None:
-    options: dict[str, Any] = {
-        "vllm": vllm,
-        "kv_dtype": kv_dtype,
-        "tp": tp,
-        "max_num_batched_tokens": batched,
-    }
-    found = kv_figures.cache(geometry, kv_bytes=size, max_model_len=length, **options)
-    more = kv_figures.cache(geometry, kv_bytes=2 * size, max_model_len=length, **options)
-    longer = kv_figures.cache(geometry, kv_bytes=size, max_model_len=length + 5000, **options)
-    assert more.blocks >= 2 * found.blocks
-    assert more.max_model_len >= found.max_model_len
-    assert longer.max_concurrency <= found.max_concurrency
-    assert found.max_concurrency == found.blocks / found.blocks_per_request
+# --- one reading of the version of vLLM in a plan: without one, the newest that was read ---------
+
+
+PLAIN_MODEL = "Qwen/Qwen3-8B"
+NONE_GIVEN = (None, "", "latest", "Nightly", " nightly ", "0.1.dev20073+g8e685d198")
+
+
+@pytest.mark.parametrize("text", NONE_GIVEN)
+def test_none_given_is_the_newest(text: str | None) -> None:
+    assert str(vllm_version(text)) == NEWEST_READ
+    rule, words = for_version(text)
+    assert rule == for_version(NEWEST_READ)[0]
+    assert "newest" in words
+
+
+@pytest.mark.parametrize("text", NONE_GIVEN)
+def test_every_part_of_a_plan_takes_it_for_the_same(text: str | None) -> None:
+    rooms, geometry = assumed(1), find(PLAIN_MODEL)
+    none, newest = (Launch(PLAIN_MODEL, vllm=each) for each in (text, NEWEST_READ))
+    assert sequences(none, rooms) == sequences(newest, rooms)
+    batches = (with_default_batch(one, rooms).args for one in (none, newest))
+    assert next(batches) == next(batches)
+    parts = [runtime(one, of_launch(one, geometry), rooms) for one in (none, newest)]
+    assert parts[0] == parts[1]
+    layouts = [KvLayout(geometry, vllm=one.vllm) for one in (none, newest)]
+    assert layouts[0].rule == layouts[1].rule
+
+
+@pytest.mark.parametrize("text", ["newest", "0.x", "main@abc"])
+def test_what_is_no_version_is_refused_everywhere(text: str) -> None:
+    wrong, rooms, geometry = Launch(PLAIN_MODEL, vllm=text), assumed(1), find(PLAIN_MODEL)
+    for ask in (
+        lambda: vllm_version(text),
+        lambda: for_version(text),
+        lambda: sequences(wrong, rooms),
+        lambda: runtime(wrong, of_launch(replace(wrong, vllm=None), geometry), rooms),
+    ):
+        with pytest.raises(UsageError, match="is not a version of vLLM"):
+            ask()

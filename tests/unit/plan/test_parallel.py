@@ -1,21 +1,32 @@
-"""Stages of layers and replicas: what is planned, and what is refused."""
+"""Stages of layers, replicas and several models on a node: what is planned, and what is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from factories import make_recipe
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.models.lookup import find
+from spark_cluster.models.memory_share import OUTSIDE_GIB, RESERVE_GIB
 from spark_cluster.plan import room
 from spark_cluster.plan.plan import Plan
-from spark_cluster.plan.planner import PlannedLoad, Planner, Subject, of_a_command, of_a_recipe
+from spark_cluster.plan.planner import (
+    Placed,
+    PlannedLoad,
+    Planner,
+    PlanTogether,
+    Subject,
+    of_a_command,
+    of_a_recipe,
+    plan_together,
+)
 from spark_cluster.plan.room import assumed
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
@@ -46,8 +57,6 @@ def test_stages_divide_weights_and_cache(tmp_path: Path) -> None:
     half = whole.fit.weights_gib / 2
     assert half <= staged.fit.weights_gib < half + 2, "half of the layers, and one embedding"
     split = plan_of(tmp_path, recipe_of(), 2)
-    assert staged.fit.cache is not None
-    assert split.fit.cache is not None
     each = staged.fit.cache.gib_per_request
     assert each == pytest.approx(split.fit.cache.gib_per_request, rel=0.01)
     assert staged.speed.decode.request.expected < split.speed.decode.request.expected
@@ -122,18 +131,6 @@ def test_what_was_not_carried_over_is_said(tmp_path: Path) -> None:
     assert len(plan.to_dict()["not_carried_over"]) == 2
 
 
-def test_up_refuses_what_it_lacks() -> None:
-    from spark_cluster.engine.admission import must_be_complete
-
-    entry = {"what": "--b", "why": "of a mod", "consequence": "it does not start"}
-    must_be_complete(recipe_of(not_carried_over=[entry]), force=False)
-    lacking = recipe_of(not_carried_over=[{**entry, "blocks": True}])
-    with pytest.raises(Refused, match="--b") as caught:
-        must_be_complete(lacking, force=False)
-    assert "--force" in caught.value.hint
-    must_be_complete(lacking, force=True)
-
-
 def test_nearest_has_smaller_builds_and_fewer_nodes(tmp_path: Path) -> None:
     line = parse_line("vllm serve google/gemma-4-31B-it --gpu-memory-utilization 0.95")
     plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(2), PlannedLoad())
@@ -154,12 +151,6 @@ def test_every_offer_is_planned(tmp_path: Path) -> None:
         assert planner.fit(Subject(near.change, near.launch), assumed(2)).fits, near.change
 
 
-def test_a_command_has_no_largest_size(tmp_path: Path) -> None:
-    line = parse_line("vllm serve Qwen/Qwen3-8B -tp 4 --max-model-len 8192")
-    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(4), PlannedLoad())
-    assert plan.reasons == ()
-
-
 def test_a_size_that_is_not_known_offers_one_that_is(tmp_path: Path) -> None:
     model = {"name": "Qwen/Qwen3-8B", "served_name": "q"}
     alone = recipe_of(tensor_parallel={"min": 1, "max": 1}, model=model)
@@ -169,3 +160,70 @@ def test_a_size_that_is_not_known_offers_one_that_is(tmp_path: Path) -> None:
     several = recipe_of(tensor_parallel={"min": 2, "max": 64, "default": 2}, model=model)
     plan = plan_of(tmp_path, several, 1)
     assert plan.reasons == ("wren is known to run with --tp 2 or more only, not 1",)
+
+
+# --- several models on one node: the share of each, the sum, and a refusal with its figures ------
+
+
+CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    return Planner(Project())
+
+
+def subject(name: str) -> Subject:
+    recipe = make_recipe(name)
+    return of_a_recipe(recipe, of_recipe(recipe, 1))
+
+
+def planned(planner: Planner, *names: str, gib: float | None = None) -> PlanTogether:
+    room = assumed(1, gib)[0]
+    return plan_together(planner, [Placed(subject(name), room) for name in names])
+
+
+def test_the_sum_of_all_leaves_what_the_system_keeps(planner: Planner) -> None:
+    found = planned(planner, CHAT, EMBEDDING)
+    chat, embedding = (plan.fit for plan in found.plans)
+    assert found.feasible
+    assert embedding.share == 0.10, "its recipe's own"
+    assert chat.share is not None
+    alone = planner.fit(subject(CHAT), assumed(1))
+    assert alone.share is not None
+    assert chat.share < alone.share, "what the other one takes is left for it"
+    total, available = assumed(1)[0].total_gib, assumed(1)[0].available_gib
+    left = available - (chat.share + embedding.share) * total - 2 * OUTSIDE_GIB
+    assert RESERVE_GIB <= left < RESERVE_GIB + total / 100, "no more than a hundredth is wasted"
+    assert found.nodes[0].left_gib == pytest.approx(left)
+
+
+def test_the_first_without_a_number_of_requests_takes_what_is_left(planner: Planner) -> None:
+    found = planned(planner, CHAT, CHAT)
+    first, second = (plan.fit for plan in found.plans)
+    assert found.feasible
+    assert second.share == second.needed, "the KV cache of one request"
+    assert (first.share or 0) > first.needed
+
+
+def test_too_much_is_refused_with_the_figures_of_each(planner: Planner) -> None:
+    found = planned(planner, "gemma4-31b-fp8", EMBEDDING, gib=60)
+    assert not found.feasible
+    (reason,) = found.reasons
+    assert reason.startswith("spark1: 2 models need 82.1 GiB together (54.8 for gemma4-31b-fp8")
+    assert reason.endswith("60.0 are available")
+    assert found.to_dict()["nodes"][0]["left_gib"] == pytest.approx(-18.13)
+
+
+def test_models_on_nodes_of_their_own_leave_each_other_alone(planner: Planner) -> None:
+    subjects = [subject(CHAT), subject(EMBEDDING)]
+    placed = [Placed(*pair) for pair in zip(subjects, assumed(2), strict=True)]
+    found = plan_together(planner, placed)
+    assert [node.room.name for node in found.nodes] == ["spark1", "spark2"]
+    assert found.plans[0].fit.share == planner.fit(subjects[0], assumed(1)).share
+
+
+def test_a_cache_of_a_given_size_is_taken_as_it_is(planner: Planner) -> None:
+    found = planned(planner, "lab-paris", CHAT)
+    assert found.plans[0].fit.share is None
+    assert found.nodes[0].left_gib >= RESERVE_GIB

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from speed_samples import MODELS, published
 
@@ -13,13 +15,9 @@ from spark_cluster.plan.speed import decode, speculative
 PROMPT, GENERATED = 100, 500
 """Tokens where a source does not say them; they move a figure by less than 1 %."""
 
-ALLOWED = {
-    "decode": 0.03,
-    "decode TP=2": 0.06,
-    "concurrent": 0.04,
-    "speculative": 0.05,
-    "prefill": 0.05,
-}
+ALLOWED = {"decode": 0.03, "decode TP=2": 0.06, "concurrent": 0.04, "speculative": 0.05,
+           "prefill": 0.05}  # fmt: skip
+COUNTS = {"decode": 23, "decode TP=2": 4, "concurrent": 13, "speculative": 5, "prefill": 8}
 POINTS = {point["id"]: point for point in published()}
 
 
@@ -44,15 +42,7 @@ def error(point) -> float:
 
 
 def test_all_are_there():
-    assert len(POINTS) == 53
-    groups = [point["group"] for point in POINTS.values()]
-    assert {group: groups.count(group) for group in ALLOWED} == {
-        "decode": 23,
-        "decode TP=2": 4,
-        "concurrent": 13,
-        "speculative": 5,
-        "prefill": 8,
-    }
+    assert Counter(point["group"] for point in POINTS.values()) == COUNTS
 
 
 @pytest.mark.parametrize("group", ALLOWED)
@@ -66,14 +56,3 @@ def test_measured_lies_in_the_range(name):
     point = POINTS[name]
     found = predicted(point)
     assert found.low <= point["measured"] <= found.high
-
-
-def test_better_than_the_bandwidth_alone():
-    """The roofline of 273 GB/s errs by more than a third; that is why there are constants."""
-    errors = [
-        predicted(point).roofline / point["measured"] - 1
-        for point in POINTS.values()
-        if point["group"] == "decode"
-    ]
-    assert min(errors) > 0.1
-    assert sum(errors) / len(errors) > 0.3

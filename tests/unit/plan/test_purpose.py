@@ -49,7 +49,6 @@ def test_what_the_best_one_also_needs(advice):
 
 def test_latency_is_for_both_together(advice):
     found = advice("latency")
-    assert found.best is not None
     assert found.best.name == "tp2"
     one, both, replicas = found.topologies
     assert both.tok_s_user > 1.5 * one.tok_s_user
@@ -71,7 +70,6 @@ def test_what_others_measured_decides(advice):
     """38.7 and 57.9 tokens/s of the 26B in FP8 (source: kubis-models); predictions overlap."""
     found = advice("latency", model="google/gemma-4-26B-A4B-it")
     one, both, _ = found.topologies
-    assert both.evidence is not None
     assert both.user_range == pytest.approx((0.9 * 57.93, 1.1 * 57.93), rel=0.01)
     assert one.evidence is not None
     assert found.best is both
@@ -96,7 +94,6 @@ def test_capacity_is_for_both_together_as_the_weights_lie_there_once(advice):
 
 def test_what_fits_one_way_only(advice):
     found = advice("throughput", 32, available=66)
-    assert found.best is not None
     assert found.best.name == "tp2"
     assert found.why.endswith("nothing else fits")
     assert found.topologies[2].why_not, "a replica has to fit one Spark"

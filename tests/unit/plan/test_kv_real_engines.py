@@ -1,0 +1,299 @@
+"""Our arithmetic of the KV cache against what real engines said, on CPUs and on GPUs.
+
+`python -m benchmarks.kv_oracle` makes the answers of `kv_oracle.json` in the lab's environment, for
+every family that vLLM starts on a CPU. `started` is what a started engine had; `more` is what
+vLLM's own functions say of the layers that this engine built, for other sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import kv_figures
+import pytest
+from gpu_runs import GpuRun, runs
+
+from benchmarks.kv_oracle.older import LONGEST
+from benchmarks.kv_oracle.questions import questions
+from spark_cluster.config.launch import Launch
+from spark_cluster.errors import UsageError
+from spark_cluster.models.config import from_config
+from spark_cluster.models.lookup import find
+from spark_cluster.models.shape import Geometry
+from spark_cluster.plan import kv
+from spark_cluster.plan.fit import fit
+from spark_cluster.plan.kv import GIB, NEWEST_READ, RULES, KvLayout
+from spark_cluster.plan.kv import cache as kv_cache
+from spark_cluster.plan.room import assumed
+
+CASES: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "kv_oracle.json").read_text()
+)
+
+
+def options(case: dict[str, Any]) -> dict[str, Any]:
+    """How that engine was started, in our words."""
+    engine = case["engine"]
+    return {
+        "kv_dtype": engine.get("kv_cache_dtype", "auto"),
+        "tp": engine.get("tensor_parallel_size", 1),
+        "block_size": engine["block_size"],
+        "prefix_caching": engine.get("enable_prefix_caching"),
+        "vllm": case["answer"]["vllm"],
+        "device": "cpu",
+    }
+
+
+def read(name: str) -> tuple[dict[str, Any], Geometry]:
+    return CASES[name], from_config(CASES[name]["config"], name)
+
+
+def test_every_question_has_its_answer() -> None:
+    assert list(CASES) == [question.name for question in questions()]
+    for question in questions():
+        document = question.to_dict()
+        assert {key: CASES[question.name][key] for key in document} == document
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_started_engine(name: str) -> None:
+    case, geometry = read(name)
+    engine, said = case["engine"], case["answer"]["started"]
+    found = kv_figures.cache(
+        geometry,
+        kv_bytes=engine["kv_cache_memory_bytes"],
+        max_model_len=engine["max_model_len"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        **options(case),
+    )
+    assert (found.tokens, found.max_concurrency) == (said["tokens"], said["max_concurrency"])
+    unit = found.blocks // said["blocks"]
+    assert found.blocks == unit * said["blocks"]
+    assert unit == (2 if engine["block_size"] == 16 and any_sliding(geometry) else 1)
+    blocks = [group["block_size"] for group in case["answer"]["groups"]]
+    assert found.block_size == min(blocks)
+
+
+def any_sliding(geometry: Geometry) -> bool:
+    return any(part.kind == "sliding" for part in geometry.attention)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_sizes(name: str) -> None:
+    case, geometry = read(name)
+    assert len(case["answer"]["more"]) >= 2
+    for said in case["answer"]["more"]:
+        found = kv_figures.cache(
+            geometry,
+            kv_bytes=said["kv_bytes"],
+            max_model_len=said["max_model_len"],
+            max_num_batched_tokens=said["max_num_batched_tokens"],
+            **options(case),
+        )
+        assert found.max_model_len == said["longest"], said
+        if "refused" in said:
+            assert found.max_model_len < said["max_model_len"]
+        else:
+            told = (said["tokens"], said["max_concurrency"])
+            assert (found.tokens, found.max_concurrency) == told, said
+
+
+def test_the_answers_are_of_many_kinds() -> None:
+    """That the data has not shrunk to what is easy."""
+    geometries = [read(name)[1] for name in CASES]
+    kinds = {part.kind for each in geometries for part in (*each.attention, *each.recurrent)}
+    assert kinds >= {"full", "sliding", "chunked", "gdn", "mamba", "mamba2", "conv"}
+    assert any(each.latent for each in geometries)
+    assert any("refused" in said for case in CASES.values() for said in case["answer"]["more"])
+    assert {case["engine"].get("tensor_parallel_size", 1) for case in CASES.values()} == {1, 2}
+
+
+# --- our rules against the functions of many versions of vLLM, run from their sources ------------
+
+
+# Made by `python -m benchmarks.kv_oracle --sources FOLDER`: the layers are those of a GPU with
+# blocks of 16 tokens; a row is what `benchmarks/kv_oracle/older.py` says it is.
+SAID: dict[str, list[list[Any]]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "kv_versions.json").read_text()
+)
+
+
+@pytest.fixture(scope="module")
+def geometries() -> dict[str, Geometry]:
+    return {question.name: from_config(question.config, question.name) for question in questions()}
+
+
+def test_every_rule_was_asked() -> None:
+    lab, default = "0.32.0", "0.28.0"  # the lab's own; a default, which these rows do not ask for
+    packed = "0.21.0"  # a type of cache, neither
+    assert {rule.since for rule in RULES} - {lab, default, packed} <= SAID.keys()
+    assert NEWEST_READ in SAID
+
+
+@pytest.mark.parametrize("version", SAID)
+def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
+    assert len(SAID[version]) > 100
+    for row in SAID[version]:
+        model, fp8, size, length, batch, flying, blocks, concurrency, block, longest = row
+        found = kv_figures.cache(
+            geometries[model],
+            kv_bytes=size,
+            max_model_len=length,
+            max_num_batched_tokens=batch,
+            kv_dtype="fp8" if fp8 else "bfloat16",
+            vllm=version,
+            async_scheduling=flying == 2,
+            prefix_caching=True,
+            gdn_prefill="triton",
+        )
+        if blocks is None:
+            assert found.max_model_len < length, row
+        else:
+            told = (found.blocks, found.max_concurrency, found.block_size)
+            assert told == (blocks, concurrency, block), row
+        assert min(found.max_model_len, LONGEST) == longest, row
+
+
+# --- the KV cache arithmetic against what CUDA vLLM printed on H200s (`tests/gpu_runs.py`) -------
+
+
+ROUNDING = 0.005
+RUNS = {run.name: run for run in runs()}
+
+
+def predicted(run: GpuRun, kv_gib: float, **options: str) -> kv.KvCache:
+    return kv_figures.cache(
+        run.geometry, kv_gib=kv_gib, max_model_len=run.max_model_len, **run.options, **options
+    )
+
+
+def test_there_are_24_runs_of_two_versions() -> None:
+    assert len(RUNS) == 24
+    assert {run.vllm for run in RUNS.values()} == {"0.26.0", "0.33.0"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_printed_what_is_predicted(name: str) -> None:
+    """Exactly where the bytes are known; else within what the rounded GiB leaves open."""
+    run = RUNS[name]
+    if run.kv_exact:
+        found = predicted(run, run.kv_gib)
+        assert (found.tokens, round(found.max_concurrency, 2)) == (run.tokens, run.concurrency)
+        return
+    low, high = (predicted(run, run.kv_gib + sign * ROUNDING) for sign in (-1, 1))
+    assert low.tokens <= run.tokens <= high.tokens
+    assert round(low.max_concurrency, 2) <= run.concurrency <= round(high.max_concurrency, 2)
+
+
+def test_prefix_caching_of_hybrids_is_on_from_0_28() -> None:
+    """0.26.0, 0.27.0 and 0.27.1 keep it opt-in (`arg_utils.py`, default_prefix_caching)."""
+    run = RUNS["0.26.0 q36-bf16-eager"]
+    by_version = {
+        version: predicted(GpuRun(**{**vars(run), "options": {**run.options, "vllm": version}}), 50)
+        for version in ("0.25.0", "0.26.0", "0.27.1", "0.28.0")
+    }
+    states = {version: found.blocks_per_request for version, found in by_version.items()}
+    assert states["0.25.0"] == states["0.26.0"] == states["0.27.1"] == states["0.28.0"] - 3
+
+
+def test_gdn_prefill_by_flashinfer_keeps_a_checkpoint_from_0_33() -> None:
+    """The same start with Triton's prefill logged blocks of 1056 tokens, with FlashInfer's 1088."""
+    run = RUNS["0.33.0 q36-bf16-eager-gdndefault"]
+    default, triton = predicted(run, 20), predicted(run, 20, gdn_prefill="triton")
+    assert (default.block_size, triton.block_size) == (1088, 1056)
+    assert (default.blocks_per_request, triton.blocks_per_request) == (70, 69)
+    assert "FlashInfer" in default.rule
+    assert "FlashInfer" not in triton.rule
+    before = GpuRun(**{**vars(run), "options": {**run.options, "vllm": "0.32.0"}})
+    assert predicted(before, 20).blocks_per_request == 69
+
+
+def test_a_cpu_has_no_flashinfer() -> None:
+    run = RUNS["0.33.0 q36-bf16-eager-gdndefault"]
+    assert "FlashInfer" not in predicted(run, 20, device="cpu").rule
+
+
+# --- caches that are counted as servers logged them, that are not known, or shared out by context
+
+
+V4 = "deepseek-ai/DeepSeek-V4-Flash"
+
+LOGGED = [(10.58, 1_533_940), (18.08, 2_493_464), (19.85, 3_027_217), (12.16, 1_266_988)]
+"""GiB and tokens that servers on two Sparks logged; kv_rules.toml says whose."""
+
+
+@pytest.mark.parametrize(("gib", "tokens"), LOGGED)
+def test_deepseek_v4_is_promised_no_more_tokens_than_any_server_had(gib, tokens):
+    found = kv_cache(KvLayout(find(V4), tp=2), int(gib * GIB), 131_072)
+    assert 0.6 * tokens < found.tokens <= tokens
+    assert found.rule == "at most what servers logged for a token: 11,172 bytes"
+
+
+def test_a_million_tokens_need_what_one_server_said() -> None:
+    """10.91 GiB, with batches of 16,384 tokens."""
+    found = kv_cache(KvLayout(find(V4), tp=2), 20 * GIB, 1_048_576)
+    assert found.gib_per_request == pytest.approx(10.91, abs=0.01)
+
+
+def launched(model: str, tp: int = 2, **flags: int) -> Launch:
+    args = {"max-model-len": 8192, **{name.replace("_", "-"): n for name, n in flags.items()}}
+    return Launch(model=model, args=args, tp=tp, nodes=tp)
+
+
+def test_weights_too_large_need_no_rule_for_the_cache() -> None:
+    name = "deepseek-ai/DeepSeek-V4.1-Flash"
+    found = fit(launched(name), find(name), assumed(2))
+    assert not found.fits
+    assert found.reasons[0].startswith("spark1: the weights take 139.2 GiB")
+
+
+def test_where_room_is_left_what_is_known_is_said() -> None:
+    name = "org/Qwen3.8-Flash-Next-NVFP4"
+    with pytest.raises(UsageError) as raised:
+        fit(launched(name), find(name), assumed(2))
+    said = str(raised.value)
+    assert "whether org/Qwen3.8-Flash-Next-NVFP4 fits is not known here: weights take 3" in said
+    assert "without its tables of n-grams (51 billion entries)" in said
+    assert "indexed attention with compressed index keys" in said
+
+
+def test_a_cache_alone_is_not_known_either() -> None:
+    with pytest.raises(
+        UsageError, match=r"how vLLM lays out the KV cache of zai-org/GLM-5\.3-Flash"
+    ):
+        kv_cache(KvLayout(find("zai-org/GLM-5.3-Flash")), GIB, 8192)
+
+
+def test_context_parallelism_shares_out_the_tokens_of_a_request() -> None:
+    """`FullAttentionSpec.max_memory_usage_bytes`: the length is divided, then comes in blocks."""
+    name = "zai-org/GLM-5.2"
+    whole, shared = (kv_cache(KvLayout(find(name), tp=4, dcp=n), 8 * GIB, 65_536) for n in (1, 4))
+    assert (whole.blocks_per_request, shared.blocks_per_request) == (4096, 1024)
+    assert shared.tokens == pytest.approx(4 * whole.tokens, rel=0.001)
+    flags = {"decode_context_parallel_size": 2}
+    two = fit(launched("zai-org/GLM-4.7-Flash", **flags), find("zai-org/GLM-4.7-Flash"), assumed(2))
+    one = fit(launched("zai-org/GLM-4.7-Flash"), find("zai-org/GLM-4.7-Flash"), assumed(2))
+    assert two.cache.max_concurrency == pytest.approx(2 * one.cache.max_concurrency, rel=0.01)
+
+
+def test_windows_are_not_shared_out() -> None:
+    gemma = find("google/gemma-4-31B-it")
+    one, two = (kv_cache(KvLayout(gemma, tp=2, dcp=n), 8 * GIB, 32_768) for n in (1, 2))
+    assert one.blocks_per_request > two.blocks_per_request > one.blocks_per_request / 2
+
+
+def test_layers_without_an_indexer_keep_no_index_keys() -> None:
+    every = kv_cache(KvLayout(find("zai-org/GLM-5.1"), tp=4), 8 * GIB, 65_536)
+    some = kv_cache(KvLayout(find("zai-org/GLM-5.2"), tp=4), 8 * GIB, 65_536)
+    assert some.tokens > every.tokens
+
+
+def test_a_model_whose_shape_is_known_and_whose_cache_is_not() -> None:
+    name = "thinkingmachines/Inkling-Small-NVFP4"
+    with pytest.raises(UsageError) as raised:
+        fit(launched(name), find(name), assumed(2))
+    assert "convolutions over keys and values, kept with the window" in str(raised.value)
+    kinds = [(one.kind, one.layers) for one in find(name).attention]
+    assert kinds == [("full", 7), ("sliding", 35)]
