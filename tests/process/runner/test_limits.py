@@ -19,11 +19,6 @@ from spark_cluster.runner import wire
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.session import Session
 
-ALIVE_FOR_EVER = (
-    "import os,time\n"
-    f"while True: os.write(1, {frames.pack({'event': 'alive'})!r}); time.sleep(0.05)\n"
-)
-
 
 @pytest.fixture
 def fake():
@@ -46,27 +41,6 @@ def peak_mib(session):
 
 
 # -- an agent that lives and gets nowhere --------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", ["run", "gather", "http", "lock"])
-def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
-    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(messages, "USUAL_S", 0.2)
-    what = {} if op == "lock" else {"timeout": 0.2}
-    session = fake(ALIVE_FOR_EVER)
-    with pytest.raises(Failed) as caught:
-        session.request(op, **what)
-    assert f"`{op}` got no answer for " in caught.value.message
-    assert "although the agent is alive" in caught.value.message
-    assert (caught.value.where, "state D" in caught.value.hint) == ("spark1", True)
-
-
-def test_a_step_of_a_document_far_over_its_limit_is_given_up(fake, monkeypatch):
-    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
-    session = fake(ALIVE_FOR_EVER)
-    with pytest.raises(Failed, match="`apply` got no answer"):
-        session.request("apply", resources=[])
 
 
 def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
