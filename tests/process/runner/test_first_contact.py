@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
 import pytest
+from password_sshd import PASSWORD, PasswordSshd
 
 from spark_cluster.cli.opened import public_key
 from spark_cluster.config.inventory import InventoryNode
@@ -19,57 +18,22 @@ from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 from spark_cluster.runner.ssh import Connection
 from spark_cluster.runner.ssh_route import route
 
-PASSWORD = "correct horse"
 
+class Server(PasswordSshd):
+    """Counts the keys that it was offered, too."""
 
-@dataclass
-class Server(paramiko.ServerInterface):
-    """An SSH server that takes one password and no key, and counts what it was offered."""
-
-    key: paramiko.PKey
-    passwords: list[str] = field(default_factory=list)
-    keys: int = 0
-    port: int = 0
-
-    def get_allowed_auths(self, username: str) -> str:
-        return "publickey,password"
+    keys = 0
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self.keys += 1
-        return paramiko.AUTH_FAILED
-
-    def check_auth_password(self, username: str, password: str) -> int:
-        self.passwords.append(password)
-        return paramiko.AUTH_SUCCESSFUL if password == PASSWORD else paramiko.AUTH_FAILED
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return super().check_auth_publickey(username, key)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server(paramiko.ECDSAKey.generate())
-    listening = socket.create_server(("127.0.0.1", 0))
-    made.port = listening.getsockname()[1]
-    transports = []
-
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listening.accept()
-            except OSError:
-                return
-            transport = paramiko.Transport(client)
-            transport.add_server_key(made.key)
-            transports.append(transport)
-            transport.start_server(threading.Event(), made)
-
-    threading.Thread(target=serve, daemon=True).start()
+    made = Server()
     yield made
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
-    for transport in transports:
-        transport.close()
+    made.close()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import paramiko
 import pytest
 from free_ports import free_port
+from hung_processes import ended
 from own_sshd import STUBBORN_PROXY, keygen, public
 from waiting import FAR_S, HANG_S, until
 
@@ -91,6 +92,7 @@ def test_an_alias_of_ssh_config(ssh, sshd, trusted, home):
 
 
 def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
+    """It ignores SIGHUP."""
     (tmp_path / "proxy.py").write_text(STUBBORN_PROXY)
     pid = tmp_path / "pid"
     command = f"echo $$ > {pid}; exec {sys.executable} {tmp_path}/proxy.py {sshd.port}"
@@ -98,17 +100,8 @@ def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, 
     connection = ssh()
     assert run(connection, "echo", "x") == "x\n"
     proxy = int(pid.read_text())
-    os.kill(proxy, 0)
     connection.close()
-    until(lambda: not _alive(proxy), what="the end of the ProxyCommand, which ignores SIGHUP")
-
-
-def _alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    ended(proxy)
 
 
 JUMP_KNOWN = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import getpass
 import json
 import subprocess
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import readme
 from cases import each_case
+from hung_processes import ended
 from json_schema import document as fits
 from own_sshd import keygen
 from program import invoke
@@ -175,16 +175,7 @@ def test_a_program_of_the_configuration_that_hangs(call, home, monkeypatch):
     assert status == 2
     assert "did not end within 0.5 s" in document["nodes"][0]["error"]
     if mark.exists():  # a busy machine may not have come so far
-        pid = int(mark.read_text())
-        while Path(f"/proc/{pid}").exists() and state(pid) != "Z":
-            time.sleep(0.05)
-
-
-def state(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
+        ended(int(mark.read_text()))
 
 
 def test_no_ssh_program_here(call, home, monkeypatch, sshd):
