@@ -206,5 +206,3 @@ def test_an_output_of_any_length_is_bounded_in_memory_and_said_to_be_cut(start, 
     assert "MiB left out" in done["stdout"]
     assert len(done["stdout"]) < 9 << 20
     assert agent.peak_mib() - before < 200
-
-

@@ -7,14 +7,14 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from functools import partial
 
 import pytest
 from hung_processes import ended, limit_once, pid_in
+from test_units import gate, is_told  # noqa: F401
 from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.node import units, worker
-from spark_cluster.node.processes import Cancelled
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import ResourceError
 
@@ -43,17 +43,10 @@ def waits(folder):
 def lose_watcher(host, argv, **options):
     """Begin work and lose who waits for it, once its command runs."""
     watcher = host()
-
-    def watch():
-        with suppress(Cancelled):
-            units.run(watcher, "key", argv, **options)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    pid = pid_in(watcher.root / "pid")
-    watcher.processes.cancel()
-    thread.join()
-    return pid
+    pid = watcher.root / "pid"
+    work = partial(units.run, watcher, "key", argv, **options)
+    assert is_told(watcher, work, lambda: pid.exists() and pid.read_text().strip())
+    return int(pid.read_text())
 
 
 @pytest.mark.parametrize("step", [STEP_S, -STEP_S])

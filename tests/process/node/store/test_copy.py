@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from copy_ends import Serving
 from model_content import COMMIT, REPOSITORY, content, model
+from relay import Relay
 from waiting import until
 
 from spark_cluster.node.processes import Processes
@@ -71,46 +71,6 @@ def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in lines if line.startswith(copy_receiving.WARNING)]
 
 
-@contextmanager
-def relay(to: tuple[str, int], cut_after: int) -> Iterator[tuple[int, list[int]]]:
-    """Pass bytes on until so many have come from the sender; then break all that is open. Yields
-    its port at 127.0.0.1."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    carried, held, lock = [0], [listening], threading.Lock()
-
-    def pump(a: socket.socket, b: socket.socket, *, counts: bool) -> None:
-        with suppress(OSError):
-            while data := a.recv(1 << 16):
-                with lock:
-                    carried[0] += len(data) if counts else 0
-                    cut = carried[0] > cut_after
-                if cut:
-                    break
-                b.sendall(data)
-        for end in held if counts and carried[0] > cut_after else (a, b):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listening.accept()
-                far = socket.create_connection(to)
-                held.extend((near, far))
-                for a, b, counts in ((near, far, False), (far, near, True)):
-                    threading.Thread(
-                        target=pump, args=(a, b), kwargs={"counts": counts}, daemon=True
-                    ).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1], carried
-    finally:
-        for end in held:
-            end.close()
-
-
 @WAYS
 def test_all_of_it_arrives_over_two_addresses(source, target, serving, encrypted):
     _, manifest = source
@@ -136,17 +96,18 @@ def test_nothing_is_moved_twice(target, serving):
 def test_a_cut_in_the_middle_is_gone_on_with(source, target, serving, encrypted, capsys):
     _, manifest = source
     with serving(encrypted=encrypted) as made:
-        with relay(("127.0.0.1", made.port), manifest.size // 2) as (port, _):
-            receiver = made.receiver(target, port=port, silent_s=1.5, switch_s=0.5, streams=1)
-            with pytest.raises(ResourceError, match="spark1 sends nothing"):
-                receiver.run()
+        cut = Relay(made.port, manifest.size // 2)
+        receiver = made.receiver(target, port=cut.port, silent_s=1.5, switch_s=0.5, streams=1)
+        with pytest.raises(ResourceError, match="spark1 sends nothing"):
+            receiver.run()
         (warning,) = warnings(capsys)
         assert "nothing comes from spark1 any more " in warning
         assert target.missing(manifest).begun > 0
-        with relay(("127.0.0.1", made.port), 1 << 40) as (port, carried):
-            received = made.receiver(target, port=port, streams=1).run()
+        whole = Relay(made.port)
+        received = made.receiver(target, port=whole.port, streams=1).run()
+        whole.close()
     assert received["kept"] > manifest.size // 10
-    assert carried[0] < 1.02 * (manifest.size - received["kept"]) + 300_000
+    assert whole.carried < 1.02 * (manifest.size - received["kept"]) + 300_000
     assert_whole(target, manifest)
 
 
