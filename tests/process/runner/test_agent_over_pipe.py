@@ -15,7 +15,7 @@ from cases import each_case
 from factories import put
 from pipe_channel import PipeChannel
 from small_server import answering
-from waiting import FAR_S, HANG_S, until
+from waiting import FAR_S, HANG_S
 
 from spark_cluster.agent import frames
 from spark_cluster.config.extension import using
@@ -253,8 +253,10 @@ def test_gather(agent, root):
         },
         files={"motd": "/etc/motd", "none": "/etc/none", "folder": "/etc"},
         trees={"etc": "/etc/*"},
+        requests={"service": {"url": "http://127.0.0.1:9/x", "timeout": 2}},
         timeout=HANG_S,
     )
+    assert "refused" in answer["requests"]["service"]["reason"]
     assert answer["commands"] == {
         "echo": {"status": 0, "stdout": "hello\n", "stderr": ""},
         "false": {"status": 3, "stdout": "", "stderr": "no\n"},
@@ -262,12 +264,6 @@ def test_gather(agent, root):
     }
     assert answer["files"] == {"motd": "café �", "none": None, "folder": None}
     assert answer["trees"] == {"etc": {"/etc/motd": "café �", "/etc/other": "x"}}
-    asked = {"service": {"url": "http://127.0.0.1:9/x", "timeout": 2}}
-    (reply,) = session.request("gather", requests=asked)["requests"].values()
-    assert (reply["status"], reply["body"]) == (0, "")
-    assert "refused" in reply["reason"]
-    slow = session.request("gather", commands={"slow": ["sleep", str(FAR_S)]}, timeout=0.1)
-    assert slow["commands"] == {"slow": None}
 
 
 def test_run(agent):
@@ -325,26 +321,20 @@ def test_http_that_cannot_be_asked(agent, url, headers):
     assert agent().http(url, headers=headers).status == 0
 
 
-def test_stream(agent):
-    session = agent()
-    texts = []
-    script = "echo one; echo two >&2; exit 7"
-    reply = session.request("stream", lambda e: texts.append(e["text"]), argv=["sh", "-c", script])
-    assert ("".join(texts), reply["status"]) == ("one\ntwo\n", 7)
-
-
-def test_stream_keeps_a_character_whole_that_comes_in_two_parts(agent, root):
+def test_a_stream_has_both_outputs_and_the_status_and_keeps_characters_whole(agent, root):
+    """Also one that comes in two parts."""
     texts = []
     heard = root / "heard"
     wait = f"while ! test -e {heard}; do sleep 0.02; done"
-    script = rf"printf 'caf\303'; {wait}; printf '\251\n'"
+    script = rf"printf 'caf\303'; {wait}; printf '\251\n'; echo two >&2; exit 7"
 
     def tell(event):
         texts.append(event["text"])
         heard.touch()
 
-    agent().request("stream", tell, argv=["sh", "-c", script])
-    assert texts == ["caf", "é\n"]
+    reply = agent().request("stream", tell, argv=["sh", "-c", script])
+    assert texts[0] == "caf"
+    assert ("".join(texts), reply["status"]) == ("café\ntwo\n", 7)
 
 
 # -- documents -----------------------------------------------------------------------------------
@@ -363,37 +353,20 @@ def test_a_failure_ends_the_document(agent, root):
     assert not (root / "c").exists()
 
 
-def test_a_type_that_the_agent_does_not_know(agent, root):
+@each_case(__file__, "bad_documents.json")
+def test_nothing_of_a_document_that_does_not_fit_is_applied(agent, root, case):
     session = agent()
     good = {"type": "File", "path": "/a", "content": "1"}
-    for bad in (
-        {"type": "Nonsense", "name": "x"},
-        {"type": "File", "path": "/b", "contents": "typo"},
-        {"type": "File", "path": "relative", "content": ""},
-        {"type": "Directory", "path": {"$what": 1}},
-        {},
-    ):
-        with pytest.raises(Failed, match="the document does not fit this agent"):
-            session.request("apply", resources=[good, bad], run="r")
+    with pytest.raises(Failed, match="the document does not fit this agent"):
+        session.request("apply", resources=[good, case], run="r")
     assert not (root / "a").exists(), "something was applied"
-    assert session.run(["true"]).status == 0
 
 
-def test_requests_that_make_no_sense(agent):
+@each_case(__file__, "bad_requests.json")
+def test_a_request_that_makes_no_sense_is_refused_and_the_next_is_answered(agent, case):
     session = agent()
-    for op, what in (
-        ("nonsense", {}),
-        ("apply", {}),
-        ("apply", {"resources": 5}),
-        ("run", {}),
-        ("run", {"argv": []}),
-        ("run", {"argv": ["a\0b"]}),
-        ("stream", {"argv": ["no-such-command"]}),
-        ("stream", {}),
-        ("lock", {}),
-    ):
-        with pytest.raises(Failed):
-            session.request(op, **what)
+    with pytest.raises(Failed):
+        session.request(**case)
     assert session.run(["true"]).status == 0
 
 
@@ -536,19 +509,14 @@ def test_secrets_are_masked_in_all_that_comes_back(agent, root):
     assert session.run(["cat", str(root / "key")]).stdout == "***"
 
 
-def test_a_secret_that_is_a_word_of_the_protocol_breaks_nothing(agent, root):
+def test_a_secret_that_is_a_word_of_the_protocol_breaks_nothing(agent):
     """A short or unlucky secret may hide texts, never what belongs to what."""
-    for word in ("file", "File:/a", "done", "a", "e", "0", "id", "result", "ok"):
-        name = f"node-{len(word)}-{word[0]}{word[-1]}"
-        content = "x" * 20_000
-        results = apply(
-            agent(name),
-            File("/secret", content=Secret(word)),
-            File("/a", content=content),
-            diff=True,
-        )
-        assert {"File:/secret", "File:/a"} < set(results), word
-        assert results[None]["ok"] is True
+    words = ("file", "File:/a", "done", "a", "e", "0", "id", "result", "ok")
+    secrets = [File(f"/secret-{n}", content=Secret(word)) for n, word in enumerate(words)]
+    content = "x" * 20_000
+    results = apply(agent(), *secrets, File("/a", content=content), diff=True)
+    assert {"File:/a", *(one.id for one in secrets)} < set(results)
+    assert results[None]["ok"] is True
 
 
 # -- the end of a conversation ---------------------------------------------------------------------
@@ -607,15 +575,6 @@ def test_the_end_of_what_is_no_agent_is_told_each_request(monkeypatch, text, sai
     session = script(text)
     with pytest.raises(Unreachable, match=said):
         session.run(["true"])
-    with pytest.raises(Unreachable):
-        session.run(["true"])
-    session.close()
-
-
-def test_an_agent_that_is_gone_before_it_was_asked():
-    channel = PipeChannel(["true"])
-    until(lambda: channel.status() is not None)
-    session = Session("spark1", channel, as_root=False)
     with pytest.raises(Unreachable):
         session.run(["true"])
     session.close()

@@ -48,19 +48,14 @@ def wanted(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> T
     return Target("spark1", "127.0.0.1", "me", server.port, identity_file=key, known_hosts=known)
 
 
-def test_the_password_is_for_when_no_key_is_accepted(server, wanted):
+@pytest.mark.parametrize("named", [True, False])
+def test_the_password_is_for_when_no_key_is_accepted(server, wanted, tmp_path, named):
+    """Keys come first: the named one, or the usual ones."""
+    if not named:
+        (tmp_path / ".ssh").mkdir()
+        wanted.identity_file.rename(tmp_path / ".ssh/id_rsa")
+        wanted = replace(wanted, identity_file=None)
     connection = SshConnection(replace(wanted, login_password=lambda: PASSWORD))
-    assert connection.open().transport.is_active()
-    assert server.keys > 0, "keys come first"
-    assert server.passwords == [PASSWORD]
-    connection.close()
-
-
-def test_without_a_named_key_the_usual_ones_come_first(server, wanted, tmp_path):
-    (tmp_path / ".ssh").mkdir()
-    wanted.identity_file.rename(tmp_path / ".ssh/id_rsa")
-    usual = replace(wanted, identity_file=None, login_password=lambda: PASSWORD)
-    connection = SshConnection(usual)
     assert connection.open().transport.is_active()
     assert server.keys > 0
     assert server.passwords == [PASSWORD]

@@ -182,14 +182,6 @@ def test_what_it_wrote_is_undone(folder: Path, node: ScratchNode) -> None:
     assert left["Mount:/models"] == "what is mounted stays mounted until the next boot"
 
 
-def test_a_command_of_it_that_fails(folder: Path, node: ScratchNode) -> None:
-    write_files(PAGE, folder)
-    use(folder)
-    node.command("mount", "import sys\nsys.exit('mount.nfs4: access denied')\n")
-    with pytest.raises(Failed, match=r"mounting /models: .*access denied"):
-        run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
