@@ -171,29 +171,24 @@ def test_its_own_questions_make_no_server_busy(node, engine):
     assert [node.look(), node.look()] == ["", STOP]
 
 
-def test_a_reply_without_an_answer_is_none(node, engine):
-    node.look()
-    engine.reply = {"choices": []}
-    assert [node.look(), node.look()] == ["", STOP]
-    assert "gives no answer" in node.supervisor.state.reason
-
-
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
+        ("", {"choices": [{"message": {"content": "Paris"}}]}, {"choices": []}),
         ("embedding", {"data": [{"embedding": [0.6, 0.8]}]}, {"data": []}),
         ("reranking", {"results": [{"index": 0, "relevance_score": 0.9}]}, {"results": []}),
     ],
 )
-def test_a_model_of_another_kind_is_asked_for_what_it_answers(node, engine, kind, good, bad):
+def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, bad):
     known = node.containers
-    known["spark-vllm"]["Config"]["Labels"][KIND] = kind
+    known["spark-vllm"]["Config"]["Labels"] |= {KIND: kind} if kind else {}
     node.write(known)
     engine.reply = good
     node.look()
     assert node.phase == "serving"
     engine.reply = bad
     assert [node.look(), node.look()] == ["", STOP]
+    assert "gives no answer" in node.supervisor.state.reason
 
 
 def test_a_model_that_hears_is_asked_for_its_health(node, engine):
