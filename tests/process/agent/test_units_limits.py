@@ -10,6 +10,7 @@ import time
 from functools import partial
 
 import pytest
+from factories import put
 from hung_processes import ended, limit_once, pid_in
 from test_units import gate, is_told  # noqa: F401
 from waiting import FAR_S, until, with_a_limit
@@ -168,8 +169,8 @@ def test_systemd_has_the_last_limit(host, systemd):
 
 def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
     monkeypatch.setattr(units, "BEGIN_S", 0.2)
-    (systemd.root / "usr/local/bin/systemd-run").write_text("#!/bin/sh\nexit 0\n")
-    (systemd.root / "usr/local/bin/systemctl").write_text("#!/bin/sh\nexit 0\n")
+    for name in ("systemd-run", "systemctl"):
+        systemd.command(name, "#!/bin/sh\nexit 0\n")
     with pytest.raises(ResourceError, match="does not begin"):
         units.run(host(), "key", ("true",), env={"TOKEN": Secret("hunter2")})
     assert systemd.folders == []
@@ -178,9 +179,8 @@ def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
 def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd):
     """SIGKILL between the file with the secrets and the start of the unit."""
     folder = systemd.root / "var/lib/spark-cluster/units/0123456789abcdef"
-    folder.mkdir(parents=True)
-    (folder / "work").write_text("hunter2")
-    (folder / "asked").write_text(json.dumps(worker.now()))
+    put(folder / "work", "hunter2")
+    put(folder / "asked", json.dumps(worker.now()))
     units.run(host(), "other", ("true",))
     assert folder.exists(), "it may be about to begin"
     said = worker.now()

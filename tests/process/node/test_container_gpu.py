@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from factories import put
 
 from spark_cluster.node import confinement
 
@@ -63,9 +64,7 @@ class Driver:
         return TEXT.format(root=self.root, version=version)
 
     def command(self, name: str, script: str) -> None:
-        path = self.root / "bin" / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        put(self.root / "bin" / name, f"#!/bin/sh\n{script}\n", 0o755)
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}"}

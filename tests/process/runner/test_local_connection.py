@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import factories
 import pytest
+from factories import put
 from program import invoke
 from scratch_nodes import Dials
 from waiting import FAR_S, until
@@ -52,11 +52,8 @@ os.execv(sys.executable, [sys.executable, *argv[1:]])
 @pytest.fixture
 def home(tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home with the agent's code, and a first folder of PATH."""
-    (tmp_path / "bin").mkdir()
     monkeypatch.setenv("HOME", str(agents_home))
-    python = tmp_path / "bin" / "python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    put(tmp_path / "bin/python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n', 0o755)
     monkeypatch.setattr(node_connection, "SEARCH_PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     return agents_home
 
@@ -123,9 +120,8 @@ def test_an_agent_that_was_killed_is_a_lost_connection(connect):
 @pytest.mark.parametrize("reads", ["", "head -c 10 >/dev/null; "])
 def test_a_program_that_ends_before_it_has_read_all_is_heard(connect, home, tmp_path, reads):
     """Its end resets the connection; what it said is the reason, not the reset."""
-    python = tmp_path / "bin/python3"
-    python.write_text(f"#!/bin/sh\n{reads}echo 'no room for the interpreter' >&2\nexit 3\n")
-    python.chmod(0o755)
+    script = f"#!/bin/sh\n{reads}echo 'no room for the interpreter' >&2\nexit 3\n"
+    put(tmp_path / "bin/python3", script, 0o755)
     session = connect().session("r1", become=False)
     with pytest.raises(Failed, match="the agent did not start: no room for the interpreter"):
         session.request("gather")
@@ -149,12 +145,11 @@ def become(connect, tmp_path, monkeypatch):
     """`become("password", tries=3)`: a session by something that asks as sudo does, and the lines
     that it took for passwords."""
     monkeypatch.setattr(LocalConnection, "user", property(lambda _self: "me"))
-    sudo, log = tmp_path / "bin/sudo", tmp_path / "log"
+    log = put(tmp_path / "log")
 
     def start(password, tries=3):
-        log.touch()
-        sudo.write_text(f"#!{sys.executable} -IS\n" + SUDO.format(log=str(log), tries=tries))
-        sudo.chmod(0o755)
+        text = SUDO.format(log=str(log), tries=tries)
+        put(tmp_path / "bin/sudo", f"#!{sys.executable} -IS\n{text}", 0o755)
         return connect(lambda: password).session("r1"), log
 
     return start
@@ -212,7 +207,7 @@ def test_commands_need_no_ssh(home: Path, tmp_path: Path, monkeypatch: pytest.Mo
     """On the real root, which these commands only read; the agent's code is kept elsewhere."""
     monkeypatch.setattr(wire, "ROOT_FOLDER", str(tmp_path / "agent"))
     text = "nodes:\n  here: {address: 127.0.0.1, roles: [head], connection: local}\n"
-    file = str(factories.put(tmp_path / "inventory.yaml", text))
+    file = str(put(tmp_path / "inventory.yaml", text))
     done = invoke("--inventory", file, "--json", "ping", project=tmp_path)
     assert done.exit_code == 0, done.output
     (node,) = json.loads(done.output)["nodes"]

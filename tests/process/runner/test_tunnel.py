@@ -17,11 +17,13 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from cases import each_case
+from factories import put
 from free_ports import free_port
 from hung_processes import lives
 from own_sshd import STUBBORN_PROXY, public, start_sshd
@@ -146,15 +148,9 @@ def test_requests_pass_and_the_url_is_told(run, endpoint):
     assert event.url == f"http://127.0.0.1:{running.port}/v1"
     assert event.to == f"http://127.0.0.1:{endpoint}/v1"
     assert running.get("/a") == "/a"
-    found = []
-    threads = [
-        threading.Thread(target=lambda n=n: found.append(running.get(f"/{n}"))) for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_S)
-    assert sorted(found) == sorted(f"/{n}" for n in range(8))
+    paths = [f"/{n}" for n in range(8)]
+    with ThreadPoolExecutor(8) as at_once:
+        assert list(at_once.map(running.get, paths)) == paths
 
 
 def test_a_cut_connection_is_made_again_and_a_cut_answer_is_an_error(run, endpoint):
@@ -370,13 +366,13 @@ def test_no_configuration_of_the_user_loosens_a_tunnel(target, home, tmp_path, m
         "  VerifyHostKeyDNS yes\n  UpdateHostKeys yes\n  ControlMaster auto\n  BatchMode no\n"
     )
     real, programs = shutil.which("ssh"), tmp_path / "programs"
-    programs.mkdir()
-    (programs / "ssh").write_text(
+    put(
+        programs / "ssh",
         f'#!/bin/sh\nfor arg; do [ "$last" = -F ] && file=$arg; last=$arg; done\n'
         f'{real} -G "$@" >{tmp_path}/node\n'
-        f'{real} -G -F "$file" hop.example.net >{tmp_path}/hop\n'
+        f'{real} -G -F "$file" hop.example.net >{tmp_path}/hop\n',
+        0o755,
     )
-    (programs / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     unreachable(target(jump=jump))
     strict = {
