@@ -11,6 +11,7 @@ from textwrap import dedent
 
 import pytest
 from example_pages import write_files
+from factories import put
 from scratch_nodes import ScratchNode, play_over
 
 from spark_cluster import resources
@@ -26,24 +27,11 @@ from spark_cluster.runner.events import Options
 
 PAGE = "extend-resource.md"
 
-MOUNT = """\
-import sys
-from pathlib import Path
-root, where = Path({root!r}), sys.argv[1]
-for line in (root / "etc/fstab").read_text().splitlines():
-    if line.split()[1] == where:
-        with open(root / "proc/self/mounts", "a") as mounts:
-            mounts.write(line + chr(10))
-        break
-else:
-    sys.exit("mount: " + where + ": not found in /etc/fstab")
+MOUNT = """#!/bin/sh
+grep " $1 " {root}/etc/fstab >>{root}/proc/self/mounts || exit 32
 """
-UMOUNT = """\
-import sys
-from pathlib import Path
-mounts = Path({root!r}) / "proc/self/mounts"
-kept = [line for line in mounts.read_text().splitlines() if line.split()[1] != sys.argv[1]]
-mounts.write_text("".join(line + chr(10) for line in kept))
+UMOUNT = """#!/bin/sh
+sed -i "\\| $1 |d" {root}/proc/self/mounts
 """
 
 BROKEN = """
@@ -99,8 +87,8 @@ def node(tmp_path: Path) -> Iterator[ScratchNode]:
     made = ScratchNode(tmp_path / "spark1")
     made.put("etc/fstab", "UUID=1 / ext4 defaults 0 1\n")
     made.put("proc/self/mounts", "/dev/vda1 / ext4 rw 0 0\n")
-    made.command("mount", MOUNT.format(root=str(made.root)))
-    made.command("umount", UMOUNT.format(root=str(made.root)))
+    for name, text in (("mount", MOUNT), ("umount", UMOUNT)):
+        put(made.root / "usr/local/bin" / name, text.format(root=made.root), 0o755)
     yield made
     for session in made.sessions:
         session.close()
