@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 
 from spark_cluster.agent import operations
 from spark_cluster.node import engine_caches, paths
@@ -26,19 +27,8 @@ OWN = "images/0123456789ab"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Caches as vLLM 0.32, Triton, Inductor and FlashInfer leave them, of one image."""
-    own = tmp_path / OWN
-    compiled = own / "vllm/torch_compile_cache"
-    put(compiled / SHORT / "rank_0_0/backbone/cache_key_factors.json", "{}")
-    put(compiled / SHORT / "rank_0_0/backbone/computation_graph.py", "x" * 9000)
-    put(compiled / AOT / "rank_0_0/model", "y" * 20_000)
-    put(compiled / AOT / "inductor_cache/fx/artifact", "z" * 100)
-    put(compiled / "not-a-key/rank_0_0/model", "n")
-    put(own / "vllm/modelinfos/gemma.json", "{}")
-    put(own / "triton/KERNEL/__grp__kernel.json", "{}")
-    put(own / "torchinductor/aa/kernel.py", "k")
-    put(own / "huggingface/modules/x.py", "x")
-    put(own / "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops/op/op.so", "s" * 5000)
-    put(tmp_path / "huggingface/hub/models--a--b/blobs/1", "w" * 5000)
+    for path, size in cases(__file__, "caches.json", OWN=OWN, SHORT=SHORT, AOT=AOT).items():
+        put(tmp_path / path, "x" * size)
     return tmp_path
 
 

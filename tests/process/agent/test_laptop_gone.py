@@ -9,6 +9,7 @@ import signal
 import threading
 
 import pytest
+from cases import cases
 from hung_processes import ended, frozen_disk, limit_once, pid_in
 from raw_agent import RawAgent, document
 from waiting import FAR_S, HANG_S, until
@@ -53,20 +54,15 @@ def asked_to_end(agent):
 
 GOES = [hung_up, silent, half_open, asked_to_end]
 
-SCRIPTS = {
-    "plain": "echo $$ > {pid}; exec sleep {far}",
-    "ignores-term": "trap '' TERM; echo $$ > {pid}; while :; do sleep 1; done",
-    "own-session": "setsid sh -c 'trap \"\" TERM; echo $$ > {pid}; while :; do sleep 1; done'; :",
-    "closed-outputs": "exec > /dev/null 2>&1; trap '' TERM; echo $$ > {pid}; "
-    "while :; do sleep 1; done",
-    "says-much": "trap '' TERM; echo $$ > {pid}; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxx; done",
-}
+SCRIPTS = cases(__file__, "endless.json")
+"""Commands that do not end by themselves, and write their number into `pid`."""
+OF_HANG_UP = ["plain", "ignores-term", "own-session", "closed-outputs", "says-much"]
 
 
 @pytest.mark.parametrize(
     ("goes", "op", "script"),
     [
-        *((hung_up, op, script) for op in ("run", "stream") for script in SCRIPTS),
+        *((hung_up, op, script) for op in ("run", "stream") for script in OF_HANG_UP),
         *((goes, op, "ignores-term") for goes in GOES[1:] for op in ("run", "stream")),
         (silent, "stream", "says-much"),
     ],

@@ -10,6 +10,7 @@ import time
 from functools import partial
 
 import pytest
+from cases import cases
 from factories import put
 from hung_processes import ended, limit_once, pid_in
 from test_units import gate, is_told  # noqa: F401
@@ -107,21 +108,15 @@ def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(hos
     assert units.run(host(), "key", argv, timeout=1000).stdout == "finished\n"
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "trap '' TERM; echo $$ > {root}/pid; while :; do sleep 1; done",
-        "setsid sh -c 'trap \"\" TERM; echo $$ > {root}/pid; while :; do sleep 1; done'; :",
-    ],
-    ids=["ignores-term", "own-session"],
-)
+@pytest.mark.parametrize("script", ["ignores-term", "own-session"])
 def test_the_limit_holds_when_no_one_watches(host, systemd, script, alter_worker):
     graces = (
         "from spark_cluster.node import processes\n"
         "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n" + limit_once(systemd.root / "limit")
     )
     alter_worker(graces)
-    argv = ("sh", "-c", script.format(root=systemd.root))
+    text = cases(__file__, "endless.json")[script]
+    argv = ("sh", "-c", text.format(pid=systemd.root / "pid"))
     pid = lose_watcher(host, argv, timeout=4)
     (systemd.root / "limit").touch()
     ended(pid)

@@ -307,18 +307,9 @@ def test_http(agent, monkeypatch):
     assert "refused" in refused.reason
 
 
-@pytest.mark.parametrize(
-    ("url", "headers"),
-    [
-        ("no address", {}),
-        ("http://127.0.0.1:99999/", {}),
-        ("http://127.0.0.1:1/a b", {}),
-        ("http://127.0.0.1:1/", {"Authorization": "Bearer two\nlines"}),
-        ("http://127.0.0.1:1/", {"Authorization": "Bearer \u20ac"}),
-    ],
-)
-def test_http_that_cannot_be_asked(agent, url, headers):
-    assert agent().http(url, headers=headers).status == 0
+@each_case(__file__, "bad_urls.json")
+def test_http_that_cannot_be_asked(agent, case):
+    assert agent().http(**case).status == 0
 
 
 def test_a_stream_has_both_outputs_and_the_status_and_keeps_characters_whole(agent, root):

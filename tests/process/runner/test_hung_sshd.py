@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 import paramiko
 import pytest
+from cases import each_case
 from waiting import HANG_S, until, with_a_limit
 
 from spark_cluster.errors import Unreachable
@@ -176,34 +177,18 @@ def hangs_at(target) -> Callable[..., Unreachable]:
     return outcome
 
 
-def shown_key(connection):
-    return Connection(route(connection.target), shared=False).shown_key()
+USES = {
+    "open": SshConnection.open,
+    "session": lambda connection: connection.session("run"),
+    "key": lambda connection: Connection(route(connection.target), shared=False).shown_key(),
+}
 
 
-def session(connection):
-    return connection.session("run")
-
-
-EXCHANGE, LOGIN = "sshd did not finish the key exchange", "sshd did not answer the login"
-
-
-@pytest.mark.parametrize(
-    ("step", "use", "password", "said"),
-    [
-        ("command", session, None, "sshd did not start a command"),
-        ("session", session, None, "sshd did not open a session"),
-        ("key", SshConnection.open, None, LOGIN),  # it is not the key's fault
-        ("key", SshConnection.open, "hunter2", LOGIN),  # nor is the password offered in its place
-        ("password", SshConnection.open, "hunter2", LOGIN),
-        ("hello", SshConnection.open, None, EXCHANGE),
-        ("keys", SshConnection.open, None, EXCHANGE),
-        ("hello", shown_key, None, EXCHANGE),
-        ("keys", shown_key, None, EXCHANGE),
-    ],
-)
-def test_the_step_at_which_it_hangs_is_named(hangs_at, step, use, password, said):
-    error = hangs_at(step, use, password=password)
-    assert said in error.message
+@each_case(__file__, "hung_steps.json")
+def test_the_step_at_which_it_hangs_is_named(hangs_at, case):
+    """It is not the key's fault, nor is the password offered in its place."""
+    error = hangs_at(case["step"], USES[case["use"]], password=case.get("password"))
+    assert case["says"] in error.message
     assert "it hangs or is overloaded" in error.hint
 
 

@@ -31,17 +31,17 @@ nodes:
   spark1: {address: 10.0.0.1, roles: [head], settings: {greet: {text: one}}}
   spark2: {address: 10.0.0.2, settings: {greet: {text: two}}}
 """
-GREET = """\
+SETTINGS = """\
 from pydantic import BaseModel
 from spark_cluster.resources import Directory, File
-
 class Settings(BaseModel):
     text: str = "none"
     more: int = 0
-
 def role(node, settings):
-    yield Directory("/srv")
-    yield File("/srv/greeting", content=f"{node.name} {settings.text} {settings.more}\\n")
+"""
+GREET = f"""\
+{SETTINGS}    yield Directory("/srv")
+    yield File("/srv/greeting", content=f"{{node.name}} {{settings.text}} {{settings.more}}\\n")
 """
 
 
@@ -211,37 +211,18 @@ def test_a_node_that_is_lost(make, tmp_path):
         play.connections.session("spark1").run(["true"])
 
 
-@pytest.mark.parametrize(
-    ("body", "error", "line"),
-    [
-        ("yield File('/a', content='')\n    1 / 0", "the role raised ZeroDivisionError", 8),
-        ("yield File('relative', content='')", "'relative' is not an absolute path", 7),
-        ("yield File('/a')", "content is required with state present", 7),
-        ("yield node.nothing", "AttributeError", 7),
-        ("yield (node.name == 'spark1' or other) and File('/a', content='')", "NameError", 7),
-    ],
-)
-def test_a_role_that_raises(make, tmp_path, body, error, line):
-    path = put(
-        tmp_path / "roles/bad/__init__.py",
-        f"""\
-from pydantic import BaseModel
-from spark_cluster.resources import File
-
-class Settings(BaseModel):
-    pass
-def role(node, settings):
-    {body}
-""",
-    )
+@each_case(__file__, "roles_that_raise.json")
+def test_a_role_that_raises(make, tmp_path, case):
+    """Half a step is worse than none: nothing is sent, to no node."""
+    path = put(tmp_path / "roles/bad/__init__.py", f"{SETTINGS}    {case['body']}\n")
     play = make()
     with pytest.raises(Failed) as caught:
         play.apply(play.nodes, "greet", "bad")
-    assert error in caught.value.message
-    assert caught.value.where == f"{path}:{line}"
+    assert case["error"] in caught.value.message
+    assert caught.value.where == f"{path}:{case['line']}"
     assert "bad" in caught.value.hint
     assert not (tmp_path / "spark1/srv").exists(), "something was sent"
-    assert play.events.of("Applying") == [], "half a step is worse than none"
+    assert play.events.of("Applying") == []
 
 
 def test_wrong_settings_in_the_inventory_name_the_line(make, tmp_path):

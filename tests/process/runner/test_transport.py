@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import paramiko
 import pytest
+from cases import each_case
 from free_ports import free_port
 from hung_processes import ended
 from own_sshd import STUBBORN_PROXY, keygen, public
@@ -95,67 +96,47 @@ def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, 
     ended(proxy)
 
 
-JUMP_KNOWN = {
-    "unknown": ("", "the host key of the jump host {J} is not known"),
-    "changed": ("{J} {N}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
-    "another kind is known": ("{J} {RSA}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
-    "revoked": ("{J} {K}\n@revoked * {K}\n", "REVOKED HOST KEY: the jump host {J} shows"),
-    "in a list of revoked ones": ("{J} {K}\n", "REVOKED HOST KEY: the jump host {J} shows"),
-    "in such a list of ssh-keygen": ("{J} {K}\n", "REVOKED HOST KEY: the jump host {J} shows"),
-    "hashed": ("{J} {K}\n", ""),
-}
-"""What known_hosts says of a jump host (`{J}` its name, `{K}` its key, `{N}` the node's), and the
-beginning of the error; empty where it is let through."""
-
-
-def as_known(known, trusted, hop, node, rsa, *, hashed=False):
-    """Write known_hosts: the node's key, and what `known` says of the jump host before it."""
-    words = {
-        "{J}": f"[127.0.0.1]:{hop.port}",
-        "{K}": public(hop.folder / "host_key"),
-        "{N}": public(node.folder / "host_key"),
-        "{RSA}": public(rsa),
-    }
-    for name, value in words.items():
-        known = known.replace(name, value)
-    trusted.write_text(known + node.host_line)
-    if hashed:
-        argv = ["ssh-keygen", "-q", "-H", "-f", str(trusted)]
-        subprocess.run(argv, check=True, capture_output=True)
-        assert words["{J}"] not in trusted.read_text()
-
-
-def listed(hop, path, case):
+def listed(hop, path, how):
     """Write a list of revoked keys with that of the jump host."""
     key = f"{hop.folder}/host_key.pub"
-    if "ssh-keygen" in case:
+    if how == "krl":
         subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(path), key], check=True)
     else:
         path.write_text("# stolen\n" + Path(key).read_text())
-    return path
+    return f"  RevokedHostKeys {path}\n"
 
 
 @pytest.mark.parametrize("of_config", [False, True], ids=["inventory", "ssh_config"])
-@pytest.mark.parametrize("case", JUMP_KNOWN)
+@each_case(__file__, "jump_hosts.json")
 def test_the_key_of_a_jump_host(ssh, sshd, second_sshd, trusted, home, tmp_path, case, of_config):
-    """As strict as for the node, wherever the jump host is named."""
-    known, expected = JUMP_KNOWN[case]
-    rsa = keygen(tmp_path / "rsa", kind="rsa") if "{RSA}" in known else sshd.key
-    as_known(known, trusted, second_sshd, sshd, rsa, hashed=case == "hashed")
+    """As strict as for the node, wherever the jump host is named.
+
+    A case is what known_hosts says of the jump host (`{J}` its name, `{K}` its key, `{N}` the
+    node's), and the beginning of the error, if it is not let through.
+    """
+    where, known = f"[127.0.0.1]:{second_sshd.port}", case["known"]
+    keys = {"K": second_sshd.folder / "host_key", "N": sshd.folder / "host_key"}
+    if "{RSA}" in known:
+        keys["RSA"] = keygen(tmp_path / "rsa", kind="rsa")
+    words = {"J": where, **{name: public(key) for name, key in keys.items()}}
+    trusted.write_text(known.format(**words) + sshd.host_line)
+    if "hashed" in case:
+        argv = ["ssh-keygen", "-q", "-H", "-f", str(trusted)]
+        subprocess.run(argv, check=True, capture_output=True)
+        assert where not in trusted.read_text()
     jump = f"{ME}@127.0.0.1:{second_sshd.port}"
     options = f"Host *\n  IdentityFile {sshd.key}\n"
-    if "list of" in case:
-        options += f"  RevokedHostKeys {listed(second_sshd, home / 'revoked', case)}\n"
+    if "listed" in case:
+        options += listed(second_sshd, home / "revoked", case["listed"])
     if of_config:
         options = f"Host node\n  HostName 127.0.0.1\n  ProxyJump {jump}\n{options}"
         options += "  StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes\n"
     (home / ".ssh/config").write_text(options)
     connection = ssh(host="node") if of_config else ssh(jump=jump)
-    if expected:
-        where = f"[127.0.0.1]:{second_sshd.port}"
+    if "says" in case:
         message = refusal(connection).message
-        assert message.startswith(expected.replace("{J}", where))
-        assert "list of" not in case or f"revoked by {home}/revoked" in message
+        assert message.startswith(case["says"].format(J=where))
+        assert "listed" not in case or f"revoked by {home}/revoked" in message
     else:
         assert run(connection, "echo", "x") == "x\n"
 
