@@ -41,6 +41,7 @@ from spark_cluster.runner.dialer import carried, forward
 from spark_cluster.runner.ssh_route import Target
 
 CHECKOUT = Path(__file__).parents[3]
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 @pytest.fixture
@@ -61,17 +62,6 @@ def endpoint():
     with answering(answer) as port:
         yield port
         go_on.set()
-
-
-@pytest.fixture
-def target(sshd, trusted):
-    """`target(port=...)`: the way to the tests' sshd, whose key is known."""
-
-    def make(**given):
-        usual = {"port": sshd.port, "identity_file": sshd.key, "connect_timeout_s": HANG_S}
-        return Target("spark1", "127.0.0.1", getpass.getuser(), **{**usual, **given})
-
-    return make
 
 
 class Running:
