@@ -23,7 +23,7 @@ from waiting import HANG_S
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.cli import run as record
 from spark_cluster.cli.opened import new_run
-from spark_cluster.cli.results import Recap
+from spark_cluster.cli.results import Recap, Tally
 from spark_cluster.cli.run import RunRecord
 from spark_cluster.config import folders
 from spark_cluster.config.topology import tagged
@@ -300,21 +300,16 @@ def test_selection(case):
 
 def test_recap():
     recap = Recap()
-    bus = Bus(recap)
-    bus.emit(RunStarted("r", "up", ("spark1", "spark2", "spark3")))
-    bus.emit(Changing("spark1", "File:/a"))
+    recap.take(RunStarted("r", "up", ("spark1", "spark2", "spark3")))
+    recap.take(Changing("spark1", "File:/a"))
     assert recap.last == {"spark1": "File:/a"}
     for verdict in ("ok", "ok", "change", "unknown", "skipped", "failed"):
-        bus.emit(Result("spark1", "r", "File:/a", verdict, 0.5))
-    bus.emit(NodeFailed("spark2", "gone", unreachable=True))
+        recap.take(Result("spark1", "r", "File:/a", verdict, 0.5))
+    recap.take(NodeFailed("spark2", "gone", unreachable=True))
     tally = recap.nodes["spark1"]
-    counts = (tally.ok, tally.change, tally.unknown, tally.failed, tally.skipped)
-    assert counts == (2, 1, 1, 1, 1)
-    assert tally.seconds == pytest.approx(3)
-    assert recap.nodes["spark2"].unreachable
-    assert not recap.nodes["spark3"].unreachable
-    assert recap.changed == 1
-    assert recap.last == {}
+    assert tally == Tally(ok=2, change=1, unknown=1, failed=1, skipped=1, seconds=3.0)
+    assert [recap.nodes[f"spark{n}"].unreachable for n in (2, 3)] == [True, False]
+    assert (recap.changed, recap.last) == (1, {})
 
 
 def test_the_record_is_private_and_complete(tmp_path):
