@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from pipe_channel import PipeChannel
-from test_revert import Node
+from scratch_root import Node
 
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.durable import is_temporary

@@ -51,18 +51,6 @@ def root(tmp_path):
     return tmp_path / "spark1"
 
 
-class Recorded(PipeChannel):
-    """A pipe that remembers what was sent."""
-
-    def __init__(self, argv):
-        super().__init__(argv)
-        self.sent = b""
-
-    def send(self, data):
-        self.sent += data
-        super().send(data)
-
-
 # -- the code ------------------------------------------------------------------------------------
 
 
@@ -81,7 +69,8 @@ def begin(tmp_path):
     begun = []
 
     def session():
-        channel = Recorded(wire.argv("test"))
+        channel, sent = PipeChannel(wire.argv("test")), []
+        channel.on_sent, channel.sent = sent.append, sent
         begun.append(Session("n", channel, as_root=False, root=str(tmp_path)))
         return begun[-1]
 
@@ -92,7 +81,7 @@ def begin(tmp_path):
 
 def was_sent(session, part=wire.CORE):
     """Return how often a part of the code was sent."""
-    return session._channel.sent.count(wire.code(part))
+    return b"".join(session._channel.sent).count(wire.code(part))
 
 
 def test_code_is_sent_when_it_is_lacking_and_not_again(fresh, begin):
@@ -332,12 +321,8 @@ def test_a_stream_has_both_outputs_and_the_status_and_keeps_characters_whole(age
 
 
 def test_a_failure_ends_the_document(agent, root):
-    results = apply(
-        agent(),
-        File("/a", content="1"),
-        File("/none/b", content="2"),
-        File("/c", content="3"),
-    )
+    files = (File("/a", content="1"), File("/none/b", content="2"), File("/c", content="3"))
+    results = apply(agent(), *files)
     assert verdicts(results) == ["change", "failed"]
     assert results[None]["ok"] is False
     assert "the folder /none does not exist" in results["File:/none/b"]["error"]
@@ -368,7 +353,7 @@ def test_content_travels_only_when_it_is_lacking(agents_home, begin, tmp_path, m
     for text in (content, content, content[1:]):
         session = begin()
         verdict = apply(session, File("/big", content=text))["File:/big"]["verdict"]
-        sent.append((verdict, text in session._channel.sent))
+        sent.append((verdict, text in b"".join(session._channel.sent)))
         assert (tmp_path / "big").read_bytes() == text
     assert sent == [("change", True), ("ok", False), ("change", True)]
 

@@ -10,6 +10,7 @@ import time
 import pipe_channel
 import pytest
 from pipe_channel import PipeChannel
+from test_agent_over_pipe import apply, verdicts
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.agent import frames, messages
@@ -93,14 +94,6 @@ def test_an_answer_that_is_too_long_is_said_by_the_agent(agent, tmp_path):
 # -- contents ------------------------------------------------------------------------------------
 
 
-def apply(session, *resources):
-    packed = document(resources)
-    pending = session.submit("apply", resources=packed.resources, run="r1")
-    events = []
-    reply = pending.wait(events.append, packed.blobs)
-    return reply["ok"], [e for e in events if e["event"] == "result"][-1]
-
-
 def test_a_file_longer_than_a_message_can_be_is_sent_in_bounded_memory(agent, tmp_path):
     size = frames.LIMIT + (9 << 20)
     source = tmp_path / "weights"
@@ -113,14 +106,12 @@ def test_a_file_longer_than_a_message_can_be_is_sent_in_bounded_memory(agent, tm
     session.run(["true"])
     before = peak_mib(session)
     weights = File("/weights", content=LaptopFile(source))
-    ok, result = apply(session, weights)
-    assert (ok, result["verdict"]) == (True, "change"), result
+    assert verdicts(apply(session, weights)) == ["change"]
     sent = tmp_path / "spark1/weights"
     assert sent.stat().st_size == size
     assert LaptopFile(sent).blob() == LaptopFile(source).blob()
     assert peak_mib(session) - before < 100
-    ok, result = apply(session, weights)
-    assert (ok, result["verdict"]) == (True, "ok")
+    assert verdicts(apply(session, weights)) == ["ok"]
     assert peak_mib(session) - before < 100
 
 
@@ -148,7 +139,7 @@ def test_a_small_file_of_the_laptop_travels_with_its_document(agent, tmp_path):
     source.write_bytes(b"\0\xff")
     packed = document([File("/small", content=LaptopFile(source))])
     assert packed.blobs == {}
-    assert apply(agent(), File("/small", content=LaptopFile(source)))[0]
+    assert verdicts(apply(agent(), File("/small", content=LaptopFile(source)))) == ["change"]
     assert (tmp_path / "spark1/small").read_bytes() == b"\0\xff"
 
 
