@@ -98,11 +98,6 @@ def test_a_limit_ends_all_that_was_started(host, tmp_path, case):
     ended(pid_in(pid))
 
 
-def test_the_limit_of_what_must_finish_holds_too(host):
-    with pytest.raises(ResourceError, match=r"sleep: not done after 0\.2 s"):
-        host.run(("sleep", str(FAR_S)), timeout=0.2, must_finish=True)
-
-
 def test_a_limit_with_lines_that_are_told(host):
     heard = []
     script = f"echo one; (setsid sleep {FAR_S} &); sleep {FAR_S}"
@@ -292,7 +287,7 @@ def test_a_parent_that_waits_for_its_child_of_vfork_is_looked_at_again(monkeypat
 
             def process(pid, really=processes.process):
                 looks.extend([pid] if pid == left.pid else [])
-                if len(looks) == 3:
+                if len(looks) >= 3:  # again, until the child is there to be freed
                     free()
                 return really(pid)
 

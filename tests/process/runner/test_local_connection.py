@@ -107,16 +107,6 @@ def test_an_agent_ends_with_its_session(connect: Callable[..., LocalConnection])
     until(lambda: process.poll() is not None)
 
 
-def test_an_agent_that_was_killed_is_a_lost_connection(connect):
-    session = connect().session("r1", become=False)
-    session.request("gather")
-    pending = session.submit("run", argv=["sleep", "60"], stdin="", timeout=60, user=None)
-    session._channel._process.kill()
-    with pytest.raises(Unreachable, match="the connection was lost"):
-        pending.wait()
-    session.close()
-
-
 @pytest.mark.parametrize("reads", ["", "head -c 10 >/dev/null; "])
 def test_a_program_that_ends_before_it_has_read_all_is_heard(connect, home, tmp_path, reads):
     """Its end resets the connection; what it said is the reason, not the reset."""
