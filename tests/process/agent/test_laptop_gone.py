@@ -99,8 +99,7 @@ def test_a_signal_while_it_is_leaving_changes_nothing(start, tmp_path, capfd, nu
 
 
 @pytest.mark.parametrize(
-    ("goes", "op"),
-    [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")],
+    ("goes", "op"), [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")]
 )
 def test_a_program_in_uninterruptible_sleep_does_not_keep_the_lock(start, goes, op):
     with frozen_disk() as disk:

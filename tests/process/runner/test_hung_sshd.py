@@ -209,10 +209,7 @@ def test_the_end_of_a_channel_does_not_wait_for_what_the_node_never_takes(target
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         threads = [
             threading.Thread(target=ignoring_errors, args=(use,), daemon=True)
-            for use in (
-                lambda: connection.start(["true"]),
-                lambda: channel.send(b"x" * 1_000_000),
-            )
+            for use in (lambda: connection.start(["true"]), lambda: channel.send(b"x" * 1_000_000))
         ]
         threads[0].start()
         assert server.reached.wait(HANG_S)

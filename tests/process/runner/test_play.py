@@ -18,11 +18,7 @@ from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
-from spark_cluster.runner.events import (
-    Bus,
-    Options,
-    Selection,
-)
+from spark_cluster.runner.events import Bus, Options, Selection
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 

@@ -331,10 +331,7 @@ def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endp
 
 def unreachable(target):
     """Return why a tunnel is refused."""
-    with (
-        pytest.raises(Unreachable) as caught,
-        carried(target, free_port(), "127.0.0.1", 1),
-    ):
+    with pytest.raises(Unreachable) as caught, carried(target, free_port(), "127.0.0.1", 1):
         raise AssertionError("it opened")
     return caught.value
 
