@@ -168,25 +168,3 @@ def test_nothing_of_the_configuration_loosens_the_check(site, prepared, name):
     prepared(LOOSER[name])
     verdict, error = as_we_do(site, LOOSER[name])
     assert verdict == REFUSED, error
-
-
-def test_a_certified_host_is_known_by_its_plain_key(home, tmp_path):
-    """Stricter than ssh: the authority of a certificate is not enough."""
-    if SSHD is None:
-        pytest.skip("no sshd here (package openssh-server)")
-    authority, key = (keygen(tmp_path / name) for name in ("authority", "host_key"))
-    signed = ["ssh-keygen", "-q", "-s", authority, "-I", "test", "-h", "-n", "127.0.0.1"]
-    subprocess.run([*signed, f"{key}.pub"], check=True, capture_output=True)
-    server = start_sshd(tmp_path, more=f"HostCertificate {key}-cert.pub\n")
-    try:
-        target = Target("spark1", "127.0.0.1", ME, server.port, server.key)
-        known = home / ".ssh/known_hosts"
-        known.write_text(f"@cert-authority * {public(authority)}\n")
-        with pytest.raises(SparkClusterError, match="is not known"):
-            SshConnection(target).open()
-        known.write_text(server.host_line)
-        connection = SshConnection(target)
-        connection.open()
-        connection.close()
-    finally:
-        server.stop()

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 import paramiko
 import pytest
 from cases import each_case
+from password_sshd import PasswordSshd
 from waiting import HANG_S, until, with_a_limit
 
 from spark_cluster.errors import Unreachable
@@ -31,7 +32,7 @@ def rsa_key(_name: str) -> paramiko.RSAKey:
     return paramiko.RSAKey.generate(2048)
 
 
-class HungSshd(paramiko.ServerInterface):
+class HungSshd(PasswordSshd):
     """Goes along up to one step, and never comes back from it.
 
     Attributes:
@@ -44,14 +45,19 @@ class HungSshd(paramiko.ServerInterface):
         self.reached = threading.Event()
         self.let_go = threading.Event()
         self._commands = 0
+        super().__init__(rsa_key("host"))
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
 
     def _at(self, step: str) -> None:
         if step == self.step:
             self.reached.set()
             self.let_go.wait()
 
-    def get_allowed_auths(self, username: str) -> str:
-        return "publickey,password"
+    def transport_over(self, client: socket.socket) -> paramiko.Transport:
+        if self.step == "hello":
+            client.sendall(b"SSH-2.0-hung\r\n")
+            self._at("hello")
+        return (SilentAfterHello if self.step == "keys" else paramiko.Transport)(client)
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self._at("key")
@@ -63,7 +69,7 @@ class HungSshd(paramiko.ServerInterface):
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         self._at("session")
-        return paramiko.OPEN_SUCCEEDED
+        return super().check_channel_request(kind, chanid)
 
     def check_channel_direct_tcpip_request(
         self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
@@ -91,32 +97,11 @@ class SilentAfterHello(paramiko.Transport):
 def hung(step: str) -> Iterator[tuple[int, HungSshd]]:
     """A port with such a server, for one connection."""
     server = HungSshd(step)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        transports = []
-
-        def serve() -> None:
-            taken = listening.accept()[0]
-            if step == "hello":
-                taken.sendall(b"SSH-2.0-hung\r\n")
-                server.reached.set()
-                server.let_go.wait()
-                taken.close()
-                return
-            transport = SilentAfterHello(taken) if step == "keys" else paramiko.Transport(taken)
-            transports.append(transport)
-            transport.add_server_key(rsa_key("host"))
-            transport.start_server(event=threading.Event(), server=server)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield listening.getsockname()[1], server
-        finally:
-            server.let_go.set()
-            thread.join(HANG_S)
-            for transport in transports:
-                transport.close()
+    try:
+        yield server.port, server
+    finally:
+        server.let_go.set()
+        server.close()
 
 
 @pytest.fixture

@@ -51,13 +51,6 @@ def test_the_first_that_is_read_asks_all_nodes_once(start, asked):
     assert asked() == {"spark1": 2, "spark2": 2}
 
 
-def test_at_once_they_come_with_the_lock(start, asked):
-    play, _ = start()
-    assert asked() == {"spark1": 1, "spark2": 1}
-    assert [n.facts.docker for n in play.nodes] == ["29.1", "29.1"]
-    assert asked() == {"spark1": 1, "spark2": 1}
-
-
 def test_a_copy_of_a_node_is_a_whole_node(start):
     play, _ = start(gather_facts=False)
     copy = replace(play.head, mtu=1500)
