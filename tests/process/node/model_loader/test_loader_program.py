@@ -106,6 +106,8 @@ def loaded(node: Node, name: str, monkeypatch: pytest.MonkeyPatch, gib: list[flo
 
 
 def test_a_model_is_started_where_there_is_memory(node, monkeypatch):
+    """A container that someone removed is in no one's way."""
+    node.has(b=None)
     queue = loaded(node, "a", monkeypatch, [20])
     assert node.acts == ["start a"]
     assert queue.describe() == {"loading": "", "doing": queue.describe()["doing"], "waiting": []}
@@ -187,12 +189,6 @@ def test_the_memory_of_one_that_is_always_there_is_kept_for_it(node, monkeypatch
     queue = loaded(node, "a", monkeypatch, [100])
     assert "could not be loaded: memory is kept for chat, which is not up" in queue.ask("a").text
     assert node.acts == []
-
-
-def test_a_container_that_someone_removed_is_in_no_ones_way(node, monkeypatch):
-    node.has(b=None)
-    loaded(node, "a", monkeypatch, [20])
-    assert node.acts == ["start a"]
 
 
 def test_a_proxy_that_is_started_again_is_waited_for(node, monkeypatch):

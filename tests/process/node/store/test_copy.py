@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,14 +204,6 @@ def test_a_half_file_of_other_content_is_thrown_away(source, target, serving, ex
     assert_whole(target, manifest)
 
 
-def test_a_source_of_another_size_says_so(source, target, serving):
-    cache, manifest = source
-    os.truncate(cache.blob(REPOSITORY, manifest.files[-1].blob), 5)
-    cannot = r"spark1 cannot give all of org/model: .*its size is not the one"
-    with serving() as made, pytest.raises(ResourceError, match=cannot):
-        made.receiver(target).run()
-
-
 @WAYS
 def test_another_sender_is_refused(target, serving, encrypted):
     with serving(encrypted=encrypted) as made:
@@ -273,20 +265,23 @@ def _arrived(target: HubCache) -> int:
     return sum(about.st_size for name, about in names if not name.endswith(".incomplete"))
 
 
-def test_what_nobody_downloads_any_more_is_not_waited_for(source, target, serving, monkeypatch):
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ("bytes of a file", r"spark1 cannot give all of org/model: .*its size is not the one"),
+        ("a file that nobody downloads", "its download there has ended without it"),
+        ("a file whose download takes for ever", "has no "),
+    ],
+)
+def test_what_a_source_lacks_is_said(source, target, serving, monkeypatch, lacks, says):
     monkeypatch.setattr(copy_channel, "WRITER_GONE_S", 0.3)
     cache, manifest = source
-    cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    ended = pytest.raises(ResourceError, match="its download there has ended without it")
-    with serving() as made, ended:
-        made.receiver(target).run()
-
-
-def test_what_never_comes_has_a_limit(source, target, serving):
-    cache, manifest = source
-    cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    missing = pytest.raises(ResourceError, match="has no ")
-    with alone(cache, REPOSITORY), serving() as made, missing:
+    if lacks == "bytes of a file":
+        os.truncate(cache.blob(REPOSITORY, manifest.files[-1].blob), 5)
+    else:
+        cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
+    writes = alone(cache, REPOSITORY) if "for ever" in lacks else nullcontext()
+    with writes, serving() as made, pytest.raises(ResourceError, match=says):
         made.receiver(target, patience_s=0.5).run()
 
 

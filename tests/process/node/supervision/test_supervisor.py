@@ -102,6 +102,11 @@ class Node(KeptDocker):
         self.now += seconds
         return self.supervisor.look_once(self.now)
 
+    def dies(self, engine: Any) -> None:
+        """Have the server end, and be stopped after two looks."""
+        engine.alive = False
+        assert [self.look(), self.look()] == ["", STOP]
+
     @property
     def phase(self) -> str:
         return self.supervisor.state.phase
@@ -116,8 +121,7 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node, engine):
     assert (node.look(), node.phase) == ("", "serving")
     assert node.supervisor.need_mib == 900
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
+    node.dies(engine)
     assert node.look() == "", "its process still holds memory"
     assert "PID 7 VLLM::EngineCor (900 MiB)" in node.supervisor.state.reason
     node.holds()
@@ -156,8 +160,7 @@ def test_a_busy_server_is_not_dead(node, engine):
 def test_its_own_questions_make_no_server_busy(node, engine):
     for _ in range(3):
         node.look()
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
+    node.dies(engine)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +216,7 @@ def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engin
     put(node.folder / "endpoint.json", json.dumps({"url": "https://192.0.2.7:8000/v1"}))
     node.look()
     assert "192.0.2.7 is none of this node's addresses any more" in node.supervisor.problems[0]
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
+    node.dies(engine)
     node.holds()
     assert node.look() == START
 
@@ -222,8 +224,7 @@ def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engin
 def test_ray_whose_address_has_changed_is_waited_for(node, engine):
     node.has(spark_ray=container(node.labels, Path="ray", Args=[f"{OWN}=192.0.2.8"]))
     node.look()
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
+    node.dies(engine)
     node.holds()
     assert node.look() == ""
     assert "192.0.2.8 is none of this node's addresses" in node.supervisor.state.reason
