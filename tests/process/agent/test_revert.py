@@ -408,21 +408,22 @@ FOUND = (
 DEEP = {"/d/e/a": ("deep\n", 0o600), "/d/e/f/a": ("deeper\n", 0o644)}
 
 
-@example(DEEP, [FOUND[0]])
-@example(DEEP, [FOUND[1]])
-@example(DEEP, [FOUND[2]])
-@example(DEEP, [FOUND[3]])
-@example(DEEP, [FOUND[4]])
-@given(starts, st.lists(st.lists(changes, max_size=6), max_size=3))
+@example(DEEP, [FOUND[0]], True)
+@example(DEEP, [FOUND[1]], True)
+@example(DEEP, [FOUND[2]], True)
+@example(DEEP, [FOUND[3]], True)
+@example(DEEP, [FOUND[4]], True)
+@given(starts, st.lists(st.lists(changes, max_size=6), max_size=3), st.booleans())
 @settings(max_examples=settings.default.max_examples // 2)
-def test_any_runs_reverted_in_reverse_order_give_back_the_same_tree(start, runs):
+def test_any_runs_reverted_in_reverse_order_give_back_the_same_tree(start, runs, at_once):
+    """Of documents that end at a failure, or of one resource after the other, whatever fails."""
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder))
         populate(node, start)
         trees = [node.tree()]
         for number, resources in enumerate(runs):
-            for resource in resources:  # one by one, so that a failure does not end the run
-                node.run(f"r{number}", resource)
+            for document in [resources] if at_once else [[one] for one in resources]:
+                node.run(f"r{number}", *document)
             trees.append(node.tree())
         changed = History(node.root).runs()
         for number in reversed(range(len(runs))):

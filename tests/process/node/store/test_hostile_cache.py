@@ -154,7 +154,9 @@ OPERATIONS: dict[str, Callable[[Victim], object]] = {
     "remove_damaged": _removed,
     "prune": lambda victim: victim.ask("prune", apply=True),
     "pull": _pulled,
+    "pin": lambda victim: victim.ask("pin", name=f"{REPOSITORY}@main", pinned=True),
 }
+"""13: `sampled` takes one combination of four, and must not meet the same operations each time."""
 
 FOLDERS = (".", "blobs", "refs", "snapshots", f"snapshots/{COMMIT}", f"snapshots/{COMMIT}/sub")
 FILES = ("refs/main", "BLOB", "BLOB.incomplete", "BLOB.adopted.incomplete",
