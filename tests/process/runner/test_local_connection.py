@@ -27,7 +27,7 @@ from spark_cluster.runner.node_connection import LocalConnection
 SUDO = """
 import os, sys
 log = open({log!r}, "a")
-prompt, argv = sys.argv[3], sys.argv[5:]
+prompt, argv = sys.argv[3], sys.argv[sys.argv.index("--") + 1 :]
 for attempt in range({tries}):
     os.write(2, prompt.encode())
     line = b""
@@ -140,15 +140,16 @@ def become(connect, tmp_path, monkeypatch):
     def start(password, tries=3):
         text = SUDO.format(log=str(log), tries=tries)
         put(tmp_path / "bin/sudo", f"#!{sys.executable} -IS\n{text}", 0o755)
-        return connect(lambda: password).session("r1"), log
+        asks = [lambda: password] if password else []
+        return connect(*asks).session("r1"), log
 
     return start
 
 
-@pytest.mark.parametrize("tries", [3, 0], ids=["it asks", "it wants none"])
-def test_sudo_gets_the_password_that_it_asks_for_and_the_agent_all_else(become, tries):
+@pytest.mark.parametrize(("password", "tries"), [("right", 3), ("right", 0), (None, 0)])
+def test_sudo_gets_the_password_that_it_asks_for_and_the_agent_all_else(become, password, tries):
     """Also requests that were sent before it had the password."""
-    session, log = become("right", tries)
+    session, log = become(password, tries)
     pending = [session.submit("run", argv=["echo", str(i)]) for i in range(3)]
     assert [p.wait()["stdout"] for p in pending] == ["0\n", "1\n", "2\n"]
     assert log.read_text() == ("right\n" if tries else "")

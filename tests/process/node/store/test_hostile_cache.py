@@ -325,6 +325,8 @@ def test_a_blob_that_others_can_write_is_copied_once_and_not_fetched(victim, how
         user.owned(blob)
     found = victim.state()
     assert (found["missing"], found["missing_bytes"]) == (["model.safetensors"], 0)
+    [revision] = victim.ask("usage")["revisions"]
+    assert "others can write 1 files" in revision["problem"]
     with pytest.raises(ResourceError, match="is not complete yet"):
         victim.cache.publish(victim.manifest)
     if by == "copy":
