@@ -6,10 +6,11 @@ only written down, in the file `memory`."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
@@ -24,8 +25,42 @@ sys.exit("no") if said is None else print(said)
 """
 
 
+class KeptDocker:
+    """The docker of a folder.
+
+    Attributes:
+        known: its containers by their names, what was done (`acts`), and whether it is `down`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def known(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "containers.json").read_text())
+        return found
+
+    @property
+    def acts(self) -> list[str]:
+        done: list[str] = self.known["acts"]
+        return done
+
+    def has(self, **known: Any) -> None:
+        """Have it know this besides what it knows, None: no more; `_` stands for `-` in names."""
+        path = self.folder / "containers.json"
+        before = self.known if path.exists() else {"acts": []}
+        after = {**before, **{name.replace("_", "-"): about for name, about in known.items()}}
+        path.write_text(json.dumps({n: about for n, about in after.items() if about is not None}))
+
+
+def container(labels: dict[str, str], status: str = "running", **about: Any) -> dict[str, Any]:
+    """Return what docker tells of a container."""
+    state = {"Status": status, "StartedAt": "t", "Error": ""}
+    return {"Id": "one", "RestartCount": 0, "State": state, "Config": {"Labels": labels}, **about}
+
+
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the command into `bin` of a folder, and let this process ask without it."""
+    """Put the command into `bin` of a folder, on PATH, and let this process ask without it."""
     from factories import put
 
     from spark_cluster.node import local_server
@@ -33,6 +68,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = str(Path(__file__).parent)
     script = SCRIPT.format(python=sys.executable, here=here, folder=str(folder))
     put(folder / "bin/docker", script, 0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin", prepend=os.pathsep)
     run = local_server.output
 
     def output(argv: Sequence[str], limit_s: float = local_server.COMMAND_S) -> str | None:

@@ -23,16 +23,22 @@ def file_of(path: str, content: bytes, algorithm: str = SHA256) -> StoredFile:
     return StoredFile(path, len(content), blob, algorithm)
 
 
-def model(root: Path, contents: dict[str, bytes], revision: str = "main") -> Manifest:
+def model(
+    root: Path,
+    contents: dict[str, bytes],
+    revision: str = "main",
+    commit: str = COMMIT,
+    repository: str = REPOSITORY,
+) -> Manifest:
     """A whole model in a hub cache; names that end in .json are small files of git."""
     cache, files = HubCache(root), []
     for path, content in contents.items():
         file = file_of(path, content, GIT_SHA1 if path.endswith(".json") else SHA256)
-        blob = cache.blob(REPOSITORY, file.blob)
+        blob = cache.blob(repository, file.blob)
         blob.parent.mkdir(parents=True, exist_ok=True)
         blob.write_bytes(content)
         files.append(file)
-    document = {"repository": REPOSITORY, "commit": COMMIT, "files": [vars(f) for f in files]}
+    document = {"repository": repository, "commit": commit, "files": [vars(f) for f in files]}
     manifest = Manifest.from_document(document)
     cache.publish(manifest, revision)
     return manifest

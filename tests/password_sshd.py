@@ -47,10 +47,14 @@ class PasswordSshd(paramiko.ServerInterface):
                 client, _ = self._listening.accept()
             except OSError:
                 return
-            transport = paramiko.Transport(client)
+            transport = self.transport_over(client)
             transport.add_server_key(self.key)
             self._transports.append(transport)
             transport.start_server(threading.Event(), self)
+
+    def transport_over(self, client: socket.socket) -> paramiko.Transport:
+        """Return what speaks SSH with a client."""
+        return paramiko.Transport(client)
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey,password"

@@ -14,10 +14,15 @@ class Relay:
 
     Args:
         to: the port it leads to.
+        most: after so many bytes from there it accepts no more connections, and cuts all.
+
+    Attributes:
+        carried: how many bytes came from there.
     """
 
-    def __init__(self, to: int) -> None:
-        self._to = to
+    def __init__(self, to: int, most: float = float("inf")) -> None:
+        self._to, self._most = to, most
+        self.carried = 0
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._passing = threading.Event()
         self._passing.set()
@@ -64,12 +69,16 @@ class Relay:
                 there = socket.create_connection(("127.0.0.1", self._to))
                 self._pairs.append((here, there))
                 for pair in ((here, there), (there, here)):
-                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+                    threading.Thread(target=self._carry, args=(*pair, here), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, here: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(BLOCK):
                 self._passing.wait()
+                self.carried += len(data) if source is not here else 0
+                if self.carried > self._most:
+                    self.refuse()
+                    return
                 sink.sendall(data)
         for one in (source, sink):
             with contextlib.suppress(OSError):

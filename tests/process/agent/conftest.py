@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import textwrap
 
 import pytest
+from factories import put
 from scratch_root import Node
 from waiting import HANG_S
 
@@ -51,11 +51,11 @@ class SystemdRoot:
         self.root = root
         (root / "run/systemd/system").mkdir(parents=True)
         for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", SYSTEMCTL)):
-            path = root / "usr/local/bin" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            body = textwrap.dedent(text.format(root=str(root)))
-            path.write_text(f"#!{sys.executable} -IS\n{body}")
-            path.chmod(0o755)
+            self.command(name, f"#!{sys.executable} -IS\n{text.format(root=str(root))}")
+
+    def command(self, name, text):
+        """Give it a program of this name."""
+        put(self.root / "usr/local/bin" / name, text, 0o755)
 
     def units(self):
         path = self.root / "units.json"

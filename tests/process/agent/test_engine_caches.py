@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 
 from spark_cluster.agent import operations
-from spark_cluster.node import durable, engine_caches, paths
+from spark_cluster.node import engine_caches, paths
 from spark_cluster.node.engine_caches import LaunchRecord
 from spark_cluster.node.host import Host
 from tests.factories import put
@@ -26,19 +27,8 @@ OWN = "images/0123456789ab"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Caches as vLLM 0.32, Triton, Inductor and FlashInfer leave them, of one image."""
-    own = tmp_path / OWN
-    compiled = own / "vllm/torch_compile_cache"
-    put(compiled / SHORT / "rank_0_0/backbone/cache_key_factors.json", "{}")
-    put(compiled / SHORT / "rank_0_0/backbone/computation_graph.py", "x" * 9000)
-    put(compiled / AOT / "rank_0_0/model", "y" * 20_000)
-    put(compiled / AOT / "inductor_cache/fx/artifact", "z" * 100)
-    put(compiled / "not-a-key/rank_0_0/model", "n")
-    put(own / "vllm/modelinfos/gemma.json", "{}")
-    put(own / "triton/KERNEL/__grp__kernel.json", "{}")
-    put(own / "torchinductor/aa/kernel.py", "k")
-    put(own / "huggingface/modules/x.py", "x")
-    put(own / "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops/op/op.so", "s" * 5000)
-    put(tmp_path / "huggingface/hub/models--a--b/blobs/1", "w" * 5000)
+    for path, size in cases(__file__, "caches.json", OWN=OWN, SHORT=SHORT, AOT=AOT).items():
+        put(tmp_path / path, "x" * size)
     return tmp_path
 
 
@@ -80,18 +70,6 @@ def test_records_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_size <= engine_caches.LARGEST_RECORDS
     assert engine_caches.launches(tmp_path)[0].recipe == many[-1].recipe
-
-
-def test_a_full_disk_leaves_the_records_as_they_were(tmp_path, monkeypatch):
-    engine_caches.add_launch(tmp_path, ONE)
-
-    def full(_handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(durable.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        engine_caches.add_launch(tmp_path, replace(ONE, recipe="qwen"))
-    assert engine_caches.launches(tmp_path) == [ONE]
 
 
 @pytest.mark.parametrize(
@@ -159,21 +137,6 @@ def test_what_all_images_shared_before_is_listed_and_removed(root: Path) -> None
     shared = {f"vllm/torch_compile_cache/{SHORT}", "triton"}
     assert shared <= entries(root).keys()
     assert set(engine_caches.remove(root, shared)) == shared
-
-
-def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    outside = tmp_path_factory.mktemp("outside")
-    put(outside / "0123456789/rank_0_0/model", "o" * 50_000)
-    (root / OWN / "triton/away").symlink_to(outside)
-    assert entries(root)[f"{OWN}/triton"].bytes < 50_000
-    compiled = root / OWN / "vllm/torch_compile_cache"
-    compiled.rename(root / OWN / "vllm/elsewhere")
-    compiled.symlink_to(outside)
-    assert not [entry for entry in entries(root).values() if entry.kind == "compile"]
-    chosen = {f"{OWN}/vllm/torch_compile_cache/0123456789", f"{OWN}/triton"}
-    engine_caches.remove(root, chosen)
-    assert (outside / "0123456789/rank_0_0/model").exists()
-    assert list((root / OWN / "triton").iterdir()) == []
 
 
 def test_a_count_that_takes_too_long_is_a_lower_bound(root, monkeypatch):

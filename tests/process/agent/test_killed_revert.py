@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from pipe_channel import PipeChannel
-from test_revert import Node
+from scratch_root import Node
 
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.durable import is_temporary
@@ -203,13 +203,6 @@ def test_killed_while_it_is_continued_it_completes(changed, whole):
         changed.again()
         assert killed_before_change(number, lambda: changed.node.revert("r1", by="r2b")), number
         changed.must_complete("r2")
-
-
-def test_a_run_that_changed_paths_twice_is_reverted_twice(changed):
-    assert changed.node.revert("r1", by="r2")[0]["ok"]
-    reply, events = changed.node.revert("r1", by="r3")
-    assert (reply["ok"], events) == (True, {}), "it is all as before already"
-    assert "r3" not in History(changed.node.root).runs()
 
 
 def test_a_half_revert_is_known_as_such_and_can_be_taken_back(changed):

@@ -9,6 +9,7 @@ import signal
 import threading
 
 import pytest
+from cases import cases
 from hung_processes import ended, frozen_disk, limit_once, pid_in
 from raw_agent import RawAgent, document
 from waiting import FAR_S, HANG_S, until
@@ -53,20 +54,15 @@ def asked_to_end(agent):
 
 GOES = [hung_up, silent, half_open, asked_to_end]
 
-SCRIPTS = {
-    "plain": "echo $$ > {pid}; exec sleep {far}",
-    "ignores-term": "trap '' TERM; echo $$ > {pid}; while :; do sleep 1; done",
-    "own-session": "setsid sh -c 'trap \"\" TERM; echo $$ > {pid}; while :; do sleep 1; done'; :",
-    "closed-outputs": "exec > /dev/null 2>&1; trap '' TERM; echo $$ > {pid}; "
-    "while :; do sleep 1; done",
-    "says-much": "trap '' TERM; echo $$ > {pid}; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxx; done",
-}
+SCRIPTS = cases(__file__, "endless.json")
+"""Commands that do not end by themselves, and write their number into `pid`."""
+OF_HANG_UP = ["plain", "ignores-term", "own-session", "closed-outputs", "says-much"]
 
 
 @pytest.mark.parametrize(
     ("goes", "op", "script"),
     [
-        *((hung_up, op, script) for op in ("run", "stream") for script in SCRIPTS),
+        *((hung_up, op, script) for op in ("run", "stream") for script in OF_HANG_UP),
         *((goes, op, "ignores-term") for goes in GOES[1:] for op in ("run", "stream")),
         (silent, "stream", "says-much"),
     ],
@@ -103,8 +99,7 @@ def test_a_signal_while_it_is_leaving_changes_nothing(start, tmp_path, capfd, nu
 
 
 @pytest.mark.parametrize(
-    ("goes", "op"),
-    [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")],
+    ("goes", "op"), [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")]
 )
 def test_a_program_in_uninterruptible_sleep_does_not_keep_the_lock(start, goes, op):
     with frozen_disk() as disk:
@@ -186,32 +181,6 @@ def test_a_full_pipe_does_not_freeze_the_watchdog(start, tmp_path):
     assert agent.lock_is_free()
 
 
-def test_a_reader_that_stops_for_a_while_loses_nothing(start):
-    agent = start(main__GONE_AFTER=HANG_S, operations__STREAM_AHEAD=1 << 40)
-    agent.send("run", req=1, argv=["head", "-c", "3000000", "/dev/zero"])
-    agent.send("stream", req=2, argv=["sh", "-c", "seq 100000; exit 7"])
-    threading.Event().wait(1.0)  # the pipe is full by now; if not, the test shows less
-    text, done = "", {}
-    while set(done) != {1, 2}:
-        found = agent.next("done") if text.endswith("100000\n") else next_of(agent)
-        if found["event"] == "output":
-            text += found["text"]
-        else:
-            done[found["req"]] = found
-    assert text == "".join(f"{n}\n" for n in range(1, 100_001))
-    assert (done[2]["status"], len(done[1]["stdout"])) == (7, 3_000_000)
-
-
-def next_of(agent):
-    from spark_cluster.agent import frames
-
-    while True:
-        found = frames.read(agent.process.stdout)
-        if found["event"] != "alive":
-            return found
-        agent.send("alive")
-
-
 # -- memory --------------------------------------------------------------------------------------
 
 
@@ -232,20 +201,3 @@ def test_an_output_of_any_length_is_bounded_in_memory_and_said_to_be_cut(start, 
     assert "MiB left out" in done["stdout"]
     assert len(done["stdout"]) < 9 << 20
     assert agent.peak_mib() - before < 200
-
-
-def test_a_stream_waits_for_who_shows_it(start):
-    """Nobody acknowledges: what is on its way stays within the limit, and the command waits."""
-    agent = start(main__GONE_AFTER=HANG_S)
-    agent.send("stream", req=1, argv=["sh", "-c", "yes xxxxxxx | head -c 30000000; exit 5"])
-    came = 0
-    while came <= 1 << 20:
-        came += len(agent.next("output")["text"])
-    assert came <= (1 << 20) + (64 << 10)
-    while True:
-        agent.send("taken", req=1, size=came)
-        found = next_of(agent)
-        if found["event"] == "done":
-            break
-        came = len(found["text"])
-    assert found["status"] == 5

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from hung_processes import ended, frozen_disk, lives, pid_in, state
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, HANG_S, until, with_a_limit
@@ -81,26 +82,10 @@ def test_output_after_the_end_of_the_one_who_was_started_is_read(host):
     assert host.run(("sh", "-c", "head -c 3000000 /dev/zero")).stdout == "\0" * 3_000_000
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param("echo $$ > {pid}; exec sleep {far}", id="plain"),
-        pytest.param("trap '' TERM; echo $$ > {pid}; while :; do sleep 1; done", id="no-term"),
-        pytest.param("setsid sh -c 'echo $$ > {pid}; sleep {far}'; :", id="own-session"),
-        pytest.param(
-            "(setsid sh -c 'echo $$ > {pid}; exec sleep {far}' &); sleep {far}", id="orphan"
-        ),
-        pytest.param(
-            "(setsid sh -c 'trap \"\" TERM; echo $$ > {pid}; while :; do sleep 1; done' "
-            "> /dev/null 2>&1 < /dev/null &); sleep {far}",
-            id="daemon-no-term",
-        ),
-        pytest.param("exec > /dev/null 2>&1; echo $$ > {pid}; sleep {far}", id="closed-outputs"),
-    ],
-)
-def test_a_limit_ends_all_that_was_started(host, tmp_path, script):
+@each_case(__file__, "endless.json")
+def test_a_limit_ends_all_that_was_started(host, tmp_path, case):
     pid = tmp_path / "pid"
-    text = script.format(pid=pid, far=FAR_S)
+    text = case.format(pid=pid, far=FAR_S)
     began = time.monotonic()
 
     def attempt(limit_s):
@@ -111,11 +96,6 @@ def test_a_limit_ends_all_that_was_started(host, tmp_path, script):
     with_a_limit(attempt)
     assert time.monotonic() - began < FAR
     ended(pid_in(pid))
-
-
-def test_the_limit_of_what_must_finish_holds_too(host):
-    with pytest.raises(ResourceError, match=r"sleep: not done after 0\.2 s"):
-        host.run(("sleep", str(FAR_S)), timeout=0.2, must_finish=True)
 
 
 def test_a_limit_with_lines_that_are_told(host):
@@ -317,7 +297,7 @@ def test_a_parent_that_waits_for_its_child_of_vfork_is_looked_at_again(monkeypat
 
             def process(pid, really=processes.process):
                 looks.extend([pid] if pid == left.pid else [])
-                if len(looks) == 3:
+                if len(looks) >= 3:  # again, until the child is there to be freed
                     free()
                 return really(pid)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from factories import apply
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scratch_root import Node
 
@@ -310,38 +310,6 @@ def test_history(node, before):
     assert "did you mean 20261121-2 or 20261120-1?" in caught.value.hint
 
 
-GONE = Directory("/d/e", state="absent")
-REPEATED = {
-    "put into and removed": [[File("/d/e/b", content="", mode=0o600), GONE]],
-    "removed and made again": [
-        [GONE, Directory("/d/e/f", mode=0o700)],
-        [Directory("/d/e", mode=0o711), GONE],
-        [Directory("/d/e/f")],
-    ],
-    "given a mode, removed and made": [[Directory("/d/e", mode=0o700), GONE, Directory("/d/e")]],
-    "given a mode, removed and filled": [
-        [Directory("/d/e", mode=0o700), GONE, File("/d/e/b", content="x")]
-    ],
-    "a file in it changed, removed and made": [
-        [File("/d/e/f/a", content="", mode=0o600), Directory("/d/e", mode=0o700)],
-        [GONE, Directory("/d/e")],
-    ],
-}
-"""Documents of one run that change a folder more than once."""
-
-
-@pytest.mark.parametrize("documents", REPEATED.values(), ids=REPEATED)
-def test_a_folder_that_a_run_changed_more_than_once(node, documents):
-    node.put("/d/e/a", "deep\n", mode=0o600)
-    node.put("/d/e/f/a", "deeper\n")
-    before = node.tree()
-    for document in documents:
-        node.run("r1", *document)
-    reply, events = node.revert("r1")
-    assert reply == {"of": "r1", "left": [], "ok": True}, events
-    assert node.tree() == before
-
-
 def test_what_something_else_changed_between_two_changes_of_the_run(node):
     node.put("/etc/f", "one\n")
     node.run("r1", File("/etc/f", content="two\n"))
@@ -426,16 +394,36 @@ def populate(node, start):
             node.put(name, text, mode)
 
 
-@given(starts, st.lists(st.lists(changes, max_size=6), max_size=3))
+GONE, MADE, CLOSED = (
+    Directory("/d/e", **what) for what in ({"state": "absent"}, {}, {"mode": 0o700})
+)
+FOUND = (
+    [File("/d/e/b", content="", mode=0o600), GONE],
+    [GONE, Directory("/d/e/f", mode=0o700), CLOSED, GONE, Directory("/d/e/f")],
+    [CLOSED, GONE, MADE],
+    [CLOSED, GONE, File("/d/e/b", content="x")],
+    [File("/d/e/f/a", content="", mode=0o600), CLOSED, GONE, MADE],
+)
+"""Changes of one run that change a folder more than once."""
+DEEP = {"/d/e/a": ("deep\n", 0o600), "/d/e/f/a": ("deeper\n", 0o644)}
+
+
+@example(DEEP, [FOUND[0]], True)
+@example(DEEP, [FOUND[1]], True)
+@example(DEEP, [FOUND[2]], True)
+@example(DEEP, [FOUND[3]], True)
+@example(DEEP, [FOUND[4]], True)
+@given(starts, st.lists(st.lists(changes, max_size=6), max_size=3), st.booleans())
 @settings(max_examples=settings.default.max_examples // 2)
-def test_any_runs_reverted_in_reverse_order_give_back_the_same_tree(start, runs):
+def test_any_runs_reverted_in_reverse_order_give_back_the_same_tree(start, runs, at_once):
+    """Of documents that end at a failure, or of one resource after the other, whatever fails."""
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder))
         populate(node, start)
         trees = [node.tree()]
         for number, resources in enumerate(runs):
-            for resource in resources:  # one by one, so that a failure does not end the run
-                node.run(f"r{number}", resource)
+            for document in [resources] if at_once else [[one] for one in resources]:
+                node.run(f"r{number}", *document)
             trees.append(node.tree())
         changed = History(node.root).runs()
         for number in reversed(range(len(runs))):

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import threading
-from contextlib import suppress
+from functools import partial
 
 import pytest
 from unstartable import UNSTARTABLE, unstartable
@@ -53,22 +53,30 @@ def opens(gate, tell):
     return note
 
 
-def abandoned(host, gate, **options):
-    """Begin the gate's work and lose the watcher."""
-    watcher, ended = host(), []
+def is_told(watcher, work, begun):
+    """Do work in a thread and lose the laptop once `begun()`; whether the watcher was told so."""
+    told = []
 
     def watch():
         try:
-            units.run(watcher, "key", gate.argv, **options)
+            work()
         except Cancelled as error:
-            ended.append(error)
+            told.append(error)
 
     thread = threading.Thread(target=watch)
     thread.start()
-    gate.wait()
+    until(begun)
     watcher.processes.cancel()
     thread.join()
-    assert ended, "it was to be told that the laptop is gone"
+    return bool(told)
+
+
+def abandoned(host, gate, **options):
+    """Begin the gate's work and lose the watcher."""
+    watcher = host()
+    assert is_told(
+        watcher, lambda: units.run(watcher, "key", gate.argv, **options), gate.begun.exists
+    )
 
 
 def test_status_outputs_and_lines_while_they_come(host, systemd):
@@ -168,22 +176,15 @@ def test_a_result_that_no_one_saw_is_not_taken_by_what_can_be_done_again(host, s
     assert [unit["starts"] for unit in systemd.units()] == [2]
 
 
-def test_an_old_result_says_nothing(host, systemd, gate):
-    folder = ended_unwatched(host, systemd, gate)
-    status = json.loads((folder / "status").read_text())
-    status["monotonic"] -= units.STALE_S + 1
-    (folder / "status").write_text(json.dumps(status))
-    units.run(host(), "key", gate.argv, reuse_result=True)
-    assert [unit["starts"] for unit in systemd.units()] == [2]
-
-
-def test_a_result_that_no_one_ever_asked_for_goes_some_day(host, systemd, gate):
-    folder = ended_unwatched(host, systemd, gate)
-    status = json.loads((folder / "status").read_text())
-    status["monotonic"] -= 8 * units.STALE_S
-    (folder / "status").write_text(json.dumps(status))
-    units.run(host(), "other", ("true",))
-    assert systemd.folders == []
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "never asked for"])
+def test_an_old_result_says_nothing_and_goes_some_day(host, systemd, gate, asked):
+    path = ended_unwatched(host, systemd, gate) / "status"
+    status = json.loads(path.read_text())
+    status["monotonic"] -= units.STALE_S + 1 if asked else 8 * units.STALE_S
+    path.write_text(json.dumps(status))
+    units.run(host(), "key" if asked else "other", gate.argv, reuse_result=True)
+    assert [unit["starts"] for unit in systemd.units()] == ([2] if asked else [1, 1])
+    assert asked or systemd.folders == []
 
 
 def test_work_that_is_killed_while_it_is_watched(host, systemd, gate):
@@ -204,22 +205,10 @@ def test_work_that_shall_not_survive_is_ended(host, systemd, gate):
     assert systemd.folders == []
 
 
-def cancelled_once(host, condition, **options):
-    """Run a unit, and lose the laptop as soon as `condition` is true; whether it was told so."""
-    watcher, told = host(), []
-
-    def watch():
-        try:
-            units.run(watcher, "key", ("true",), stdin=b"hunter2", **options)
-        except Cancelled as error:
-            told.append(error)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    until(condition)
-    watcher.processes.cancel()
-    thread.join()
-    return bool(told)
+def begin(host, begun, **options):
+    watcher = host()
+    work = partial(units.run, watcher, "key", ("true",), stdin=b"hunter2", **options)
+    assert is_told(watcher, work, begun)
 
 
 @pytest.mark.parametrize("detach", [False, True])
@@ -229,7 +218,7 @@ def test_a_unit_that_is_about_to_begin(host, systemd, gate, detach, alter_worker
         f"while not os.path.exists({str(gate.way)!r}): time.sleep(0.02)\n"
     )
     alter_worker(waits)
-    assert cancelled_once(host, lambda: gate.begun.exists() and systemd.units(), detach=detach)
+    begin(host, lambda: gate.begun.exists() and systemd.units(), detach=detach)
     (unit,) = systemd.units()
     if detach:
         gate.open()
@@ -243,12 +232,9 @@ def test_a_unit_that_is_about_to_begin(host, systemd, gate, detach, alter_worker
 @pytest.mark.parametrize("detach", [False, True])
 def test_a_unit_whose_start_is_still_being_asked_for(host, systemd, detach):
     asked, told = systemd.root / "asked", systemd.root / "told"
-    for name, script in (
-        ("systemd-run", f"touch {asked}; exec sleep {FAR_S}"),
-        ("systemctl", f'echo "$@" >> {told}'),
-    ):
-        (systemd.root / "usr/local/bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-    assert cancelled_once(host, asked.exists, detach=detach)
+    systemd.command("systemd-run", f"#!/bin/sh\ntouch {asked}; exec sleep {FAR_S}\n")
+    systemd.command("systemctl", f'#!/bin/sh\necho "$@" >> {told}\n')
+    begin(host, asked.exists, detach=detach)
     assert told.exists() is not detach
     if not detach:
         assert told.read_text().startswith("stop --no-block spark-cluster-")
@@ -256,11 +242,9 @@ def test_a_unit_whose_start_is_still_being_asked_for(host, systemd, detach):
 
 
 def test_what_cannot_be_begun(host, systemd):
-    with pytest.raises(ResourceError, match="no-such-thing: no such command"):
-        units.run(host(), "key", ("no-such-thing",))
     with pytest.raises(ResourceError, match="no user 'nobody-there'"):
         units.run(host(), "key", ("true",), user="nobody-there")
-    (systemd.root / "usr/local/bin/systemd-run").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
+    systemd.command("systemd-run", "#!/bin/sh\necho no bus >&2; exit 1\n")
     with pytest.raises(ResourceError, match=r"starting a unit for key: .*no bus"):
         units.run(host(), "key", ("true",), stdin=b"secret")
     assert systemd.folders == []
@@ -269,8 +253,7 @@ def test_what_cannot_be_begun(host, systemd):
 def test_the_work_is_for_root_alone(host, systemd):
     """It holds secrets, until it has begun."""
     work = systemd.root / "var/lib/spark-cluster/units/*/work"
-    script = f"#!/bin/sh\nstat -c 'mode %a' {work} >&2; exit 1\n"
-    (systemd.root / "usr/local/bin/systemd-run").write_text(script)
+    systemd.command("systemd-run", f"#!/bin/sh\nstat -c 'mode %a' {work} >&2; exit 1\n")
     with pytest.raises(ResourceError, match="mode 600"):
         units.run(host(), "key", ("true",), stdin=b"secret")
 
@@ -345,22 +328,10 @@ def test_a_command_without_condition_is_not_run_twice(agent, systemd, gate):
 
 
 def test_apt_goes_on_and_is_waited_for(host, systemd, gate):
-    script = f"#!/bin/sh\n{gate.script.replace('exit 3', 'exit 0')}\n"
-    path = systemd.root / "usr/local/bin/apt-get"
-    path.write_text(script)
-    path.chmod(0o755)
+    systemd.command("apt-get", f"#!/bin/sh\n{gate.script.replace('exit 3', 'exit 0')}\n")
     first = host()
     first.current = Package("tree").id
-
-    def install():
-        with suppress(Cancelled):
-            apt(first, "install", "x")
-
-    thread = threading.Thread(target=install)
-    thread.start()
-    gate.wait()
-    first.processes.cancel()
-    thread.join()
+    assert is_told(first, lambda: apt(first, "install", "x"), gate.begun.exists)
     later = host()
     later.current = first.current
     later.note = opens(gate, later.notes.append)

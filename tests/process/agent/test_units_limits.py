@@ -7,14 +7,16 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from functools import partial
 
 import pytest
+from cases import cases
+from factories import put
 from hung_processes import ended, limit_once, pid_in
+from test_units import gate, is_told  # noqa: F401
 from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.node import units, worker
-from spark_cluster.node.processes import Cancelled
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import ResourceError
 
@@ -43,17 +45,10 @@ def waits(folder):
 def lose_watcher(host, argv, **options):
     """Begin work and lose who waits for it, once its command runs."""
     watcher = host()
-
-    def watch():
-        with suppress(Cancelled):
-            units.run(watcher, "key", argv, **options)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    pid = pid_in(watcher.root / "pid")
-    watcher.processes.cancel()
-    thread.join()
-    return pid
+    pid = watcher.root / "pid"
+    work = partial(units.run, watcher, "key", argv, **options)
+    assert is_told(watcher, work, lambda: pid.exists() and pid.read_text().strip())
+    return int(pid.read_text())
 
 
 @pytest.mark.parametrize("step", [STEP_S, -STEP_S])
@@ -113,21 +108,15 @@ def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(hos
     assert units.run(host(), "key", argv, timeout=1000).stdout == "finished\n"
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "trap '' TERM; echo $$ > {root}/pid; while :; do sleep 1; done",
-        "setsid sh -c 'trap \"\" TERM; echo $$ > {root}/pid; while :; do sleep 1; done'; :",
-    ],
-    ids=["ignores-term", "own-session"],
-)
+@pytest.mark.parametrize("script", ["ignores-term", "own-session"])
 def test_the_limit_holds_when_no_one_watches(host, systemd, script, alter_worker):
     graces = (
         "from spark_cluster.node import processes\n"
         "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n" + limit_once(systemd.root / "limit")
     )
     alter_worker(graces)
-    argv = ("sh", "-c", script.format(root=systemd.root))
+    text = cases(__file__, "endless.json")[script]
+    argv = ("sh", "-c", text.format(pid=systemd.root / "pid"))
     pid = lose_watcher(host, argv, timeout=4)
     (systemd.root / "limit").touch()
     ended(pid)
@@ -175,8 +164,8 @@ def test_systemd_has_the_last_limit(host, systemd):
 
 def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
     monkeypatch.setattr(units, "BEGIN_S", 0.2)
-    (systemd.root / "usr/local/bin/systemd-run").write_text("#!/bin/sh\nexit 0\n")
-    (systemd.root / "usr/local/bin/systemctl").write_text("#!/bin/sh\nexit 0\n")
+    for name in ("systemd-run", "systemctl"):
+        systemd.command(name, "#!/bin/sh\nexit 0\n")
     with pytest.raises(ResourceError, match="does not begin"):
         units.run(host(), "key", ("true",), env={"TOKEN": Secret("hunter2")})
     assert systemd.folders == []
@@ -185,9 +174,8 @@ def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
 def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd):
     """SIGKILL between the file with the secrets and the start of the unit."""
     folder = systemd.root / "var/lib/spark-cluster/units/0123456789abcdef"
-    folder.mkdir(parents=True)
-    (folder / "work").write_text("hunter2")
-    (folder / "asked").write_text(json.dumps(worker.now()))
+    put(folder / "work", "hunter2")
+    put(folder / "asked", json.dumps(worker.now()))
     units.run(host(), "other", ("true",))
     assert folder.exists(), "it may be about to begin"
     said = worker.now()

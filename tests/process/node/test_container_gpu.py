@@ -9,37 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from factories import put
 
 from spark_cluster.node import confinement
 
-TEXT = """\
----
-cdiVersion: 0.5.0
-containerEdits:
-  deviceNodes:
-  - path: /dev/null
-  - path: /dev/nvidiactl
-    hostPath: {root}/dev/nvidiactl
-  hooks:
-  - args:
-    - nvidia-cdi-hook
-    - create-symlinks
-    - --link
-    - libcuda.so.1::/nowhere/libcuda.so
-    hookName: createContainer
-    path: {root}/nvidia-cdi-hook
-  mounts:
-  - containerPath: /nowhere/libcuda.so.{version}
-    hostPath: {root}/libcuda.so.{version}
-    options:
-    - ro
-devices:
-- containerEdits:
-    deviceNodes:
-    - path: /dev/null
-  name: all
-kind: nvidia.com/gpu
-"""
 CTK = 'sed "s/VERSION/$(cat {root}/driver)/" {root}/template > "${{3#--output=}}"'
 
 
@@ -60,12 +33,11 @@ class Driver:
         (self.root / "driver").write_text(version)
 
     def text(self, version: str) -> str:
-        return TEXT.format(root=self.root, version=version)
+        text = Path(__file__).with_name("cdi.yaml").read_text()
+        return text.format(root=self.root, version=version)
 
     def command(self, name: str, script: str) -> None:
-        path = self.root / "bin" / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        put(self.root / "bin" / name, f"#!/bin/sh\n{script}\n", 0o755)
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}"}

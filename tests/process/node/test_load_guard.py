@@ -61,6 +61,11 @@ class Spark:
         put(self.root / "proc/meminfo.new", text)
         (self.root / "proc/meminfo.new").rename(self.root / "proc/meminfo")
 
+    def collapses(self, guard: subprocess.Popen[str]) -> None:
+        """Have hardly any memory left, until the guard has ended."""
+        self.has(available=2.4, free=0.9)
+        until(ended(guard))
+
     def guard(self, limit_s: float = FAR_S, **more: Any) -> subprocess.Popen[str]:
         told = GuardSettings(
             "spark-vllm", ("spark-vllm", "spark-ray"), limit_s, root=str(self.root)
@@ -117,8 +122,7 @@ def test_a_load_is_ended_before_the_node_freezes_and_the_reason_stays(spark: Spa
     """P06: memory collapses within seconds, and nothing on the laptop is quick enough."""
     guard = spark.guard()
     until(lambda: bool(spark.asked))
-    spark.has(available=2.4, free=0.9)
-    until(ended(guard))
+    spark.collapses(guard)
     assert "stop -t 0 spark-vllm spark-ray" in spark.asked
     reason = spark.reason
     assert reason is not None
@@ -137,8 +141,7 @@ def test_units_of_a_virtual_environment_are_not_started_again(spark: Spark) -> N
     put(spark.root / "unit-state", "activating\n")
     guard = spark.guard()
     until(lambda: bool(spark.asked))
-    spark.has(available=2.4, free=0.9)
-    until(ended(guard))
+    spark.collapses(guard)
     acts = [line for line in spark.asked if line.startswith(("stop", "kill"))]
     assert acts == [
         "stop --no-block spark-vllm.service",
@@ -202,8 +205,7 @@ def test_a_load_that_does_not_end_is_ended_again(spark: Spark) -> None:
     script = DOCKER.format(root=spark.root).replace("stop*) ", f"stop*) {fails}; ")
     put(spark.root / "bin/docker", script, 0o755)
     guard = spark.guard()
-    spark.has(available=2.4, free=0.9)
-    until(ended(guard))
+    spark.collapses(guard)
     assert spark.asked.count("stop -t 0 spark-vllm spark-ray") == 2
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from factories import put
 from hostile import user
 
 from spark_cluster.agent.revert import revert
@@ -279,10 +280,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_a_private_key_is_made_out_of_the_users_reach(host: Host) -> None:
     """In the user's folder, `ssh-keygen` would write it wherever the user has a link by then."""
-    keygen = host.path("/usr/local/bin/ssh-keygen")
-    keygen.parent.mkdir(parents=True)
-    keygen.write_text(f'#!/bin/sh\necho "$*" >>{host.root}/asked\nexec /usr/bin/ssh-keygen "$@"\n')
-    keygen.chmod(0o755)
+    script = f'#!/bin/sh\necho "$*" >>{host.root}/asked\nexec /usr/bin/ssh-keygen "$@"\n'
+    put(host.path("/usr/local/bin/ssh-keygen"), script, 0o755)
     converged(host, SshKey(f"{FOLDER}/d/id", owner="nobody", comment="x"))
     made = next(line for line in (host.root / "asked").read_text().splitlines() if "-t " in line)
     folder = Path(made.rpartition(" ")[2]).parent

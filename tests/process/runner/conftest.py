@@ -52,20 +52,24 @@ def trusted(sshd: Sshd, home: Path) -> Path:
 
 
 @pytest.fixture
-def ssh(sshd: Sshd, home: Path) -> Iterator[Callable[..., SshConnection]]:
+def target(sshd: Sshd, home: Path) -> Callable[..., Target]:
+    """`target(port=...)`: the way to the tests' sshd."""
+
+    def make(**given: Any) -> Target:
+        usual = {"port": sshd.port, "identity_file": sshd.key, "connect_timeout_s": HANG_S}
+        place = {"name": "spark1", "host": "127.0.0.1", "user": getpass.getuser()}
+        return Target(**{**place, **usual, **given})
+
+    return make
+
+
+@pytest.fixture
+def ssh(target: Callable[..., Target]) -> Iterator[Callable[..., SshConnection]]:
     """`ssh(port=...)`: a connection to the tests' sshd, closed at the end."""
     made: list[SshConnection] = []
 
     def connection(**options: Any) -> SshConnection:
-        usual = {
-            "name": "spark1",
-            "host": "127.0.0.1",
-            "user": getpass.getuser(),
-            "port": sshd.port,
-            "identity_file": sshd.key,
-            "connect_timeout_s": HANG_S,
-        }
-        made.append(SshConnection(Target(**{**usual, **options})))
+        made.append(SshConnection(target(**options)))
         return made[-1]
 
     yield connection

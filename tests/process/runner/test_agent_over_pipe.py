@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cases import each_case
-from factories import put
-from pipe_channel import PipeChannel
 from small_server import answering
-from waiting import FAR_S, HANG_S, until
+from waiting import FAR_S, HANG_S
 
 from spark_cluster.agent import frames
-from spark_cluster.config.extension import using
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Command, Directory, File, HubModel, Line
-from spark_cluster.runner import wire
-from spark_cluster.runner import wire as wire_module
+from spark_cluster.resources import Command, Directory, File, Line
 from spark_cluster.runner.delivery import document
-from spark_cluster.runner.node_connection import why_no_agent
-from spark_cluster.runner.session import Session
 
 
 def submit(session, *resources, **options):
@@ -56,203 +40,6 @@ def root(tmp_path):
     return tmp_path / "spark1"
 
 
-class Recorded(PipeChannel):
-    """A pipe that remembers what was sent."""
-
-    def __init__(self, argv):
-        super().__init__(argv)
-        self.sent = b""
-
-    def send(self, data):
-        self.sent += data
-        super().send(data)
-
-
-# -- the code ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fresh(tmp_path, monkeypatch):
-    """The folder of agents' code on a node that has never had one."""
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    return home / ".cache/spark-cluster/agent"
-
-
-@pytest.fixture
-def begin(tmp_path):
-    """`begin()`: a session with a new agent, whose channel remembers what was sent."""
-    begun = []
-
-    def session():
-        channel = Recorded(wire.argv("test"))
-        begun.append(Session("n", channel, as_root=False, root=str(tmp_path)))
-        return begun[-1]
-
-    yield session
-    for one in begun:
-        one.close()
-
-
-def was_sent(session, part=wire.CORE):
-    """Return how often a part of the code was sent."""
-    return session._channel.sent.count(wire.code(part))
-
-
-def test_code_is_sent_when_it_is_lacking_and_not_again(fresh, begin):
-    sent = []
-    for _ in "ab":
-        session = begin()
-        assert session.run(["echo", "hello"]).stdout == "hello\n"
-        session.close()
-        sent.append(was_sent(session))
-    assert sent == [1, 0]
-    (kept,) = fresh.iterdir()
-    assert (kept.name, kept.stat().st_mode & 0o777) == (wire.digest(), 0o700)
-
-
-def test_agents_that_lack_the_code_at_the_same_time(fresh, begin):
-    pending = [begin().submit("run", argv=["echo", "x"]) for _ in range(3)]
-    assert [p.wait()["stdout"] for p in pending] == ["x\n"] * 3
-    assert len(list(fresh.iterdir())) == 1
-
-
-# Each damages the code as a power cut, or somebody, can; `main` is imported first, `revert` late.
-DAMAGES = {
-    "a truncated file": lambda code: os.truncate(code / "agent/main.py", 1000),
-    "a file that is imported late": lambda code: os.truncate(code / "agent/revert.py", 0),
-    "a file less": lambda code: (code / "resources/file.py").unlink(),
-    "a file more": lambda code: (code / "agent/json.py").write_text("raise ValueError"),
-    "nothing": shutil.rmtree,
-    "a folder that is a file": lambda code: [shutil.rmtree(code / "agent"), put(code / "agent")],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_code_that_was_damaged_is_sent_again(fresh, begin, damage):
-    for number in range(3):
-        session = begin()
-        assert session.request("history", of=None)["runs"] == []
-        session.close()
-        assert was_sent(session) == (number < 2)
-        if number == 0:
-            DAMAGES[damage](fresh / wire.digest() / "spark_cluster")
-    assert [path.name for path in fresh.iterdir()] == [wire.digest()]
-
-
-def test_what_python_compiled_is_of_this_boot_only(fresh, begin):
-    """It is not synced: after a power cut it can be torn, and Python would fail for ever."""
-    folder = fresh / wire.digest()
-    for _ in "ab":
-        session = begin()
-        assert session.run(["echo", "x"]).stdout == "x\n"
-        session.close()
-        (boot,) = (folder / "compiled").iterdir()
-        assert boot.name == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        assert list(boot.rglob("*.pyc"))
-        assert not list((folder / "spark_cluster").rglob("*.pyc"))
-        boot.rename(boot.with_name("of-an-earlier-boot"))
-
-
-def test_older_versions_of_the_code_go_but_the_last_and_those_of_units(fresh, begin, tmp_path):
-    for number in range(4):
-        (fresh / f"{number:064x}").mkdir(parents=True)
-        os.utime(fresh / f"{number:064x}", (number, number))
-    (fresh / f"{9:064x}.{2**22 + 1}").mkdir()
-    (fresh / "mine").mkdir()
-    runs = f"[Service]\nExecStart=python3 {fresh}/{1:064x}/spark_cluster/node x:main\n"
-    put(tmp_path / "run/systemd/transient/spark-cluster-telemetry-r1.service", runs)
-    begin().run(["true"])
-    left = {wire.digest(), f"{1:064x}", f"{3:064x}", "mine"}
-    assert {path.name for path in fresh.iterdir()} == left
-
-
-def test_the_code_of_a_running_agent_stays(fresh, begin, tmp_path):
-    """It imports what it needs late: "no resource of type" was what came of it. Each project with
-    resources of its own has another version, and so has each release."""
-
-    def start(number):
-        own = ((f"spark_cluster_project/{number}.py", b""),)
-        with using(lambda: SimpleNamespace(resource_files=own)):
-            session = begin()
-            session.run(["true"])
-            return session, wire.digest()
-
-    (first, digest), *others = [start(number) for number in range(4)]
-    assert (fresh / digest).is_dir()
-    (tmp_path / "list").write_text("a\n")
-    assert verdicts(apply(first, Line("/list", line="b"))) == ["change"]
-    for session, _ in ((first, digest), *others):
-        session.close()
-    _, newest = start(4)
-    assert {path.name for path in fresh.iterdir()} == {newest, others[-1][1]}
-
-
-HUB = {"what": "state", "hub": "/srv/hub", "wanted": []}
-
-
-def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, begin):
-    sent = []
-    for _ in "ab":
-        session = begin()
-        session.run(["true"])
-        assert not was_sent(session, "store")
-        pending = [session.submit("store", **HUB) for _ in range(4)]
-        assert [one.wait()["models"] for one in pending] == [[]] * 4
-        session.close()
-        assert not was_sent(session, "tuner")
-        sent.append(was_sent(session, "store"))
-    assert sent == [1, 0]
-    assert [path.name for path in fresh.iterdir()] == [wire.digest()]
-    assert not list(fresh.rglob("kernel_tuner.py"))
-
-
-# As a power cut leaves it, or an agent that was killed while it wrote the part.
-DAMAGES_OF_A_PART = {
-    "an empty file": lambda code: os.truncate(code / "node/store/usage.py", 0),
-    "half of the files": lambda code: shutil.rmtree(code / "node/store"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES_OF_A_PART)
-def test_a_part_that_was_damaged_is_sent_again(fresh, begin, damage):
-    sent = []
-    for number in range(3):
-        session = begin()
-        assert session.request("store", **HUB)["models"] == []
-        session.close()
-        sent.append((was_sent(session), was_sent(session, "store")))
-        if number == 0:
-            DAMAGES_OF_A_PART[damage](fresh / wire.digest() / "spark_cluster")
-    assert sent == [(1, 1), (0, 1), (0, 0)]
-
-
-def test_a_resource_brings_its_part(fresh, begin):
-    session = begin()
-    results = apply(session, HubModel("org/model", "a" * 40, "/srv/hub"), check=True)
-    assert results["HubModel:org/model"]["verdict"] == "change"
-    assert was_sent(session, "store")
-
-
-def test_no_room_for_a_part_of_the_code(fresh, begin):
-    session = begin()
-    session.run(["true"])
-    place = put(fresh / wire.digest() / "spark_cluster/node/store", "where a folder should be")
-    for _ in "ab":
-        with pytest.raises(Failed, match=r"node/store: .*(exists|directory)"):
-            session.request("store", **HUB)
-    place.unlink()
-    assert session.request("store", **HUB)["models"] == []
-    assert was_sent(session, "store") == 1, "what has come is not asked for again"
-
-
-def test_no_room_for_the_code(fresh, begin):
-    put(fresh.parents[1], "a file where a folder should be")
-    with pytest.raises(Failed, match=r"the agent cannot be stored there: .*\.cache.*directory"):
-        begin().run(["true"])
-
-
 # -- operations ----------------------------------------------------------------------------------
 
 
@@ -270,8 +57,10 @@ def test_gather(agent, root):
         },
         files={"motd": "/etc/motd", "none": "/etc/none", "folder": "/etc"},
         trees={"etc": "/etc/*"},
+        requests={"service": {"url": "http://127.0.0.1:9/x", "timeout": 2}},
         timeout=HANG_S,
     )
+    assert "refused" in answer["requests"]["service"]["reason"]
     assert answer["commands"] == {
         "echo": {"status": 0, "stdout": "hello\n", "stderr": ""},
         "false": {"status": 3, "stdout": "", "stderr": "no\n"},
@@ -279,12 +68,6 @@ def test_gather(agent, root):
     }
     assert answer["files"] == {"motd": "café �", "none": None, "folder": None}
     assert answer["trees"] == {"etc": {"/etc/motd": "café �", "/etc/other": "x"}}
-    asked = {"service": {"url": "http://127.0.0.1:9/x", "timeout": 2}}
-    (reply,) = session.request("gather", requests=asked)["requests"].values()
-    assert (reply["status"], reply["body"]) == (0, "")
-    assert "refused" in reply["reason"]
-    slow = session.request("gather", commands={"slow": ["sleep", str(FAR_S)]}, timeout=0.1)
-    assert slow["commands"] == {"slow": None}
 
 
 def test_run(agent):
@@ -328,102 +111,54 @@ def test_http(agent, monkeypatch):
     assert "refused" in refused.reason
 
 
-@pytest.mark.parametrize(
-    ("url", "headers"),
-    [
-        ("no address", {}),
-        ("http://127.0.0.1:99999/", {}),
-        ("http://127.0.0.1:1/a b", {}),
-        ("http://127.0.0.1:1/", {"Authorization": "Bearer two\nlines"}),
-        ("http://127.0.0.1:1/", {"Authorization": "Bearer \u20ac"}),
-    ],
-)
-def test_http_that_cannot_be_asked(agent, url, headers):
-    assert agent().http(url, headers=headers).status == 0
+@each_case(__file__, "bad_urls.json")
+def test_http_that_cannot_be_asked(agent, case):
+    assert agent().http(**case).status == 0
 
 
-def test_stream(agent):
-    session = agent()
-    texts = []
-    script = "echo one; echo two >&2; exit 7"
-    reply = session.request("stream", lambda e: texts.append(e["text"]), argv=["sh", "-c", script])
-    assert ("".join(texts), reply["status"]) == ("one\ntwo\n", 7)
-
-
-def test_stream_keeps_a_character_whole_that_comes_in_two_parts(agent, root):
+def test_a_stream_has_both_outputs_and_the_status_and_keeps_characters_whole(agent, root):
+    """Also one that comes in two parts."""
     texts = []
     heard = root / "heard"
     wait = f"while ! test -e {heard}; do sleep 0.02; done"
-    script = rf"printf 'caf\303'; {wait}; printf '\251\n'"
+    script = rf"printf 'caf\303'; {wait}; printf '\251\n'; echo two >&2; exit 7"
 
     def tell(event):
         texts.append(event["text"])
         heard.touch()
 
-    agent().request("stream", tell, argv=["sh", "-c", script])
-    assert texts == ["caf", "é\n"]
+    reply = agent().request("stream", tell, argv=["sh", "-c", script])
+    assert texts[0] == "caf"
+    assert ("".join(texts), reply["status"]) == ("café\ntwo\n", 7)
 
 
 # -- documents -----------------------------------------------------------------------------------
 
 
 def test_a_failure_ends_the_document(agent, root):
-    results = apply(
-        agent(),
-        File("/a", content="1"),
-        File("/none/b", content="2"),
-        File("/c", content="3"),
-    )
+    files = (File("/a", content="1"), File("/none/b", content="2"), File("/c", content="3"))
+    results = apply(agent(), *files)
     assert verdicts(results) == ["change", "failed"]
     assert results[None]["ok"] is False
     assert "the folder /none does not exist" in results["File:/none/b"]["error"]
     assert not (root / "c").exists()
 
 
-def test_a_type_that_the_agent_does_not_know(agent, root):
+@each_case(__file__, "bad_documents.json")
+def test_nothing_of_a_document_that_does_not_fit_is_applied(agent, root, case):
     session = agent()
     good = {"type": "File", "path": "/a", "content": "1"}
-    for bad in (
-        {"type": "Nonsense", "name": "x"},
-        {"type": "File", "path": "/b", "contents": "typo"},
-        {"type": "File", "path": "relative", "content": ""},
-        {"type": "Directory", "path": {"$what": 1}},
-        {},
-    ):
-        with pytest.raises(Failed, match="the document does not fit this agent"):
-            session.request("apply", resources=[good, bad], run="r")
+    with pytest.raises(Failed, match="the document does not fit this agent"):
+        session.request("apply", resources=[good, case], run="r")
     assert not (root / "a").exists(), "something was applied"
-    assert session.run(["true"]).status == 0
 
 
-def test_requests_that_make_no_sense(agent):
+@each_case(__file__, "bad_requests.json")
+def test_a_request_that_makes_no_sense_is_refused_and_the_next_is_answered(agent, case):
     session = agent()
-    for op, what in (
-        ("nonsense", {}),
-        ("apply", {}),
-        ("apply", {"resources": 5}),
-        ("run", {}),
-        ("run", {"argv": []}),
-        ("run", {"argv": ["a\0b"]}),
-        ("stream", {"argv": ["no-such-command"]}),
-        ("stream", {}),
-        ("lock", {}),
-    ):
-        with pytest.raises(Failed):
-            session.request(op, **what)
+    with pytest.raises(Failed):
+        session.request(**case)
     assert session.run(["true"]).status == 0
-
-
-def test_content_travels_only_when_it_is_lacking(agents_home, begin, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(agents_home))
-    content = os.urandom(100_000)
-    sent = []
-    for text in (content, content, content[1:]):
-        session = begin()
-        verdict = apply(session, File("/big", content=text))["File:/big"]["verdict"]
-        sent.append((verdict, text in session._channel.sent))
-        assert (tmp_path / "big").read_bytes() == text
-    assert sent == [("change", True), ("ok", False), ("change", True)]
 
 
 def test_content_that_was_damaged_on_its_way(agent, root):
@@ -553,19 +288,14 @@ def test_secrets_are_masked_in_all_that_comes_back(agent, root):
     assert session.run(["cat", str(root / "key")]).stdout == "***"
 
 
-def test_a_secret_that_is_a_word_of_the_protocol_breaks_nothing(agent, root):
+def test_a_secret_that_is_a_word_of_the_protocol_breaks_nothing(agent):
     """A short or unlucky secret may hide texts, never what belongs to what."""
-    for word in ("file", "File:/a", "done", "a", "e", "0", "id", "result", "ok"):
-        name = f"node-{len(word)}-{word[0]}{word[-1]}"
-        content = "x" * 20_000
-        results = apply(
-            agent(name),
-            File("/secret", content=Secret(word)),
-            File("/a", content=content),
-            diff=True,
-        )
-        assert {"File:/secret", "File:/a"} < set(results), word
-        assert results[None]["ok"] is True
+    words = ("file", "File:/a", "done", "a", "e", "0", "id", "result", "ok")
+    secrets = [File(f"/secret-{n}", content=Secret(word)) for n, word in enumerate(words)]
+    content = "x" * 20_000
+    results = apply(agent(), *secrets, File("/a", content=content), diff=True)
+    assert {"File:/a", *(one.id for one in secrets)} < set(results)
+    assert results[None]["ok"] is True
 
 
 # -- the end of a conversation ---------------------------------------------------------------------
@@ -587,128 +317,3 @@ def test_a_lock_file_of_nonsense(agent, root):
     (root / "run/spark-cluster/locks").mkdir(parents=True)
     (root / "run/spark-cluster/locks/run").write_text("[not json")
     assert "locked_by" not in agent().request("lock", owner={"run": "r1"})
-
-
-# -- agents that are none --------------------------------------------------------------------------
-
-
-ALIVE = frames.pack({"event": "alive"})
-
-
-def script(text, **options):
-    """A session with something that is no agent."""
-    return Session("spark1", PipeChannel(["python3", "-c", text]), as_root=False, **options)
-
-
-@contextmanager
-def lost(text, kind=Unreachable):
-    session = script(text)
-    with pytest.raises(kind) as caught:
-        session.run(["true"])
-    yield caught.value
-    with pytest.raises(kind):  # every later request says it too
-        session.run(["true"])
-    session.close()
-
-
-def test_an_end_inside_a_frame():
-    with lost("import os; os.write(1, b'\\0\\0\\1\\0half')") as error:
-        assert "the connection was cut" in error.message
-
-
-def test_an_agent_that_dies_with_words():
-    with lost(f"import os,sys; os.write(1, {ALIVE!r}); sys.exit('no memory')") as error:
-        assert "no memory" in error.message
-
-
-def test_an_agent_that_is_gone_before_it_was_asked():
-    channel = PipeChannel(["true"])
-    until(lambda: channel.status() is not None)
-    session = Session("spark1", channel, as_root=False)
-    with pytest.raises(Unreachable):
-        session.run(["true"])
-    with pytest.raises(Unreachable):
-        session.run(["true"])
-    session.close()
-
-
-def test_silence(monkeypatch):
-    monkeypatch.setattr(wire_module, "START_WITHIN", 0.2)
-    with lost("import sys; sys.stdin.read()") as error:
-        assert "no message from the agent after 0.2 s" in error.message
-
-
-def test_silence_after_the_first_word(monkeypatch):
-    monkeypatch.setattr(wire_module, "LOST_AFTER", 0.2)
-    with lost(f"import os,sys; os.write(1, {ALIVE!r}); sys.stdin.read()") as error:
-        assert "no sign of life" in error.message
-
-
-def test_a_sign_of_life_to_an_agent_that_is_gone(monkeypatch):
-    """The answer to a sign of life cannot be sent: that is an end as well, not a hang."""
-    text = (
-        "import os,time\n"
-        "os.close(0)\n"  # it hears nothing any more
-        f"for _ in range(20): os.write(1, {ALIVE!r}); time.sleep(0.05)\n"
-    )
-    with lost(text) as error:
-        assert "connection was lost" in error.message
-
-
-def test_content_for_an_agent_that_is_gone():
-    need = frames.pack({"event": "need", "req": 1, "sha256": "00", "from": 0, "size": 300_000})
-    text = f"import os,time\nos.read(0, 1); os.close(0); os.write(1, {need!r}); time.sleep(1)"
-    session = script(text)
-    with pytest.raises(Unreachable):
-        session.request("apply", blobs={"00": b"x" * 300_000}, resources=[])
-    session.close()
-
-
-def test_too_old_a_python():
-    event = frames.pack({"event": "too_old", "python": "3.8.10"})
-    session = script(f"import os,sys; os.write(1, {event!r}); sys.stdin.read()")
-    with pytest.raises(Failed, match=r"Python 3\.8\.10 is too old") as caught:
-        session.run(["true"])
-    assert "3.10" in caught.value.hint
-    session.close()
-
-
-@each_case(__file__, "silent_agents.json")
-def test_why_an_agent_never_spoke(monkeypatch, case):
-    """The texts as sudo and shells print them, from an agent's own standard error."""
-    monkeypatch.setattr(wire_module, "START_WITHIN", FAR_S)
-    status = case["status"]
-    end = "sys.stdin.read()" if status is None else f"sys.exit({status})"
-    session = script(
-        f"import sys; sys.stderr.write({case['said']!r}); sys.stderr.flush(); {end}",
-        explain=partial(why_no_agent, "spark1", "nvidia"),
-    )
-    started = time.monotonic()
-    with pytest.raises(Failed) as caught:
-        session.run(["true"])
-    assert time.monotonic() - started < HANG_S
-    assert case["message"] in caught.value.message
-    assert case["hint"] in caught.value.hint
-    assert caught.value.where == "spark1"
-    session.close()
-
-
-def test_an_agent_whose_laptop_is_gone_ends(agents_home):
-    """Nothing is heard from the laptop, and its connection is not cut either."""
-    text = (
-        "import sys, threading\n"
-        "import spark_cluster.agent.main as agent\n"
-        "agent.ALIVE_EVERY, agent.GONE_AFTER = 0.1, 0.5\n"
-        f"agent.main(sys.stdin.buffer, [{{'op': 'run', 'req': 1, 'argv': ['sleep', '{FAR_S}']}}])\n"
-    )
-    started = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-c", text],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
-    ) as process:
-        said = process.stdout.read()
-        assert process.wait(HANG_S) == 1
-    assert b'"alive"' in said
-    assert time.monotonic() - started < HANG_S

@@ -6,22 +6,24 @@ import ast
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
 from cases import each_case
+from factories import put
+from scratch_nodes import Events
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.cli import run as record
 from spark_cluster.cli.opened import new_run
-from spark_cluster.cli.results import Recap
+from spark_cluster.cli.results import Recap, Tally
 from spark_cluster.cli.run import RunRecord
 from spark_cluster.config import folders
 from spark_cluster.config.topology import tagged
@@ -33,7 +35,6 @@ from spark_cluster.runner.delivery import INLINE, check, document
 from spark_cluster.runner.events import (
     Bus,
     Changing,
-    Event,
     NodeFailed,
     Note,
     Result,
@@ -150,17 +151,8 @@ def test_what_runs_on_a_node_needs_python_3_10_and_the_standard_library_only(nam
 
 def test_nothing_newer_than_3_10_is_asked_of_the_library():
     """Names that came later and are easily used without a thought."""
-    newer = (
-        "tomllib",
-        "ExceptionGroup",
-        "datetime.UTC",
-        "StrEnum",
-        "add_note",
-        "from typing import Self",
-    )
-    for name, source in modules().items():
-        for word in newer:
-            assert word not in source.decode(), f"{word} in {name}"
+    newer = rb"tomllib|ExceptionGroup|datetime\.UTC|StrEnum|add_note|from typing import Self"
+    assert not [name for name, source in modules().items() if re.search(newer, source)]
 
 
 BOOTSTRAP = Path(bootstrap.__file__)
@@ -308,21 +300,16 @@ def test_selection(case):
 
 def test_recap():
     recap = Recap()
-    bus = Bus(recap)
-    bus.emit(RunStarted("r", "up", ("spark1", "spark2", "spark3")))
-    bus.emit(Changing("spark1", "File:/a"))
+    recap.take(RunStarted("r", "up", ("spark1", "spark2", "spark3")))
+    recap.take(Changing("spark1", "File:/a"))
     assert recap.last == {"spark1": "File:/a"}
     for verdict in ("ok", "ok", "change", "unknown", "skipped", "failed"):
-        bus.emit(Result("spark1", "r", "File:/a", verdict, 0.5))
-    bus.emit(NodeFailed("spark2", "gone", unreachable=True))
+        recap.take(Result("spark1", "r", "File:/a", verdict, 0.5))
+    recap.take(NodeFailed("spark2", "gone", unreachable=True))
     tally = recap.nodes["spark1"]
-    counts = (tally.ok, tally.change, tally.unknown, tally.failed, tally.skipped)
-    assert counts == (2, 1, 1, 1, 1)
-    assert tally.seconds == pytest.approx(3)
-    assert recap.nodes["spark2"].unreachable
-    assert not recap.nodes["spark3"].unreachable
-    assert recap.changed == 1
-    assert recap.last == {}
+    assert tally == Tally(ok=2, change=1, unknown=1, failed=1, skipped=1, seconds=3.0)
+    assert [recap.nodes[f"spark{n}"].unreachable for n in (2, 3)] == [True, False]
+    assert (recap.changed, recap.last) == (1, {})
 
 
 def test_the_record_is_private_and_complete(tmp_path):
@@ -340,46 +327,29 @@ def test_the_record_is_private_and_complete(tmp_path):
     assert all(e["at"] > 0 for e in events)
 
 
-def test_old_records_go(tmp_path, monkeypatch):
+def test_the_oldest_records_go_whatever_the_clock_says(tmp_path, monkeypatch):
+    """One that is behind does not cost the run its record; what is no record stays."""
     monkeypatch.setattr(record, "KEPT", 3)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "notes.txt").write_text("mine")
-    for i in range(5):
-        RunRecord(f"2026010{i}-000000-aaaa", tmp_path).close()
-    names = sorted(p.name for p in (tmp_path / "runs").iterdir())
-    assert names == [f"2026010{i}-000000-aaaa.jsonl" for i in (2, 3, 4)] + ["notes.txt"]
-
-
-def test_a_clock_that_is_behind_does_not_cost_the_run_its_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "KEPT", 3)
+    put(tmp_path / "runs/notes.txt", "mine")
     for name in ("20301111-a", "20301111-b", "20301111-c", "20200101-a", "20200101-b"):
         RunRecord(name, tmp_path).close()
-    left = {path.stem for path in (tmp_path / "runs").glob("*.jsonl")}
-    assert left == {"20301111-c", "20200101-a", "20200101-b"}
+    left = {path.stem for path in (tmp_path / "runs").iterdir()}
+    assert left == {"20301111-c", "20200101-a", "20200101-b", "notes"}
 
 
-def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
+def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path):
     """/dev/full takes nothing: what a run tells goes on, with one warning."""
-    seen: list[Event] = []
-
-    class Seen:
-        def take(self, event: Event) -> None:
-            seen.append(event)
-
-        def close(self) -> None:
-            return None
-
+    events = Events()
     bus = Bus()
-    with tempfile.TemporaryDirectory() as folder:
-        kept = RunRecord("r1", Path(folder), lambda why: bus.emit(Note(why, "warning")))
-        os.close(kept._handle)
-        kept._handle = os.open("/dev/full", os.O_WRONLY)
-        bus.add(kept)
-        bus.add(Seen())
-        for number in range(3):
-            bus.emit(Note(f"event {number}"))
-        bus.close()
-    texts = [event.text for event in seen if isinstance(event, Note)]
+    kept = RunRecord("r1", tmp_path, lambda why: bus.emit(Note(why, "warning")))
+    os.close(kept._handle)
+    kept._handle = os.open("/dev/full", os.O_WRONLY)
+    bus.add(kept)
+    bus.add(events)
+    for number in range(3):
+        bus.emit(Note(f"event {number}"))
+    bus.close()
+    texts = [event.text for event in events.of("Note")]
     (warning,) = [text for text in texts if not text.startswith("event")]
     assert "cannot be written any more (No space left on device)" in warning
     assert sorted(set(texts) - {warning}) == ["event 0", "event 1", "event 2"]

@@ -1,75 +1,47 @@
-"""The first login with a password, and the laptop's key."""
+"""Passwords of a login and of sudo, connections that are begun once, and the laptop's key."""
 
 from __future__ import annotations
 
-import socket
-import threading
+import getpass
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
+import fabric
 import paramiko
 import pytest
+from free_ports import free_port
+from password_sshd import PASSWORD, PasswordSshd
+from waiting import HANG_S, until
 
 from spark_cluster.cli.opened import public_key
+from spark_cluster.config.extension import Prompts
 from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.inventory_schema import BecomeEntry
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 from spark_cluster.runner.ssh import Connection
 from spark_cluster.runner.ssh_route import route
 
-PASSWORD = "correct horse"
+ME = getpass.getuser()
 
 
-@dataclass
-class Server(paramiko.ServerInterface):
-    """An SSH server that takes one password and no key, and counts what it was offered."""
+class Server(PasswordSshd):
+    """Counts the keys that it was offered, too."""
 
-    key: paramiko.PKey
-    passwords: list[str] = field(default_factory=list)
-    keys: int = 0
-    port: int = 0
-
-    def get_allowed_auths(self, username: str) -> str:
-        return "publickey,password"
+    keys = 0
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self.keys += 1
-        return paramiko.AUTH_FAILED
-
-    def check_auth_password(self, username: str, password: str) -> int:
-        self.passwords.append(password)
-        return paramiko.AUTH_SUCCESSFUL if password == PASSWORD else paramiko.AUTH_FAILED
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return super().check_auth_publickey(username, key)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server(paramiko.ECDSAKey.generate())
-    listening = socket.create_server(("127.0.0.1", 0))
-    made.port = listening.getsockname()[1]
-    transports = []
-
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listening.accept()
-            except OSError:
-                return
-            transport = paramiko.Transport(client)
-            transport.add_server_key(made.key)
-            transports.append(transport)
-            transport.start_server(threading.Event(), made)
-
-    threading.Thread(target=serve, daemon=True).start()
+    made = Server()
     yield made
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
-    for transport in transports:
-        transport.close()
+    made.close()
 
 
 @pytest.fixture
@@ -84,19 +56,14 @@ def wanted(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> T
     return Target("spark1", "127.0.0.1", "me", server.port, identity_file=key, known_hosts=known)
 
 
-def test_the_password_is_for_when_no_key_is_accepted(server, wanted):
+@pytest.mark.parametrize("named", [True, False])
+def test_the_password_is_for_when_no_key_is_accepted(server, wanted, tmp_path, named):
+    """Keys come first: the named one, or the usual ones."""
+    if not named:
+        (tmp_path / ".ssh").mkdir()
+        wanted.identity_file.rename(tmp_path / ".ssh/id_rsa")
+        wanted = replace(wanted, identity_file=None)
     connection = SshConnection(replace(wanted, login_password=lambda: PASSWORD))
-    assert connection.open().transport.is_active()
-    assert server.keys > 0, "keys come first"
-    assert server.passwords == [PASSWORD]
-    connection.close()
-
-
-def test_without_a_named_key_the_usual_ones_come_first(server, wanted, tmp_path):
-    (tmp_path / ".ssh").mkdir()
-    wanted.identity_file.rename(tmp_path / ".ssh/id_rsa")
-    usual = replace(wanted, identity_file=None, login_password=lambda: PASSWORD)
-    connection = SshConnection(usual)
     assert connection.open().transport.is_active()
     assert server.keys > 0
     assert server.passwords == [PASSWORD]
@@ -157,6 +124,63 @@ def test_it_is_the_sudo_password_too(monkeypatch):
     assert Dialer().target(node).sudo_password() == PASSWORD
     assert Dialer().target(replace(node, login_password=None)).sudo_password() is None
     assert PASSWORD not in repr(node)
+
+
+def test_fabric_gets_the_password_that_sudo_asks_for(target, trusted, monkeypatch):
+    """Root needs none, so another user stands for it here."""
+    given = []
+    monkeypatch.setattr(fabric.Connection, "sudo", lambda *_, **options: given.append(options))
+    connection = SshConnection(target(sudo_password=lambda: "secret"))
+    login = connection.fabric(owned=False)
+    login.user = "someone"
+    login.sudo("id")
+    connection.close()
+    assert given == [{"password": "secret"}]
+
+
+def test_a_connection_that_was_begun_is_taken_once(sshd, trusted):
+    node = InventoryNode(
+        "spark1", "127.0.0.1", 0, "head", user=ME, port=sshd.port, identity_file=sshd.key,
+        connect_timeout_s=HANG_S,
+    )  # fmt: skip
+    dialer = Dialer()
+    with dialer.begun([node]):
+        first, second = dialer.dial(node), dialer.dial(node)
+        assert (first._login is not None, second._login) == (True, None)
+        first.close()
+    with dialer.begun([replace(node, port=free_port())]), pytest.raises(Unreachable) as caught:
+        dialer.dial(node)
+    assert "refused the connection" in caught.value.message
+    with dialer.begun([node]):
+        left = dialer._begun["spark1"][0]
+        left.open()
+    until(lambda: left._login is None)
+
+
+# -- what two inventories of one process do not share ----------------------------------------------
+
+
+def test_a_password_is_not_offered_to_a_node_of_that_name_in_another_inventory(monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(getpass, "getpass", lambda what: f"typed for {what}")
+    node = InventoryNode(
+        "spark1", "192.0.2.1", 0, "head", become=BecomeEntry(password=SecretReference(prompt=True))
+    )
+    mine, theirs = Dialer(), Dialer()
+    mine.remember_password("spark1", "secret")
+    assert mine.target(node).sudo_password() == "secret"
+    assert theirs.target(node).sudo_password() == "typed for the sudo password of spark1: "
+
+
+def test_an_answer_is_asked_for_once(monkeypatch):
+    questions = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(getpass, "getpass", lambda what: questions.append(what) or "x")
+    prompts = Prompts()
+    assert [prompts.ask("the API key"), prompts.ask("the API key")] == ["x", "x"]
+    prompts.forget()
+    assert prompts.ask("the API key") == "x"
+    assert questions == ["the API key: "] * 2
 
 
 def test_the_laptops_key(tmp_path):

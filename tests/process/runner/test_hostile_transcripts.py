@@ -9,26 +9,23 @@ import threading
 import time
 
 import pytest
-from factories import load_inventory, put
+from factories import put
 from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scratch_nodes import Dials, Events
+from scratch_nodes import Events, play_over
 from waiting import HANG_S
 
 from spark_cluster.agent import messages
 from spark_cluster.cli import history
 from spark_cluster.cli.history import revert_run
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.project import Project
 from spark_cluster.engine import cache_parts, image_copies, model_upkeep
 from spark_cluster.engine.hub_models import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.resources import Command, Directory, File, Reboot
 from spark_cluster.runner import delivery, wire
-from spark_cluster.runner.connections import Connections
-from spark_cluster.runner.events import Bus, Options
-from spark_cluster.runner.play import Play
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.session import Session
 
 EXAMPLES = min(8 * settings.default.max_examples, 2000)
@@ -122,13 +119,16 @@ CONVERSATIONS = (
 class Node:
     """A node as the laptop sees it; each of its connections is what `channel` returns."""
 
-    def __init__(self, inventory, project, channel, root="/"):
-        self.inventory, self.project, self.root = inventory, project, root
-        self.channel = channel
+    user = "me"
+
+    def __init__(self, folder, channel, root="/"):
+        self.folder, self.root, self.channel = folder, root, channel
         self.started = []
         self.events = Events()
-        self.bus = Bus(self.events)
-        self._play = self._connections = None
+        self._play = None
+
+    def dial(self):
+        return self
 
     def session(self, _run, *, become):
         """A new connection, as `Connections` makes one."""
@@ -141,40 +141,29 @@ class Node:
         """The one connection of those who ask without `Connections`."""
         return self.started[0] if self.started else self.session("r1", become=True)
 
-    user = "me"
-
     def host_key(self):
         return None
 
     def close(self):
         return None
 
-    def connections(self, run="r1"):
-        if self._connections is None:
-            self._connections = Connections(
-                self.inventory.nodes, self.bus, run, command="test", change=True,
-                dialer=Dials(lambda _: self),
-            )  # fmt: skip
-            for error in self._connections.open().values():
-                raise error
-        return self._connections
-
     def play(self, run="r1", **options):
         if self._play is None:
-            connections = self.connections(run)
             options = Options(**options)
-            self._play = Play(self.inventory, self.project, connections, self.bus, options)
+            self._play, self.events = play_over(self.folder, {"spark1": self}, options, run=run)
+            for error in self._play.out.values():
+                raise error
         return self._play
 
 
 class Transcripts:
     """What the agent said in each conversation, and a node that says something else."""
 
-    def __init__(self, said, inventory, project):
-        self.said, self._inventory, self._project = said, inventory, project
+    def __init__(self, said, folder):
+        self.said, self.folder = said, folder
 
     def node(self, channel):
-        return Node(self._inventory, self._project, channel)
+        return Node(self.folder, channel)
 
 
 DOCKER = """\
@@ -194,7 +183,6 @@ elif words == ["image", "inspect"]:
 def transcripts(tmp_path_factory, agents_home):
     """All conversations with a real agent, held once."""
     folder, root = tmp_path_factory.mktemp("transcripts"), tmp_path_factory.mktemp("spark1")
-    put(folder / "inventory.yaml", "nodes:\n  spark1:\n    roles: [head]\n    address: spark1\n")
     put(root / "proc/meminfo", "MemTotal:  128 kB\nMemAvailable: 64 kB\nCached: 1 kB\n")
     put(root / "proc/sys/kernel/random/boot_id", "first\n")
     put(root / "usr/local/bin/docker", DOCKER.format(python=sys.executable)).chmod(0o755)
@@ -208,16 +196,14 @@ def transcripts(tmp_path_factory, agents_home):
     (model / "snapshots" / ("a" * 40) / "model.safetensors").symlink_to(f"../../blobs/{blob}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(agents_home))
-        project = Project(folder)
-        inventory = load_inventory(None, project)
         said = {}
         for conversation in CONVERSATIONS:
-            node = Node(inventory, project, Recorder, root)
+            node = Node(folder, Recorder, root)
             conversation(node)
             (held_once,) = node.started
             held_once.close()
             said[conversation] = held_once._channel.frames()
-    return Transcripts(said, inventory, project)
+    return Transcripts(said, folder)
 
 
 def held(conversation, node, deaths):

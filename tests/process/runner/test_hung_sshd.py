@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 
 import paramiko
 import pytest
+from cases import each_case
+from password_sshd import PasswordSshd
 from waiting import HANG_S, until, with_a_limit
 
 from spark_cluster.errors import Unreachable
@@ -30,7 +32,7 @@ def rsa_key(_name: str) -> paramiko.RSAKey:
     return paramiko.RSAKey.generate(2048)
 
 
-class HungSshd(paramiko.ServerInterface):
+class HungSshd(PasswordSshd):
     """Goes along up to one step, and never comes back from it.
 
     Attributes:
@@ -43,14 +45,19 @@ class HungSshd(paramiko.ServerInterface):
         self.reached = threading.Event()
         self.let_go = threading.Event()
         self._commands = 0
+        super().__init__(rsa_key("host"))
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
 
     def _at(self, step: str) -> None:
         if step == self.step:
             self.reached.set()
             self.let_go.wait()
 
-    def get_allowed_auths(self, username: str) -> str:
-        return "publickey,password"
+    def transport_over(self, client: socket.socket) -> paramiko.Transport:
+        if self.step == "hello":
+            client.sendall(b"SSH-2.0-hung\r\n")
+            self._at("hello")
+        return (SilentAfterHello if self.step == "keys" else paramiko.Transport)(client)
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         self._at("key")
@@ -62,7 +69,7 @@ class HungSshd(paramiko.ServerInterface):
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         self._at("session")
-        return paramiko.OPEN_SUCCEEDED
+        return super().check_channel_request(kind, chanid)
 
     def check_channel_direct_tcpip_request(
         self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
@@ -90,32 +97,11 @@ class SilentAfterHello(paramiko.Transport):
 def hung(step: str) -> Iterator[tuple[int, HungSshd]]:
     """A port with such a server, for one connection."""
     server = HungSshd(step)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        transports = []
-
-        def serve() -> None:
-            taken = listening.accept()[0]
-            if step == "hello":
-                taken.sendall(b"SSH-2.0-hung\r\n")
-                server.reached.set()
-                server.let_go.wait()
-                taken.close()
-                return
-            transport = SilentAfterHello(taken) if step == "keys" else paramiko.Transport(taken)
-            transports.append(transport)
-            transport.add_server_key(rsa_key("host"))
-            transport.start_server(event=threading.Event(), server=server)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield listening.getsockname()[1], server
-        finally:
-            server.let_go.set()
-            thread.join(HANG_S)
-            for transport in transports:
-                transport.close()
+    try:
+        yield server.port, server
+    finally:
+        server.let_go.set()
+        server.close()
 
 
 @pytest.fixture
@@ -176,34 +162,18 @@ def hangs_at(target) -> Callable[..., Unreachable]:
     return outcome
 
 
-def shown_key(connection):
-    return Connection(route(connection.target), shared=False).shown_key()
+USES = {
+    "open": SshConnection.open,
+    "session": lambda connection: connection.session("run"),
+    "key": lambda connection: Connection(route(connection.target), shared=False).shown_key(),
+}
 
 
-def session(connection):
-    return connection.session("run")
-
-
-EXCHANGE, LOGIN = "sshd did not finish the key exchange", "sshd did not answer the login"
-
-
-@pytest.mark.parametrize(
-    ("step", "use", "password", "said"),
-    [
-        ("command", session, None, "sshd did not start a command"),
-        ("session", session, None, "sshd did not open a session"),
-        ("key", SshConnection.open, None, LOGIN),  # it is not the key's fault
-        ("key", SshConnection.open, "hunter2", LOGIN),  # nor is the password offered in its place
-        ("password", SshConnection.open, "hunter2", LOGIN),
-        ("hello", SshConnection.open, None, EXCHANGE),
-        ("keys", SshConnection.open, None, EXCHANGE),
-        ("hello", shown_key, None, EXCHANGE),
-        ("keys", shown_key, None, EXCHANGE),
-    ],
-)
-def test_the_step_at_which_it_hangs_is_named(hangs_at, step, use, password, said):
-    error = hangs_at(step, use, password=password)
-    assert said in error.message
+@each_case(__file__, "hung_steps.json")
+def test_the_step_at_which_it_hangs_is_named(hangs_at, case):
+    """It is not the key's fault, nor is the password offered in its place."""
+    error = hangs_at(case["step"], USES[case["use"]], password=case.get("password"))
+    assert case["says"] in error.message
     assert "it hangs or is overloaded" in error.hint
 
 
@@ -224,10 +194,7 @@ def test_the_end_of_a_channel_does_not_wait_for_what_the_node_never_takes(target
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         threads = [
             threading.Thread(target=ignoring_errors, args=(use,), daemon=True)
-            for use in (
-                lambda: connection.start(["true"]),
-                lambda: channel.send(b"x" * 1_000_000),
-            )
+            for use in (lambda: connection.start(["true"]), lambda: channel.send(b"x" * 1_000_000))
         ]
         threads[0].start()
         assert server.reached.wait(HANG_S)

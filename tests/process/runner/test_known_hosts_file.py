@@ -6,6 +6,7 @@ import base64
 import os
 
 import pytest
+from test_as_ssh_does import hashed
 
 from spark_cluster.errors import Failed
 from spark_cluster.runner import known_hosts
@@ -32,13 +33,15 @@ def test_a_line_with_other_names_keeps_them(known):
 
 
 def test_all_else_stays_byte_for_byte(known):
-    rest = (
+    """Also the lines of other hosts whose names are hashed; of this host's none is left."""
+    other, own = hashed("example.org"), hashed("[127.0.0.1]:22022")
+    rest = f"{other} {KEY}\n".encode() + (
         b"# caf\xe9 \xff\n\n  indented.example " + KEY.encode() + b"\n"
         b"@revoked [127.0.0.1]:22022 " + KEY.encode() + b"\n@cert-authority * " + KEY.encode() +
         b"\nnonsense [127.0.0.1]:22022\n127.0.0.1 " + KEY.encode() + b"\n*,!x " + KEY.encode() +
         b"\ndos.example " + KEY.encode() + b"\r\n"
     )  # fmt: skip
-    known.write_bytes(rest + f"[127.0.0.1]:22022 {KEY}".encode())
+    known.write_bytes(rest + f"{own} {KEY}\n[127.0.0.1]:22022 {KEY}".encode())
     write(known, shown())
     assert known.read_bytes() == rest + f"[127.0.0.1]:22022 {NEW}\n".encode()
 

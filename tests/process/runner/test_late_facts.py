@@ -24,8 +24,10 @@ def asked(nodes):
     return count
 
 
-def test_nobody_is_asked_for_what_nobody_reads(start, asked):
+def test_nobody_is_asked_for_what_nobody_reads(start, asked, nodes):
+    """The locks are held all the same."""
     play, _ = start(gather_facts=False)
+    assert all((n.root / "run/spark-cluster/locks/run").read_text() for n in nodes.values())
     assert [(n.name, n.is_head, n.user, n.mtu) for n in play.nodes] == [
         ("spark1", True, "me", 9000),
         ("spark2", False, "me", 9000),
@@ -49,24 +51,12 @@ def test_the_first_that_is_read_asks_all_nodes_once(start, asked):
     assert asked() == {"spark1": 2, "spark2": 2}
 
 
-def test_at_once_they_come_with_the_lock(start, asked):
-    play, _ = start()
-    assert asked() == {"spark1": 1, "spark2": 1}
-    assert [n.facts.docker for n in play.nodes] == ["29.1", "29.1"]
-    assert asked() == {"spark1": 1, "spark2": 1}
-
-
 def test_a_copy_of_a_node_is_a_whole_node(start):
     play, _ = start(gather_facts=False)
     copy = replace(play.head, mtu=1500)
     assert (copy.name, copy.mtu, copy.facts) == ("spark1", 1500, play.head.facts)
     assert copy != play.head
     assert replace(play.head) == play.head
-
-
-def test_the_lock_is_held_without_facts_too(start, nodes):
-    start(gather_facts=False)
-    assert all((n.root / "run/spark-cluster/locks/run").read_text() for n in nodes.values())
 
 
 def test_a_run_that_changes_nothing_still_finds_who_does_not_answer(start, nodes, monkeypatch):

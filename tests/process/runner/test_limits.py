@@ -1,4 +1,4 @@
-"""The laptop's side: an agent that gets nowhere is given up, contents travel in pieces."""
+"""The laptop's side: what is no agent or gets nowhere is given up, contents travel in pieces."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pipe_channel
 import pytest
+from cases import each_case
 from pipe_channel import PipeChannel
+from test_agent_over_pipe import apply, verdicts
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.agent import frames, messages
@@ -17,12 +20,8 @@ from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.resources import Command, File, LaptopFile
 from spark_cluster.runner import wire
 from spark_cluster.runner.delivery import document
+from spark_cluster.runner.node_connection import why_no_agent
 from spark_cluster.runner.session import Session
-
-ALIVE_FOR_EVER = (
-    "import os,time\n"
-    f"while True: os.write(1, {frames.pack({'event': 'alive'})!r}); time.sleep(0.05)\n"
-)
 
 
 @pytest.fixture
@@ -30,8 +29,9 @@ def fake():
     """`fake(text)`: a session with a Python program in the agent's place."""
     started = []
 
-    def start(text):
-        started.append(Session("spark1", PipeChannel(["python3", "-c", text]), as_root=False))
+    def start(text, **options):
+        channel = PipeChannel(["python3", "-c", text])
+        started.append(Session("spark1", channel, as_root=False, **options))
         return started[-1]
 
     yield start
@@ -45,28 +45,74 @@ def peak_mib(session):
         return int(source.read().partition("VmHWM:")[2].split()[0]) / 1024
 
 
-# -- an agent that lives and gets nowhere --------------------------------------------------------
+# -- what is no agent, or one that has ended ------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", ["run", "gather", "http", "lock"])
-def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
-    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(messages, "USUAL_S", 0.2)
-    what = {} if op == "lock" else {"timeout": 0.2}
-    session = fake(ALIVE_FOR_EVER)
+ALIVE = frames.pack({"event": "alive"})
+
+
+SAYS_ALIVE = f"import os,sys,time; os.write(1, {ALIVE!r}); "
+NO_AGENTS = {
+    "an end inside a frame": (
+        "import os; os.write(1, b'\\0\\0\\1\\0half')",
+        "the connection was cut",
+    ),
+    "it dies with words": (f"{SAYS_ALIVE}sys.exit('no memory')", "no memory"),
+    "silence": ("import sys; sys.stdin.read()", r"no message from the agent after 0\.5 s"),
+    "silence after the first word": (f"{SAYS_ALIVE}sys.stdin.read()", "no sign of life"),
+    # It hears nothing any more, so that the answer to a sign of life cannot be sent.
+    "it is gone": (
+        f"{SAYS_ALIVE}os.close(0)\nfor _ in range(20): os.write(1, {ALIVE!r}); time.sleep(0.05)",
+        "connection was lost",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), NO_AGENTS.values(), ids=NO_AGENTS)
+def test_the_end_of_what_is_no_agent_is_told_each_request(fake, monkeypatch, text, said):
+    monkeypatch.setattr(wire, "START_WITHIN", 0.5 if said.startswith("no message") else FAR_S)
+    monkeypatch.setattr(wire, "LOST_AFTER", 0.5 if said == "no sign of life" else FAR_S)
+    session = fake(text)
+    with pytest.raises(Unreachable, match=said):
+        session.run(["true"])
+    with pytest.raises(Unreachable):
+        session.run(["true"])
+
+
+def test_content_for_an_agent_that_is_gone(fake):
+    need = frames.pack({"event": "need", "req": 1, "sha256": "00", "from": 0, "size": 300_000})
+    text = f"import os,time\nos.read(0, 1); os.close(0); os.write(1, {need!r}); time.sleep(1)"
+    session = fake(text)
+    with pytest.raises(Unreachable):
+        session.request("apply", blobs={"00": b"x" * 300_000}, resources=[])
+
+
+def test_too_old_a_python(fake):
+    event = frames.pack({"event": "too_old", "python": "3.8.10"})
+    session = fake(f"import os,sys; os.write(1, {event!r}); sys.stdin.read()")
+    with pytest.raises(Failed, match=r"Python 3\.8\.10 is too old") as caught:
+        session.run(["true"])
+    assert "3.10" in caught.value.hint
+
+
+@each_case(__file__, "silent_agents.json")
+def test_why_an_agent_never_spoke(fake, monkeypatch, case):
+    """The texts as sudo and shells print them, from an agent's own standard error."""
+    monkeypatch.setattr(wire, "START_WITHIN", FAR_S)
+    status = case["status"]
+    end = "sys.stdin.read()" if status is None else f"sys.exit({status})"
+    session = fake(
+        f"import sys; sys.stderr.write({case['said']!r}); sys.stderr.flush(); {end}",
+        explain=partial(why_no_agent, "spark1", "nvidia"),
+    )
     with pytest.raises(Failed) as caught:
-        session.request(op, **what)
-    assert f"`{op}` got no answer for " in caught.value.message
-    assert "although the agent is alive" in caught.value.message
-    assert (caught.value.where, "state D" in caught.value.hint) == ("spark1", True)
+        session.run(["true"])
+    assert case["message"] in caught.value.message
+    assert case["hint"] in caught.value.hint
+    assert caught.value.where == "spark1"
 
 
-def test_a_step_of_a_document_far_over_its_limit_is_given_up(fake, monkeypatch):
-    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
-    session = fake(ALIVE_FOR_EVER)
-    with pytest.raises(Failed, match="`apply` got no answer"):
-        session.request("apply", resources=[])
+# -- an agent that lives and gets nowhere --------------------------------------------------------
 
 
 def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
@@ -119,14 +165,6 @@ def test_an_answer_that_is_too_long_is_said_by_the_agent(agent, tmp_path):
 # -- contents ------------------------------------------------------------------------------------
 
 
-def apply(session, *resources):
-    packed = document(resources)
-    pending = session.submit("apply", resources=packed.resources, run="r1")
-    events = []
-    reply = pending.wait(events.append, packed.blobs)
-    return reply["ok"], [e for e in events if e["event"] == "result"][-1]
-
-
 def test_a_file_longer_than_a_message_can_be_is_sent_in_bounded_memory(agent, tmp_path):
     size = frames.LIMIT + (9 << 20)
     source = tmp_path / "weights"
@@ -139,14 +177,12 @@ def test_a_file_longer_than_a_message_can_be_is_sent_in_bounded_memory(agent, tm
     session.run(["true"])
     before = peak_mib(session)
     weights = File("/weights", content=LaptopFile(source))
-    ok, result = apply(session, weights)
-    assert (ok, result["verdict"]) == (True, "change"), result
+    assert verdicts(apply(session, weights)) == ["change"]
     sent = tmp_path / "spark1/weights"
     assert sent.stat().st_size == size
     assert LaptopFile(sent).blob() == LaptopFile(source).blob()
     assert peak_mib(session) - before < 100
-    ok, result = apply(session, weights)
-    assert (ok, result["verdict"]) == (True, "ok")
+    assert verdicts(apply(session, weights)) == ["ok"]
     assert peak_mib(session) - before < 100
 
 
@@ -174,7 +210,7 @@ def test_a_small_file_of_the_laptop_travels_with_its_document(agent, tmp_path):
     source.write_bytes(b"\0\xff")
     packed = document([File("/small", content=LaptopFile(source))])
     assert packed.blobs == {}
-    assert apply(agent(), File("/small", content=LaptopFile(source)))[0]
+    assert verdicts(apply(agent(), File("/small", content=LaptopFile(source)))) == ["change"]
     assert (tmp_path / "spark1/small").read_bytes() == b"\0\xff"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from cases import each_case
 from factories import put
+from scratch_nodes import Events
 from waiting import HANG_S
 
 from spark_cluster.cli.results import Recap
@@ -18,15 +18,7 @@ from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
-from spark_cluster.runner.events import (
-    Applying,
-    Bus,
-    NodeFailed,
-    Options,
-    Result,
-    Selection,
-    StageFinished,
-)
+from spark_cluster.runner.events import Bus, Options, Selection
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 
@@ -35,29 +27,18 @@ nodes:
   spark1: {address: 10.0.0.1, roles: [head], settings: {greet: {text: one}}}
   spark2: {address: 10.0.0.2, settings: {greet: {text: two}}}
 """
-GREET = """\
+SETTINGS = """\
 from pydantic import BaseModel
 from spark_cluster.resources import Directory, File
-
 class Settings(BaseModel):
     text: str = "none"
     more: int = 0
-
 def role(node, settings):
-    yield Directory("/srv")
-    yield File("/srv/greeting", content=f"{node.name} {settings.text} {settings.more}\\n")
 """
-
-
-class Events(list):
-    def take(self, event):
-        self.append(event)
-
-    def close(self):
-        pass
-
-    def of(self, kind):
-        return [e for e in self if isinstance(e, kind)]
+GREET = f"""\
+{SETTINGS}    yield Directory("/srv")
+    yield File("/srv/greeting", content=f"{{node.name}} {{settings.text}} {{settings.more}}\\n")
+"""
 
 
 @pytest.fixture
@@ -91,7 +72,7 @@ def test_a_role_on_both_nodes(make, tmp_path):
     assert applied.changes("spark1") == ["Directory:/srv", "File:/srv/greeting"]
     assert (tmp_path / "spark1/srv/greeting").read_text() == "spark1 one 0\n"
     assert (tmp_path / "spark2/srv/greeting").read_text() == "spark2 two 0\n"
-    assert [(a.node, a.role, a.resources) for a in play.events.of(Applying)] in (
+    assert [(a.node, a.role, a.resources) for a in play.events.of("Applying")] in (
         [("spark1", "greet", 2), ("spark2", "greet", 2)],
         [("spark2", "greet", 2), ("spark1", "greet", 2)],
     )
@@ -113,16 +94,16 @@ def test_settings_of_the_playbook_lie_over_the_inventorys(make, tmp_path):
 def test_several_roles_and_resources_are_one_document(make):
     play = make()
     play.apply(play.head, "greet", [File("/srv/x", content=""), File("/srv/y", content="")])
-    (applying,) = play.events.of(Applying)
+    (applying,) = play.events.of("Applying")
     assert (applying.role, applying.resources) == ("greet, playbook", 4)
-    results = play.events.of(Result)
+    results = play.events.of("Result")
     assert [r.role for r in results] == ["greet", "greet", "playbook", "playbook"]
 
 
 def test_events_come_while_things_happen_and_in_order(make):
     play = make()
     play.apply(play.head, [Command("a", ("true",)), File("/x", content="1")])
-    names = [(type(e).__name__, getattr(e, "resource", "")) for e in play.events]
+    names = [(type(e).__name__, getattr(e, "resource", "")) for e in play.events.all]
     assert names == [
         ("Applying", ""),
         ("Changing", "Command:a"),
@@ -130,27 +111,20 @@ def test_events_come_while_things_happen_and_in_order(make):
         ("Changing", "File:/x"),
         ("Result", "File:/x"),
     ]
-    assert [e.at for e in play.events] == sorted(e.at for e in play.events)
+    assert [e.at for e in play.events.all] == sorted(e.at for e in play.events.all)
 
 
-def meeting(folder: Path, me: str, other: str) -> Command:
-    """Ends well only when the other node is at work at the same time."""
-    wait = f"while ! [ -e {folder}/{other} ]; do sleep 0.02; done"
-    return Command("meet", ("sh", "-c", f"touch {folder}/{me}; {wait}"))
-
-
-def test_nodes_work_in_parallel_and_apply_waits_for_both(make, tmp_path):
+def test_nodes_work_in_parallel(make, tmp_path):
+    """Each command ends only when the other node is at work at the same time."""
     play = make()
-    pairs = {"spark1": "spark2", "spark2": "spark1"}
-    play.together(
-        *(lambda n=n: play.apply(n, [meeting(tmp_path, n.name, pairs[n.name])]) for n in play.nodes)
-    )
-    slow = Command("slow", ("sh", "-c", f"sleep 0.4; touch {tmp_path}/slow"))
-    quick = Command("quick", ("touch", f"{tmp_path}/quick"))
-    for_node = {"spark1": slow, "spark2": quick}
-    play.on_each(play.nodes, lambda node: play.apply(node, [for_node[node.name]]))
-    assert (tmp_path / "slow").exists()
-    assert (tmp_path / "quick").exists()
+    other = {"spark1": "spark2", "spark2": "spark1"}
+
+    def meeting(me):
+        wait = f"while ! [ -e {tmp_path}/{other[me]}.here ]; do sleep 0.02; done"
+        return Command("meet", ("sh", "-c", f"touch {tmp_path}/{me}.here; {wait}"))
+
+    applied = play.on_each(play.nodes, lambda node: play.apply(node, [meeting(node.name)]))
+    assert [name for name in applied if applied[name].changed] == ["spark1", "spark2"]
 
 
 # -- failures ----------------------------------------------------------------------------------
@@ -170,7 +144,7 @@ def test_a_failure_ends_the_run_once_the_others_are_done(make, tmp_path):
     assert "move it away" in caught.value.hint
     assert (tmp_path / "spark2/file/x").exists()
     assert list(play.out) == ["spark1"]
-    assert [e.node for e in play.events.of(NodeFailed)] == ["spark1"]
+    assert [e.node for e in play.events.of("NodeFailed")] == ["spark1"]
     assert play.recap.nodes["spark1"].failed == 1
 
 
@@ -184,7 +158,7 @@ def test_a_known_failure_ends_with_cause_and_fix(make, case):
         play.apply(play.nodes[0], [Command("pull", ("sh", "-c", script))])
     assert case["cause"] in caught.value.hint
     assert case["fix"] in caught.value.hint
-    assert caught.value.hint == play.events.of(Result)[-1].hint
+    assert caught.value.hint == play.events.of("Result")[-1].hint
 
 
 def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
@@ -233,50 +207,18 @@ def test_a_node_that_is_lost(make, tmp_path):
         play.connections.session("spark1").run(["true"])
 
 
-@pytest.mark.parametrize(
-    ("body", "error", "line"),
-    [
-        ("yield File('/a', content='')\n    1 / 0", "the role raised ZeroDivisionError", 8),
-        ("yield File('relative', content='')", "'relative' is not an absolute path", 7),
-        ("yield File('/a')", "content is required with state present", 7),
-        ("yield node.nothing", "AttributeError", 7),
-    ],
-)
-def test_a_role_that_raises(make, tmp_path, body, error, line):
-    path = put(
-        tmp_path / "roles/bad/__init__.py",
-        f"""\
-from pydantic import BaseModel
-from spark_cluster.resources import File
-
-class Settings(BaseModel):
-    pass
-def role(node, settings):
-    {body}
-""",
-    )
+@each_case(__file__, "roles_that_raise.json")
+def test_a_role_that_raises(make, tmp_path, case):
+    """Half a step is worse than none: nothing is sent, to no node."""
+    path = put(tmp_path / "roles/bad/__init__.py", f"{SETTINGS}    {case['body']}\n")
     play = make()
     with pytest.raises(Failed) as caught:
         play.apply(play.nodes, "greet", "bad")
-    assert error in caught.value.message
-    assert caught.value.where == f"{path}:{line}"
+    assert case["error"] in caught.value.message
+    assert caught.value.where == f"{path}:{case['line']}"
     assert "bad" in caught.value.hint
     assert not (tmp_path / "spark1/srv").exists(), "something was sent"
-    assert play.events.of(Applying) == []
-
-
-def test_a_role_that_raises_for_one_node_only(make, tmp_path):
-    """Nothing is sent to the other one either: half a step is worse than none."""
-    put(
-        tmp_path / "roles/bad/__init__.py",
-        GREET.replace(
-            "    yield", "    if node.name == 'spark2': raise OSError('no')\n    yield", 1
-        ),
-    )
-    play = make()
-    with pytest.raises(Failed, match="OSError: no"):
-        play.apply(play.nodes, "bad")
-    assert not (tmp_path / "spark1/srv").exists()
+    assert play.events.of("Applying") == []
 
 
 def test_wrong_settings_in_the_inventory_name_the_line(make, tmp_path):
@@ -304,18 +246,6 @@ def test_an_unknown_role(make):
 # -- check mode, selection, secrets --------------------------------------------------------------
 
 
-def test_check_mode(make, tmp_path):
-    play = make(check=True, diff=True)
-    first = play.apply(play.nodes, "greet")
-    assert first.changed
-    diff = first.results["spark1"]["File:/srv/greeting"].diff
-    assert "+spark1 one 0" in diff
-    # A later document of the run stands on what an earlier one would have made.
-    second = play.apply(play.head, [Line("/srv/greeting", line="more")])
-    assert second.changes("spark1") == ["Line:/srv/greeting#more"]
-    assert list((tmp_path / "spark1").iterdir()) == []
-
-
 def test_tags(make, tmp_path):
     play = make(selection=Selection(tags=frozenset({"small"})))
     play.apply(
@@ -324,12 +254,12 @@ def test_tags(make, tmp_path):
     assert [p.name for p in (tmp_path / "spark1").iterdir() if p.is_file()] == ["a"]
     assert play.recap.nodes["spark1"].skipped == 3
     assert play.options.selection.unmatched() is None
-    skipped = [e.resource for e in play.events.of(Result) if e.verdict == "skipped"]
+    skipped = [e.resource for e in play.events.of("Result") if e.verdict == "skipped"]
     assert skipped == ["Directory:/srv", "File:/srv/greeting", "File:/b"]
     # Nothing is left to send: no network turn at all.
-    before = len(play.events.of(Applying))
+    before = len(play.events.of("Applying"))
     assert not play.apply(play.head, "greet").changed
-    assert len(play.events.of(Applying)) == before
+    assert len(play.events.of("Applying")) == before
 
 
 def test_a_restart_that_is_left_out_by_tags_is_still_owed(make, tmp_path):
@@ -357,7 +287,7 @@ def test_secrets_in_names_are_masked_but_found(make, tmp_path):
         ],
     )
     assert f"File:/{'hunter2'}.txt" in applied.changes("spark1")
-    said = json.dumps([e.to_dict() for e in play.events], default=str)
+    said = json.dumps([e.to_dict() for e in play.events.all], default=str)
     assert "hunter2" not in said
     assert "File:/***.txt" in said
     assert (tmp_path / "spark1/list").read_text() == "hunter2\n"
@@ -366,34 +296,20 @@ def test_secrets_in_names_are_masked_but_found(make, tmp_path):
 # -- stages, together, on_each ---------------------------------------------------------------------
 
 
-def test_a_stage_that_lost_a_node_is_not_ok(make):
-    play = make()
-    with play.stage("one"):
-        play.apply(play.nodes[0], [Command("breaks", ("false",))], fail_fast=False)
-    with play.stage("two"):
-        pass
-    assert [e.ok for e in play.events if isinstance(e, StageFinished)] == [False, True]
-
-
 def test_stages(make):
-    play = make("spark1")
+    """Seconds of stages of one name are added; one that lost a node or that raises is not ok."""
+    play = make()
     with play.stage("one"):
         time.sleep(0.05)
     with play.stage("one"):
-        pass
+        play.apply(play.nodes[0], [Command("breaks", ("false",))], fail_fast=False)
     with pytest.raises(ValueError, match="oops"), play.stage("two"):
         raise ValueError("oops")
     assert list(play.seconds) == ["one", "two"]
     assert 0.05 <= play.seconds["one"] < HANG_S
-    names = [(type(e).__name__, e.stage, getattr(e, "ok", None)) for e in play.events]
-    assert names == [
-        ("StageStarted", "one", None),
-        ("StageFinished", "one", True),
-        ("StageStarted", "one", None),
-        ("StageFinished", "one", True),
-        ("StageStarted", "two", None),
-        ("StageFinished", "two", False),
-    ]
+    assert [e.stage for e in play.events.of("StageStarted")] == ["one", "one", "two"]
+    ended = [(e.stage, e.ok) for e in play.events.of("StageFinished")]
+    assert ended == [("one", True), ("one", False), ("two", False)]
 
 
 def test_together(make):
@@ -408,12 +324,6 @@ def test_together(make):
     with pytest.raises(Failed, match="no"):
         play.together(fail, lambda: (time.sleep(0.1), done.append(1)))
     assert done == [1], "the others are waited for"
-
-
-def test_on_each(make):
-    play = make()
-    asked = play.on_each(play.nodes, lambda n: play.session(n).run(["echo", n.name]).stdout)
-    assert asked == {"spark1": "spark1\n", "spark2": "spark2\n"}
 
 
 def test_in_parallel():

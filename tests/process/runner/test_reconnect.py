@@ -196,19 +196,6 @@ def test_step_asks_before_each_change_and_only_then(start, nodes):
     assert not (nodes["spark1"].root / "after").exists()
 
 
-def test_step_all_and_stop(start, nodes):
-    options, asked = stepping("all")
-    play, _ = start("spark1", options=options)
-    play.apply(play.nodes, [BEFORE, AFTER])
-    assert len(asked) == 1
-    options, asked = stepping("yes", "stop")
-    play, events = start("spark2", options=options)
-    with pytest.raises(Failed, match=f"stopped by the user before {AFTER.id}") as caught:
-        play.apply(play.nodes, [BEFORE, AFTER, File("/last", content="3")])
-    assert caught.value.hint == f"--start-at '{AFTER.id}' continues there"
-    assert events.verdicts("spark2") == {BEFORE.id: "change"}
-
-
 def test_an_agent_of_this_run_that_has_not_noticed_its_end(start):
     play, _ = start("spark1")
     old = play.connections._sessions.pop("spark1")

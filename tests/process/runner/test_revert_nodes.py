@@ -1,11 +1,8 @@
 """`revert` and `history` over several nodes: each on its own, and words for what each said."""
 
-import json
-
 import pytest
 
-from spark_cluster.cli import history as history_command
-from spark_cluster.cli.history import LeftAsIs, revert_run
+from spark_cluster.cli.history import revert_run
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
 from spark_cluster.runner.events import Options
@@ -27,22 +24,6 @@ def changed(start, nodes):
 def taken_back(play, of="r1", **options):
     play.options = Options(**options)
     return revert_run(play, of)[0]
-
-
-def test_on_all_nodes(changed, nodes):
-    play, events = changed()
-    checked = taken_back(play, check=True, diff=True)
-    assert checked["spark1"].reverted[0].diff.endswith("-new\n+old\n")
-    assert nodes["spark1"].text("config") == "new\n"
-    done = taken_back(play)
-    assert nodes["spark1"].text("config") == "old\n"
-    assert not (nodes["spark2"].root / "config").exists()
-    for found in done.values():
-        assert found.of == "r1"
-        assert found.error is None
-        assert found.left == [LeftAsIs("Command:flash it", "what it did stays")]
-    told = [e.verdict for e in events.of("Result")]
-    assert told == ["change"] * 4
 
 
 def test_what_a_node_notes_is_reported(changed, monkeypatch):
@@ -83,20 +64,3 @@ def test_a_run_that_one_node_or_none_knows(changed, nodes, start):
     assert "no run r2 has changed anything on this node" in events.of("Note")[0].text
     with pytest.raises(Failed, match="no run r17"):
         taken_back(play, "r17")
-
-
-def test_history_of_all_nodes(changed, nodes, capsys):
-    play, _ = changed("r2")
-    taken_back(play)
-    answers = {name: play.connections.session(name).request("history", of=None) for name in nodes}
-    second, first = history_command.runs(answers)
-    assert first.run == "r1"
-    assert first.command == "test"
-    assert first.user
-    assert first.nodes == {n: history_command.RunOnNode(2, 1, []) for n in nodes}
-    assert (first.reverted_by, second.reverts) == ("r2", "r1")
-    entries = play.connections.session("spark1").request("history", of="r1")["entries"]
-    told = [history_command.described(entry) for entry in entries]
-    assert told[0] == "  /config: content"
-    assert told[1].startswith("File:/config  new content")
-    json.dumps(answers)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import getpass
-import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import paramiko
 import pytest
+from cases import each_case
 from free_ports import free_port
+from hung_processes import ended
 from own_sshd import STUBBORN_PROXY, keygen, public
+from relay import Relay
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import known_hosts, wire
-from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.dialer import Target
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
@@ -67,19 +66,6 @@ def test_a_connection_and_its_socket(ssh, trusted):
     assert transport.auth_timeout == transport.banner_timeout == HANG_S
 
 
-def test_a_laptop_without_the_socket_option(ssh, trusted, monkeypatch):
-    """macOS has no TCP_USER_TIMEOUT."""
-    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")
-    assert run(ssh(), "echo", "x") == "x\n"
-
-
-def test_the_inventorys_own_known_hosts(ssh, sshd, home, tmp_path):
-    known = tmp_path / "known"
-    known.write_text(sshd.host_line)
-    assert run(ssh(known_hosts=known), "echo", "x") == "x\n"
-    assert list((home / ".ssh").iterdir()) == [], "nothing is written by connecting"
-
-
 def test_the_users_own_key_without_an_identity_file(ssh, sshd, trusted, home):
     for suffix in ("", ".pub"):
         (home / f".ssh/id_ed25519{suffix}").write_bytes((sshd.folder / f"key{suffix}").read_bytes())
@@ -98,6 +84,7 @@ def test_an_alias_of_ssh_config(ssh, sshd, trusted, home):
 
 
 def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
+    """It ignores SIGHUP."""
     (tmp_path / "proxy.py").write_text(STUBBORN_PROXY)
     pid = tmp_path / "pid"
     command = f"echo $$ > {pid}; exec {sys.executable} {tmp_path}/proxy.py {sshd.port}"
@@ -105,95 +92,53 @@ def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, 
     connection = ssh()
     assert run(connection, "echo", "x") == "x\n"
     proxy = int(pid.read_text())
-    os.kill(proxy, 0)
     connection.close()
-    until(lambda: not _alive(proxy), what="the end of the ProxyCommand, which ignores SIGHUP")
+    ended(proxy)
 
 
-def _alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_through_a_jump_host_of_ssh_config(ssh, sshd, second_sshd, trusted, home):
-    trusted.write_text(sshd.host_line + second_sshd.host_line)
-    (home / ".ssh/config").write_text(
-        f"Host hop\n  HostName 127.0.0.1\n  Port {second_sshd.port}\n"
-        f"  IdentityFile {sshd.key}\n"
-        f"Host target\n  HostName 127.0.0.1\n  Port {sshd.port}\n"
-        f"  ProxyJump {ME}@hop\n"
-    )
-    connection = ssh(host="target", port=None)
-    assert run(connection, "echo", "x") == "x\n"
-    gateway = connection.open().gateway.transport
-    assert gateway.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-
-
-JUMP_KNOWN = {
-    "unknown": ("", "the host key of the jump host {J} is not known"),
-    "changed": ("{J} {N}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
-    "another kind is known": ("{J} {RSA}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
-    "revoked": ("{J} {K}\n@revoked * {K}\n", "REVOKED HOST KEY: the jump host {J} shows"),
-    "hashed": ("{J} {K}\n", ""),
-}
-"""What known_hosts says of a jump host (`{J}` its name, `{K}` its key, `{N}` the node's), and the
-beginning of the error; empty where it is let through."""
-
-
-def as_known(known, trusted, hop, node, rsa, *, hashed=False):
-    """Write known_hosts: the node's key, and what `known` says of the jump host before it."""
-    words = {
-        "{J}": f"[127.0.0.1]:{hop.port}",
-        "{K}": public(hop.folder / "host_key"),
-        "{N}": public(node.folder / "host_key"),
-        "{RSA}": public(rsa),
-    }
-    for name, value in words.items():
-        known = known.replace(name, value)
-    trusted.write_text(known + node.host_line)
-    if hashed:
-        argv = ["ssh-keygen", "-q", "-H", "-f", str(trusted)]
-        subprocess.run(argv, check=True, capture_output=True)
-        assert words["{J}"] not in trusted.read_text()
+def listed(hop, path, how):
+    """Write a list of revoked keys with that of the jump host."""
+    key = f"{hop.folder}/host_key.pub"
+    if how == "krl":
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(path), key], check=True)
+    else:
+        path.write_text("# stolen\n" + Path(key).read_text())
+    return f"  RevokedHostKeys {path}\n"
 
 
 @pytest.mark.parametrize("of_config", [False, True], ids=["inventory", "ssh_config"])
-@pytest.mark.parametrize("case", JUMP_KNOWN)
+@each_case(__file__, "jump_hosts.json")
 def test_the_key_of_a_jump_host(ssh, sshd, second_sshd, trusted, home, tmp_path, case, of_config):
-    """As strict as for the node, wherever the jump host is named."""
-    known, expected = JUMP_KNOWN[case]
-    rsa = keygen(tmp_path / "rsa", kind="rsa") if "{RSA}" in known else sshd.key
-    as_known(known, trusted, second_sshd, sshd, rsa, hashed=case == "hashed")
+    """As strict as for the node, wherever the jump host is named.
+
+    A case is what known_hosts says of the jump host (`{J}` its name, `{K}` its key, `{N}` the
+    node's), and the beginning of the error, if it is not let through.
+    """
+    where, known = f"[127.0.0.1]:{second_sshd.port}", case["known"]
+    keys = {"K": second_sshd.folder / "host_key", "N": sshd.folder / "host_key"}
+    if "{RSA}" in known:
+        keys["RSA"] = keygen(tmp_path / "rsa", kind="rsa")
+    words = {"J": where, **{name: public(key) for name, key in keys.items()}}
+    trusted.write_text(known.format(**words) + sshd.host_line)
+    if "hashed" in case:
+        argv = ["ssh-keygen", "-q", "-H", "-f", str(trusted)]
+        subprocess.run(argv, check=True, capture_output=True)
+        assert where not in trusted.read_text()
     jump = f"{ME}@127.0.0.1:{second_sshd.port}"
+    options = f"Host *\n  IdentityFile {sshd.key}\n"
+    if "listed" in case:
+        options += listed(second_sshd, home / "revoked", case["listed"])
     if of_config:
-        loose = "StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes"
-        (home / ".ssh/config").write_text(
-            f"Host node\n  HostName 127.0.0.1\n  ProxyJump {jump}\n"
-            f"Host *\n  IdentityFile {sshd.key}\n  {loose}\n"
-        )
+        options = f"Host node\n  HostName 127.0.0.1\n  ProxyJump {jump}\n{options}"
+        options += "  StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes\n"
+    (home / ".ssh/config").write_text(options)
     connection = ssh(host="node") if of_config else ssh(jump=jump)
-    if expected:
-        where = f"[127.0.0.1]:{second_sshd.port}"
-        assert refusal(connection).message.startswith(expected.replace("{J}", where))
+    if "says" in case:
+        message = refusal(connection).message
+        assert message.startswith(case["says"].format(J=where))
+        assert "listed" not in case or f"revoked by {home}/revoked" in message
     else:
         assert run(connection, "echo", "x") == "x\n"
-
-
-@pytest.mark.parametrize("listed", ["plain", "krl"])
-def test_a_jump_hosts_key_in_a_list_of_revoked_ones(ssh, sshd, second_sshd, trusted, home, listed):
-    trusted.write_text(sshd.host_line + second_sshd.host_line)
-    revoked, key = home / "revoked", f"{second_sshd.folder}/host_key.pub"
-    if listed == "krl":
-        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), key], check=True)
-    else:
-        revoked.write_text("# stolen\n" + Path(key).read_text())
-    (home / ".ssh/config").write_text(f"Host *\n  RevokedHostKeys {revoked}\n")
-    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
-    assert f"REVOKED HOST KEY: the jump host [127.0.0.1]:{second_sshd.port} shows" in error.message
-    assert f"revoked by {revoked}" in error.message
 
 
 def test_each_of_two_jump_hosts_is_checked(ssh, sshd, second_sshd, trusted):
@@ -218,34 +163,20 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
     assert channel.receive(HANG_S) == b"8000000\n"
 
 
-def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
-    monkeypatch.setattr(wire_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
+def test_a_connection_that_is_cut(ssh, sshd, trusted, agents_home, tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
+    relay = Relay(sshd.port)
+    trusted.write_text(sshd.host_line.replace(str(sshd.port), str(relay.port)))
     argv = ["env", f"HOME={agents_home}", *wire.argv("test")]
-    session = Session("spark1", ssh().start(argv), as_root=False, root=str(tmp_path))
-    parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])
-    agent = int(parent.stdout.split()[0])
-    shell = int(parent.stdout.rpartition(")")[2].split()[1])
-    started = time.monotonic()
+    channel = ssh(port=relay.port).start(argv)
+    session = Session("spark1", channel, as_root=False, root=str(tmp_path))
     begun = tmp_path / "begun"
     pending = session.submit("run", argv=["sh", "-c", f"touch {begun}; exec sleep {FAR_S}"])
     until(begun.exists)
-    os.kill(_sshd_of(shell, agent), signal.SIGKILL)
+    relay.close()
     with pytest.raises(Unreachable, match="connection was lost"):
         pending.wait()
-    assert time.monotonic() - started < HANG_S
     session.close()
-
-
-def _sshd_of(*pids):
-    """The process of sshd that serves this connection."""
-    waiting = list(pids)
-    while waiting:
-        pid = waiting.pop(0)
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-        if name.startswith("sshd"):
-            return pid
-        waiting.append(int(rest.split()[1]))
-    raise AssertionError("no sshd above the agent")
 
 
 # -- what does not --------------------------------------------------------------------------------
@@ -290,38 +221,24 @@ def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
     assert run(connection, "echo", "x") == "x\n"
 
 
-def test_a_wrong_key(ssh, trusted, tmp_path):
-    error = refusal(ssh(identity_file=keygen(tmp_path / "other")))
-    assert "accepts none of the offered keys" in error.message
-    assert "identity_file" in error.hint
-
-
-def test_a_key_with_a_passphrase(ssh, trusted, tmp_path):
-    error = refusal(ssh(identity_file=keygen(tmp_path / "locked", "a passphrase")))
-    assert "passphrase" in error.message
-    assert "ssh-add" in error.hint
-
-
-def test_a_key_file_that_is_not_there(ssh, trusted, tmp_path):
-    error = refusal(ssh(identity_file=tmp_path / "none"))
-    assert str(tmp_path / "none") in str(error)
-
-
-def test_a_file_that_is_no_key(ssh, trusted, tmp_path):
-    (tmp_path / "text").write_text("this is no key")
-    refusal(ssh(identity_file=tmp_path / "text"))
-
-
-def test_refused(ssh, trusted):
-    port = free_port()
-    error = refusal(ssh(port=port))
-    assert error.message == f"127.0.0.1:{port} refused the connection"
-    assert "sshd" in error.hint
-
-
-def test_an_unknown_name(ssh, trusted):
-    error = refusal(ssh(host="no-such-host.invalid"))
-    assert "no address is known for 'no-such-host.invalid'" in error.message
+@pytest.mark.parametrize(
+    ("key", "message", "hint"),
+    [
+        ("other", "accepts none of the offered keys", "identity_file"),
+        ("locked", "passphrase", "ssh-add"),
+        ("none", "none", ""),
+        ("text", "", ""),
+    ],
+)
+def test_a_key_that_opens_nothing(ssh, trusted, tmp_path, key, message, hint):
+    """That of another, one with a passphrase, one that is not there, and what is no key."""
+    if key in ("other", "locked"):
+        keygen(tmp_path / key, "a passphrase" if key == "locked" else "")
+    elif key == "text":
+        (tmp_path / key).write_text("this is no key")
+    error = refusal(ssh(identity_file=tmp_path / key))
+    assert message in str(error)
+    assert hint in error.hint
 
 
 @contextmanager
@@ -347,59 +264,23 @@ def silent(greeting=b""):
         connection.close()
 
 
-def test_a_port_that_says_nothing(ssh, trusted):
-    with silent() as port:
-        error = refusal(ssh(port=port, connect_timeout_s=0.4))
-    assert "banner" in error.message
-
-
-def test_a_port_that_speaks_something_else(ssh, trusted):
-    with silent(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 5) as port:
-        error = refusal(ssh(port=port, connect_timeout_s=0.4))
-    assert "SSH failed" in error.message
-
-
-def test_a_jump_host_that_refuses(ssh, trusted):
+def test_what_cannot_be_reached(ssh, trusted):
     port = free_port()
+    error = refusal(ssh(port=port))
+    assert error.message == f"127.0.0.1:{port} refused the connection"
+    assert "sshd" in error.hint
     error = refusal(ssh(jump=f"{ME}@127.0.0.1:{port}"))
     assert f"127.0.0.1:{port} refused" in error.message
+    error = refusal(ssh(host="no-such-host.invalid"))
+    assert "no address is known for 'no-such-host.invalid'" in error.message
 
 
-# -- trust ----------------------------------------------------------------------------------------
-
-
-def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tmp_path):
-    """Also what ssh-keygen -H has made unreadable."""
-    path = home / ".ssh/known_hosts"
-    name = f"[127.0.0.1]:{sshd.port}"
-    other = second_sshd.host_line.split(" ", 1)[1]
-    path.write_text(f"{name} {other}# a comment\nexample.org {other}spark9 {other}")
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(path)], check=True, capture_output=True)
-    hashed = path.read_text()
-    assert name not in hashed
-    path.write_text(hashed + f"plain.example.org {other}@revoked * {other}")
-    connection = ssh()
-    shown = Connection(route(connection.target), shared=False).shown_key()
-    assert (shown.verdict, shown.line.fingerprint) == ("changed", _fingerprint(second_sshd))
-    known_hosts.write(path, shown)
-    lines = path.read_text().splitlines()
-    assert lines[-1] == sshd.host_line.strip()
-    assert len(lines) == len(hashed.splitlines()) + 2
-    for kept in ("example.org", "spark9", "plain.example.org"):
-        found = subprocess.run(
-            ["ssh-keygen", "-F", kept, "-f", str(path)], check=True, capture_output=True, text=True
-        )
-        assert found.stdout
-    assert "# a comment" in lines
-    assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
-    assert run(connection, "echo", "x") == "x\n"
-
-
-def test_trust_of_what_does_not_answer(ssh, home):
-    with pytest.raises(Unreachable, match="refused"):
-        Connection(route(ssh(port=free_port()).target), shared=False).shown_key()
-    with silent() as port, pytest.raises(Unreachable):
-        Connection(route(ssh(port=port, connect_timeout_s=0.4).target), shared=False).shown_key()
+@pytest.mark.parametrize(
+    ("greeting", "said"), [(b"", "banner"), (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 5, "SSH failed")]
+)
+def test_a_port_that_does_not_speak_ssh(ssh, trusted, greeting, said):
+    with silent(greeting) as port:
+        assert said in refusal(ssh(port=port, connect_timeout_s=0.4)).message
 
 
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])

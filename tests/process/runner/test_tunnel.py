@@ -6,7 +6,6 @@ import contextlib
 import errno
 import getpass
 import http.client
-import http.server
 import json
 import os
 import queue
@@ -18,12 +17,18 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from cases import each_case
+from factories import put
 from free_ports import free_port
+from hung_processes import lives
 from own_sshd import STUBBORN_PROXY, public, start_sshd
 from relay import Relay
+from small_server import answering
 from waiting import HANG_S, until
 
 from spark_cluster.config.inventory_schema import ServeEntry
@@ -36,51 +41,27 @@ from spark_cluster.runner.dialer import carried, forward
 from spark_cluster.runner.ssh_route import Target
 
 CHECKOUT = Path(__file__).parents[3]
-
-
-class Endpoint(http.server.BaseHTTPRequestHandler):
-    """Answers with the path; `/stream` waits in the middle of its answer."""
-
-    go_on = threading.Event()
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        answer = self.path.encode()
-        whole = answer + b" whole" if self.path == "/stream" else answer
-        self.send_header("Content-Length", str(len(whole)))
-        self.end_headers()
-        self.wfile.write(answer)
-        if self.path == "/stream":
-            self.wfile.flush()
-            self.go_on.wait(HANG_S)
-            with contextlib.suppress(OSError):  # a tunnel that was cut
-                self.wfile.write(b" whole")
-
-    def log_message(self, *_: object) -> None:
-        pass
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 @pytest.fixture
 def endpoint():
-    Endpoint.go_on.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield server.server_address[1]
-    Endpoint.go_on.set()
-    server.shutdown()
-    server.server_close()
+    """A port that answers with the path; `/stream` waits in the middle of its answer."""
+    go_on = threading.Event()
 
+    def answer(request):
+        if request.path != "/stream":
+            return 200, {}, request.path
+        request.send_response(200)
+        request.send_header("Content-Length", "100")
+        request.end_headers()
+        request.wfile.write(request.path.encode())
+        go_on.wait(HANG_S)
+        return None
 
-@pytest.fixture
-def target(sshd, trusted):
-    """`target(port=...)`: the way to the tests' sshd, whose key is known."""
-
-    def make(**given):
-        usual = {"port": sshd.port, "identity_file": sshd.key, "connect_timeout_s": HANG_S}
-        return Target("spark1", "127.0.0.1", getpass.getuser(), **{**usual, **given})
-
-    return make
+    with answering(answer) as port:
+        yield port
+        go_on.set()
 
 
 class Running:
@@ -157,15 +138,9 @@ def test_requests_pass_and_the_url_is_told(run, endpoint):
     assert event.url == f"http://127.0.0.1:{running.port}/v1"
     assert event.to == f"http://127.0.0.1:{endpoint}/v1"
     assert running.get("/a") == "/a"
-    found = []
-    threads = [
-        threading.Thread(target=lambda n=n: found.append(running.get(f"/{n}"))) for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_S)
-    assert sorted(found) == sorted(f"/{n}" for n in range(8))
+    paths = [f"/{n}" for n in range(8)]
+    with ThreadPoolExecutor(8) as at_once:
+        assert list(at_once.map(running.get, paths)) == paths
 
 
 def test_a_cut_connection_is_made_again_and_a_cut_answer_is_an_error(run, endpoint):
@@ -255,24 +230,11 @@ def test_a_server_that_is_silent_is_taken_to_be_cut(run, endpoint, monkeypatch):
     assert running.next("cut").message == "sshd did not answer within 2 s"
 
 
-@pytest.mark.parametrize(
-    ("serve", "access", "expected"),
-    [
-        ({}, None, "http://127.0.0.1:8000/v1"),
-        ({"port": 9000}, None, "http://127.0.0.1:9000/v1"),
-        ({"bind": "management", "open": True}, None, "http://10.0.0.5:8000/v1"),
-        ({"bind": "10.1.1.1", "tls": "self-signed"}, None, "https://10.1.1.1:8000/v1"),
-        ({}, Access("https://10.0.0.5:8443/v1", True, "self-signed"), "https://10.0.0.5:8443/v1"),
-        ({}, Access("nonsense"), "http://127.0.0.1:8000/v1"),
-        ({}, Access("http://a:b/v1"), "http://127.0.0.1:8000/v1"),
-    ],
-)
-def test_where_the_endpoint_is(serve, access, expected):
-    class Head:
-        address = "10.0.0.5"
-
-    entry = ServeEntry.model_validate(serve)
-    assert url_on_head(access, entry, Head()) == expected  # type: ignore[arg-type]
+@each_case(__file__, "endpoints.json")
+def test_where_the_endpoint_is(case):
+    entry, access = ServeEntry.model_validate(case["serve"]), case["access"]
+    head = SimpleNamespace(address="10.0.0.5")
+    assert url_on_head(access and Access(**access), entry, head) == case["url"]
 
 
 def test_the_command_carries_until_ctrl_c(sshd, trusted, endpoint, tmp_path, home):
@@ -299,12 +261,6 @@ def test_the_command_carries_until_ctrl_c(sshd, trusted, endpoint, tmp_path, hom
 # -- what carries it -------------------------------------------------------------------------------
 
 
-def is_gone(pid):
-    with contextlib.suppress(OSError):
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return True
-
-
 def group_of(port):
     """Return the processes of the group that carries a port, each with its words."""
     groups = {}
@@ -326,7 +282,7 @@ def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint
         assert len(processes) > 1
         url = f"http://127.0.0.1:{port}/x"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/x"
-    until(lambda: all(is_gone(pid) for pid in processes))
+    until(lambda: not any(map(lives, processes)))
     socket.create_server(("127.0.0.1", port)).close()
 
 
@@ -335,7 +291,7 @@ def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
     with forward(target(), "127.0.0.1", endpoint) as port:
         processes = group_of(port)
         os.killpg(os.getpgid(next(iter(processes))), signal.SIGSTOP)
-    until(lambda: all(is_gone(pid) for pid in processes))
+    until(lambda: not any(map(lives, processes)))
 
 
 KILLED = """\
@@ -375,10 +331,7 @@ def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endp
 
 def unreachable(target):
     """Return why a tunnel is refused."""
-    with (
-        pytest.raises(Unreachable) as caught,
-        carried(target, free_port(), "127.0.0.1", 1),
-    ):
+    with pytest.raises(Unreachable) as caught, carried(target, free_port(), "127.0.0.1", 1):
         raise AssertionError("it opened")
     return caught.value
 
@@ -400,13 +353,13 @@ def test_no_configuration_of_the_user_loosens_a_tunnel(target, home, tmp_path, m
         "  VerifyHostKeyDNS yes\n  UpdateHostKeys yes\n  ControlMaster auto\n  BatchMode no\n"
     )
     real, programs = shutil.which("ssh"), tmp_path / "programs"
-    programs.mkdir()
-    (programs / "ssh").write_text(
+    put(
+        programs / "ssh",
         f'#!/bin/sh\nfor arg; do [ "$last" = -F ] && file=$arg; last=$arg; done\n'
         f'{real} -G "$@" >{tmp_path}/node\n'
-        f'{real} -G -F "$file" hop.example.net >{tmp_path}/hop\n'
+        f'{real} -G -F "$file" hop.example.net >{tmp_path}/hop\n',
+        0o755,
     )
-    (programs / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     unreachable(target(jump=jump))
     strict = {

@@ -9,14 +9,13 @@ import os
 import re
 import shlex
 import urllib.parse
-from pathlib import Path
 
 import pytest
 from factories import apply
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.node.host import Host, Overlay
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import MASK, Secret, explain, mask, secrets_in
 from spark_cluster.resources import Command, File, JsonKeys
 from spark_cluster.resources.base import to_wire
@@ -174,13 +173,3 @@ def test_secrets_of_a_document():
 
 
 # -- the overlay -----------------------------------------------------------------------------------
-
-
-def test_the_first_maker_is_named():
-    overlay = Overlay()
-    overlay.claim(("path:/a", "user:x"), "one")
-    overlay.claim(("path:/a",), "two")
-    assert overlay.maker("path:/a") == "one"
-    assert overlay.maker("path:/b") is None
-    host = Host(root=Path("/none"), overlay=overlay)
-    assert host.will_provide("path:/a") is None, "without check mode nothing is pending"

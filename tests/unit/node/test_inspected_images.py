@@ -6,20 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from cases import cases
 
 from spark_cluster.node.dockerd import DockerImage, image_answer, parse_images
 
-ONE = {
-    "Id": "sha256:1",
-    "RepoTags": ["vllm/v:1"],
-    "RepoDigests": ["vllm/v@sha256:2"],
-    "Size": 5,
-    "Created": "2026-11-20T10:00:00Z",
-    "Os": "linux",
-    "Architecture": "arm64",
-    "Variant": "v8",
-    "Config": {"Labels": {"a": "b"}},
-}
+ONE = cases(__file__, "image.json")
 
 
 def test_an_image():

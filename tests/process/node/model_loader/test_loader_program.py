@@ -17,6 +17,7 @@ from typing import Any
 import kept_docker
 import pytest
 from factories import make_node, put
+from kept_docker import KeptDocker, container
 from small_server import answering
 from unit_programs import installed
 from waiting import until
@@ -43,21 +44,19 @@ class Admin(socketserver.StreamRequestHandler):
             self.wfile.write(text.encode())
 
 
-class Node:
+class Node(KeptDocker):
     """A head with three models on request, `a`, `b` and `c`, and what is needed to load them."""
 
     def __init__(self, folder: Path, port: int, admin: Any) -> None:
-        self.folder, self.admin = folder, admin
+        super().__init__(folder)
+        self.admin = admin
         labels = {
             "spark-cluster.endpoint": f"http://127.0.0.1:{port}/v1",
             "spark-cluster.model": "m",
             NEEDS: "14",
         }
-        made = {"Id": "1", "RestartCount": 0, "Config": {"Labels": labels}}
-        self.known: dict[str, Any] = {"acts": [], "fails": []}
-        for name in ("a", "b", "c"):
-            self.known[name] = {**made, "State": {"Status": "created", "StartedAt": "t"}}
-        self.write()
+        self.labels = labels
+        self.are("created", "a", "b", "c")
         servers = [
             ModelServer("h", "127.0.0.1", port, names=(f"model-{n}",), program=n, on_request=True)
             for n in ("a", "b", "c")
@@ -70,18 +69,8 @@ class Node:
             "admin": admin.server_address,
         }
 
-    def write(self) -> None:
-        put(self.folder / "containers.json", json.dumps(self.known))
-
-    def runs(self, *names: str) -> None:
-        for name in names:
-            self.known[name]["State"]["Status"] = "running"
-        self.write()
-
-    @property
-    def acts(self) -> list[str]:
-        found: list[str] = json.loads((self.folder / "containers.json").read_text())["acts"]
-        return found
+    def are(self, status: str, *names: str, **labels: str) -> None:
+        self.has(**{name: container({**self.labels, **labels}, status) for name in names})
 
 
 @pytest.fixture
@@ -97,7 +86,6 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     admin: Any = socketserver.ThreadingUnixStreamServer(str(tmp_path / "admin.sock"), Admin)
     admin.asked, admin.use, admin.chat = [], {}, "UP 1/3"
     Thread(target=admin.serve_forever, args=(0.02,), daemon=True).start()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     kept_docker.install(tmp_path, monkeypatch)
     monkeypatch.setattr("spark_cluster.node.model_loader.LEAVE_S", 0.0)
     yield Node(tmp_path, engine.port, admin)
@@ -118,6 +106,8 @@ def loaded(node: Node, name: str, monkeypatch: pytest.MonkeyPatch, gib: list[flo
 
 
 def test_a_model_is_started_where_there_is_memory(node, monkeypatch):
+    """A container that someone removed is in no one's way."""
+    node.has(b=None)
     queue = loaded(node, "a", monkeypatch, [20])
     assert node.acts == ["start a"]
     assert queue.describe() == {"loading": "", "doing": queue.describe()["doing"], "waiting": []}
@@ -125,7 +115,7 @@ def test_a_model_is_started_where_there_is_memory(node, monkeypatch):
 
 
 def test_the_other_is_unloaded_first_and_gets_no_request_meanwhile(node, monkeypatch):
-    node.runs("a")
+    node.are("running", "a")
     node.admin.use = {"a": (0, 400)}
     loaded(node, "b", monkeypatch, [8, 8, 20])
     assert node.acts == ["stop a", "start b"]
@@ -136,7 +126,7 @@ def test_the_other_is_unloaded_first_and_gets_no_request_meanwhile(node, monkeyp
 
 
 def test_one_that_got_a_request_at_the_last_moment_stays(node, monkeypatch):
-    node.runs("a")
+    node.are("running", "a")
     node.admin.use = {"a": (0, 400)}
     before = Servers.unload
 
@@ -156,8 +146,7 @@ def test_a_load_that_fails_says_why_and_leaves_nothing_started(
     node, engine, monkeypatch, fault, capsys
 ):
     if fault == "docker":
-        node.known["fails"] = ["start"]
-        node.write()
+        node.has(fails=["start"])
     if fault == "answer":
         engine.alive = False
         node.config["models"][0]["ready_s"] = 0.0
@@ -175,7 +164,7 @@ def test_a_load_that_fails_says_why_and_leaves_nothing_started(
 
 
 def test_after_a_restart_it_goes_on_with_a_load_and_leaves_no_server_drained(node, engine):
-    node.runs("a", "b")
+    node.are("running", "a", "b")
     engine.alive = False
     queue = Queue(lambda: 0.0)
     Loader(Servers(node.config), queue).go_on()
@@ -188,7 +177,7 @@ def test_after_a_restart_it_goes_on_with_a_load_and_leaves_no_server_drained(nod
 
 
 def test_no_other_is_unloaded_while_the_memory_of_one_comes_back(node, monkeypatch):
-    node.runs("b", "c")
+    node.are("running", "b", "c")
     node.admin.use = {"b": (0, 900), "c": (0, 400)}
     loaded(node, "a", monkeypatch, [8, 8, 8, 20])
     assert node.acts == ["stop b", "start a"]
@@ -200,13 +189,6 @@ def test_the_memory_of_one_that_is_always_there_is_kept_for_it(node, monkeypatch
     queue = loaded(node, "a", monkeypatch, [100])
     assert "could not be loaded: memory is kept for chat, which is not up" in queue.ask("a").text
     assert node.acts == []
-
-
-def test_a_container_that_someone_removed_is_in_no_ones_way(node, monkeypatch):
-    del node.known["b"]
-    node.write()
-    loaded(node, "a", monkeypatch, [20])
-    assert node.acts == ["start a"]
 
 
 def test_a_proxy_that_is_started_again_is_waited_for(node, monkeypatch):
@@ -225,17 +207,16 @@ def test_a_proxy_that_is_started_again_is_waited_for(node, monkeypatch):
 
 def test_a_stop_that_outlives_the_program_is_no_failure_of_a_load(node, engine, monkeypatch):
     """SIGKILL in the middle of an unload: `docker stop` goes on."""
-    node.runs("a")
+    node.are("running", "a")
     engine.alive = False
     monkeypatch.setattr(model_loader, "LOOK_S", 0.0)
     queue = Queue(lambda: 0.0)
     loader = Loader(Servers(node.config), queue)
     loader.go_on()
-    node.known["a"]["State"]["Status"] = "exited"
     look = Servers.state
 
     def state(servers: Servers, one: ContainerState) -> State:
-        node.write()  # now it has ended
+        node.are("exited", "a")  # now
         return look(servers, one)
 
     monkeypatch.setattr(Servers, "state", state)
@@ -286,9 +267,7 @@ def test_a_load_is_prepared_and_guarded(node, monkeypatch):
     def ended(servers: Servers, name: str) -> None:
         start(servers, name)
         put(reason, json.dumps(figures))
-        known = json.loads((node.folder / "containers.json").read_text())
-        known[name]["State"]["Status"] = "exited"
-        put(node.folder / "containers.json", json.dumps(known))
+        node.are("exited", name)
 
     monkeypatch.setattr(Servers, "start", ended)
     queue.ask("b")
@@ -299,8 +278,7 @@ def test_a_load_is_prepared_and_guarded(node, monkeypatch):
 
 def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
-    node.known["a"]["Config"]["Labels"][NEEDS] = "0.001"
-    node.write()
+    node.are("created", "a", **{NEEDS: "0.001"})
     # This machine's caches are its own; test_supervisor.py runs the same files on a scratch root.
     put(tmp_path / "config.json", json.dumps({**node.config, "unified_memory": False}))
     argv = installed(tmp_path, supervision.LOADER.program, str(tmp_path / "config.json"))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from copy_ends import Serving
 from model_content import COMMIT, REPOSITORY, content, model
+from relay import Relay
 from waiting import until
 
 from spark_cluster.node.processes import Processes
@@ -71,46 +71,6 @@ def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in lines if line.startswith(copy_receiving.WARNING)]
 
 
-@contextmanager
-def relay(to: tuple[str, int], cut_after: int) -> Iterator[tuple[int, list[int]]]:
-    """Pass bytes on until so many have come from the sender; then break all that is open. Yields
-    its port at 127.0.0.1."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    carried, held, lock = [0], [listening], threading.Lock()
-
-    def pump(a: socket.socket, b: socket.socket, *, counts: bool) -> None:
-        with suppress(OSError):
-            while data := a.recv(1 << 16):
-                with lock:
-                    carried[0] += len(data) if counts else 0
-                    cut = carried[0] > cut_after
-                if cut:
-                    break
-                b.sendall(data)
-        for end in held if counts and carried[0] > cut_after else (a, b):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listening.accept()
-                far = socket.create_connection(to)
-                held.extend((near, far))
-                for a, b, counts in ((near, far, False), (far, near, True)):
-                    threading.Thread(
-                        target=pump, args=(a, b), kwargs={"counts": counts}, daemon=True
-                    ).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1], carried
-    finally:
-        for end in held:
-            end.close()
-
-
 @WAYS
 def test_all_of_it_arrives_over_two_addresses(source, target, serving, encrypted):
     _, manifest = source
@@ -136,17 +96,18 @@ def test_nothing_is_moved_twice(target, serving):
 def test_a_cut_in_the_middle_is_gone_on_with(source, target, serving, encrypted, capsys):
     _, manifest = source
     with serving(encrypted=encrypted) as made:
-        with relay(("127.0.0.1", made.port), manifest.size // 2) as (port, _):
-            receiver = made.receiver(target, port=port, silent_s=1.5, switch_s=0.5, streams=1)
-            with pytest.raises(ResourceError, match="spark1 sends nothing"):
-                receiver.run()
+        cut = Relay(made.port, manifest.size // 2)
+        receiver = made.receiver(target, port=cut.port, silent_s=1.5, switch_s=0.5, streams=1)
+        with pytest.raises(ResourceError, match="spark1 sends nothing"):
+            receiver.run()
         (warning,) = warnings(capsys)
         assert "nothing comes from spark1 any more " in warning
         assert target.missing(manifest).begun > 0
-        with relay(("127.0.0.1", made.port), 1 << 40) as (port, carried):
-            received = made.receiver(target, port=port, streams=1).run()
+        whole = Relay(made.port)
+        received = made.receiver(target, port=whole.port, streams=1).run()
+        whole.close()
     assert received["kept"] > manifest.size // 10
-    assert carried[0] < 1.02 * (manifest.size - received["kept"]) + 300_000
+    assert whole.carried < 1.02 * (manifest.size - received["kept"]) + 300_000
     assert_whole(target, manifest)
 
 
@@ -243,14 +204,6 @@ def test_a_half_file_of_other_content_is_thrown_away(source, target, serving, ex
     assert_whole(target, manifest)
 
 
-def test_a_source_of_another_size_says_so(source, target, serving):
-    cache, manifest = source
-    os.truncate(cache.blob(REPOSITORY, manifest.files[-1].blob), 5)
-    cannot = r"spark1 cannot give all of org/model: .*its size is not the one"
-    with serving() as made, pytest.raises(ResourceError, match=cannot):
-        made.receiver(target).run()
-
-
 @WAYS
 def test_another_sender_is_refused(target, serving, encrypted):
     with serving(encrypted=encrypted) as made:
@@ -312,20 +265,23 @@ def _arrived(target: HubCache) -> int:
     return sum(about.st_size for name, about in names if not name.endswith(".incomplete"))
 
 
-def test_what_nobody_downloads_any_more_is_not_waited_for(source, target, serving, monkeypatch):
+@pytest.mark.parametrize(
+    ("lacks", "says"),
+    [
+        ("bytes of a file", r"spark1 cannot give all of org/model: .*its size is not the one"),
+        ("a file that nobody downloads", "its download there has ended without it"),
+        ("a file whose download takes for ever", "has no "),
+    ],
+)
+def test_what_a_source_lacks_is_said(source, target, serving, monkeypatch, lacks, says):
     monkeypatch.setattr(copy_channel, "WRITER_GONE_S", 0.3)
     cache, manifest = source
-    cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    ended = pytest.raises(ResourceError, match="its download there has ended without it")
-    with serving() as made, ended:
-        made.receiver(target).run()
-
-
-def test_what_never_comes_has_a_limit(source, target, serving):
-    cache, manifest = source
-    cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    missing = pytest.raises(ResourceError, match="has no ")
-    with alone(cache, REPOSITORY), serving() as made, missing:
+    if lacks == "bytes of a file":
+        os.truncate(cache.blob(REPOSITORY, manifest.files[-1].blob), 5)
+    else:
+        cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
+    writes = alone(cache, REPOSITORY) if "for ever" in lacks else nullcontext()
+    with writes, serving() as made, pytest.raises(ResourceError, match=says):
         made.receiver(target, patience_s=0.5).run()
 
 

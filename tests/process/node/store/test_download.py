@@ -141,22 +141,6 @@ def test_a_preview_fetches_nothing(puller: Puller) -> None:
     assert not puller.repository.exists()
 
 
-def test_a_cut_connection_is_resumed_in_the_same_run(puller: Puller) -> None:
-    puller.hub.conduct[MODEL] = Conduct(cut_after=3 << 18)
-    found = puller.pull()
-    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
-    assert puller.hub.spent[MODEL, "cut"] > 1
-    assert puller.hub.sent_of(MODEL) <= found["size"] * 1.02
-
-
-def test_a_hub_that_gives_no_parts_sends_the_whole_again(puller: Puller) -> None:
-    puller.hub.conduct[MODEL] = Conduct(cut_after=3 << 18, no_ranges=True)
-    found = puller.pull()
-    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
-    assert puller.hub.spent[MODEL, "cut"] > 1
-    assert found["came"] == found["size"]  # what was there is left out of what comes
-
-
 def test_a_token_stays_with_the_hub_when_it_sends_on_to_a_store(puller: Puller) -> None:
     puller.hub.conduct[MODEL] = Conduct(private=True, token="hf_secret")
     with serve(puller.hub.root) as store:
@@ -217,14 +201,18 @@ def test_a_refusal_says_what_to_do(case: dict[str, Any], puller: Puller) -> None
     assert "hf_x" not in found["output"]
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-@pytest.mark.parametrize("files_only", [False, True])
-def test_a_refusal_that_passes_is_waited_for(status: int, files_only: bool, puller: Puller) -> None:
-    puller.hub.conduct[MODEL] = Conduct(
-        status=status, times=1, files_only=files_only, headers={"Retry-After": "1"}
-    )
+@each_case(__file__, "survived.json")
+def test_what_a_pull_survives(case: dict[str, Any], puller: Puller) -> None:
+    """Cut connections are resumed, a hub that gives no parts sends the whole again, one that lied
+    once about a hash is asked again, and a refusal that passes is waited for."""
+    conduct = Conduct(**{**case["conduct"], "wrong": frozenset(case["conduct"].get("wrong", ()))})
+    puller.hub.conduct[MODEL] = conduct
     found = puller.pull()
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+    assert found["came"] == found["size"] + case.get("more", 0)  # what was there is left out of it
+    if conduct.cut_after:
+        assert puller.hub.spent[MODEL, "cut"] > 1
+        assert conduct.no_ranges or puller.hub.sent_of(MODEL) <= found["size"] * 1.02
 
 
 def test_the_body_of_a_refusal_is_not_read(puller: Puller) -> None:
@@ -265,13 +253,6 @@ def test_a_token_that_expires_in_the_middle(puller: Puller) -> None:
     again = puller.pull(token="hf_new")
     assert puller.content(again["commit"]) == expected(puller.hub.root / MODEL)
     assert before + again["came"] <= again["size"] * 1.02
-
-
-def test_a_hub_that_lies_once_about_a_hash(puller: Puller) -> None:
-    puller.hub.conduct[MODEL] = Conduct(wrong=frozenset({"model-1.safetensors"}), wrong_times=1)
-    found = puller.pull()
-    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
-    assert found["came"] == found["size"] + SHARD
 
 
 @pytest.mark.parametrize("name", ["model-1.safetensors", "config.json"])
@@ -324,38 +305,7 @@ def test_a_server_that_cannot_be_reached(puller: Puller) -> None:
 # -- which files are fetched: each weight in one format -------------------------------------------
 
 
-KEPT = [
-    "config.json",
-    "model-00001-of-00002.safetensors",
-    "model.safetensors.index.json",
-    "modeling_own.py",
-    "tokenizer.json",
-    "1_Pooling/config.json",
-]
-AGAIN = [
-    "pytorch_model-00001-of-00002.bin",
-    "pytorch_model.bin.index.json",
-    "tf_model.h5",
-    "flax_model.msgpack",
-    "model-Q4_K_M.gguf",
-    "original/consolidated.00.pth",
-    "original/params.json",
-    "onnx/model.onnx",
-    "onnx/config.json",
-]
-
-
-def test_the_same_weights_in_other_formats_are_left_out() -> None:
-    assert needed([*KEPT, *AGAIN]) == KEPT
-
-
-@pytest.mark.parametrize(
-    "paths",
-    [
-        ["config.json", "pytorch_model.bin"],
-        ["README.md", "model.gguf"],
-        ["config.json", "original/consolidated.00.pth", "vae/model.safetensors"],
-    ],
-)
-def test_a_repository_without_safetensors_at_its_top_is_taken_whole(paths: list[str]) -> None:
-    assert needed(paths) == paths
+@each_case(__file__, "formats.json")
+def test_each_weight_is_fetched_in_one_format(case: dict[str, list[str]]) -> None:
+    """A repository without safetensors at its top is taken whole."""
+    assert needed([*case["fetched"], *case["again"]]) == case["fetched"]

@@ -123,6 +123,24 @@ def _missing(victim: Victim) -> None:
     operations.act(victim.host, {"op": "copy", **asked})
 
 
+def _pulled(victim: Victim) -> None:
+    """Pull with a hub of this process: files come as `HubFiles` gives them."""
+    manifest = victim.manifest
+
+    class LocalHub:
+        def manifest(self) -> Manifest:
+            return manifest
+
+        def content(self, file: Any, begin: int) -> Iterator[bytes]:
+            yield CONTENTS[file.path][begin:]
+
+    wanted = download.DownloadRequest(
+        REPOSITORY, "main", str(victim.cache.root), str(victim.cache.ours), room_left=0
+    )
+    with contextlib.suppress(ResourceError, OSError):
+        download.Download(wanted, LocalHub()).run()
+
+
 OPERATIONS: dict[str, Callable[[Victim], object]] = {
     "state": Victim.state,
     "state of another tool's model": _without_records,
@@ -135,7 +153,10 @@ OPERATIONS: dict[str, Callable[[Victim], object]] = {
     "publish": _published,
     "remove_damaged": _removed,
     "prune": lambda victim: victim.ask("prune", apply=True),
+    "pull": _pulled,
+    "pin": lambda victim: victim.ask("pin", name=f"{REPOSITORY}@main", pinned=True),
 }
+"""13: `sampled` takes one combination of four, and must not meet the same operations each time."""
 
 FOLDERS = (".", "blobs", "refs", "snapshots", f"snapshots/{COMMIT}", f"snapshots/{COMMIT}/sub")
 FILES = ("refs/main", "BLOB", "BLOB.incomplete", "BLOB.adopted.incomplete",
@@ -180,25 +201,23 @@ def test_a_link_in_the_place_of_the_whole_hub_cache(victim, name, operation):
 
 @pytest.mark.parametrize("trick", FILE_TRICKS)
 @pytest.mark.parametrize("place", ["BLOB", "BLOB.incomplete"])
-def test_a_copy_puts_right_what_is_not_a_file_of_ours(victim, trick, place):
+@pytest.mark.parametrize("by", [_received, _pulled])
+def test_what_is_not_a_file_of_ours_is_put_right(victim, trick, place, by):
     victim.blob().unlink()
     leave(trick, Path(str(victim.blob()) + place[4:]), victim.outside, FILE_TRICKS)
     assert victim.state()["missing"] == ["model.safetensors"]
-    _received(victim)
+    by(victim)
     assert victim.ask("verify", **REVISION)["damaged"] == victim.state()["missing"] == []
     victim.untouched(read=trick == "hard link")
 
 
-@pytest.mark.parametrize("by", ["receive", "pull"])
+@pytest.mark.parametrize("by", [_received, _pulled])
 def test_a_half_file_with_a_second_name_is_not_gone_on_with(victim, tmp_path, by):
     """Its other name may be any file of the host, which would be written."""
     host = container.outside(tmp_path / "shorter", 100)
     leave("hard link", Path(f"{victim.blob()}.incomplete"), host, FILE_TRICKS)
     victim.blob().unlink()
-    if by == "pull":
-        _pull(victim)
-    else:
-        _received(victim)
+    by(victim)
     assert victim.state()["missing"] == []
     untouched(host, victim.host.root)
 
@@ -306,6 +325,8 @@ def test_a_blob_that_others_can_write_is_copied_once_and_not_fetched(victim, how
         user.owned(blob)
     found = victim.state()
     assert (found["missing"], found["missing_bytes"]) == (["model.safetensors"], 0)
+    [revision] = victim.ask("usage")["revisions"]
+    assert "others can write 1 files" in revision["problem"]
     with pytest.raises(ResourceError, match="is not complete yet"):
         victim.cache.publish(victim.manifest)
     if by == "copy":
@@ -425,44 +446,3 @@ def test_a_model_that_its_owner_exchanges_meanwhile(victim, login):
                 victim.ask("adopt", **REVISION, revision="main", other=found["elsewhere"] or "/")
             victim.cache.files.remove(victim.repository)
     victim.untouched()
-
-
-# -- pulling ----------------------------------------------------------------------------------
-
-
-def _pull(victim: Victim) -> None:
-    """Pull with a hub of this process: files come as `HubFiles` gives them."""
-    manifest = victim.manifest
-
-    class LocalHub:
-        def manifest(self) -> Manifest:
-            return manifest
-
-        def content(self, file: Any, begin: int) -> Iterator[bytes]:
-            yield CONTENTS[file.path][begin:]
-
-    wanted = download.DownloadRequest(
-        REPOSITORY, "main", str(victim.cache.root), str(victim.cache.ours), room_left=0
-    )
-    with contextlib.suppress(ResourceError, OSError):
-        download.Download(wanted, LocalHub()).run()
-
-
-@pytest.mark.parametrize("place", FOLDERS)
-@pytest.mark.parametrize("trick", FOLDER_TRICKS)
-def test_a_pull_into_what_is_not_a_folder(victim, trick, place):
-    leave(trick, victim.repository / place, victim.outside, FOLDER_TRICKS)
-    _pull(victim)
-    victim.untouched()
-
-
-@pytest.mark.parametrize("place", FILES)
-@pytest.mark.parametrize("trick", FILE_TRICKS)
-def test_a_pull_over_what_is_not_a_file(victim, trick, place):
-    path = victim.repository / place.replace("BLOB", f"blobs/{victim.blob().name}")
-    if ".incomplete" in place:
-        victim.blob().unlink()
-    leave(trick, path, victim.outside, FILE_TRICKS)
-    _pull(victim)
-    assert victim.state()["missing"] == []
-    victim.untouched(read=trick == "hard link")

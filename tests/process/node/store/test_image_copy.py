@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import put
 from free_ports import free_port
 from model_content import content
 from waiting import HANG_S
@@ -34,10 +35,7 @@ esac
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A docker on PATH, which has the image and wants the same."""
-    path = tmp_path / "bin/docker"
-    path.parent.mkdir()
-    path.write_text(DOCKER % (REF, REF))
-    path.chmod(0o755)
+    path = put(tmp_path / "bin/docker", DOCKER % (REF, REF), 0o755)
     for name in ("saved", "wanted"):
         path.with_name(f"docker.{name}").write_bytes(ARCHIVE)
     monkeypatch.setenv("PATH", f"{path.parent}:{SEARCH_PATH}")

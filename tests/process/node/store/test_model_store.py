@@ -89,32 +89,27 @@ def test_a_revision_that_moved_is_told_apart(host, cache):
     assert state(host, COMMIT)["manifest"]
 
 
-def test_a_flipped_byte_is_found_removed_and_only_that_blob_is_missing(host, cache):
+def test_what_is_damaged_is_found_and_removed_and_only_that_is_missing(host, cache):
+    """A broken link, which is made again, a flipped byte, and a blob that is gone."""
     manifest = model(cache.root, CONTENTS)
-    flip(blob_of(cache, manifest, SHARD), 150_000)
-    revision = {"repository": REPOSITORY, "commit": COMMIT}
-    found = ask(host, "verify", **revision)
-    assert found == {
-        "damaged": [SHARD], "missing": [], "unchecked": [], "read": manifest.size,
-    }  # fmt: skip
-    removed = ask(host, "remove_damaged", **revision, paths=found["damaged"])
-    assert removed == {"removed": 1, "links": 0}
-    after = state(host)
-    assert (after["missing"], after["missing_bytes"]) == ([SHARD], 200_000)
-    assert after["manifest"] == manifest.document(), "what is missing stays known"
-
-
-def test_a_broken_link_is_made_again(host, cache):
-    model(cache.root, CONTENTS)
-    revision = {"repository": REPOSITORY, "commit": COMMIT}
-    assert ask(host, "verify", **revision)["damaged"] == []  # the manifest is kept from here on
-    link = cache.snapshot(REPOSITORY, COMMIT) / SHARD
+    assert ask(host, "verify", **REVISION)["damaged"] == []  # the manifest is kept from here on
+    link = cache.snapshot(REPOSITORY, COMMIT) / "config.json"
     link.unlink()
     link.symlink_to("../../blobs/gone")
-    assert state(host)["links"] == [SHARD]
-    assert ask(host, "remove_damaged", **revision)["links"] == 1
-    assert link.read_bytes() == CONTENTS[SHARD]
-    assert state(host)["links"] == []
+    assert state(host)["links"] == ["config.json"]
+    assert ask(host, "remove_damaged", **REVISION) == {"removed": 0, "links": 1}
+    assert link.read_bytes() == CONTENTS["config.json"]
+    first = "model-00001-of-00002.safetensors"
+    flip(blob_of(cache, manifest, SHARD), 150_000)
+    blob_of(cache, manifest, first).unlink()
+    found = ask(host, "verify", **REVISION)
+    read = manifest.size - 300_000
+    assert found == {"damaged": [SHARD], "missing": [first], "unchecked": [], "read": read}
+    removed = ask(host, "remove_damaged", **REVISION, paths=found["damaged"])
+    assert removed == {"removed": 1, "links": 0}
+    after = state(host)
+    assert (after["missing"], after["missing_bytes"]) == ([first, SHARD], 500_000)
+    assert after["manifest"] == manifest.document(), "what is missing stays known"
 
 
 def test_only_files_of_the_model_are_removed(host, cache):
@@ -123,7 +118,7 @@ def test_only_files_of_the_model_are_removed(host, cache):
     outside.parent.mkdir()
     outside.write_text("x")
     paths = ["../../../../../../etc/passwd", "/etc/passwd", "refs/main"]
-    found = ask(host, "remove_damaged", repository=REPOSITORY, commit=COMMIT, paths=paths)
+    found = ask(host, "remove_damaged", **REVISION, paths=paths)
     assert found["removed"] == 0
     assert outside.exists()
 
@@ -134,8 +129,7 @@ def test_a_model_of_another_tool_is_adopted_as_a_copy(host, cache):
     found = state(host)
     assert found["elsewhere"] == "/root/.cache/huggingface/hub"
     assert found["adoptable"] == manifest.document()
-    revision = {"repository": REPOSITORY, "commit": COMMIT, "revision": "main"}
-    ask(host, "adopt", **revision, other=found["elsewhere"])
+    ask(host, "adopt", **REVISION, revision="main", other=found["elsewhere"])
     after = state(host)
     assert (after["missing"], after["links"]) == ([], [])
     for file in manifest.files:
@@ -150,9 +144,8 @@ def test_a_damaged_model_of_another_tool_is_not_adopted(host, cache):
     theirs = host.path("/root/.cache/huggingface/hub")
     manifest = model(theirs, CONTENTS)
     flip(blob_of(HubCache(theirs), manifest, SHARD), 7)
-    revision = {"repository": REPOSITORY, "commit": COMMIT}
     with pytest.raises(ResourceError, match="its content is not what its hash says"):
-        ask(host, "adopt", **revision, other="/root/.cache/huggingface/hub")
+        ask(host, "adopt", **REVISION, other="/root/.cache/huggingface/hub")
     left = [path.name for path in cache.folder(REPOSITORY).rglob("*") if path.is_file()]
     assert sorted(left) == sorted({f.blob for f in manifest.files if f.path != SHARD})
     assert state(host)["manifest"] is None

@@ -104,14 +104,13 @@ def test_without_reading_an_unknown_file_counts_as_missing(source, tmp_path):
     assert PlainFolder(source.root, tmp_path / "ours-a", read=False).missing(manifest).nothing
 
 
-def test_an_empty_folder_is_refused(target):
+@pytest.mark.parametrize("to", ["/etc/passwd", "/etc"])
+def test_what_is_no_folder_of_files_is_refused(source, target, to):
+    with pytest.raises(ResourceError, match="is not a folder"):
+        target.manifest()
     target.root.mkdir()
     with pytest.raises(ResourceError, match="has no file"):
         target.manifest()
-
-
-@pytest.mark.parametrize("to", ["/etc/passwd", "/etc"])
-def test_a_link_is_refused(source, to):
     (source.root / "link").symlink_to(to)
     with pytest.raises(ResourceError, match="is a link or no file"):
         source.manifest()
@@ -122,11 +121,6 @@ def test_a_record_that_is_damaged_is_made_again(source):
     (record,) = (source.root.parent / "ours-a").glob("*.json")
     record.write_text('{"config.json": [1')
     assert source.manifest() == manifest
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ResourceError, match="is not a folder"):
-        PlainFolder(tmp_path / "none", tmp_path / "ours").manifest()
 
 
 def test_an_exact_copy_has_hidden_files_and_the_times_of_all(source, target, copied):

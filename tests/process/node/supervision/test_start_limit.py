@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import kept_docker
 import pytest
 from factories import put
+from kept_docker import KeptDocker, container
 from unit_programs import installed
 from waiting import until
 
@@ -45,38 +45,27 @@ def test_a_server_that_is_made_or_started_anew_counts_anew():
     assert count_restarts(known, seen(6), 5.0, free).at == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0)
 
 
-class Node:
+class Node(KeptDocker):
     """A node's docker, and looks at it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.known, self.now = folder, {}, 0.0
+        super().__init__(folder)
+        self.seen, self.now, self.labels = {}, 0.0, {"spark-cluster.tp": "1"}
         self.config = {**supervision.start_limit_configuration(), "unit_folder": str(folder)}
 
-    def has(self, **restarts: int) -> None:
+    def restarted(self, **times: int) -> None:
         """Give it running servers with these counts of restarts."""
-        labels = {"spark-cluster.tp": "1", **getattr(self, "labels", {})}
-        made = {
-            name.replace("_", "-"): {
-                "Id": name,
-                "State": {"Status": "running", "StartedAt": "t", "Error": ""},
-                "RestartCount": times,
-                "Config": {"Labels": labels},
-            }
-            for name, times in restarts.items()
-        }
-        put(self.folder / "containers.json", json.dumps({**made, "acts": []}))
+        self.has(**{n: container(self.labels, Id=n, RestartCount=t) for n, t in times.items()})
 
     def look(self) -> list[str]:
         """Return what was done."""
         self.now += 15.0
-        self.known = local_server.stop_restarted(self.config, self.known, self.now)
-        acts: list[str] = json.loads((self.folder / "containers.json").read_text())["acts"]
-        return acts
+        self.seen = local_server.stop_restarted(self.config, self.seen, self.now)
+        return self.acts
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     kept_docker.install(tmp_path, monkeypatch)
     return Node(tmp_path)
 
@@ -84,9 +73,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_a_server_that_ends_again_and_again_is_stopped(node, capsys):
     """P16: without `supervise` and without the laptop; one next to it serves on."""
     for times in range(RESTART_LIMIT):
-        node.has(spark_vllm=times, spark_vllm_chat=0)
+        node.restarted(spark_vllm=times, spark_vllm_chat=0)
         assert node.look() == []
-    node.has(spark_vllm=RESTART_LIMIT, spark_vllm_chat=0)
+    node.restarted(spark_vllm=RESTART_LIMIT, spark_vllm_chat=0)
     assert node.look() == ["stop spark-vllm"]
     assert "spark-vllm was started again 5 times within 3 hours and is stopped" in (
         capsys.readouterr().out
@@ -95,9 +84,9 @@ def test_a_server_that_ends_again_and_again_is_stopped(node, capsys):
 
 def test_one_of_several_models_is_stopped_too(node):
     """P16: its name is not known before."""
-    node.has(spark_vllm_chat=0)
+    node.restarted(spark_vllm_chat=0)
     node.look()
-    node.has(spark_vllm_chat=RESTART_LIMIT)
+    node.restarted(spark_vllm_chat=RESTART_LIMIT)
     assert node.look() == ["stop spark-vllm-chat"]
 
 
@@ -105,15 +94,15 @@ def test_restarts_do_not_count_while_ray_lacks_a_node(node):
     """P16: the other node is still off after a power cut; when it is back, the server serves."""
     node.labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": "1"}
     for times in range(4 * RESTART_LIMIT):
-        node.has(spark_vllm=times)
+        node.restarted(spark_vllm=times)
         assert node.look() == []
 
 
 def test_a_docker_that_is_down_is_waited_for(node):
     """P16: nothing is concluded from it."""
-    put(node.folder / "containers.json", json.dumps({"down": True, "acts": []}))
+    node.has(down=True)
     assert node.look() == []
-    assert node.known == {}
+    assert node.seen == {}
 
 
 def test_the_program_runs_with_nothing_else_of_the_package(tmp_path: Path) -> None:

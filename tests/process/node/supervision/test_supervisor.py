@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import kept_docker
 import pytest
 from factories import make_node, put
+from kept_docker import KeptDocker, container
 from small_server import Answer, answering
 from unit_programs import installed
 from waiting import HANG_S
@@ -62,21 +62,19 @@ def free_rays(request: pytest.FixtureRequest) -> Iterator[int]:
         yield port
 
 
-class Node:
+class Node(KeptDocker):
     """A node's commands and the supervision's files, in a folder."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
+        super().__init__(folder)
         put(folder / "bin/nvidia-smi", SMI.format(folder=folder), 0o755)
         self.holds("7, VLLM::EngineCor, 900")
-        labels = {
+        self.labels = {
             "spark-cluster.endpoint": f"http://127.0.0.1:{port}/v1",
             "spark-cluster.model": "paris",
             "spark-cluster.tp": "1",
         }
-        state = {"Status": "running", "StartedAt": "t", "Error": ""}
-        server = {"Id": "one", "State": state, "RestartCount": 0, "Config": {"Labels": labels}}
-        self.write({"spark-vllm": server, "acts": []})
+        self.has(spark_vllm=container(self.labels))
         limits = {"misses": 2, "pause_s": 10, "answer_s": 5}
         self.config = {
             **supervision.configuration(limits, make_node("h")),
@@ -91,14 +89,6 @@ class Node:
         """The program after a restart of its unit."""
         return Supervisor(self.config, self.folder / "state")
 
-    def write(self, known: dict[str, Any]) -> None:
-        put(self.folder / "containers.json", json.dumps(known))
-
-    @property
-    def containers(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "containers.json").read_text())
-        return found
-
     @property
     def memory(self) -> list[str]:
         """What was done for the node's memory."""
@@ -112,6 +102,11 @@ class Node:
         self.now += seconds
         return self.supervisor.look_once(self.now)
 
+    def dies(self, engine: Any) -> None:
+        """Have the server end, and be stopped after two looks."""
+        engine.alive = False
+        assert [self.look(), self.look()] == ["", STOP]
+
     @property
     def phase(self) -> str:
         return self.supervisor.state.phase
@@ -119,7 +114,6 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     kept_docker.install(tmp_path, monkeypatch)
     return Node(tmp_path, engine.port)
 
@@ -127,15 +121,14 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node, engine):
     assert (node.look(), node.phase) == ("", "serving")
     assert node.supervisor.need_mib == 900
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
+    node.dies(engine)
     assert node.look() == "", "its process still holds memory"
     assert "PID 7 VLLM::EngineCor (900 MiB)" in node.supervisor.state.reason
     node.holds()
     assert node.look() == START
     engine.alive = True
     assert (node.look(), node.phase) == ("", "serving")
-    assert node.containers["acts"] == ["stop spark-vllm", "start spark-vllm"]
+    assert node.acts == ["stop spark-vllm", "start spark-vllm"]
     texts = [event["text"] for event in node.supervisor.events]
     assert texts[0] == "serving"
     assert texts[1].startswith("serving, 1 of 2 looks without an answer: /v1/chat/completions")
@@ -167,39 +160,29 @@ def test_a_busy_server_is_not_dead(node, engine):
 def test_its_own_questions_make_no_server_busy(node, engine):
     for _ in range(3):
         node.look()
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
-
-
-def test_a_reply_without_an_answer_is_none(node, engine):
-    node.look()
-    engine.reply = {"choices": []}
-    assert [node.look(), node.look()] == ["", STOP]
-    assert "gives no answer" in node.supervisor.state.reason
+    node.dies(engine)
 
 
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
+        ("", {"choices": [{"message": {"content": "Paris"}}]}, {"choices": []}),
         ("embedding", {"data": [{"embedding": [0.6, 0.8]}]}, {"data": []}),
         ("reranking", {"results": [{"index": 0, "relevance_score": 0.9}]}, {"results": []}),
     ],
 )
-def test_a_model_of_another_kind_is_asked_for_what_it_answers(node, engine, kind, good, bad):
-    known = node.containers
-    known["spark-vllm"]["Config"]["Labels"][KIND] = kind
-    node.write(known)
+def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, bad):
+    node.has(spark_vllm=container({**node.labels, **({KIND: kind} if kind else {})}))
     engine.reply = good
     node.look()
     assert node.phase == "serving"
     engine.reply = bad
     assert [node.look(), node.look()] == ["", STOP]
+    assert "gives no answer" in node.supervisor.state.reason
 
 
 def test_a_model_that_hears_is_asked_for_its_health(node, engine):
-    known = node.containers
-    known["spark-vllm"]["Config"]["Labels"][KIND] = "transcription"
-    node.write(known)
+    node.has(spark_vllm=container({**node.labels, KIND: "transcription"}))
     node.look()
     assert node.phase == "serving"
 
@@ -216,7 +199,7 @@ def test_nothing_is_done_while_a_run_is_at_work(node, engine):
 
 def test_without_docker_nothing_is_concluded(node):
     node.look()
-    node.write({**node.containers, "down": True})
+    node.has(down=True)
     assert [node.look() for _ in range(5)] == [""] * 5
     assert node.phase == "serving"
 
@@ -233,20 +216,15 @@ def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engin
     put(node.folder / "endpoint.json", json.dumps({"url": "https://192.0.2.7:8000/v1"}))
     node.look()
     assert "192.0.2.7 is none of this node's addresses any more" in node.supervisor.problems[0]
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
+    node.dies(engine)
     node.holds()
     assert node.look() == START
 
 
 def test_ray_whose_address_has_changed_is_waited_for(node, engine):
-    known = node.containers
-    node.write(
-        {**known, "spark-ray": {**known["spark-vllm"], "Path": "ray", "Args": [f"{OWN}=192.0.2.8"]}}
-    )
+    node.has(spark_ray=container(node.labels, Path="ray", Args=[f"{OWN}=192.0.2.8"]))
     node.look()
-    engine.alive = False
-    assert [node.look(), node.look()] == ["", STOP]
+    node.dies(engine)
     node.holds()
     assert node.look() == ""
     assert "192.0.2.8 is none of this node's addresses" in node.supervisor.state.reason
@@ -308,9 +286,7 @@ def test_a_start_of_its_own_is_prepared_and_guarded(node, engine, monkeypatch):
     assert [node.look(), node.look(), node.look()] == ["", STOP, START]
     assert node.memory == ["end spark-vllm", "end spark-vllm", "prepare", "guard spark-vllm"]
     put(reason, json.dumps(REASON))
-    known = node.containers
-    known["spark-vllm"]["State"]["Status"] = "exited"
-    node.write(known)
+    node.has(spark_vllm=container(node.labels, "exited"))
     assert (node.look(), node.phase) == (STOP, "waiting")
     said = node.supervisor.state.reason
     assert said.startswith("its load was ended before the node ran out of memory: 1.0 GiB were")

@@ -26,19 +26,6 @@ def cache(tmp_path: Path) -> HubCache:
     return HubCache(tmp_path / "hub")
 
 
-def test_a_published_revision_is_found_by_its_branch(cache):
-    manifest = model(cache.root, CONTENTS)
-    assert cache.repositories() == [REPOSITORY]
-    assert cache.commits(REPOSITORY) == [COMMIT]
-    assert cache.commit_of(REPOSITORY, "main") == COMMIT
-    assert cache.commit_of(REPOSITORY, "other") is None
-    assert cache.missing(manifest).nothing
-    assert cache.found(REPOSITORY, COMMIT) == manifest
-    snapshot = cache.snapshot(REPOSITORY, COMMIT)
-    assert {p: (snapshot / p).read_bytes() for p in CONTENTS} == CONTENTS
-    assert all((snapshot / path).is_symlink() for path in CONTENTS)
-
-
 def test_what_is_missing_counts_half_files(cache):
     manifest = model(cache.root, CONTENTS)
     blob = cache.blob(REPOSITORY, manifest.files[-1].blob)
@@ -65,21 +52,6 @@ def test_broken_links_are_made_again(cache):
     link.symlink_to("../../blobs/gone")
     with pytest.raises(ResourceError, match="broken"):
         cache.found(REPOSITORY, COMMIT)
-
-
-def test_a_flipped_byte_is_found_and_each_byte_read_once(cache):
-    manifest = model(cache.root, CONTENTS)
-    seen: list[int] = []
-    sound = verify(cache, manifest, seen.append)
-    assert sound.sound
-    assert sum(seen) == sound.read == manifest.size
-    with cache.blob(REPOSITORY, manifest.files[-1].blob).open("r+b") as opened:
-        opened.seek(200_000)
-        opened.write(b"!")
-    cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    found = verify(cache, manifest)
-    assert found.damaged == ("model.safetensors",)
-    assert found.missing == ("config.json",)
 
 
 @pytest.mark.parametrize(
@@ -144,21 +116,3 @@ def test_a_shard_is_missed_by_the_numbers_of_the_others(cache):
         match=r"1 of 3 weight files are not there \(model-00002-of-00003\.safetensors\)",
     ):
         cache.found(REPOSITORY, COMMIT)
-
-
-def test_a_snapshot_that_is_a_link_is_not_used(cache, tmp_path):
-    model(cache.root, {"model.safetensors": b"weights"})
-    snapshot = cache.snapshot(REPOSITORY, COMMIT)
-    snapshot.rename(tmp_path / "elsewhere")
-    snapshot.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="is a link"):
-        cache.found(REPOSITORY, COMMIT)
-
-
-def test_the_kept_manifest_is_used_before_the_links(tmp_path):
-    cache = HubCache(tmp_path / "hub", tmp_path / "ours")
-    made = model(cache.root, {"config.json": b"{}", "model.safetensors": b"weights"})
-    cache.records.keep(made)
-    cache.blob(REPOSITORY, made.files[1].blob).unlink()
-    assert cache.known(REPOSITORY, COMMIT) == made
-    assert cache.missing(made).size == 7

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from model_content import COMMIT, REPOSITORY, content, file_of, model
+from cases import each_case
+from model_content import COMMIT, REPOSITORY, content, model
 
 from spark_cluster.node.store import usage as usage_module
 from spark_cluster.node.store.hub_cache import HubCache, Records, alone
-from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.usage import Usage, plan, remove
 from spark_cluster.node.values import ResourceError
 
@@ -42,26 +41,8 @@ def two(cache: HubCache) -> HubCache:
     """Two revisions of a model that have one blob in common; the first one served earlier."""
     model(cache.root, {"config.json": b"{}", "model.safetensors": SHARED}, "old")
     second = {"config.json": b"{ }", "model.safetensors": SHARED, "more.safetensors": b"more"}
-    _add(cache, OTHER, second, "main")
+    model(cache.root, second, "main", OTHER)
     return cache
-
-
-def _add(
-    cache: HubCache,
-    commit: str,
-    contents: dict[str, bytes],
-    revision: str,
-    repository: str = REPOSITORY,
-) -> Manifest:
-    files = [file_of(path, data) for path, data in contents.items()]
-    for file, data in zip(files, contents.values(), strict=True):
-        blob = cache.blob(repository, file.blob)
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes(data)
-    document = {"repository": repository, "commit": commit, "files": [vars(f) for f in files]}
-    manifest = Manifest.from_document(document)
-    cache.publish(manifest, revision)
-    return manifest
 
 
 def _process(proc: Path, number: int, *words: str) -> None:
@@ -122,23 +103,15 @@ def test_pruning_the_last_revision_removes_the_folder_with_its_half_files(two, p
     assert two.root.is_dir()
 
 
-def test_a_plan_changes_nothing(two, proc):
-    before = sorted(two.root.rglob("*"))
-    assert _plan(two, usage(two, proc)) == [COMMIT, OTHER]
-    assert sorted(two.root.rglob("*")) == before
-
-
-def test_what_a_recipe_needs_stays(two, proc):
-    found = usage(two, proc)
-    assert _plan(two, found, keep=((REPOSITORY, "main"),)) == [COMMIT]
-    assert _plan(two, found, keep=((REPOSITORY, COMMIT),)) == [OTHER]
-    assert _plan(two, found, keep=(("other/model", "main"),)) == [COMMIT, OTHER]
-
-
-def test_all_stays_of_a_model_whose_needed_branch_is_unknown_here(two, proc):
-    found = usage(two, proc)
-    reasons = _reasons(two, found, keep=((REPOSITORY, "v9"),))
-    assert reasons == {COMMIT: "a recipe needs it", OTHER: "a recipe needs it"}
+@each_case(__file__, "plans.json")
+def test_what_is_planned_to_go_and_why_the_others_stay(two, proc, case):
+    """`old` served earlier than `main`; a branch that is unknown here may be any revision."""
+    wish = case["wish"]
+    if "keep" in wish:
+        wish["keep"] = tuple(map(tuple, wish["keep"]))
+    chosen, kept = plan(two, usage(two, proc), NOW, **wish)
+    assert [revision.refs[0] for revision in chosen] == case["goes"]
+    assert {revision.refs[0]: why for revision, why in kept} == case["stays"]
 
 
 def test_pinned_revisions_and_models_stay(two, records, proc):
@@ -164,13 +137,6 @@ def test_a_process_with_a_longer_name_is_no_use(two, proc):
     assert _plan(two, usage(two, proc)) == [COMMIT, OTHER]
 
 
-def test_only_as_much_goes_as_is_to_be_freed(two, proc):
-    found = usage(two, proc)
-    assert _plan(two, found, free=1) == [COMMIT]
-    assert _reasons(two, found, free=1) == {OTHER: "enough is freed"}
-    assert _plan(two, found, unused_s=1000) == [COMMIT]
-
-
 def test_a_model_that_is_being_downloaded_stays(two, proc):
     half = two.incomplete(REPOSITORY, "a" * 64)
     half.write_bytes(b"half")
@@ -187,18 +153,6 @@ def test_a_model_that_a_copy_has_locked_stays(two, proc, monkeypatch):
     assert not removed
     assert {reason for _, reason in kept} == {"something is being downloaded there"}
     assert two.commits(REPOSITORY) == [COMMIT, OTHER]
-
-
-def test_links_out_of_the_cache_are_not_followed(two, proc, tmp_path):
-    outside = tmp_path / "outside"
-    shutil.copytree(two.folder(REPOSITORY), outside / "models--org--else", symlinks=True)
-    (two.root / "models--org--else").symlink_to(outside / "models--org--else")
-    (two.snapshot(REPOSITORY, OTHER) / "extra").symlink_to(outside)
-    found = usage(two, proc)
-    assert {revision.repository for revision in found.revisions} == {REPOSITORY}
-    before = sorted(outside.rglob("*"))
-    remove(two, found, plan(two, found, NOW)[0])
-    assert sorted(outside.rglob("*")) == before
 
 
 def test_a_blob_with_a_hard_link_frees_nothing(two, proc, tmp_path):

@@ -10,14 +10,7 @@ from cases import each_case
 
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import Life, State
-from spark_cluster.node.supervisor import (
-    START,
-    STOP,
-    Limits,
-    Look,
-    SupervisionState,
-    decide,
-)
+from spark_cluster.node.supervisor import START, STOP, Limits, Look, SupervisionState, decide
 
 LIMITS = Limits(misses=3, load_s=100, crashes=3, pause_s=10, longest_pause_s=40, restarts=3)
 GOOD = Look(ContainerState(id="one", started="t0"), State(Life.SERVING), boot="b0")
