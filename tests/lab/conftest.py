@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from beside import Beside, Place
+from commandline import CommandLine
 from detection import Detection, detection
 
 from spark_cluster_lab import Lab, LabNode
@@ -97,6 +98,17 @@ def fresh_file(request: pytest.FixtureRequest) -> None:
         made: Lab = request.getfixturevalue("lab")
         made.up(2, fresh=True)
         made.trust()
+
+
+@pytest.fixture(scope="module")
+def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A user with a folder for recipes of their own; nothing serves, at the end neither."""
+    lab.trust()
+    made = CommandLine(tmp_path_factory.mktemp("user"))
+    (made.home / "recipes").mkdir()
+    made("down", "--end-jobs")
+    yield made
+    made("down", "--end-jobs")
 
 
 @pytest.fixture

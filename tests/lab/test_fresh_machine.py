@@ -175,33 +175,6 @@ def test_every_program_of_the_tests_is_in_the_list() -> None:
     assert called - set(machine.TOOLS | machine.TEST_TOOLS) - ALWAYS_THERE - OF_A_GPU == set()
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "run(['curl', url])",
-        "subprocess.run(('curl', url), check=True)",
-        "subprocess.Popen(args=['curl'])",
-        "other.run(['curl', '-s'], check=False)",
-        "words = ['curl', '-s']\nwords += ['-m', '5']\nexposed.neighbour.run(words)",
-        "CURL: tuple[str, ...] = ('curl',)\nsubprocess.check_output([*CURL, url])",
-        "def words():\n    return ['curl', url]\nrun(words())",
-        "run(['curl', *more] if fast else ['curl'])",
-        "CURL = shutil.which('curl')",
-        "subprocess.run('curl -s x', shell=True)",
-        "run(['ip', 'netns', 'exec', NAME, 'curl'])",
-    ],
-)
-def test_a_program_is_found_however_it_is_called(source: str) -> None:
-    assert "curl" in programs(source)
-
-
-@pytest.mark.parametrize(
-    "source", ["spark1.run(['curl'])", "self.node.run(('curl',))", "x = ['curl']"]
-)
-def test_what_runs_on_a_node_is_not_this_machines(source: str) -> None:
-    assert programs(source) == set()
-
-
 def programs_of(folder: Path) -> set[str]:
     here = (p for p in folder.rglob("*.py") if not ELSEWHERE & {x.name for x in p.parents})
     sources = (path.read_text() for path in sorted(here))

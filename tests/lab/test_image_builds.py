@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,11 @@ echo "$PWD $WORKSPACE_DIR $GREETING" > /etc/where
 
 
 @pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("mods"))
-    put(made.home / f"recipes/{NAME}.mods/fix/run.sh", SCRIPT)
-    put(made.home / f"recipes/{NAME}.mods/fix/changed.txt", "changed\n")
-    write(made)
-    made("down")
-    yield made
-    made("down")
+def user(user: CommandLine) -> CommandLine:
+    put(user.home / f"recipes/{NAME}.mods/fix/run.sh", SCRIPT)
+    put(user.home / f"recipes/{NAME}.mods/fix/changed.txt", "changed\n")
+    write(user)
+    return user
 
 
 def write(user: CommandLine, **changed: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,9 @@ UP = ("up", "--tp", "1", "--recipe", NAME)
 
 
 @pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("kinds"))
-    (made.home / "recipes").mkdir()
-    word_model.write(made.home / "recipes/words")
-    made("down")
-    yield made
-    made("down")
+def user(user: CommandLine) -> CommandLine:
+    word_model.write(user.home / "recipes/words")
+    return user
 
 
 def write(user: CommandLine, kind: str, **changed: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,21 +24,16 @@ CHAT, WORDS = "spark-vllm-lab-paris", "spark-vllm-lab-words"
 
 
 @pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("models-up"))
-    (made.home / "recipes").mkdir()
-    word_model.write(made.home / "recipes/words")
-    (made.home / "recipes/lab-words.yaml").write_text(json.dumps(recipe("embedding")))
+def user(user: CommandLine) -> CommandLine:
+    word_model.write(user.home / "recipes/words")
+    (user.home / "recipes/lab-words.yaml").write_text(json.dumps(recipe("embedding")))
 
     def several(inventory: dict[str, Any]) -> None:
         del inventory["serve"]["recipe"]
         small = {"recipe": "lab-words", "aliases": ["text-embedding-3-small"]}
         inventory["serve"]["recipes"] = ["lab-paris", small]
 
-    made = made.with_inventory("several", several)
-    made("down")
-    yield made
-    made("down")
+    return user.with_inventory("several", several)
 
 
 def started(node: LabNode, name: str) -> str:
