@@ -1,5 +1,5 @@
-"""A model from the hub, by the real `hf` in a real container; the lab's hub sends a file a byte at a
-time until it is told to go on."""
+"""A model from the hub, by the real `hf` in a real container; the lab's hub sends a file a byte at
+a time until it is told to go on."""
 
 from __future__ import annotations
 

@@ -73,9 +73,6 @@ def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
         assert node.run(["docker", "ps", "--format", "{{.Names}}"]).stdout.split() == ["spark-vllm"]
     found = user.json("status")
     assert (found["state"], found["problems"], found["ray"]["nodes"]) == ("serving", [], 0)
-
-
-def test_again_changes_nothing(user):
     assert user.json(*UP)["changed"] == 0
 
 

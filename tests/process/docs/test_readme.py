@@ -76,7 +76,7 @@ RUN_BY = {
         "the lab; the password from a variable",
     ),
     "spark-cluster playbook greet.py --check --diff": (f"{LAB}/test_provision.py", "the lab"),
-    "spark-cluster models pull ORG/NAME": (f"{LAB}/test_models.py", "a hub on this machine"),
+    "spark-cluster models pull ORG/NAME": (f"{LAB}/test_first_up.py", "a hub on this machine"),
     "spark-cluster keys add NAME": (f"{LAB}/test_main_job.py", "the lab"),
     "spark-cluster lab down": (f"{LAB}/test_fresh_machine.py", "a machine whose lab is down"),
 }
