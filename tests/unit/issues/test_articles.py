@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import linted_commands as articles
 import pytest
+from article_commands import COMMANDS, PART_7, PART_9
 
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
@@ -22,7 +22,7 @@ EXPECTED = {
         "warning": {"open-to-the-network", "share-too-high", "gemma4-reasoning-empty"},
         "info": {"image-not-pinned", "compile-cache-lost", "fp8-kv-cache-repeats"},
     },
-    "SINGLE": {
+    "SINGLE_SPARK": {
         "error": set(),
         "warning": {"image-not-pinned"},
         "info": {
@@ -77,47 +77,47 @@ def ids(found: dict[str, KnownIssueMatch], severity: str) -> set[str]:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_is_found_and_nothing_else(name):
-    found = found_in(getattr(articles, name))
+    found = found_in(COMMANDS[name])
     assert {severity: ids(found, severity) for severity in ("error", "warning", "info")} == (
         EXPECTED[name]
     )
 
 
 def test_a_finding_names_what_was_seen_and_the_flag():
-    found = found_in(articles.PART_9)
+    found = found_in(PART_9)
     parser = found["gemma4-pythonic-parser"]
     assert parser.found == "--tool-call-parser pythonic"
     assert parser.flag == "--tool-call-parser"
     assert parser.fix == "--tool-call-parser gemma4"
     share = found["share-too-high"]
     assert share.found == "--gpu-memory-utilization 0.85 is 103.4 of 121.7 GiB"
-    assert "58.4" in found_in(articles.RUNTIME_FP8)["online-fp8-load-peak"].found
-    assert "29.2" in found_in(articles.RUNTIME_FP8_TP2)["online-fp8-load-peak"].found
+    assert "58.4" in found_in(COMMANDS["RUNTIME_FP8"])["online-fp8-load-peak"].found
+    assert "29.2" in found_in(COMMANDS["RUNTIME_FP8_TP2"])["online-fp8-load-peak"].found
 
 
 def test_the_26b_without_its_patch_and_without_marlin():
-    text = articles.PART_7.replace("--moe-backend marlin", "").replace("gemma4_patched.py:", "x:")
+    text = PART_7.replace("--moe-backend marlin", "").replace("gemma4_patched.py:", "x:")
     text = text.replace("/models/gemma4.py", "/models/gemma4_other.py")
     found = found_in(text)
     assert {"nvfp4-moe-native-kernels", "nvfp4-moe-scale-keys"} <= ids(found, "error")
 
 
 def test_a_dense_model_needs_no_marlin():
-    found = found_in(articles.PART_9)
+    found = found_in(PART_9)
     assert "nvfp4-moe-native-kernels" not in found
-    with_it = found_in(articles.PART_9 + " --moe-backend marlin")
+    with_it = found_in(PART_9 + " --moe-backend marlin")
     assert with_it["moe-setting-on-dense"].fix == "leave moe-backend out"
 
 
 def test_the_plain_tag_is_another_build():
-    text = articles.PART_9.replace("gemma4-cu130", "gemma4")
+    text = PART_9.replace("gemma4-cu130", "gemma4")
     assert "gemma4-plain-image-tag" in ids(found_in(text), "error")
-    assert "gemma4-plain-image-tag" not in found_in(articles.PART_9)
+    assert "gemma4-plain-image-tag" not in found_in(PART_9)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_can_be_repaired_is_and_the_remainder_stays(name):
-    text = getattr(articles, name)
+    text = COMMANDS[name]
     done = lint_target.fix(lint_target.of_command(text, None), PROJECT)
     before, after = commandline.parse(text), commandline.parse(done.text)
     assert not [f for f in done.remaining if f.severity == "error" and f.edit is not None]
@@ -169,9 +169,9 @@ def test_what_is_shipped_without_digest_or_commit_is_said(path):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_finding_that_can_be_repaired_names_its_flag(name):
-    for finding in found_in(getattr(articles, name)).values():
+    for finding in found_in(COMMANDS[name]).values():
         assert finding.flag or finding.edit is None, finding.id
-    flags = {f.id: f.flag for f in found_in(articles.PART_9).values()}
+    flags = {f.id: f.flag for f in found_in(PART_9).values()}
     assert flags["open-to-the-network"] == "--publish"
-    flags = {f.id: f.flag for f in found_in(articles.SINGLE).values()}
+    flags = {f.id: f.flag for f in found_in(COMMANDS["SINGLE_SPARK"]).values()}
     assert flags["moe-setting-on-dense"] == "VLLM_FLASHINFER_MOE_BACKEND"
