@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from commandline import CommandLine, Started, until
-from copies_left import left_of_copies
 from small_disk import small_disk
 
 from spark_cluster.config.folders import CACHE_ROOT
@@ -120,10 +119,3 @@ def test_a_disk_that_is_full_in_the_middle_of_a_copy_is_named(user, spark2):
         (copied,) = user.json("models", "copy", "org/cut")["copies"]
         assert copied["moved"] <= SIZE - before
         assert arrived(spark2) == SIZE
-
-
-def test_a_copy_leaves_neither_its_secrets_nor_processes(user, spark1, spark2):
-    (copied,) = user.json("models", "copy", "org/cut")["copies"]
-    assert copied["moved"] == SIZE
-    for node in (spark1, spark2):
-        assert not left_of_copies(node)

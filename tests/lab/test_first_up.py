@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import readme
 from commandline import CHECKOUT, WAIT_S, CommandLine, until
-from copies_left import left_of_copies
 from image_registry import ImageRegistry, registry
 from ruamel.yaml import YAML
 
@@ -134,6 +133,13 @@ def user(
 def blobs(node: LabNode) -> str:
     """Names and sizes of the model's contents on a node."""
     return node.run(["sh", "-c", f"cd {FOLDER}/blobs && stat -c '%n %s' *"]).stdout
+
+
+def left_of_copies(node: LabNode) -> list[str]:
+    """Return the folders, with their keys, and the processes of copies on a node, no lock."""
+    folders = node.run(["ls", "/run/spark-cluster/copies"], check=False).stdout.split()
+    processes = node.run(["pgrep", "--full", "copy_work:main"], check=False).stdout.split()
+    return [*(name for name in folders if "lock" not in name), *processes]
 
 
 def test_without_the_hub_nothing_is_begun(user, hub):

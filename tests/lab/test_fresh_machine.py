@@ -10,7 +10,6 @@ import ast
 import os
 import re
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -120,11 +119,6 @@ def test_what_needs_a_node_says_that_the_lab_is_down(bare: Path, words: tuple[st
     else:
         assert isinstance(result.exception, UsageError), result.output
     assert "install" not in bare.read_text()
-
-
-def test_the_packages_can_be_listed(bare: Path) -> None:
-    listed = invoke("tools", "--tests", "--list").output.split()
-    assert {"openssh-server", "mmdebstrap"} <= set(listed)
 
 
 STARTING_APT = """#!/bin/sh
@@ -273,20 +267,3 @@ def test_progress_of_a_build_says_what_how_much_and_how_long(tmp_path: Path) -> 
     thing.unfinished.rename(thing.path)
     small.unfinished.mkdir()
     assert progress.line().startswith("small, about ")
-
-
-def test_progress_is_shown_while_a_build_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_cluster_lab.build_progress.INTERVAL_S", 0.01)
-    thing = Artefact(tmp_path, "thing", "recipe", lambda _: None, usual_s=1, usual_mb=1)
-    thing.unfinished.mkdir()
-    seen, shown = [], threading.Event()
-
-    def say(text: str) -> None:
-        seen.append(text)
-        if text.startswith("thing"):
-            shown.set()
-
-    with BuildProgress([thing], say).shown():
-        assert shown.wait(120)

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from spark_cluster_lab.gpu import (
 )
 from spark_cluster_lab.gpu.description import (
     Description,
-    asked_differently,
-    changed_since,
     read,
 )
 from spark_cluster_lab.gpu.devices import Gpu
@@ -151,15 +148,6 @@ def test_a_mount_that_does_not_answer_is_left_out(
     assert not (tmp_path / "root").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/var/cache", "ext4"), ("/srv/my models/big/x", "xfs"), ("/mnt/tools/x", "tmpfs"),
-     ("/srv/my modelsX", "ext4")],
-)  # fmt: skip
-def test_the_file_system_of_a_path(path: str, kind: str) -> None:
-    assert mounts.file_system(mounts.parse(MOUNTINFO), Path(path)) == kind
-
-
 def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
     root = mounts.parse("22 1 254:0 / / rw - overlay overlay rw\n")
     assert requirements.keeps_in_memory(root, tmp_path / "state")
@@ -257,24 +245,6 @@ def test_a_torn_record_of_forwarding_is_none(tmp_path: Path, text: str) -> None:
     restore_forwarding(record)
     assert not record.exists()
     restore_forwarding(record)
-
-
-def test_nodes_are_compared_by_what_the_user_asked_for() -> None:
-    hosts = {"10.90.0.11": "gpu1"}
-    was = Description(gpu(0), ("nvidia0",), shares=("/srv",), hosts=hosts)
-    later = replace(was, mounts=("/mnt",), name_servers=("9.9.9.9",), libraries=("/x",))
-    assert asked_differently([was], [later]) == []
-    assert changed_since([was], [was]) == []
-    assert changed_since([was], [later]) == ["mounts", "name servers", "folders of libraries"]
-    assert changed_since([None], [later]) == []
-    for new, said in (
-        (replace(was, gpu=gpu(1)), "gpu1 has GPU GPU-0, GPU-1 is asked for"),
-        (replace(was, shares=()), "gpu1 is shown /srv, --share asks for nothing"),
-        (replace(was, hosts={}), "gpu1 has other addresses"),
-    ):
-        assert asked_differently([was], [new]) == [said]
-    assert asked_differently([None], [was]) == ["gpu1 was made by another version of spark-cluster"]
-    assert asked_differently([was], [was, was]) == ["nodes: 1 exist, 2 are asked for"]
 
 
 def test_a_supervisor_keeps_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
