@@ -30,7 +30,6 @@ pytestmark = pytest.mark.lab
 LOCK = "/run/spark-cluster/locks/run"
 AGENT = "spark-cluster-agen[t]"
 SUDOERS = f"/etc/sudoers.d/{USER}"
-CABLED = "enp1s0f1np1"
 
 MARK = """
 def main(play):

@@ -18,25 +18,14 @@ import pytest
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster_lab import power
-from spark_cluster_lab.gpu import (
-    boot,
-    devices,
-    mounts,
-    network,
-    requirements,
-    seed,
-)
-from spark_cluster_lab.gpu.description import (
-    Description,
-    read,
-)
+from spark_cluster_lab.gpu import boot, devices, mounts, network, requirements, seed
+from spark_cluster_lab.gpu.description import Description
 from spark_cluster_lab.gpu.devices import Gpu
 from spark_cluster_lab.gpu.inventory import inventory
 from spark_cluster_lab.gpu.layout import DEFAULT_STATE, FABRIC, GpuLayout
 from spark_cluster_lab.network import restore_forwarding
 
 H100 = "0, GPU-1, 00000000:18:00.0, NVIDIA H100 80GB HBM3, 81559\n"
-GB10 = "0, GPU-2, 0000000F:01:00.0, NVIDIA GB10, [N/A]\n"
 INVENTORIES = Path(__file__).parents[2] / "inventories"
 
 
@@ -65,38 +54,7 @@ def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert "nvidia-modprobe" in caught.value.hint
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root is needed")
-def test_the_files_of_unified_memory_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "which", lambda _name: None)
-    known = factories.put(tmp_path / "devices", "  1 mem\n195 nvidia\n510 nvidia-uvm\n")
-    devices.make_uvm(tmp_path, known)
-    made = [(tmp_path / name).stat().st_rdev for name in ("nvidia-uvm", "nvidia-uvm-tools")]
-    assert made == [os.makedev(510, 0), os.makedev(510, 1)]
-    known.write_text("  1 mem\n")
-    (tmp_path / "other").mkdir()
-    devices.make_uvm(tmp_path / "other", known)
-    assert not any((tmp_path / "other").iterdir())
-
-
 # --- what the machine has to have ------------------------------------------------------------
-
-
-def test_the_drivers_libraries_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where containers have them, which no cache of ldconfig knows."""
-    folder = tmp_path / "nvidia/lib64"
-    folder.mkdir(parents=True)
-    (folder / "libcuda.so.1").touch()
-    (tmp_path / "nvidia/bin").mkdir()
-    program = tmp_path / "nvidia/bin/nvidia-smi"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"relative:{folder}")
-    monkeypatch.setattr(requirements, "which", lambda _name: None)
-    assert requirements.libraries() == [str(folder)]
-    assert requirements.links()["nvidia-smi"] == str(program)
 
 
 # --- mounts ----------------------------------------------------------------------------------
@@ -160,12 +118,6 @@ def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
 # --- the network -----------------------------------------------------------------------------
 
 
-def test_what_lets_nodes_out_is_above_what_keeps_others_out() -> None:
-    """Each rule is inserted above the one before."""
-    verdicts = [rule.split()[-1] for table, rule in network.rules() if table == "filter"]
-    assert verdicts == ["DROP", "ACCEPT", "ACCEPT", "ACCEPT"]
-
-
 @pytest.mark.lab
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root on Linux and iptables"
@@ -220,25 +172,6 @@ def test_inventories_that_ship_are_of_the_lab(name: str, count: int, tmp_path: P
         assert found.fabric[0].name == FABRIC  # type: ignore[union-attr]
 
 
-def test_a_description_survives_its_file(tmp_path: Path) -> None:
-    node = GpuLayout(tmp_path).nodes(1)[0]
-    described = Description(
-        gpu(0), ("nvidia0",), ("/usr/local/nvidia",), hosts={"10.90.0.11": "gpu1"}
-    )
-    described.write(node)
-    assert read(node.description) == described
-    assert json.loads(node.description.read_text())["gpu"]["name"] == "NVIDIA H100"
-    whole = json.loads(node.description.read_text())
-    other = {**whole, "gpu": {"index": 0}}
-    older = {name: value for name, value in whole.items() if name != "mounts"}
-    for data in (older, other, {**whole, "colour": "green"}, {**whole, "shares": None}, [], None):
-        node.description.write_text(json.dumps(data))
-        assert read(node.description) is None, data
-    for text in ("", "{"):
-        node.description.write_text(text)
-        assert read(node.description) is None
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": "now\\n"}', '{"settings": 1}'])
 def test_a_torn_record_of_forwarding_is_none(tmp_path: Path, text: str) -> None:
     record = factories.put(tmp_path / "forwarding.json", text)
@@ -291,15 +224,3 @@ def test_a_node_starts_nothing_of_the_machines(root: Path) -> None:
     assert (root / "etc/fstab").read_text() == ""
     gone = ("etc/ssh/ssh_host_rsa_key", "usr/bin/docker", "var/lib/spark-cluster")
     assert not any((root / path).exists() for path in gone)
-
-
-def test_what_a_node_has_become_stays(root: Path) -> None:
-    seeded(root)
-    identity = (root / "etc/machine-id").read_text()
-    assert len(identity.strip()) == 32
-    factories.put(root / "etc/systemd/system/multi-user.target.wants/spark-vllm.service", "")
-    factories.put(root / "etc/ssh/ssh_host_rsa_key", "the node's")
-    seeded(root)
-    assert (root / "etc/machine-id").read_text() == identity
-    assert (root / "etc/systemd/system/multi-user.target.wants/spark-vllm.service").exists()
-    assert (root / "etc/ssh/ssh_host_rsa_key").exists()

@@ -21,7 +21,7 @@ from spark_cluster_lab.base import bootstrap
 from spark_cluster_lab.commands import command
 from spark_cluster_lab.layout import Layout
 from spark_cluster_lab.machine import Distribution, pick_mirrors
-from spark_cluster_lab.vllm_env import copy_named_files, local_directories, parse_pip_config
+from spark_cluster_lab.vllm_env import copy_named_files, parse_pip_config
 
 DEBIAN = Distribution("debian", "bookworm", "http://deb.example/debian", "http://sec.example")
 
@@ -74,17 +74,6 @@ def test_pip_settings_become_variables() -> None:
         "PIP_NO_BINARY": "x",
     }
     assert parse_pip_config("") == {}
-
-
-def test_directories_that_pip_reads(tmp_path: Path) -> None:
-    wheels, index = tmp_path / "wheels", tmp_path / "index"
-    wheels.mkdir()
-    (index / "simple").mkdir(parents=True)
-    settings = {
-        "PIP_FIND_LINKS": f"{wheels} {tmp_path}/missing",
-        "PIP_EXTRA_INDEX_URL": f"file://{index}/simple https://example.invalid/simple",
-    }
-    assert local_directories(settings) == [index, wheels]
 
 
 def test_a_constraints_file_of_this_machine_goes_into_the_image(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from spark_cluster_lab.breakage import BREAKAGES
 
 pytestmark = pytest.mark.lab
 
-SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
 OTHER, BROKEN = "lab-paris-short", "lab-paris-broken"
 NOWHERE = "  - {source: /nowhere, target: /nowhere, read_only: true}\n"
 
