@@ -91,20 +91,6 @@ def test_each_node_builds_it_once_without_a_network(
     assert [built(node) for node in (spark1, spark2)] == before
 
 
-@pytest.mark.soak
-def test_another_script_is_another_image(user: CommandLine, spark1: LabNode) -> None:
-    user(*ALLOWED)  # alone, as `make soak` runs it, it finds no image
-    before = built(spark1)
-    put(user.home / f"recipes/{NAME}.mods/fix/changed.txt", "again\n")
-    ran = user(*ALLOWED, status=4)
-    assert "has the SHA-256" in ran.err, "the recipe does not name the new file"
-    assert built(spark1) == before
-    write(user)
-    assert "Paris" in user.json(*ALLOWED)["answer"]
-    assert built(spark1) != before
-    assert inside(spark1, "/etc/changed") == "again"
-
-
 def of_builds(node: LabNode) -> list[str]:
     """Containers of build steps, running or not."""
     names = node.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()

@@ -49,13 +49,3 @@ def test_nothing_stays_on_the_nodes(user, spark1, number):
     started.process.send_signal(number)
     started.process.communicate()
     until(lambda: not left(spark1), what="the end of the sampler")
-
-
-def test_a_gpu_that_is_throttled_is_flagged(user, spark1):
-    spark1.set_state(throttle="Active", utilization=96, sm_clock_mhz=611)
-    try:
-        ran = user("--limit", "spark1", "top", "--count", "3")
-    finally:
-        spark1.set_state(throttle=None, utilization=None, sm_clock_mhz=None)
-    assert "throttled: sw_power_cap" in ran.out
-    assert "SM clock under 1.5 GHz under load" in ran.out
