@@ -20,7 +20,7 @@ from spark_cluster.issues.log_lines import (
 TABLES = cases(__file__, "lines.toml")
 
 
-@pytest.mark.parametrize("line", TABLES["line"], ids=lambda line: line["raw"][:40])
+@pytest.mark.parametrize("line", TABLES["line"])
 def test_the_layers(line):
     told = dict(line)
     assert read(told.pop("raw")) == ParsedLine(**told)
