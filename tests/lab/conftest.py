@@ -30,14 +30,6 @@ WHY_NOT = (
 BESIDE = pytest.StashKey[Beside]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--fresh-files",
-        action="store_true",
-        help="begin each file of lab tests with fresh nodes: what stands on other files fails",
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a lab (make lab-tests); alone, and in the first one, it is the machine's."""
     if number := getattr(config, "workerinput", {}).get("lab"):
@@ -89,15 +81,6 @@ def lab() -> Iterator[Lab]:
     else:
         lab.up(2, fresh=True)
         lab.trust()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fresh_file(request: pytest.FixtureRequest) -> None:
-    """With --fresh-files, leave nothing of the file before."""
-    if request.config.getoption("fresh_files", False):
-        made: Lab = request.getfixturevalue("lab")
-        made.up(2, fresh=True)
-        made.trust()
 
 
 @pytest.fixture(scope="module")
