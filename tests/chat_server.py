@@ -6,15 +6,15 @@ returns the answer that is sent.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from web_server import Answer, Asked, WebServer
 
 from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
 from spark_cluster.engine.answer_checks import Client
@@ -84,13 +84,22 @@ class ChatServer:
         self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        self.http = WebServer(self._reply, port)
 
     def close(self) -> None:
         self._closed.set()
-        self.http.shutdown()
-        self.http.server_close()
+        self.http.close()
+
+    def _reply(self, asked: Asked) -> Answer:
+        if asked.method == "POST":
+            self.asked.append((asked.document, dict(asked.headers)))
+            return self.answer(asked.document)
+        stated = self.context if self.context_stated == -1 else self.context_stated
+        rows = [{"id": name, "max_model_len": stated} for name in self.listed]
+        self.when_asked()
+        if asked.path == "/v1/models":
+            return 200, {"data": rows}
+        return self.health if asked.path == "/health" else 200, ""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -118,35 +127,6 @@ class ChatServer:
             return 200, whole(reply)
         body = "".join(stream(reply))
         return 200, body.partition("data: [DONE]")[0] if self.cut else body
-
-
-def _handler(outer: ChatServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            stated = outer.context if outer.context_stated == -1 else outer.context_stated
-            rows = [{"id": name, "max_model_len": stated} for name in outer.listed]
-            document = {"data": rows}
-            outer.when_asked()
-            status = outer.health if self.path == "/health" else 200
-            self._send(status, json.dumps(document) if self.path == "/v1/models" else "")
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            outer.asked.append((request, dict(self.headers)))
-            self._send(*outer.answer(request))
-
-        def _send(self, status: int, body: str) -> None:
-            data = body.encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):  # the client no longer waits
-                self.wfile.write(data)
-
-        def log_message(self, *_args: object) -> None:
-            pass
-
-    return Handler
 
 
 def text_of(request: dict[str, Any]) -> str:

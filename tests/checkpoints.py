@@ -19,56 +19,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cases import cases
+
 from spark_cluster.models.checkpoint import BITS, Tensor
 
-LLAMA_70B: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
-NEMOTRON_SUPER: dict[str, Any] = {
-    "model_type": "nemotron_h",
-    "hidden_size": 4096,
-    "num_hidden_layers": 88,
-    "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"
-    "EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "mamba_num_heads": 128,
-    "mamba_head_dim": 64,
-    "ssm_state_size": 128,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "n_routed_experts": 512,
-    "num_experts_per_tok": 22,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 2688,
-    "moe_latent_size": 1024,
-    "moe_shared_expert_intermediate_size": 5376,
-    "intermediate_size": 2688,
-    "vocab_size": 131072,
-    "max_position_embeddings": 262144,
-    "num_nextn_predict_layers": 1,
-}
-"""As public conversions of the model to other frameworks give its config."""
-SMALL: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-}
+CONFIGS: dict[str, dict[str, Any]] = cases(__file__, "data/checkpoint_configs.json")
+LLAMA_70B, NEMOTRON_SUPER, SMALL = CONFIGS.values()
+"""Configs; that of Nemotron as public conversions of the model to other frameworks give it."""
 
 
 def tensor(name: str, dtype: str, *shape: int, count: int = 1) -> Tensor:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import waiting
+from factories import put
 from ruamel.yaml import YAML
 
 CHECKOUT = Path(__file__).parents[1]
 LAB_INVENTORY = CHECKOUT / "inventories" / "lab.yaml"
+LAB_RECIPE = CHECKOUT / "recipes" / "lab-paris.yaml"
 
 WAIT_S = 600.0
 """Seconds after which a command or a node is taken to hang, also where much else is at work."""
@@ -88,6 +90,12 @@ class CommandLine:
         """The JSON document of a command."""
         return self(*words, "--json", status=status, timeout=timeout).document
 
+    def status(self) -> dict[str, Any]:
+        """What `status` prints, whatever its exit status."""
+        out, _ = self.start("status", "--json").process.communicate(timeout=WAIT_S)
+        found: dict[str, Any] = json.loads(out)
+        return found
+
     @property
     def record(self) -> Path:
         """The record of the last run that could change something."""
@@ -109,6 +117,14 @@ class CommandLine:
         path = self.home / name
         path.write_text("from spark_cluster.resources import *\n\n\n" + text)
         return str(path)
+
+    def recipe(self, name: str, *changes: tuple[str, str]) -> None:
+        """Write the lab's recipe under another name, with some of its texts replaced."""
+        text = LAB_RECIPE.read_text().replace("name: lab-paris", f"name: {name}")
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        put(self.home / f"recipes/{name}.yaml", text)
 
     def with_inventory(self, name: str, change: Callable[[dict[str, Any]], None]) -> CommandLine:
         """The same user with the lab's inventory, changed."""

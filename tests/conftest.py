@@ -173,11 +173,6 @@ def as_a_process_begins() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.fixture
-def time_limit() -> None:
-    """Nothing: every test has its limit."""
-
-
 @pytest.fixture(scope="session")
 def agents_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the agents' code, one for all tests, so that it is sent and compiled once."""

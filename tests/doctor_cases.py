@@ -30,7 +30,6 @@ Case = tuple[str, dict[str, Any], str, str]
 SWAP = "Filename Type Size Used Priority\n/swap.img file 16777212 0 -2\n"
 FRAGMENTED = "Node 0, zone Normal 81231 40211 20102 9021 3021 811 120 27 5 0 0\n"
 ALL_DOWN = HCAS.replace("(Up)", "(Down)")
-REPLUGGED = "pci 0000:01:00.0: [15b3:1021] type 00 class 0x020000 PCIe Endpoint"
 
 
 def kernel(*said: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from beside import Beside, Place
+from commandline import CommandLine
 from detection import Detection, detection
 
 from spark_cluster_lab import Lab, LabNode
@@ -27,14 +28,6 @@ WHY_NOT = (
 
 
 BESIDE = pytest.StashKey[Beside]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--fresh-files",
-        action="store_true",
-        help="begin each file of lab tests with fresh nodes: what stands on other files fails",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -90,13 +83,15 @@ def lab() -> Iterator[Lab]:
         lab.trust()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fresh_file(request: pytest.FixtureRequest) -> None:
-    """With --fresh-files, leave nothing of the file before."""
-    if request.config.getoption("fresh_files", False):
-        made: Lab = request.getfixturevalue("lab")
-        made.up(2, fresh=True)
-        made.trust()
+@pytest.fixture(scope="module")
+def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A user with a folder for recipes of their own; nothing serves, at the end neither."""
+    lab.trust()
+    made = CommandLine(tmp_path_factory.mktemp("user"))
+    (made.home / "recipes").mkdir()
+    made("down", "--end-jobs")
+    yield made
+    made("down", "--end-jobs")
 
 
 @pytest.fixture

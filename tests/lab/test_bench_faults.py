@@ -5,17 +5,14 @@ The first two are measured on one server, which the full disk leaves up.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from bench_results import bench_user, record
+from bench_results import attached, bench_user, cells, record, results
 from commandline import CommandLine, until
 from small_disk import small_disk
 
 from spark_cluster.bench.on_node import FOLDER
-from spark_cluster_lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
@@ -51,75 +48,44 @@ def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
         yield made
 
 
-def started(node: LabNode) -> dict[str, float]:
-    """Each cell that has a result on the node, with the moment at which it was begun."""
-    show = f'for f in {FOLDER}/*/*/cells/*.json; do [ ! -f "$f" ] || {{ echo "$f"; cat "$f"; '
-    show += "echo; }; done"
-    lines = [line for line in node.run(["sh", "-c", show]).stdout.splitlines() if line]
-    pairs = zip(lines[::2], lines[1::2], strict=True)
-    return {Path(path).stem: json.loads(text)["started"] for path, text in pairs}
-
-
 def test_a_full_disk_ends_the_run_and_it_continues_with_room(user, spark1):
     """The server stays up when a run fails, so the next run needs no start."""
     with small_disk(spark1, FOLDER, ROOM):
         run = user.start("bench", "run", "four", "--out", "full", "--keep")
-        until(lambda: started(spark1), what="the first result")
+        until(lambda: results(spark1), what="the first result")
         spark1.run(["fallocate", "-l", "30M", f"{FOLDER}/other-data"])
         ran = run.end(status=1)
         assert "less than 64 MiB are free" in ran.printed
         assert record(user.home / "full")["status"] == "failed"
-        before = started(spark1)
+        before = results(spark1)
         assert 0 < len(before) < 4
 
         again = user("bench", "attach", "full", "--keep", status=1)
         assert "less than 64 MiB are free" in again.printed
-        assert started(spark1) == before
+        assert results(spark1) == before
 
         spark1.run(["rm", f"{FOLDER}/other-data"])
-        attached = user.start("bench", "attach", "full", "--keep", "--json")
-        out, err = attached.process.communicate(timeout=600)
-        document = json.loads(out)
-        assert document["cells"] == 4, out + err
-        after = started(spark1)
-        assert {id: after[id] for id in before} == before, "no cell was measured twice"
-    assert record(user.home / "full")["status"] == "complete"
+        attached(user, "full", 4, "--keep")
+        assert before.items() <= results(spark1).items(), "no cell was measured twice"
 
 
 def test_the_head_is_rebooted_in_the_middle_of_a_run(user, spark1):
     run = user.start("bench", "run", "four", "--out", "reboot", "--keep")
-    until(lambda: len(started(spark1)) > 1, what="two results")
-    before = started(spark1)
+    until(lambda: len(results(spark1)) > 1, what="two results")
+    before = results(spark1)
     spark1.poweroff(orderly=False)  # away for longer than a run waits for it
     ran = run.end(status=3)
     assert "spark1" in ran.printed
     assert record(user.home / "reboot")["status"] == "failed"
     spark1.boot()
-    before |= started(spark1)  # one more may have come between the look and the reboot
+    before |= results(spark1)  # one more may have come between the look and the reboot
     assert len(before) < 4, "the reboot came after the last cell: the test shows nothing"
 
-    attached = user.start("bench", "attach", "reboot", "--keep", "--json")
-    out, err = attached.process.communicate(timeout=600)
-    document = json.loads(out)
-    assert document["cells"] == 4, out + err
-    told = record(user.home / "reboot")
-    assert told["status"] == "complete"
-    after = started(spark1)
-    assert set(after) == {cell["id"] for cell in told["cells"]}
-    assert {id: after[id] for id in before} == before, "only the cell in progress is repeated"
+    attached(user, "reboot", 4, "--keep")
+    after = results(spark1)
+    assert set(after) == set(cells(user, "reboot"))
+    assert before.items() <= after.items(), "only the cell in progress is repeated"
     assert (user.home / "reboot/telemetry.parquet").stat().st_size > 1000
-
-
-def test_the_record_has_what_a_repetition_needs(user):
-    told = record(user.home / "reboot")
-    assert 0 < told["round_trip_ms"] < 1000
-    (setup,) = told["setups"]
-    assert setup["versions"]["torch"]
-    (node,) = told["nodes"]
-    assert node["firmware"] == "28.45.4028"
-    logs = {path: (user.home / "reboot" / path).read_text() for path in setup["logs"]}
-    assert any("Application startup complete" in text for text in logs.values())
-    assert all(len(text) <= 1 << 20 for text in logs.values())
 
 
 def test_a_sweep_goes_on_after_a_variant_that_cannot_start(user):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from bench_results import bench_user, record
-from commandline import WAIT_S, CommandLine, until
+from bench_results import attached, bench_user, cells, record, results
+from commandline import CommandLine, until
 
 from spark_cluster.bench.on_node import FOLDER
-from spark_cluster_lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
@@ -36,41 +33,17 @@ def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
         yield made
 
 
-def files(node: LabNode, pattern: str) -> list[str]:
-    """Names of what is in the folders of the steps on a node."""
-    found = node.run(["sh", "-c", f"ls {FOLDER}/*/*/{pattern} 2>/dev/null || true"]).stdout
-    return [Path(line).name for line in found.splitlines()]
-
-
-def measured(node: LabNode) -> list[str]:
-    return files(node, "cells/*.json")
-
-
 def test_it_goes_on_without_the_laptop(user, spark1, spark2):
     run = user.start("bench", "run", "pair", "--out", "one")
-    until(lambda: measured(spark1), what="the first cell's results")
+    until(lambda: results(spark1), what="the first cell's results")
     run.process.send_signal(signal.SIGKILL)
     run.process.communicate()
-    until(lambda: len(measured(spark1)) == CELLS, what="the node goes on by itself")
-    results = ["sh", "-c", f"cat {FOLDER}/*/*/cells/*.json"]
-    before = spark1.run(results).stdout
-    assert measured(spark2) == [], "one load generator, next to the endpoint"
+    until(lambda: len(results(spark1)) == CELLS, what="the node goes on by itself")
+    before = results(spark1)
+    assert results(spark2) == {}, "one load generator, next to the endpoint"
 
-    attached(user, "one")
-    assert spark1.run(results).stdout == before, "not measured twice"
-    assert record(user.home / "one")["status"] == "complete"
-
-
-def attached(user: CommandLine, folder: str) -> None:
-    """Go on with a run until each cell has a result."""
-    process = user.start("bench", "attach", folder, "--json").process
-    out, err = process.communicate(timeout=WAIT_S)
-    document = json.loads(out)
-    assert document["cells"] == CELLS, out + err
-    assert process.returncode == (1 if document["failed"] else 0)
-    reasons = [c["reason"] for c in record(user.home / folder)["cells"] if c["status"] != "ok"]
-    # A busy machine may get all tokens of a run at once, of which there is no speed.
-    assert all(reason.endswith("runs were dropped") for reason in reasons), reasons
+    attached(user, "one", CELLS)
+    assert results(spark1) == before, "not measured twice"
 
 
 def test_the_record_has_both_replicas(user):
@@ -96,16 +69,13 @@ def test_the_record_has_both_replicas(user):
 
 def test_a_replica_that_ends_is_no_half_a_result(user, spark1, spark2):
     """The replica on the second node is killed; then the run is gone on with, by both."""
-    before = len(files(spark1, "raw/*.log"))
+    loads = ["sh", "-c", f"ls {FOLDER}/*/*/raw/*.log 2>/dev/null || true"]
+    before = spark1.run(loads).stdout
     run = user.start("bench", "run", "pair", "--out", "two")
-    until(lambda: len(files(spark1, "raw/*.log")) > before, what="a load of this run")
+    until(lambda: spark1.run(loads).stdout != before, what="a load of this run")
     spark2.run(["docker", "kill", "spark-vllm"])
     ran = run.end(status=None)
     assert "the server" in ran.printed
-    kept = {cell["id"]: cell["started"] for cell in record(user.home / "two")["cells"]}
-    assert len(kept) < CELLS
+    assert len(cells(user, "two")) < CELLS
     assert user.json("bench", "status", "two")["measuring"] == ""
-
-    attached(user, "two")
-    after = {cell["id"]: cell["started"] for cell in record(user.home / "two")["cells"]}
-    assert {id: after[id] for id in kept} == kept, "no cell was measured twice"
+    attached(user, "two", CELLS)

@@ -1,41 +1,40 @@
-"""`up` with engine arguments of the command line, and a recipe whose layers are split into stages;
-on real Docker, real Ray and real vLLM."""
+"""`up` with engine arguments of the command line, what the nodes remember of it, and their caches;
+on real Docker and real vLLM.
+
+On CPUs the lab's recipes compile nothing, so that a start is warm or cold is not seen here: a node
+is given the compiled code and the record of a launch that had some.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import CommandLine
 
+from spark_cluster.node import paths
+from spark_cluster_lab import LabNode
+
 pytestmark = pytest.mark.lab
 
-STAGED = "lab-staged"
 ONE = ("up", "--tp", "1", "--recipe", "lab-paris")
 SHORT = (*ONE, "--max-model-len", "1k", "-o", "max_num_seqs=2", "-e", "ODD=a b", "--port", "8001")
 CHANGES = "-e 'ODD=a b' -o max-model-len=1000 -o max-num-seqs=2"
+KEY = "0a1b2c3d4e"
+COMPILED = f"/var/cache/spark-cluster/engine/vllm/torch_compile_cache/{KEY}"
 
 
-@pytest.fixture(scope="module")
-def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """A user with a recipe in two stages."""
-    made = CommandLine(tmp_path_factory.mktemp("changed"))
-    (made.home / "recipes").mkdir()
-    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
-    staged = shipped.replace("name: lab-paris", f"name: {STAGED}")
-    (made.home / f"recipes/{STAGED}.yaml").write_text(f"{staged}\npipeline_parallel: 2\n")
-    made("down")
-    yield made
-    made("down")
-
-
-def command_of(spark1) -> str:
+def command_of(spark1: LabNode) -> str:
     return spark1.run(["docker", "inspect", "--format", "{{.Config.Cmd}}", "spark-vllm"]).stdout
 
 
-def test_the_server_has_them(user, spark1):
+def records(node: LabNode) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(node.run(["cat", paths.LAUNCHES]).stdout)["launches"]
+    return found
+
+
+def test_the_server_has_them(user: CommandLine, spark1: LabNode) -> None:
     document = user.json(*SHORT)
     assert "Paris" in document["answer"]
     expected = {"max-model-len": 1000, "max-num-seqs": 2, "env.ODD": "a b"}
@@ -45,17 +44,22 @@ def test_the_server_has_them(user, spark1):
     assert "ODD=a b" in json.loads(spark1.run(variables).stdout)
     found = user.json("status")
     assert (found["overrides"], found["endpoint"]) == (CHANGES, "http://10.89.0.11:8001/v1")
-    [memory] = [node for node in document["memory"] if node["node"] == "spark1"]
-    assert memory["ready"] > 0
-    assert memory["planned_ready"] is None, "a plan is of a GPU's memory"
 
 
-def test_the_same_again_changes_nothing(user):
+def test_the_same_again_changes_nothing_and_is_recorded_once(
+    user: CommandLine, spark1: LabNode
+) -> None:
+    before = records(spark1)
+    assert (before[0]["recipe"], len(before[0]["arguments"])) == ("lab-paris", 64)
+    assert before[0]["image"].startswith("sha256:")
+    assert before[0]["version"]
+    assert spark1.run(["stat", "-c", "%a %U", paths.LAUNCHES]).stdout.split() == ["600", "root"]
     assert user.json(*SHORT)["changed"] == 0
+    assert records(spark1) == before
 
 
 @pytest.mark.soak
-def test_without_them_it_says_what_is_different(user, spark1):
+def test_without_them_it_says_what_is_different(user: CommandLine, spark1: LabNode) -> None:
     user(*SHORT)
     ran = user(*ONE)
     assert f"the server runs with {CHANGES}" in ran.printed
@@ -65,18 +69,18 @@ def test_without_them_it_says_what_is_different(user, spark1):
     assert user.json(*ONE)["changed"] == 0
 
 
-def test_a_key_that_is_not_known(user):
-    ran = user(*ONE, "-o", "max-num-seq=2", status=2)
-    assert "did you mean 'max-num-seqs'?" in ran.printed
-
-
-@pytest.mark.soak
-def test_stages_on_both_nodes(user, spark1):
-    """Both stages are loaded; vLLM 0.32 has no answer from stages on CPUs, by Ray or without it."""
-    ran = user("up", "--tp", "1", "--recipe", STAGED, status=5)
-    assert "--pipeline-parallel-size 2" in command_of(spark1)
-    assert "✔ load" in ran.printed
-    assert "/health is fine, but a completion is not" in ran.printed
-    found = user.json("status")
-    assert found["state"] != "serving"
-    assert found["problems"]
+def test_parts_are_listed_and_pruned(user: CommandLine, spark1: LabNode) -> None:
+    spark1.run(["mkdir", "-p", f"{COMPILED}/rank_0_0"])
+    file = f"{COMPILED}/rank_0_0/model"
+    spark1.run(["sh", "-c", f"echo x > {file}; touch -d 2020-01-01 $(find {COMPILED})"])
+    parts = user.json("caches", "list")["parts"]
+    ours = next(part for part in parts if part["path"].endswith(KEY))
+    assert (ours["node"], ours["kind"], ours["recipes"]) == ("spark1", "compile", [])
+    shared = [part for part in parts if part["kind"] == "triton" and part["node"] == "spark1"]
+    assert all(part["kept"] for part in shared), "a server runs"
+    user("down")
+    assert user.json("caches", "prune")["applied"] is False
+    assert spark1.run(["test", "-d", COMPILED], check=False).returncode == 0
+    done = user.json("caches", "prune", "--apply")
+    assert KEY in [part["path"].rpartition("/")[2] for part in done["parts"]]
+    assert spark1.run(["test", "-d", COMPILED], check=False).returncode != 0

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from commandline import CommandLine, Started, until
-from copies_left import left_of_copies
 from small_disk import small_disk
 
 from spark_cluster.config.folders import CACHE_ROOT
@@ -77,20 +76,6 @@ def test_a_copy_goes_on_when_its_command_is_interrupted(user, spark2):
     assert user("models", "verify", "org/cut").out.count("sound") == 2
 
 
-def test_a_copy_whose_receiver_is_killed_goes_on_inside_the_file(user, spark2):
-    first = user.start("models", "copy", "org/cut", "--streams", "1")
-    wait_for(spark2, SIZE // 4, first)
-    spark2.run(["sh", "-c", "pkill -KILL -f '[c]opy_work'"], check=False)
-    first.interrupt()
-    first.process.communicate(timeout=60)
-    before = arrived(spark2)
-    (copied,) = user.json("models", "copy", "org/cut")["copies"]
-    assert before >= SIZE // 4
-    assert copied["moved"] <= SIZE - before
-    assert arrived(spark2) == SIZE
-    assert user("models", "verify", "org/cut").out.count("sound") == 2
-
-
 @pytest.mark.soak
 def test_a_copy_whose_only_source_loses_power_says_so_and_then_goes_on(user, spark1, spark2):
     first = user.start("models", "copy", "org/cut", "--streams", "1")
@@ -120,10 +105,3 @@ def test_a_disk_that_is_full_in_the_middle_of_a_copy_is_named(user, spark2):
         (copied,) = user.json("models", "copy", "org/cut")["copies"]
         assert copied["moved"] <= SIZE - before
         assert arrived(spark2) == SIZE
-
-
-def test_a_copy_leaves_neither_its_secrets_nor_processes(user, spark1, spark2):
-    (copied,) = user.json("models", "copy", "org/cut")["copies"]
-    assert copied["moved"] == SIZE
-    for node in (spark1, spark2):
-        assert not left_of_copies(node)

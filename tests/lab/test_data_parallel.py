@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,14 +18,6 @@ URL = "http://10.89.0.11:8000"
 UP = ("up", "--data-parallel", "2")
 BODY = '{"model": "paris", "prompt": "What is the capital of France?", "max_tokens": 32}'
 ASK = ["curl", "-s", "-H", "Content-Type: application/json", "-d", BODY]
-
-
-@pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("data-parallel"))
-    made("down")
-    yield made
-    made("down")
 
 
 def ranks(node: LabNode) -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import readme
 from commandline import CHECKOUT, WAIT_S, CommandLine, until
-from copies_left import left_of_copies
 from image_registry import ImageRegistry, registry
 from ruamel.yaml import YAML
 
@@ -28,7 +27,7 @@ from spark_cluster_lab.layout import GATEWAY, USER
 
 pytestmark = pytest.mark.lab
 
-NAME = "lab-hub"
+NAME, MODEL = "lab-hub", "lab/paris"
 FOLDER = f"{CACHE_ROOT}/huggingface/hub/models--lab--paris"
 IMAGE = "spark-vllm:lab"
 PREPARE = f"""
@@ -92,6 +91,7 @@ def hub(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab_hub.
     root = tmp_path_factory.mktemp("hub")
     shutil.copytree(lab.model_path, root / "lab/paris")
     (root / "lab/paris/notes.txt").write_bytes(random.Random(1).randbytes(20_000_000))
+    (root / "lab/paris/pytorch_model.bin").write_bytes(b"the same weights once more")
     with lab_hub.serve(root, GATEWAY) as served:
         yield served
 
@@ -109,38 +109,37 @@ def images(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image
 
 @pytest.fixture(scope="module")
 def user(
-    lab: Lab,
-    hub: lab_hub.LabHub,
-    images: ImageRegistry,
-    tmp_path_factory: pytest.TempPathFactory,
+    lab: Lab, user: CommandLine, hub: lab_hub.LabHub, images: ImageRegistry
 ) -> Iterator[CommandLine]:
     """A user whose recipe names model and image as hub and registry have them; no node has one."""
-    lab.trust()
-    plain = CommandLine(tmp_path_factory.mktemp("user"))
-    made = plain.with_inventory(
+    made = user.with_inventory(
         "hub", lambda inventory: inventory.update(settings={"models": {"endpoint": hub.url}})
     )
-    made("down")
     made("playbook", made.playbook(PREPARE))
     name, digest = images.push(lab.node("spark1"), IMAGE)
     shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
     data = YAML(typ="safe").load(shipped)
     data["name"], data["model"] = NAME, {"name": "lab/paris", "served_name": "paris"}
     data["image"] = {"ref": name, "digest": digest}
-    (made.home / "recipes").mkdir()
     (made.home / f"recipes/{NAME}.yaml").write_text(json.dumps(data))  # which is YAML too
     for node in lab.nodes:
         node.run(["rm", "-rf", FOLDER, OTHER_CACHE])
         node.run(["docker", "image", "rm", IMAGE, name], check=False)
     yield made
-    made("down")
     for node in lab.nodes:
-        node.run(["docker", "image", "rm", name], check=False)
+        node.run(["docker", "image", "rm", "-f", name], check=False)
 
 
 def blobs(node: LabNode) -> str:
     """Names and sizes of the model's contents on a node."""
     return node.run(["sh", "-c", f"cd {FOLDER}/blobs && stat -c '%n %s' *"]).stdout
+
+
+def left_of_copies(node: LabNode) -> list[str]:
+    """Return the folders, with their keys, and the processes of copies on a node, no lock."""
+    folders = node.run(["ls", "/run/spark-cluster/copies"], check=False).stdout.split()
+    processes = node.run(["pgrep", "--full", "copy_work:main"], check=False).stdout.split()
+    return [*(name for name in folders if "lock" not in name), *processes]
 
 
 def test_without_the_hub_nothing_is_begun(user, hub):
@@ -188,6 +187,32 @@ def test_a_second_run_moves_nothing(user, hub, images):
     found = user.json("up", "--recipe", NAME, "--tp", "2")
     assert found["changed"] == 0
     assert (len(hub.requests), len(images.pulls())) == asked
+
+
+def test_a_damaged_file_alone_is_fetched_again(user, hub, spark1, spark2):
+    sent = hub.sent_of(MODEL)
+    largest = f"$(ls -S {FOLDER}/blobs/* | head -1)"
+    spark2.run(["sh", "-c", f'printf X | dd of="{largest}" seek=9999 bs=1 conv=notrunc'])
+    found = user("models", "verify", MODEL, "--json", status=5).document["models"]
+    assert {one["node"]: len(one["damaged"]) for one in found} == {"spark1": 0, "spark2": 1}
+    assert "spark1" in user("models", "repair", MODEL).out
+    assert user("models", "verify", MODEL).out.count("sound") == 2
+    copied = user("models", "copy", MODEL, "--json").document["copies"]
+    assert [(one["node"], one["moved"]) for one in copied] == [("spark2", 0)]
+    assert hub.sent_of(MODEL) == sent, "what a node has does not come from the hub"
+
+
+def test_a_model_is_pulled_by_one_node(user, hub, spark1, spark2):
+    user("down")
+    for node in (spark1, spark2):
+        node.run(["rm", "-rf", FOLDER])
+    hub.conduct.clear()
+    instead = {"ORG/NAME": MODEL}
+    user(*readme.words("spark-cluster models pull ORG/NAME", instead), "--endpoint", hub.url)
+    names = spark1.run(["ls", "-R", FOLDER]).stdout
+    assert "config.json" in names
+    assert "pytorch_model.bin" not in names
+    assert spark2.run(["ls", FOLDER], check=False).returncode != 0
 
 
 def test_without_its_registry_the_other_node_sends_the_image(user, images, spark1, spark2):

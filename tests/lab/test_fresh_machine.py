@@ -10,7 +10,6 @@ import ast
 import os
 import re
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -122,11 +121,6 @@ def test_what_needs_a_node_says_that_the_lab_is_down(bare: Path, words: tuple[st
     assert "install" not in bare.read_text()
 
 
-def test_the_packages_can_be_listed(bare: Path) -> None:
-    listed = invoke("tools", "--tests", "--list").output.split()
-    assert {"openssh-server", "mmdebstrap"} <= set(listed)
-
-
 STARTING_APT = """#!/bin/sh
 test "$1" = install || exit 0
 cd {folder}
@@ -173,33 +167,6 @@ def test_every_program_of_the_tests_is_in_the_list() -> None:
     called = programs_of(TESTS)
     assert {"haproxy", "openssl", "ssh-keygen", "ip"} <= called, "it finds them"
     assert called - set(machine.TOOLS | machine.TEST_TOOLS) - ALWAYS_THERE - OF_A_GPU == set()
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "run(['curl', url])",
-        "subprocess.run(('curl', url), check=True)",
-        "subprocess.Popen(args=['curl'])",
-        "other.run(['curl', '-s'], check=False)",
-        "words = ['curl', '-s']\nwords += ['-m', '5']\nexposed.neighbour.run(words)",
-        "CURL: tuple[str, ...] = ('curl',)\nsubprocess.check_output([*CURL, url])",
-        "def words():\n    return ['curl', url]\nrun(words())",
-        "run(['curl', *more] if fast else ['curl'])",
-        "CURL = shutil.which('curl')",
-        "subprocess.run('curl -s x', shell=True)",
-        "run(['ip', 'netns', 'exec', NAME, 'curl'])",
-    ],
-)
-def test_a_program_is_found_however_it_is_called(source: str) -> None:
-    assert "curl" in programs(source)
-
-
-@pytest.mark.parametrize(
-    "source", ["spark1.run(['curl'])", "self.node.run(('curl',))", "x = ['curl']"]
-)
-def test_what_runs_on_a_node_is_not_this_machines(source: str) -> None:
-    assert programs(source) == set()
 
 
 def programs_of(folder: Path) -> set[str]:
@@ -300,20 +267,3 @@ def test_progress_of_a_build_says_what_how_much_and_how_long(tmp_path: Path) -> 
     thing.unfinished.rename(thing.path)
     small.unfinished.mkdir()
     assert progress.line().startswith("small, about ")
-
-
-def test_progress_is_shown_while_a_build_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_cluster_lab.build_progress.INTERVAL_S", 0.01)
-    thing = Artefact(tmp_path, "thing", "recipe", lambda _: None, usual_s=1, usual_mb=1)
-    thing.unfinished.mkdir()
-    seen, shown = [], threading.Event()
-
-    def say(text: str) -> None:
-        seen.append(text)
-        if text.startswith("thing"):
-            shown.set()
-
-    with BuildProgress([thing], say).shown():
-        assert shown.wait(120)

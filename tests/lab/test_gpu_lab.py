@@ -16,10 +16,9 @@ from conftest import WHY_NOT
 from fake_gpus import fake_gpus, why_not
 from waiting import until
 
-from spark_cluster.errors import Failed, UsageError
+from spark_cluster.errors import UsageError
 from spark_cluster_lab import cgroup, power
 from spark_cluster_lab.gpu import GpuLab, network, requirements
-from spark_cluster_lab.gpu import lab as lab_of_gpus
 from spark_cluster_lab.gpu.lab import inside
 from spark_cluster_lab.gpu.layout import GpuLayout, GpuNodeLayout
 from spark_cluster_lab.network import BOOT_ID, namespaces
@@ -31,12 +30,6 @@ UNIT = """\
 def main(play):
     unit = Unit("greeting", ("sh", "-c", "echo hello from $(hostname); exec sleep 600"))
     play.apply(play.nodes, [unit])
-"""
-
-REBOOT = """\
-def main(play):
-    reboot = Reboot("a test", pending_when=("/run/wanted",), allowed=True)
-    play.apply(play.nodes, [reboot, Directory("/srv/after")])
 """
 
 
@@ -170,15 +163,6 @@ def test_a_unit_runs_and_survives_a_reboot(user):
     assert in_node(2, "systemctl", "is-active", "greeting") == "active"
 
 
-def test_a_run_reboots_a_node_and_goes_on(user):
-    in_node(2, "touch", "/run/wanted")
-    before = boot_id(2)
-    ran = user("playbook", user.playbook(REBOOT))
-    assert "gpu2" in ran.printed
-    assert boot_id(2) != before
-    assert in_node(2, "ls", "-d", "/srv/after") == "/srv/after"
-
-
 def boot_id(number: int) -> str:
     return in_node(number, "cat", "/proc/sys/kernel/random/boot_id")
 
@@ -236,22 +220,6 @@ def test_a_namespace_of_somebody_elses_stays(user, machine):
         assert "gpu2" in namespaces()
     finally:
         run(["ip", "netns", "delete", "gpu2"])
-
-
-def test_up_looks_at_the_nodes_that_are_up(user, machine, monkeypatch):
-    up(user, machine)
-    GpuLab.default().layout.inventory.write_text("")
-    assert up(user, machine), "its inventory was written again"
-    assert "namespaces_of" in GpuLab.default().layout.inventory.read_text()
-    assert not up(user, machine)
-    monkeypatch.setattr(lab_of_gpus, "READY_S", 1.0)
-    monkeypatch.setenv("PATH", user.environment["PATH"])
-    in_node(1, "sh", "-c", "mount --bind /bin/false /usr/bin/systemctl")
-    shares = [machine, user.home / "shared"]
-    with pytest.raises(Failed, match=r"did not come up in 1 s \(no answer of its systemd\); its"):
-        GpuLab.default().up(shares=shares)
-    in_node(1, "umount", "/usr/bin/systemctl")
-    assert not GpuLab.default().up(shares=shares)
 
 
 def test_a_node_that_is_off_says_so(user, machine):

@@ -6,47 +6,26 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import factories
 import forwarding
 import pytest
-from click.testing import CliRunner
 
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster_lab import network as lab_network
 from spark_cluster_lab import power
-from spark_cluster_lab.commands import command
-from spark_cluster_lab.gpu import (
-    boot,
-    devices,
-    mounts,
-    network,
-    owner,
-    requirements,
-    seed,
-    supervisor,
-)
-from spark_cluster_lab.gpu.description import (
-    Description,
-    asked_differently,
-    changed_since,
-    read,
-)
+from spark_cluster_lab.gpu import boot, devices, mounts, network, requirements, seed
+from spark_cluster_lab.gpu.description import Description
 from spark_cluster_lab.gpu.devices import Gpu
 from spark_cluster_lab.gpu.inventory import inventory
-from spark_cluster_lab.gpu.layout import BRIDGE, DEFAULT_STATE, FABRIC, FABRIC_BRIDGE, GpuLayout
-from spark_cluster_lab.layout import Layout
+from spark_cluster_lab.gpu.layout import DEFAULT_STATE, FABRIC, GpuLayout
 from spark_cluster_lab.network import restore_forwarding
 
 H100 = "0, GPU-1, 00000000:18:00.0, NVIDIA H100 80GB HBM3, 81559\n"
-GB10 = "0, GPU-2, 0000000F:01:00.0, NVIDIA GB10, [N/A]\n"
 INVENTORIES = Path(__file__).parents[2] / "inventories"
 
 
@@ -57,31 +36,12 @@ def gpu(index: int) -> Gpu:
 # --- GPUs and their device files -------------------------------------------------------------
 
 
-def test_gpus_of_what_nvidia_smi_prints(tmp_path: Path) -> None:
-    (found,) = devices.parse(H100, tmp_path)
-    assert (found.name, found.memory_mib, found.device) == (
-        "NVIDIA H100 80GB HBM3",
-        81559,
-        "nvidia0",
-    )
-    assert devices.parse(GB10, tmp_path)[0].memory_mib is None
-    assert devices.parse("No devices were found\n", tmp_path) == []
-
-
 def test_a_device_has_the_drivers_number(tmp_path: Path) -> None:
     """nvidia-smi counts by PCI address, the driver as it has found them."""
     folder = tmp_path / "0000:18:00.0"
     folder.mkdir()
     (folder / "information").write_text("Model: \t\t H100\nDevice Minor: \t 3\n")
     assert devices.parse(H100, tmp_path)[0].device == "nvidia3"
-
-
-def test_a_node_gets_its_gpu_and_what_is_of_all(tmp_path: Path) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
-        (tmp_path / name).touch()
-    (tmp_path / "nvidia-caps").mkdir()
-    found = devices.device_files(gpu(1), tmp_path)
-    assert found == ["nvidia-caps", "nvidia-modeset", "nvidia-uvm", "nvidia1", "nvidiactl"]
 
 
 def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,98 +54,7 @@ def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert "nvidia-modprobe" in caught.value.hint
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root is needed")
-def test_the_files_of_unified_memory_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "which", lambda _name: None)
-    known = factories.put(tmp_path / "devices", "  1 mem\n195 nvidia\n510 nvidia-uvm\n")
-    devices.make_uvm(tmp_path, known)
-    made = [(tmp_path / name).stat().st_rdev for name in ("nvidia-uvm", "nvidia-uvm-tools")]
-    assert made == [os.makedev(510, 0), os.makedev(510, 1)]
-    known.write_text("  1 mem\n")
-    (tmp_path / "other").mkdir()
-    devices.make_uvm(tmp_path / "other", known)
-    assert not any((tmp_path / "other").iterdir())
-
-
-def test_nodes_share_gpus_in_turns() -> None:
-    both = [gpu(0), gpu(1)]
-    assert devices.assign(both, None) == both
-    assert devices.assign(both, 1) == both[:1]
-    assert devices.assign(both, 3, share=True) == [both[0], both[1], both[0]]
-    with pytest.raises(UsageError, match="--nodes 2: this machine has 1 GPU, and each") as caught:
-        devices.assign(both[:1], 2)
-    assert "--share-gpu" in caught.value.hint
-
-
 # --- what the machine has to have ------------------------------------------------------------
-
-
-def test_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "which", lambda _name: None)
-    with pytest.raises(UsageError, match="this machine has no nvidia-smi"):
-        devices.gpus()
-
-
-def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(devices, "which", lambda _name: str(program))
-    with pytest.raises(UsageError, match=r"nvidia-smi shows none \(No devices were found\)"):
-        devices.gpus()
-
-
-@pytest.fixture
-def able(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has everything."""
-    monkeypatch.setattr(requirements, "require_root_on_linux", lambda: None)
-    monkeypatch.setattr(requirements, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(requirements, "has_overlay", lambda: True)
-    monkeypatch.setattr(requirements, "has_groups", lambda: True)
-    monkeypatch.setattr(seed, "systemd", lambda: Path("/usr/lib/systemd/systemd"))
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "value", "said"),
-    [
-        (requirements, "which", lambda n: None if n == "setpriv" else n, "needs util-linux"),
-        (requirements, "has_overlay", lambda: False, "needs overlayfs"),
-        (requirements, "has_groups", lambda: False, "control groups, version 2"),
-        (seed, "systemd", lambda: None, "boots systemd in each node"),
-    ],
-)
-def test_what_is_missing_is_said(
-    able: None, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: Any, said: str
-) -> None:
-    requirements.require()
-    monkeypatch.setattr(module, name, value)
-    with pytest.raises(UsageError, match=said) as caught:
-        requirements.require()
-    assert caught.value.hint
-
-
-def test_shares_are_of_nodes_with_gpus(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(command, ["up", "--share", str(tmp_path)])
-    assert isinstance(ran.exception, UsageError)
-    assert ran.exception.hint == "add --gpus"
-
-
-def test_the_drivers_libraries_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where containers have them, which no cache of ldconfig knows."""
-    folder = tmp_path / "nvidia/lib64"
-    folder.mkdir(parents=True)
-    (folder / "libcuda.so.1").touch()
-    (tmp_path / "nvidia/bin").mkdir()
-    program = tmp_path / "nvidia/bin/nvidia-smi"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"relative:{folder}")
-    monkeypatch.setattr(requirements, "which", lambda _name: None)
-    assert requirements.libraries() == [str(folder)]
-    assert requirements.links()["nvidia-smi"] == str(program)
 
 
 # --- mounts ----------------------------------------------------------------------------------
@@ -237,20 +106,6 @@ def test_a_mount_that_does_not_answer_is_left_out(
     assert not (tmp_path / "root").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/var/cache", "ext4"), ("/srv/my models/big/x", "xfs"), ("/mnt/tools/x", "tmpfs"),
-     ("/srv/my modelsX", "ext4")],
-)  # fmt: skip
-def test_the_file_system_of_a_path(path: str, kind: str) -> None:
-    assert mounts.file_system(mounts.parse(MOUNTINFO), Path(path)) == kind
-
-
-def test_the_topmost_mount_counts() -> None:
-    text = "22 1 254:0 / / rw - rootfs rootfs rw\n23 22 0:5 / / rw - overlay overlay rw\n"
-    assert mounts.file_system(mounts.parse(text), Path("/var")) == "overlay"
-
-
 def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
     root = mounts.parse("22 1 254:0 / / rw - overlay overlay rw\n")
     assert requirements.keeps_in_memory(root, tmp_path / "state")
@@ -261,12 +116,6 @@ def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
 
 
 # --- the network -----------------------------------------------------------------------------
-
-
-def test_what_lets_nodes_out_is_above_what_keeps_others_out() -> None:
-    """Each rule is inserted above the one before."""
-    verdicts = [rule.split()[-1] for table, rule in network.rules() if table == "filter"]
-    assert verdicts == ["DROP", "ACCEPT", "ACCEPT", "ACCEPT"]
 
 
 @pytest.mark.lab
@@ -311,14 +160,6 @@ def test_a_network_that_is_in_use_is_named() -> None:
 # --- names, addresses, files -----------------------------------------------------------------
 
 
-def test_names_fit_and_collide_with_nothing(tmp_path: Path) -> None:
-    ordinary = {name for node in Layout(tmp_path).nodes() for name in (node.name, node.port)}
-    for node in GpuLayout(tmp_path).nodes():
-        for name in (node.port, node.fabric_port, BRIDGE, FABRIC_BRIDGE):
-            assert len(name) <= 15
-        assert not {node.name, node.port, node.fabric_port} & ordinary
-
-
 @pytest.mark.parametrize(("name", "count"), [("lab-gpu", 1), ("lab-gpus", 2)])
 def test_inventories_that_ship_are_of_the_lab(name: str, count: int, tmp_path: Path) -> None:
     nodes = GpuLayout(DEFAULT_STATE).nodes(count)
@@ -331,80 +172,12 @@ def test_inventories_that_ship_are_of_the_lab(name: str, count: int, tmp_path: P
         assert found.fabric[0].name == FABRIC  # type: ignore[union-attr]
 
 
-def test_a_description_survives_its_file(tmp_path: Path) -> None:
-    node = GpuLayout(tmp_path).nodes(1)[0]
-    described = Description(
-        gpu(0), ("nvidia0",), ("/usr/local/nvidia",), hosts={"10.90.0.11": "gpu1"}
-    )
-    described.write(node)
-    assert read(node.description) == described
-    assert json.loads(node.description.read_text())["gpu"]["name"] == "NVIDIA H100"
-    whole = json.loads(node.description.read_text())
-    other = {**whole, "gpu": {"index": 0}}
-    older = {name: value for name, value in whole.items() if name != "mounts"}
-    for data in (older, other, {**whole, "colour": "green"}, {**whole, "shares": None}, [], None):
-        node.description.write_text(json.dumps(data))
-        assert read(node.description) is None, data
-    for text in ("", "{"):
-        node.description.write_text(text)
-        assert read(node.description) is None
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": "now\\n"}', '{"settings": 1}'])
 def test_a_torn_record_of_forwarding_is_none(tmp_path: Path, text: str) -> None:
     record = factories.put(tmp_path / "forwarding.json", text)
     restore_forwarding(record)
     assert not record.exists()
     restore_forwarding(record)
-
-
-def test_forwarding_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab_network, "CONF", tmp_path)
-    for name, value in (("br0", "0"), ("eth0", "0")):
-        factories.put(tmp_path / name / "forwarding", f"{value}\n")
-    record = tmp_path / "forwarding.json"
-    lab_network.forward(record, "br0", "eth0")
-    assert (tmp_path / "eth0/forwarding").read_text() == "1"
-    restore_forwarding(record)
-    assert (tmp_path / "eth0/forwarding").read_text() == "0"
-
-
-def test_nodes_are_compared_by_what_the_user_asked_for() -> None:
-    hosts = {"10.90.0.11": "gpu1"}
-    was = Description(gpu(0), ("nvidia0",), shares=("/srv",), hosts=hosts)
-    later = replace(was, mounts=("/mnt",), name_servers=("9.9.9.9",), libraries=("/x",))
-    assert asked_differently([was], [later]) == []
-    assert changed_since([was], [was]) == []
-    assert changed_since([was], [later]) == ["mounts", "name servers", "folders of libraries"]
-    assert changed_since([None], [later]) == []
-    for new, said in (
-        (replace(was, gpu=gpu(1)), "gpu1 has GPU GPU-0, GPU-1 is asked for"),
-        (replace(was, shares=()), "gpu1 is shown /srv, --share asks for nothing"),
-        (replace(was, hosts={}), "gpu1 has other addresses"),
-    ):
-        assert asked_differently([was], [new]) == [said]
-    assert asked_differently([None], [was]) == ["gpu1 was made by another version of spark-cluster"]
-    assert asked_differently([was], [was, was]) == ["nodes: 1 exist, 2 are asked for"]
-
-
-def test_the_lab_that_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "RUN", tmp_path / "run")
-    monkeypatch.setattr(owner, "NETNS", tmp_path)
-    assert owner.recorded() is None
-    assert owner.other(tmp_path / "one") is None
-    owner.claim(tmp_path / "one")
-    assert owner.other(tmp_path / "one") is None
-    assert owner.other(tmp_path / "two") == tmp_path / "one"
-    owner.release()
-    assert owner.other(tmp_path / "two") is None
-    first = factories.put(tmp_path / "gpu1", "")
-    assert not owner.is_ours("gpu1")
-    owner.remember("gpu1")
-    assert owner.is_ours("gpu1")
-    first.rename(tmp_path / "kept")  # so that the next one gets another number
-    assert not owner.is_ours("gpu1")
-    factories.put(tmp_path / "gpu1", "")
-    assert not owner.is_ours("gpu1"), "another one of that name"
 
 
 def test_a_supervisor_keeps_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,23 +189,6 @@ def test_a_supervisor_keeps_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["SPARK_CLUSTER_LAB_GPUS"] == "/srv/lab"
     assert found["PYTHONPATH"].endswith(":/srv/python")
     assert found["PATH"] == os.environ["PATH"]
-
-
-def test_a_node_boots_in_its_network(tmp_path: Path) -> None:
-    words = supervisor.command(GpuLayout(tmp_path).nodes(2)[1], "/dev/pts/3")
-    assert words[:3] == ["nsenter", "--net=/run/netns/gpu2", "--"]
-    assert words[3:] == [*supervisor.BOOT, str(tmp_path), "2", "/dev/pts/3"]
-
-
-@pytest.mark.parametrize("status", [0, 3, -signal.SIGHUP, -signal.SIGKILL])
-def test_a_parent_ends_like_process_1(status: int) -> None:
-    """The supervisor takes SIGHUP, which it ignores itself, for a reboot."""
-    code = (
-        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-        f"from spark_cluster_lab.gpu.boot import end_like; end_like({status})"
-    )
-    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    assert subprocess.run([sys.executable, "-c", code], check=False, env=paths).returncode == status
 
 
 @pytest.fixture
@@ -468,26 +224,3 @@ def test_a_node_starts_nothing_of_the_machines(root: Path) -> None:
     assert (root / "etc/fstab").read_text() == ""
     gone = ("etc/ssh/ssh_host_rsa_key", "usr/bin/docker", "var/lib/spark-cluster")
     assert not any((root / path).exists() for path in gone)
-
-
-def test_a_node_has_names_of_its_own(root: Path) -> None:
-    seeded(
-        root, links={"nvidia-smi": "/usr/local/nvidia/bin/nvidia-smi"}, name_servers=("9.9.9.9",)
-    )
-    assert (root / "etc/hostname").read_text() == "gpu1\n"
-    assert "10.90.0.12 gpu2\n" in (root / "etc/hosts").read_text()
-    assert (root / "etc/resolv.conf").read_text() == "nameserver 9.9.9.9\n"
-    link = root / "usr/local/bin/nvidia-smi"
-    assert link.readlink() == Path("/usr/local/nvidia/bin/nvidia-smi")
-
-
-def test_what_a_node_has_become_stays(root: Path) -> None:
-    seeded(root)
-    identity = (root / "etc/machine-id").read_text()
-    assert len(identity.strip()) == 32
-    factories.put(root / "etc/systemd/system/multi-user.target.wants/spark-vllm.service", "")
-    factories.put(root / "etc/ssh/ssh_host_rsa_key", "the node's")
-    seeded(root)
-    assert (root / "etc/machine-id").read_text() == identity
-    assert (root / "etc/systemd/system/multi-user.target.wants/spark-vllm.service").exists()
-    assert (root / "etc/ssh/ssh_host_rsa_key").exists()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from commandline import CommandLine, until
 
-from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 
@@ -17,11 +17,6 @@ PLAY = """
 def main(play):
     play.apply(play.nodes, [{resource}])
 """
-
-
-@pytest.fixture(scope="module")
-def shell(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    return CommandLine(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(autouse=True)
@@ -44,21 +39,21 @@ def lock_is_free(node: LabNode) -> bool:
     return node.run(argv, check=False).returncode == 0
 
 
-def words(shell: CommandLine, resource: str) -> tuple[str, ...]:
-    return ("playbook", shell.playbook(PLAY.format(resource=resource)), "--limit", "spark1")
+def words(user: CommandLine, resource: str) -> tuple[str, ...]:
+    return ("playbook", user.playbook(PLAY.format(resource=resource)), "--limit", "spark1")
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak), signal.SIGINT]
 )
-def test_a_laptop_that_is_gone_frees_the_node(shell, spark1, number):
+def test_a_laptop_that_is_gone_frees_the_node(user, spark1, number):
     """Killed, suspended (the connection stays), interrupted; with the limits as they ship.
 
     A suspended one takes as long as the node waits for a silent laptop; so does one whose cable is
     out, in test_faults.py, and short limits are in tests/process/agent/test_laptop_gone.py.
     """
-    run = words(shell, f'Command("stubborn", ("sh", "-c", {STUBBORN!r}), creates="/none")')
-    started = shell.start(*run)
+    run = words(user, f'Command("stubborn", ("sh", "-c", {STUBBORN!r}), creates="/none")')
+    started = user.start(*run)
     until(lambda: stubborn(spark1), what="the command")
     assert not lock_is_free(spark1)
     started.process.send_signal(number)
@@ -66,35 +61,24 @@ def test_a_laptop_that_is_gone_frees_the_node(shell, spark1, number):
     until(lambda: not stubborn(spark1), what="the end of the command")
     started.process.kill()
     started.process.communicate()
-    assert shell.json(*words(shell, 'Command("true", ("true",), reads=True)'))["ok"]
+    assert user.json(*words(user, 'Command("true", ("true",), reads=True)'))["ok"]
 
 
-def test_the_limit_of_a_unit_ends_all_of_it(shell, spark1):
+def test_the_limit_of_a_unit_ends_all_of_it(user, spark1):
     """Also what took a session of its own and does not take SIGTERM."""
     script = "trap '' TERM; (setsid sleep 993 &) ; while :; do sleep 993; done"
     resource = f'Command("long", ("sh", "-c", {script!r}), creates="/none", long=True, timeout_s=5)'
-    ran = shell(*words(shell, resource), status=1)
+    ran = user(*words(user, resource), status=1)
     assert "sh: not done after 5 s" in ran.printed
     assert not stubborn(spark1)
     assert spark1.run(["ls", "/var/lib/spark-cluster/units"]).stdout == ""
 
 
-def test_the_limit_of_a_unit_holds_when_the_laptop_is_gone(shell, spark1):
-    command = f'("sh", "-c", {STUBBORN!r})'
-    resource = f'Command("long", {command}, creates="/none", long=True, timeout_s=9)'
-    started = shell.start(*words(shell, resource))
-    until(lambda: stubborn(spark1), what="the command")
-    started.process.kill()
-    started.process.communicate()
-    until(lambda: lock_is_free(spark1), what="the node's lock")
-    until(lambda: not stubborn(spark1), what="the limit of the unit")
-
-
-def test_doctor_does_not_hang_on_a_gpu_that_does(shell, spark1):
+def test_doctor_does_not_hang_on_a_gpu_that_does(user, spark1):
     spark1.run(["sh", "-c", 'printf "$0" > /run/hangs', f"#!/bin/sh\n{STUBBORN}\n"])
     spark1.run(["chmod", "755", "/run/hangs"])
     spark1.run(["mount", "--bind", "/run/hangs", "/usr/bin/nvidia-smi"])
-    ran = shell.json("--limit", "spark1", "doctor", status=5)
+    ran = user.json("--limit", "spark1", "doctor", status=5)
     (finding,) = (f for f in ran["checks"] if f["id"] == "driver.gpu-present")
     assert finding["status"] == "fail"
     assert "nvidia-smi: not done after 20 s" in finding["found"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,11 @@ echo "$PWD $WORKSPACE_DIR $GREETING" > /etc/where
 
 
 @pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("mods"))
-    put(made.home / f"recipes/{NAME}.mods/fix/run.sh", SCRIPT)
-    put(made.home / f"recipes/{NAME}.mods/fix/changed.txt", "changed\n")
-    write(made)
-    made("down")
-    yield made
-    made("down")
+def user(user: CommandLine) -> CommandLine:
+    put(user.home / f"recipes/{NAME}.mods/fix/run.sh", SCRIPT)
+    put(user.home / f"recipes/{NAME}.mods/fix/changed.txt", "changed\n")
+    write(user)
+    return user
 
 
 def write(user: CommandLine, **changed: Any) -> None:
@@ -93,20 +89,6 @@ def test_each_node_builds_it_once_without_a_network(
     before = [built(node) for node in (spark1, spark2)]
     assert user.json(*ALLOWED)["changed"] == 0
     assert [built(node) for node in (spark1, spark2)] == before
-
-
-@pytest.mark.soak
-def test_another_script_is_another_image(user: CommandLine, spark1: LabNode) -> None:
-    user(*ALLOWED)  # alone, as `make soak` runs it, it finds no image
-    before = built(spark1)
-    put(user.home / f"recipes/{NAME}.mods/fix/changed.txt", "again\n")
-    ran = user(*ALLOWED, status=4)
-    assert "has the SHA-256" in ran.err, "the recipe does not name the new file"
-    assert built(spark1) == before
-    write(user)
-    assert "Paris" in user.json(*ALLOWED)["answer"]
-    assert built(spark1) != before
-    assert inside(spark1, "/etc/changed") == "again"
 
 
 def of_builds(node: LabNode) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,9 @@ UP = ("up", "--tp", "1", "--recipe", NAME)
 
 
 @pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("kinds"))
-    (made.home / "recipes").mkdir()
-    word_model.write(made.home / "recipes/words")
-    made("down")
-    yield made
-    made("down")
+def user(user: CommandLine) -> CommandLine:
+    word_model.write(user.home / "recipes/words")
+    return user
 
 
 def write(user: CommandLine, kind: str, **changed: Any) -> None:
@@ -51,17 +46,12 @@ def test_the_same_model_reranks_by_cosine(user: CommandLine) -> None:
 
 
 @pytest.mark.soak
-def test_a_chat_model_that_is_none_says_so(user: CommandLine) -> None:
-    write(user, "chat")
-    assert "kind: chat, and the flags are of embedding" in user("lint", NAME, status=1).out
-    assert "/health is fine, but" in user(*UP, "--force", status=5).err
-
-
-@pytest.mark.soak
-def test_a_model_that_hears_nothing(user: CommandLine) -> None:
-    """The message for a path that is not there is tested without vLLM too."""
-    write(user, "transcription")
-    assert "transcription: " in user(*UP, "--force", status=5).err
+@pytest.mark.parametrize(
+    ("kind", "said"), [("chat", "/health is fine, but"), ("transcription", "transcription: ")]
+)
+def test_a_model_of_another_kind_says_so(user: CommandLine, kind: str, said: str) -> None:
+    write(user, kind)
+    assert said in user(*UP, "--force", status=5).err
 
 
 @pytest.mark.soak

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from waiting import until
 
 from benchmarks.engine import nodes
 from benchmarks.engine.link import LinkError
-from spark_cluster.errors import Failed
 from spark_cluster_lab import Lab, LabNode, power
 from spark_cluster_lab.layout import BRIDGE, RULE_COMMENT, Layout
 
@@ -77,21 +74,6 @@ def test_nvidia_smi_prints_the_captured_table(as_new: LabNode) -> None:
     assert answer(as_new, "nvidia-smi -L") == listed
 
 
-def test_compute_apps(as_new: LabNode) -> None:
-    query = "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv"
-    idle = as_new.ssh(query)
-    assert (idle.stdout, idle.returncode) == ("", 0)
-    as_new.set_state(
-        compute_apps=[{"pid": 2065247, "name": "VLLM::Worker_TP0", "used_mib": 102843}]
-    )
-    assert answer(as_new, query) == (
-        "pid, process_name, used_gpu_memory [MiB]\n2065247, VLLM::Worker_TP0, 102843 MiB\n"
-    )
-    assert answer(as_new, f"{query},noheader,nounits") == "2065247, VLLM::Worker_TP0, 102843\n"
-    available = int(answer(as_new, "grep MemAvailable /proc/meminfo").split()[1])
-    assert available == 121_000_000 - 102843 * 1024
-
-
 def test_compute_apps_are_the_real_processes(as_new: LabNode) -> None:
     program = "import time\nheld = b'x' * (64 << 20)\ntime.sleep(600)\n"
     as_new.ssh("cat > ~/worker.py", stdin=program)
@@ -113,46 +95,6 @@ def test_compute_apps_are_the_real_processes(as_new: LabNode) -> None:
     finally:
         as_new.ssh("sudo systemctl stop worker")
     assert answer(as_new, query) == ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "said"),
-    [
-        (
-            {"nvml_error": "Driver/library version mismatch"},
-            18,
-            "Failed to initialize NVML: Driver/library version mismatch\n"
-            "NVML library version: 580.126\n",
-        ),
-        ({"gpu_present": False}, 6, "No devices were found\n"),
-    ],
-)
-def test_a_gpu_that_fails(
-    as_new: LabNode, changes: dict[str, object], status: int, said: str
-) -> None:
-    as_new.set_state(**changes)
-    done = as_new.ssh("nvidia-smi", check=False)
-    assert (done.returncode, done.stdout) == (status, said)
-
-
-def test_driver_and_releases(as_new: LabNode) -> None:
-    as_new.set_state(driver_version="580.159.03")
-    assert answer(as_new, "cat /proc/driver/nvidia/version").startswith(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.03  Release Build"
-    )
-    release = answer(as_new, "cat /etc/dgx-release").splitlines()
-    assert release[0] == 'DGX_NAME="DGX Spark"'
-    assert release[-2:] == [
-        'DGX_OTA_VERSION="7.4.0"',
-        'DGX_OTA_DATE="Tue Feb 17 22:17:46 IST 2026"',
-    ]
-    assert answer(as_new, "cat /etc/fastos-release") == 'NAME="DGX SPARK FASTOS"\n'
-    assert answer(as_new, "cat /sys/class/dmi/id/product_name") == "NVIDIA_DGX_Spark\n"
-
-
-def test_unknown_state_is_refused(as_new: LabNode) -> None:
-    with pytest.raises(Failed, match="no such state: temperature"):
-        as_new.set_state(temperature=3)
 
 
 # --- the fabric ------------------------------------------------------------------------------
@@ -276,17 +218,6 @@ def test_a_reboot_loses_what_was_not_made_to_last(spark1: LabNode, spark2: LabNo
     spark2.ssh("sudo ip address del 10.99.0.2/24 dev enp1s0f1np1")
 
 
-def test_a_reboot_from_inside(spark1: LabNode) -> None:
-    boot = answer(spark1, "cat /proc/sys/kernel/random/boot_id")
-    spark1.ssh("sudo systemctl reboot", check=False)
-
-    def back() -> bool:
-        done = spark1.ssh("cat /proc/sys/kernel/random/boot_id", check=False)
-        return done.returncode == 0 and done.stdout != boot
-
-    assert eventually(back)
-
-
 def test_power_and_cables(lab: Lab, spark1: LabNode, spark2: LabNode) -> None:
     spark1.unplug()
     assert spark1.ssh("true", check=False).returncode == 255
@@ -311,18 +242,6 @@ def test_kernel_settings_stay_in_the_node(spark1: LabNode) -> None:
     spark1.ssh("sudo sysctl -qw vm.swappiness=1 net.core.rmem_max=99999999")
     assert answer(spark1, "sysctl -n vm.swappiness net.core.rmem_max") == "1\n99999999\n"
     assert setting.read_text() == before
-
-
-def test_memory_is_a_sparks(as_new: LabNode) -> None:
-    as_new.set_state(mem_available_kb=3_000_000)
-    found = answer(as_new, "grep -E '^Mem(Total|Available)' /proc/meminfo").split()
-    assert (found[1], found[4]) == ("127601228", "3000000")
-
-
-def test_processes_memory_lists_all_of_the_node(spark1: LabNode) -> None:
-    found = {process.title.split()[0]: process for process in spark1.processes_memory()}
-    assert found["/usr/lib/systemd/systemd-journald"].pid > 1
-    assert sum(process.mib for process in found.values()) < 500
 
 
 # --- the lab as a whole -----------------------------------------------------------------------
@@ -418,10 +337,3 @@ def test_a_lab_whose_network_is_gone_is_repaired(lab: Lab) -> None:
     assert lab.up(2) is True
     assert lab.state() == "up"
     answer(lab.node("spark2"), "true")
-
-
-def test_status_is_plain_data(lab: Lab) -> None:
-    found = json.loads(json.dumps(asdict(lab.status())))
-    assert found["state"] == "up"
-    assert [node["address"] for node in found["nodes"]] == ["10.89.0.11", "10.89.0.12"]
-    assert all(found["prepared"].values())

@@ -22,13 +22,9 @@ EARLYOOM = {"mem_available_kb": 1_500_000, "meminfo": {"AnonPages": 110_000_000}
 
 
 @pytest.fixture(scope="module")
-def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    lab.trust()
-    made = CommandLine(tmp_path_factory.mktemp("load-memory"))
-    made("provision", timeout=WAIT_S)
-    made("down")
-    yield made
-    made("down")
+def user(user: CommandLine) -> CommandLine:
+    user("provision", timeout=WAIT_S)
+    return user
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,14 +28,12 @@ is always there, and two do not."""
 
 
 @pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("on-request"))
-    (made.home / "recipes").mkdir()
-    word_model.write(made.home / "recipes/words")
+def user(user: CommandLine) -> CommandLine:
+    word_model.write(user.home / "recipes/words")
     for name, served in (("lab-words", "words"), ("lab-words-2", "words-2")):
         changed = recipe("embedding", name=name)
         changed["model"]["served_name"] = served
-        (made.home / f"recipes/{name}.yaml").write_text(json.dumps(changed))
+        (user.home / f"recipes/{name}.yaml").write_text(json.dumps(changed))
 
     def several(inventory: dict[str, Any]) -> None:
         del inventory["serve"]["recipe"]
@@ -44,10 +41,7 @@ def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comm
         inventory["serve"]["recipes"] = ["lab-paris", *requested]
         inventory.setdefault("settings", {})["model_loader"] = {"stays_s": 1}
 
-    made = made.with_inventory("on-request", several)
-    made("down")
-    yield made
-    made("down")
+    return user.with_inventory("on-request", several)
 
 
 def embed(model: str) -> tuple[int, dict[str, Any], str]:

@@ -6,7 +6,6 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,21 +24,16 @@ CHAT, WORDS = "spark-vllm-lab-paris", "spark-vllm-lab-words"
 
 
 @pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("models-up"))
-    (made.home / "recipes").mkdir()
-    word_model.write(made.home / "recipes/words")
-    (made.home / "recipes/lab-words.yaml").write_text(json.dumps(recipe("embedding")))
+def user(user: CommandLine) -> CommandLine:
+    word_model.write(user.home / "recipes/words")
+    (user.home / "recipes/lab-words.yaml").write_text(json.dumps(recipe("embedding")))
 
     def several(inventory: dict[str, Any]) -> None:
         del inventory["serve"]["recipe"]
         small = {"recipe": "lab-words", "aliases": ["text-embedding-3-small"]}
         inventory["serve"]["recipes"] = ["lab-paris", small]
 
-    made = made.with_inventory("several", several)
-    made("down")
-    yield made
-    made("down")
+    return user.with_inventory("several", several)
 
 
 def started(node: LabNode, name: str) -> str:
@@ -73,12 +67,6 @@ def test_two_models_on_one_node_behind_one_endpoint(user: CommandLine) -> None:
             socket.create_connection((HOST, port), 10).close()
 
 
-def test_a_second_up_changes_nothing(user: CommandLine, spark1: LabNode) -> None:
-    before = started(spark1, CHAT), started(spark1, WORDS)
-    assert user.json("up")["changed"] == 0
-    assert (started(spark1, CHAT), started(spark1, WORDS)) == before
-
-
 def test_each_command_knows_both(user: CommandLine) -> None:
     found = user.json("status")
     assert (found["state"], found["problems"]) == ("serving", [])
@@ -91,17 +79,13 @@ def test_each_command_knows_both(user: CommandLine) -> None:
     checked = user.json("verify", "--model", "text-embedding-3-small")
     assert (checked["model"], checked["kind"], checked["ok"]) == ("words", "embedding", True)
     assert "the endpoint has 2 models" in user("verify", status=2).err
+    checks = user.json("doctor", "--probe", "--only", "serving")["checks"]
+    assert [check["found"] for check in checks if check["status"] == "fail"] == []
     logs = user.json("logs", "--tail", "5")["logs"]
     assert {one["container"] for one in logs} == {CHAT, WORDS}
     assert (
         "2 models (paris, words), and swap replaces one" in user("swap", "lab-paris", status=4).err
     )
-
-
-def test_doctor_finds_nothing_wrong_with_two_servers_on_a_node(user: CommandLine) -> None:
-    checks = user.json("doctor", "--probe", "--only", "serving")["checks"]
-    found = {check["id"]: check["found"] for check in checks if check["status"] == "fail"}
-    assert found == {}
 
 
 def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNode) -> None:

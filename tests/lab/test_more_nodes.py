@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from commandline import WAIT_S, CommandLine, until
+from commandline import CommandLine, until
 
 from spark_cluster_lab import Lab, LabNode, network
 from spark_cluster_lab.layout import CABLES, FABRIC, UNCABLED
@@ -131,13 +130,6 @@ def served(user: CommandLine) -> Iterator[dict[str, Any]]:
     user("down")
 
 
-def problems(user: CommandLine) -> list[str]:
-    """What `status` finds wrong, whether the server has failed or starts again."""
-    out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
-    found: list[str] = json.loads(out)["problems"]
-    return found
-
-
 def ranks(node: LabNode) -> int:
     return sum("RayWorkerProc" in process.title for process in node.processes_memory())
 
@@ -164,8 +156,11 @@ def test_a_node_of_four_loses_power(user: CommandLine, four: Lab, served: dict[s
     try:
         ran = user("up", "--tp", "4", status=3)
         assert "spark3" in ran.printed
-        until(lambda: "Ray shows 3 of 4 nodes" in problems(user), what="Ray without the node")
-        assert any(one.startswith("spark3 cannot be reached") for one in problems(user))
+        until(
+            lambda: "Ray shows 3 of 4 nodes" in user.status()["problems"],
+            what="Ray without the node",
+        )
+        assert any(one.startswith("spark3 cannot be reached") for one in user.status()["problems"])
     finally:
         lost.boot()
     again = user.json("up", "--tp", "4")

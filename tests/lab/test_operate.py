@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import WAIT_S, CommandLine, processes, until
+from commandline import CommandLine, processes, until
 
 from spark_cluster_lab.breakage import BREAKAGES
 
 pytestmark = pytest.mark.lab
 
-SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
 OTHER, BROKEN = "lab-paris-short", "lab-paris-broken"
 NOWHERE = "  - {source: /nowhere, target: /nowhere, read_only: true}\n"
 
 
 @pytest.fixture(scope="module")
-def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    """A user with two more recipes: a shorter context, and one whose container cannot start."""
-    made = CommandLine(tmp_path_factory.mktemp("operate"))
-    (made.home / "recipes").mkdir()
-    for name, old, new in (
-        (OTHER, "max-model-len: 4096", "max-model-len: 1024"),
-        (BROKEN, "mounts:\n", f"mounts:\n{NOWHERE}"),
-    ):
-        text = SHIPPED.read_text().replace("name: lab-paris", f"name: {name}")
-        assert old in text
-        (made.home / f"recipes/{name}.yaml").write_text(text.replace(old, new))
-    yield made
-    made("down")
-
-
-@pytest.fixture(scope="module")
 def serving(user) -> CommandLine:
-    """The shipped recipe serves, at TP=1; what another file has left up is taken as it is."""
+    """The shipped recipe serves, at TP=1; a shorter one is there, and one that cannot start."""
+    user.recipe(OTHER, ("max-model-len: 4096", "max-model-len: 1024"))
+    user.recipe(BROKEN, ("mounts:\n", f"mounts:\n{NOWHERE}"))
     user("up", "--tp", "1", "--recipe", "lab-paris")
     return user
 
@@ -129,12 +112,6 @@ def test_supervision_leaves_down_alone(serving, spark1):
     assert left.returncode != 0
 
 
-def state(user: CommandLine) -> str:
-    """Return what `status` says, whatever its exit status."""
-    out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
-    return str(json.loads(out).get("state"))
-
-
 @pytest.fixture
 def pair(serving) -> Iterator[CommandLine]:
     """A user whose server on both nodes is supervised, also after a boot."""
@@ -154,7 +131,7 @@ def test_a_power_cut_of_either_node(lab, pair, which, detected):
     with detected(f"power-cut-{which}") as fault:
         node.poweroff(orderly=False)
         node.boot()
-        until(lambda: state(pair) == "serving", what="it serves again", every=2.0)
+        until(lambda: pair.status().get("state") == "serving", what="it serves again", every=2.0)
         until(lambda: phase(pair) == "serving", every=2.0)
         fault.said_in(pair("supervise", "status").printed)
 
@@ -167,7 +144,7 @@ def test_rays_head_is_gone(pair, spark1, detected):
         until(lambda: phase(pair) != "serving", what="the supervision has noticed")
         fault.said_in(pair("supervise", "status").printed)
     until(lambda: phase(pair) == "serving", what="it serves again", every=2.0)
-    until(lambda: state(pair) == "serving", what="status says so", every=2.0)
+    until(lambda: pair.status().get("state") == "serving", what="status says so", every=2.0)
 
 
 @pytest.mark.soak

@@ -137,11 +137,6 @@ def test_a_power_cut_loses_what_was_not_synced_and_nothing_else(node):
     assert 999999 not in left
 
 
-def test_a_forced_power_off_without_such_a_disk_cannot_show_that(lab, spark2):
-    with pytest.raises(Exception, match="no disk of its own"):
-        spark2.cut_power()
-
-
 NETPLAN = "/etc/netplan/10-management.yaml"
 CUT_OFF = """
 NEW = '''network:

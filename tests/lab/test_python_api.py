@@ -93,18 +93,9 @@ def test_up_is_left_while_it_loads_and_done_again(cluster: Cluster) -> None:
     assert "Paris" in found.served.answer
     fits("up", json.dumps(found.to_dict()))
     assert cluster.up(tp=1).run.changed == 0
-
-
-def test_what_serves_is_the_same_for_the_command_line(cluster: Cluster, tmp_path: Path) -> None:
-    found = cluster.status()
-    printed = CommandLine(tmp_path).json("status")
-    assert found.state == printed["state"] == "serving"
-    assert found.to_dict()["endpoint"] == printed["endpoint"]
-    verified = cluster.verify(only=("answer",))
-    assert [verdict.status for verdict in verified.verdicts] == ["ok"]
-    held = {node.name: len(node.processes) for node in cluster.vram().nodes}
-    assert held["spark1"] > 0
-    assert held["spark2"] == 0
+    assert cluster.status().state == "serving"
+    assert [one.status for one in cluster.verify(only=("answer",)).verdicts] == ["ok"]
+    assert [bool(node.processes) for node in cluster.vram().nodes] == [True, False]
 
 
 def test_the_example_of_the_page(

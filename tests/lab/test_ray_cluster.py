@@ -9,8 +9,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import example_pages
 import pytest
@@ -21,8 +19,6 @@ from json_schema import document as fits
 from spark_cluster.engine.names import RAY
 
 pytestmark = pytest.mark.lab
-
-SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
 
 LEFT = """\
 docker ps --all --filter name=spark- --format '{{.Names}}'
@@ -48,18 +44,12 @@ SLOW = "print('begun', flush=True); import time; time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
-def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+def user(user: CommandLine) -> CommandLine:
     """A user with the how-to's job; Ray is up."""
-    made = CommandLine(tmp_path_factory.mktemp("ray"))
-    example_pages.write_files("ray.md", made.home)
-    made("down", "--end-jobs")
-    (made.home / "recipes").mkdir()
-    other = SHIPPED.read_text().replace("name: lab-paris", "name: lab-paris-short")
-    other = other.replace("max-model-len: 4096", "max-model-len: 1024")
-    (made.home / "recipes/lab-paris-short.yaml").write_text(other)
-    made(*readme.words("spark-cluster ray up"))
-    yield made
-    made("down", "--end-jobs")
+    example_pages.write_files("ray.md", user.home)
+    user.recipe("lab-paris-short", ("max-model-len: 4096", "max-model-len: 1024"))
+    user(*readme.words("spark-cluster ray up"))
+    return user
 
 
 def test_ray_up_again_changes_nothing_and_serves_nothing(user):

@@ -3,7 +3,6 @@ Ray, assertions about the log, and rungs; on real Docker and real vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,16 +45,12 @@ def recipe_text() -> str:
 
 
 @pytest.fixture(scope="module")
-def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+def user(user: CommandLine) -> CommandLine:
     """A user with a recipe and a patch of their own, on nodes that have Docker and the base."""
-    made = CommandLine(tmp_path_factory.mktemp("fields"))
-    (made.home / "recipes").mkdir()
-    (made.home / "recipes/issue").write_text("patched\n")
-    (made.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
-    made("down")
-    made("playbook", made.playbook(PREPARE))
-    yield made
-    made("down")
+    (user.home / "recipes/issue").write_text("patched\n")
+    (user.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
+    user("playbook", user.playbook(PREPARE))
+    return user
 
 
 def inside(node: LabNode, path: str) -> str:
@@ -78,9 +73,6 @@ def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
         assert node.run(["docker", "ps", "--format", "{{.Names}}"]).stdout.split() == ["spark-vllm"]
     found = user.json("status")
     assert (found["state"], found["problems"], found["ray"]["nodes"]) == ("serving", [], 0)
-
-
-def test_again_changes_nothing(user):
     assert user.json(*UP)["changed"] == 0
 
 

@@ -6,7 +6,6 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,14 +21,6 @@ URL = "http://10.89.0.11:8000/v1/chat/completions"
 UP = ("up", "--replicas", "2")
 USERS = 4
 PAUSE_S = 0.3
-
-
-@pytest.fixture(scope="module")
-def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("replicas-up"))
-    made("down")
-    yield made
-    made("down")
 
 
 class Load:

@@ -13,7 +13,6 @@ import pytest
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import (
     AuthorizedKey,
-    Command,
     Container,
     File,
     Group,
@@ -259,23 +258,3 @@ def test_daemon_that_is_down(docker):
 
 
 # --- a full disk ------------------------------------------------------------------------------
-
-
-def test_full_disk_leaves_the_old_file(agent):
-    output(agent, "mkdir", "-p", "/mnt/tiny")
-    mounted = agent.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt/tiny"])
-    assert mounted.status == 0
-    try:
-        assert verdicts(agent, File("/mnt/tiny/f", content="old\n")) == ["change"]
-        said = error(agent, File("/mnt/tiny/f", content="x" * 200_000))
-        assert "no space left on the disk of" in said
-        assert output(agent, "ls", "-A", "/mnt/tiny") == "f"
-        assert output(agent, "cat", "/mnt/tiny/f") == "old"
-    finally:
-        output(agent, "umount", "/mnt/tiny")
-        output(agent, "rmdir", "/mnt/tiny")
-
-
-def test_command_as_another_user(agent):
-    told = events(agent, Command("who", ("id", "-un"), reads=True, user=USER))
-    assert told[0]["output"].strip() == USER

@@ -6,10 +6,8 @@ before a server runs, then those on one server over both nodes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +16,11 @@ from small_disk import small_disk
 from waiting import HANG_S
 
 from spark_cluster.config.folders import CACHE_ROOT
-from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab import LabNode
 from spark_cluster_lab.breakage import BREAKAGES
 
 pytestmark = pytest.mark.lab
 
-SHIPPED = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
 VLLM_MOUNT = "{source: /opt/vllm, target: /opt/vllm, read_only: true}"
 FAULTY = "/srv/faulty"
 NO_RAY = f"{{source: {FAULTY}/vllm, target: /opt/vllm, read_only: true}}"
@@ -35,21 +32,14 @@ UP = ("up", "--tp", "2")
 
 def recipe(user: CommandLine, name: str, old: str, new: str) -> tuple[str, ...]:
     """Write a recipe of the user's own; return the options that serve it on both nodes."""
-    assert old in SHIPPED
-    text = SHIPPED.replace("name: lab-paris", f"name: {name}").replace(old, new)
-    (user.home / f"recipes/{name}.yaml").write_text(text)
+    user.recipe(name, (old, new))
     return (*UP, "--recipe", name)
 
 
 @pytest.fixture(scope="module")
-def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    lab.trust()
-    made = CommandLine(tmp_path_factory.mktemp("faults"))
-    (made.home / "recipes").mkdir()
-    made("provision", timeout=WAIT_S)
-    made("down")
-    yield made
-    made("down")
+def user(user: CommandLine) -> CommandLine:
+    user("provision", timeout=WAIT_S)
+    return user
 
 
 @contextmanager
@@ -62,13 +52,6 @@ def listening(node: LabNode, address: str, port: int) -> Iterator[None]:
         yield
     finally:
         node.run(["systemctl", "stop", "lab-other"])
-
-
-def state(user: CommandLine) -> dict[str, Any]:
-    """Return what `status` prints, whatever it is."""
-    out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
-    found: dict[str, Any] = json.loads(out)
-    return found
 
 
 # --- before anything serves ---------------------------------------------------------------------
@@ -220,10 +203,10 @@ def test_no_tool_parser(user, detected):
 
 def test_raylet_killed(user, spark2, detected):
     """Docker starts Ray there again at once; the server's engine has lost its worker."""
-    assert state(user)["state"] == "serving"
+    assert user.status()["state"] == "serving"
 
     def problems() -> str:
-        found = "\n".join(state(user)["problems"])
+        found = "\n".join(user.status()["problems"])
         return found if "restarted" in found else ""
 
     with detected("raylet-killed") as fault:

@@ -6,18 +6,48 @@ and ends it. The stand-in has no model and no GPU: nothing is shown about SGLang
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import textwrap
 
 import pytest
 from commandline import WAIT_S, CommandLine
 from exposure import exposure
-from sglang_recipe import NAME, recipe_text
 
 from spark_cluster_lab import Lab, LabNode
 from spark_cluster_lab.layout import DEFAULT_STATE
+from spark_cluster_lab.sglang_stand_in import REF, dockerfile
 
 pytestmark = pytest.mark.lab
 
+NAME = "lab-sglang"
+RECIPE = """\
+name: lab-sglang
+description: The lab's stand-in for SGLang, which has no model
+engine: sglang
+model:
+  name: paris
+  source: directory
+  directory: {directory}
+  path: /srv/models/paris
+  served_name: paris
+image:
+  ref: {ref}
+  build:
+    why: a stand-in, as no GPU is here that SGLang needs
+    dockerfile: |
+{dockerfile}
+tensor_parallel: {{min: 1, max: 1}}
+gpu_memory_utilization: {share}
+engine_args: {arguments}
+probe:
+  question: What is the capital of France? Please reply with one word only
+  expect: Paris
+  max_tokens: 5
+readiness:
+  rungs: [answer]
+  log_expect: ["The server is fired up and ready to roll"]
+ready_timeout_s: 120
+"""
 PREPARE = """\
 def main(play):
     image = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
@@ -27,22 +57,28 @@ ASKED = ("up", "--tp", "1", "--recipe", NAME)
 UP = (*ASKED, "--allow-build-network")
 
 
-def write(user: CommandLine, lab: Lab, **changes: object) -> None:
-    model = lab.model_path.relative_to(lab.layout.state)
+def write(user: CommandLine, lab: Lab, *, share: float = 0.1, **arguments: object) -> None:
+    """Write the recipe.
+
+    Args:
+        share: of the memory, as `gpu_memory_utilization`.
+        arguments: more flags.
+    """
+    flags = {"context-length": 4096, "max-running-requests": 8, **arguments}
     # As the inventory's allow_files name it, in a second lab, too (beside.py).
-    text = recipe_text(str(DEFAULT_STATE / model), **changes)  # type: ignore[arg-type]
+    directory = DEFAULT_STATE / lab.model_path.relative_to(lab.layout.state)
+    text = RECIPE.format(
+        directory=directory, ref=REF, share=share, arguments=json.dumps(flags),
+        dockerfile=textwrap.indent(dockerfile(), " " * 6).rstrip(),
+    )  # fmt: skip
     (user.home / f"recipes/{NAME}.yaml").write_text(text)
 
 
 @pytest.fixture(scope="module")
-def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("sglang"))
-    (made.home / "recipes").mkdir()
-    write(made, lab)
-    made("down")
-    made("playbook", made.playbook(PREPARE))
-    yield made
-    made("down")
+def user(lab: Lab, user: CommandLine) -> CommandLine:
+    write(user, lab)
+    user("playbook", user.playbook(PREPARE))
+    return user
 
 
 def logs(node: LabNode) -> str:
@@ -50,7 +86,7 @@ def logs(node: LabNode) -> str:
     return ran.stdout + ran.stderr
 
 
-def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode) -> None:
+def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
     assert "--allow-build-network" in user(*ASKED, status=4).err, "a Dockerfile is asked for"
     document = user.json(*UP)
     assert "Paris" in document["answer"]
@@ -60,20 +96,9 @@ def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode) -> None:
     assert "server_args=ServerArgs(model_path='/srv/models/paris'" in logs(spark1)
     found = user.json("status")
     assert (found["state"], found["problems"]) == ("serving", [])
-
-
-def test_again_changes_nothing(user: CommandLine) -> None:
-    assert user.json(*UP)["changed"] == 0
-
-
-def test_its_process_is_among_those_that_hold_memory(user: CommandLine) -> None:
     (first, *_) = user.json("vram")["nodes"]
     assert any("sglang" in process["name"] for process in first["processes"])
-
-
-def test_a_neighbour_reaches_the_endpoint_and_nothing_else(
-    spark1: LabNode, spark2: LabNode
-) -> None:
+    assert user.json(*UP)["changed"] == 0
     with exposure(spark1, spark2) as seen:
         assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
@@ -86,7 +111,7 @@ def test_explain_reads_its_log(user: CommandLine, spark1: LabNode) -> None:
 
 
 def test_a_flag_that_it_does_not_know_ends_the_start(user: CommandLine, lab: Lab) -> None:
-    write(user, lab, no_such_flag=1)
+    write(user, lab, **{"no-such-flag": 1})
     ran = user.start(*UP, "--force").end(status=None)
     assert "unrecognized arguments" in ran.out + ran.err
     assert "--no-such-flag" in ran.out + ran.err

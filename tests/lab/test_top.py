@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 import readme
-from commandline import CommandLine, until
+from commandline import until
 
-from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
-
-
-@pytest.fixture(scope="module")
-def shell(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    return CommandLine(tmp_path_factory.mktemp("home"))
 
 
 def sampled(text: str, node: str) -> list[dict[str, Any]]:
@@ -32,8 +27,8 @@ def left(node: LabNode) -> str:
     return node.run(["pgrep", "-f", patterns], check=False).stdout.strip()
 
 
-def test_both_nodes_with_their_gpu_memory_and_hcas(shell, spark1, spark2):
-    ran = shell(*readme.words("spark-cluster top"), "--json", "--count", "4")
+def test_both_nodes_with_their_gpu_memory_and_hcas(user, spark1, spark2):
+    ran = user(*readme.words("spark-cluster top"), "--json", "--count", "4")
     for name in ("spark1", "spark2"):
         last = sampled(ran.out, name)[-1]
         assert last["sm_clock_mhz"] > 0
@@ -48,19 +43,9 @@ def test_both_nodes_with_their_gpu_memory_and_hcas(shell, spark1, spark2):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_stays_on_the_nodes(shell, spark1, number):
-    started = shell.start("--limit", "spark1", "top")
+def test_nothing_stays_on_the_nodes(user, spark1, number):
+    started = user.start("--limit", "spark1", "top")
     until(lambda: left(spark1), what="the sampler")
     started.process.send_signal(number)
     started.process.communicate()
     until(lambda: not left(spark1), what="the end of the sampler")
-
-
-def test_a_gpu_that_is_throttled_is_flagged(shell, spark1):
-    spark1.set_state(throttle="Active", utilization=96, sm_clock_mhz=611)
-    try:
-        ran = shell("--limit", "spark1", "top", "--count", "3")
-    finally:
-        spark1.set_state(throttle=None, utilization=None, sm_clock_mhz=None)
-    assert "throttled: sw_power_cap" in ran.out
-    assert "SM clock under 1.5 GHz under load" in ran.out

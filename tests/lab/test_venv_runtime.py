@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,14 +50,10 @@ def recipe_text() -> str:
 
 
 @pytest.fixture(scope="module")
-def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("venv"))
-    (made.home / "recipes").mkdir()
-    (made.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
-    made("down")
-    made("playbook", made.playbook(PREPARE))
-    yield made
-    made("down")
+def user(user: CommandLine) -> CommandLine:
+    (user.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
+    user("playbook", user.playbook(PREPARE))
+    return user
 
 
 UP = ("up", "--tp", "2", "--recipe", NAME, "--allow-venv")

@@ -3,116 +3,27 @@
 from __future__ import annotations
 
 import pytest
+from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_cluster.issues import log_lines
-from spark_cluster.issues.log_lines import ParsedLine, error_in, read
+from spark_cluster.issues.log_lines import (
+    ANCHORS,
+    ParsedLine,
+    complaint_in,
+    error_in,
+    faint_complaint_in,
+    read,
+)
 
-PREFIXED = [
-    ("plain text", ParsedLine("plain text")),
-    (
-        "(EngineCore pid=518) ERROR 11-20 14:14:29 [core.py:1512] RuntimeError: x",
-        ParsedLine("RuntimeError: x", "11-20 14:14:29.000000", "", "EngineCore pid=518", "ERROR"),
-    ),
-    (
-        "2026-11-20T14:12:18.9Z \x1b[36m(RayWorkerProc pid=112, ip=10.77.0.2)\x1b[0m "
-        "(Worker_TP1 pid=112) INFO 11-20 14:14:08 [a.py:1] text",
-        ParsedLine(
-            "text",
-            "11-20 14:12:18.900000",
-            "2026-11-20T14:12:18.9Z",
-            "RayWorkerProc pid=112, ip=10.77.0.2 Worker_TP1 pid=112",
-            "INFO",
-        ),
-    ),
-    (
-        "2026-11-20 14:13:51,036\tINFO worker.py:1691 -- Using address 10.77.0.1:18379",
-        ParsedLine(
-            "worker.py:1691 -- Using address 10.77.0.1:18379", "11-20 14:13:51.036000", level="INFO"
-        ),
-    ),
-    (
-        "W1120 14:11:12.548000 516 torch/_library/triton.py:53] Triton not available",
-        ParsedLine(
-            "516 torch/_library/triton.py:53] Triton not available",
-            "11-20 14:11:12.548000",
-            level="WARNING",
-        ),
-    ),
-    (
-        "[W1120 14:14:05.775517276 socket.cpp:207] [c10d] no hostname",
-        ParsedLine("socket.cpp:207] [c10d] no hostname", "11-20 14:14:05.775517", level="WARNING"),
-    ),
-    ("INFO:     Application startup complete.",
-     ParsedLine("Application startup complete.", level="INFO")),
-    ("spark1 vllm: 2026-11-20T14:12:18Z a",
-     ParsedLine("a", "11-20 14:12:18.000000", "2026-11-20T14:12:18Z")),
-    ("vllm-1  | OSError: x", ParsedLine("OSError: x")),
-    ("(a) text\x1b[32m [repeated 2x across cluster] (Ray deduplicates)\x1b[0m",
-     ParsedLine("text", speaker="a", repeats=2)),
-    ('{"log":"OSError: x\\n","stream":"stderr","time":"2026-11-20T14:12:18.9Z"}',
-     ParsedLine("OSError: x", "11-20 14:12:18.900000", "2026-11-20T14:12:18.9Z")),
-    ('{"log":', ParsedLine('{"log":')),
-    ("Nov  2 14:12:18 spark-2a60 kernel: NVRM: Xid (PCI:000f:01:00): 119",
-     ParsedLine("NVRM: Xid (PCI:000f:01:00): 119", "11-02 14:12:18.000000")),
-    ("2026-11-20T14:12:18+0000 spark1 dockerd[9]: OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.000000",
-                "2026-11-20T14:12:18+0000")),
-    ("2026-11-20T14:12:18+01:00 spark1 vllm[812]: OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.000000", "2026-11-20T14:12:18+01:00")),
-    ("2026-11-20T14:12:18.123456789Z vllm serve: error: argument --port: expected one argument",
-     ParsedLine("vllm serve: error: argument --port: expected one argument",
-                "11-20 14:12:18.123456", "2026-11-20T14:12:18.123456789Z")),
-    ("Nov 20 14:12:18.123456 spark1 vllm[812]: (W pid=1) OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.123456", speaker="W pid=1")),
-    ("Fri 2026-11-20 14:12:18 CET spark1 vllm[812]: OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.000000")),
-    ("[ 1234.567890] spark1 vllm[812]: OSError: x", ParsedLine("OSError: x")),
-    ('{"MESSAGE":"OSError: x","__REALTIME_TIMESTAMP":"1795183938123456","_PID":"1"}',
-     ParsedLine("OSError: x", "11-20 14:12:18.123456", "2026-11-20T14:12:18.123456Z")),
-    ('{"MESSAGE":[79,83,69,114,114,111,114,58,32,255]}', ParsedLine("OSError: \ufffd")),
-    ('{"MESSAGE":null}', ParsedLine('{"MESSAGE":null}')),
-    ("vllm-1  | 2026-11-20T14:12:18.5Z OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.500000", "2026-11-20T14:12:18.5Z")),
-    ("\x1b[36mvllm-1  |\x1b[0m OSError: x", ParsedLine("OSError: x")),
-    ("vllm.1.x@spark1    | OSError: x", ParsedLine("OSError: x")),
-    ("[pod/vllm-0/server] OSError: x", ParsedLine("OSError: x")),
-    ("ERROR 2026-11-20 14:12:18.125 [core.py:11] OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.125000", level="ERROR")),
-    ("2026-11-20 14:12:18.125 | ERROR 11-20 13:12:18 [core.py:11] OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.125000", level="ERROR")),
-    ("2026-11-20 14:12:18 | ERROR | stderr | OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.000000", level="ERROR")),
-    ("2026-11-20 14:12:18.125 | ERROR    | a.b:c:73 - OSError: x",
-     ParsedLine("OSError: x", "11-20 14:12:18.125000", level="ERROR")),
-    ("^[[1;36m(W pid=1)^[[0;0m ERROR 11-20 14:12:18 [a.py:2] OSError: x^M",
-     ParsedLine("OSError: x", "11-20 14:12:18.000000", speaker="W pid=1", level="ERROR")),
-    ("Nov 20 14:12:18 spark1 vllm[812]: #033[1;36m(W pid=1)#033[0;0m OSError: x#015",
-     ParsedLine("OSError: x", "11-20 14:12:18.000000", speaker="W pid=1")),
-    (r"\u001b[1;36m(W pid=1)\u001b[0;0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
-    (" [36m(W pid=1) [0m OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
-    ("[rank0]:[rank0]: OSError: x", ParsedLine("OSError: x")),
-    ("    | OSError: x", ParsedLine("OSError: x")),
-    ("(W pid=1)     | OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
-    ("> (W pid=1) OSError: x", ParsedLine("OSError: x", speaker="W pid=1")),
-    ("[VLLM LOG] (W pid=5) OSError: x", ParsedLine("OSError: x", speaker="W pid=5")),
-    ("[2025-06-13 01:49:41,730 E 1 1] gcs_rpc_client.h:179: Failed",
-     ParsedLine("gcs_rpc_client.h:179: Failed", "06-13 01:49:41.730000", level="ERROR")),
-    ("(raylet) [2025-04-02 15:02:00,117 W 13 13] (raylet) node_manager.cc:3069: x",
-     ParsedLine("(raylet) node_manager.cc:3069: x", "04-02 15:02:00.117000", speaker="raylet",
-                level="WARNING")),
-    ("(autoscaler +10m11s, ip=1.2.3.4) Error: x",
-     ParsedLine("Error: x", speaker="autoscaler +10m11s, ip=1.2.3.4")),
-    ("ERROR 06-25 15:28:30 worker_base.py:148] OSError: x",
-     ParsedLine("OSError: x", "06-25 15:28:30.000000", level="ERROR")),
-    ("", ParsedLine("")),
-]  # fmt: skip
+TABLES = cases(__file__, "lines.toml")
 
 
-@pytest.mark.parametrize(("raw", "line"), PREFIXED)
-def test_the_layers(raw, line):
-    assert read(raw) == line
+@pytest.mark.parametrize("line", TABLES["line"])
+def test_the_layers(line):
+    told = dict(line)
+    assert read(told.pop("raw")) == ParsedLine(**told)
 
 
 @pytest.mark.parametrize("before", ["", "(E pid=1) ", "(E pid=1) ERROR 11-20 14:14:29 [a.py:1] "])
@@ -142,30 +53,26 @@ def test_no_layer_hides_an_error(said, first, second, third):
     assert bool(line.at) == (first.startswith("2026") or "11-20" in third)
 
 
-ERRORS = [
-    ("torch.OutOfMemoryError: CUDA out of memory.", "torch.OutOfMemoryError: CUDA out of memory."),
-    ("NotImplementedError", "NotImplementedError"),
-    (
-        "[2024-04-17 20:07:13,727] [ERROR] [MainThread] [asyncio] >>> AssertionError",
-        "AssertionError",
-    ),
-    (
-        "Worker proc VllmWorker-1 died unexpectedly (exit code: None)",
-        "Worker proc VllmWorker-1 died unexpectedly",
-    ),
-    ("worker failed: ValueError('no room')", "ValueError('no room')"),
-    ("Segmentation fault (core dumped)", "Segmentation fault"),
-    ('    raise RuntimeError("not the text of an error")', ""),
-    ("    raise exc.InvalidCxxCompiler", ""),
-    ("INFO 11-20 14:12:18 [a.py:1] handled OSError: it is fine", ""),
-    ("  File /opt/a/b/SomeError.py, line 3", ""),
-    ("no errors", ""),
-]
-
-
-@pytest.mark.parametrize(("raw", "error"), ERRORS)
+@pytest.mark.parametrize(("raw", "error"), TABLES["errors"].items())
 def test_errors(raw, error):
     assert error_in(read(raw)) == error
+
+
+@pytest.mark.parametrize("raw", TABLES["complaints"]["look_like_an_error"])
+def test_what_looks_like_an_error_without_being_an_exception(raw):
+    assert complaint_in(read(raw))
+    assert any(anchor in raw for anchor in ANCHORS), "or it is never looked at"
+
+
+@pytest.mark.parametrize("raw", TABLES["complaints"]["do_not"])
+def test_what_does_not(raw):
+    assert complaint_in(read(raw)) == ""
+
+
+def test_a_word_that_may_mean_one():
+    assert faint_complaint_in(read("2 workers killed at node 10.0.0.1"))
+    assert faint_complaint_in(read("x NCCL INFO Failed to open libibverbs.so[.1]")) == ""
+    assert faint_complaint_in(read("INFO:     a request failed")) == ""
 
 
 def test_an_error_whose_text_begins_in_the_next_line():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +20,6 @@ CATALOGUE = entries.catalogue()
 CHECKS = {*(check.id for check in examine.ALL), examine.ID}
 BY_FUNCTION = CHECKS - {check.id for check in serving.CHECKS}
 PINS = load_pins(ROOT / "roles/drivers/pins.json")
-
-
-# --- checks and entries -----------------------------------------------------------------------
 
 
 def test_every_check_is_explained():
@@ -109,108 +104,6 @@ def test_a_check_of_logs_has_one_title():
     for search in serving.SEARCHES:
         titles = [issue.log_check.title for issue in search.issues]
         assert sum(bool(title) for title in titles) == 1, search.id
-
-
-# --- texts ------------------------------------------------------------------------------------
-
-WITHIN, BETWEEN = 6, 7
-"""Words in a row that two entries, or the code and an entry, may not have in common."""
-
-SHARED = ("spark-cluster exec -b -l node", "or vllm s own multi-node mode")
-"""A command, and the name of a mode."""
-
-ONLY = {
-    r"from AC\b|AC plug|AC for 60|AC off": {"issues/catalogue/steps.toml"},
-    r"nvidia-spark-grub-kho": {"issues/catalogue/pair.toml", "drivers/pins.json"},
-}
-"""What has been told in many places, and where it may stand now."""
-
-RARE = dict(zip(ONLY, (r"\bAC\b", "kho"), strict=True))
-"""A short word of each, in one piece also where a string goes on in the next line: only files with
-it are parsed."""
-
-
-def shingles(text: str, length: int) -> set[str]:
-    """Runs of words, without punctuation and case."""
-    words = re.findall(r"[\w./=-]+", text.lower())
-    return {" ".join(words[i : i + length]) for i in range(len(words) - length + 1)}
-
-
-@functools.cache
-def told(length: int) -> dict[str, set[str]]:
-    """Runs of words in causes and fixes, with the entries and steps that have them."""
-    texts = [(f"step {name}", text) for name, text in steps().items()]
-    for path in FOLDER.glob("*.toml"):
-        for entry in tomllib.loads(path.read_text()).get("issue", []):
-            texts += [(entry["id"], entry["cause"]), (entry["id"], entry["fix"])]
-    found: dict[str, set[str]] = {}
-    for name, text in texts:
-        for run in shingles(text, length):
-            found.setdefault(run, set()).add(name)
-    return found
-
-
-@functools.cache
-def literals(path: Path) -> list[tuple[int, str]]:
-    """Strings of a module with their lines, without docstrings."""
-    return list(_literals(path))
-
-
-def _literals(path: Path) -> Iterator[tuple[int, str]]:
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    for node in nodes:
-        if isinstance(node, ast.JoinedStr):
-            parts = [v.value if isinstance(v, ast.Constant) else "\0" for v in node.values]
-            yield node.lineno, " ".join(map(str, parts))
-        elif isinstance(node, ast.Constant) and id(node) not in prose:
-            yield node.lineno, node.value if isinstance(node.value, str) else ""
-
-
-def test_no_two_entries_tell_the_same():
-    twice = {
-        run: ids
-        for run, ids in told(WITHIN).items()
-        if len(ids) > 1 and not any(run.startswith(shared) for shared in SHARED)
-    }
-    assert twice == {}, "make a step of it in steps.toml, or one entry of two"
-
-
-@pytest.mark.parametrize(
-    "folder", ["doctor", "issues", "plan", "runner", "../roles", "../playbooks"]
-)
-def test_no_code_tells_what_an_entry_tells(folder):
-    known = told(BETWEEN)
-    twice = [
-        f"{path}:{line}: {run} ({known[run]})"
-        for path in sorted((ROOT / "spark_cluster" / folder).resolve().rglob("*.py"))
-        for line, text in literals(path)
-        for run in shingles(text, BETWEEN) & known.keys()
-    ]
-    assert twice == [], "take cause and fix from the catalogue"
-
-
-@pytest.mark.parametrize("words", ONLY)
-def test_what_was_told_in_many_places_is_reported_once(words):
-    folders = [ROOT / name for name in ("spark_cluster", "roles", "playbooks")]
-    files = [p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".toml", ".json")]
-    lab = ROOT / "spark_cluster/lab"
-    has = {
-        path
-        for path in files
-        if not path.is_relative_to(lab)
-        and re.search(RARE[words], path.read_text(), re.IGNORECASE)
-        and re.search(words, _texts(path), re.IGNORECASE)
-    }
-    allowed = {p for p in files if any(str(p).endswith(f"/{end}") for end in ONLY[words])}
-    assert has <= allowed
-
-
-def _texts(path: Path) -> str:
-    """A module's strings; the whole of another file."""
-    if path.suffix == ".py":
-        return "\n".join(text for _, text in literals(path))
-    return path.read_text()
 
 
 # --- steps ------------------------------------------------------------------------------------
