@@ -406,7 +406,7 @@ _ENTRYPOINT = re.compile(r'(?im)^[ \t]*ENTRYPOINT[ \t]+\[[ \t]*"([^"]+)"[ \t]*\]
 
 def _entrypoint(file: ComposeFile, name: str, data: Mapping[str, Any]) -> list[str]:
     """The script of the kit that its image runs by itself, as the Dockerfile says; else none."""
-    others = [one for one in file.kit.files() if one.name.startswith("Dockerfile")]
+    others = [one for one in file.kit.files if one.name.startswith("Dockerfile")]
     text = _dockerfile(file, name, data)[0] or (file.kit.text(others[0]) if others[:1] else "")
     found = _ENTRYPOINT.search(text)
     if not found:

@@ -473,7 +473,7 @@ def _check(data: dict[str, Any], source: Source) -> None:
 
 def _head(source: Source, parts: Parts) -> str:
     """The comment that says where it comes from, what is to be done, and what it lacks."""
-    lines = [f"# Imported from {source.origin}."]
+    lines = commented_text(f"Imported from {source.origin}.", "# ", "#   ")
     for text in parts.to_do:
         lines += commented_text(f"TO DO: {text}", "# ", "#   ")
     harmless = [left for left in parts.left_out if not left.consequence]

@@ -7,6 +7,7 @@ the limits count as not there.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ MOST_FILES = 2000
 
 DEEPEST = 4
 """Folders inside of folders that are looked into."""
+
+EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
+PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,13 @@ class KitFolder:
         return place.is_relative_to(self.root) and not os.path.lexists(place)
 
     def _seen(self, name: str, beside: Path | None) -> tuple[Path, os.stat_result | None]:
-        """A place with all links followed, and what is there; nothing outside of the kit."""
-        place = self.root
+        """A place with all links followed, and what is there; nothing outside of the kit, and
+        nothing whose name could write lines of its own into a recipe or onto a terminal."""
+        place, root = self.root, self.root.resolve()
         try:
             place = ((beside or self.root).absolute() / name).resolve()
-            return place, place.stat() if place.is_relative_to(self.root.resolve()) else None
+            inside = place.is_relative_to(root) and str(place.relative_to(root)).isprintable()
+            return place, place.stat() if inside else None
         except (OSError, RuntimeError, ValueError):  # a loop of links, a zero byte
             return place, None
 
@@ -99,12 +105,47 @@ class KitFolder:
     def _by_name(self) -> dict[str, list[Path]]:
         """The files by their names: a script may speak of many thousand paths."""
         found = defaultdict[str, list[Path]](list)
-        for path in self.files():
+        for path in self.files:
             found[path.name].append(path)
         return found
 
-    def files(self) -> Iterator[Path]:
-        """Yield the regular files by depth and name, none of hidden folders."""
+    @cached_property
+    def presets(self) -> dict[Path, str]:
+        """Files of variables with their links followed, and their names in the kit."""
+        found: dict[Path, str] = {}
+        for path in self.files:
+            if PRESET.fullmatch(path.name):
+                found.setdefault(path.resolve(), str(path.relative_to(self.root)))
+        return found
+
+    def example(self, folder: Path) -> Path | None:
+        """Return the file from which people make the `.env` of a folder: the nearest one."""
+        places = (folder, self.root, self.root / "config")
+        return next((self._examples[place] for place in places if place in self._examples), None)
+
+    @cached_property
+    def _examples(self) -> dict[Path, Path]:
+        """The likeliest file of variables in each folder: an example, that of the first node, and
+        of several presets the one that the README names first."""
+        readme = self.path("README.md")
+        text = self.text(readme) if readme else ""
+
+        def rank(item: tuple[Path, str]) -> tuple[bool, int]:
+            name = Path(item[1]).name
+            return not EXAMPLE.fullmatch(name), text.find(name) % (1 << 62)
+
+        found: dict[Path, Path] = {}
+        for file, name in sorted(self.presets.items(), key=rank):
+            if "worker" not in Path(name).name:
+                found.setdefault((self.root / name).parent, file)
+        return found
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The regular files by depth and name, none of hidden folders."""
+        return tuple(self._walked())
+
+    def _walked(self) -> Iterator[Path]:
         seen, level = 0, [self.root]
         for _ in range(DEEPEST):
             below: list[Path] = []
@@ -119,6 +160,6 @@ class KitFolder:
                         return
                     if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                         below.append(Path(entry.path))
-                    elif self.path(entry.path) is not None:
+                    elif entry.name.isprintable() and self.path(entry.path) is not None:
                         yield Path(entry.path)
             level = below

@@ -30,7 +30,7 @@ from spark_cluster.importers.importer import (
     Source,
     folder_on_node,
 )
-from spark_cluster.importers.kitfiles import KitFolder
+from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split
 from spark_cluster.importers.vllm_recipes import spark_commands
@@ -54,8 +54,6 @@ MOST_SAID = 8
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
-_EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
-_PRESET = re.compile(rf"{_EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
 _SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?([\w./${}:-]+)")
 _FOLDER = re.compile(r"^\$(?:\w+|\{\w+\})/")
@@ -78,7 +76,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
     kit = KitFolder(folder.absolute())
     tiers = _tiers(kit)
     named = kit.path(choice.variant) if choice.variant != "default" else None
-    if named is not None and _PRESET.fullmatch(named.name):
+    if named is not None and PRESET.fullmatch(named.name):
         kit, choice = replace(kit, preset=named), replace(choice, variant="default")
     elif named is not None:
         tiers, choice = [[kit.root / choice.variant]], replace(choice, variant="default")
@@ -138,7 +136,7 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
     tiers: list[list[Path]] = [[] for _ in range(6)]
     left = MOST_TEXT
-    for path in kit.files():
+    for path in kit.files:
         below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
             likely = 3 if below else 0
@@ -160,7 +158,7 @@ def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
     usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
     if len(usual) == 1:
         return usual
-    root = [path for path in kit.files() if path.parent == kit.root]
+    root = [path for path in kit.files if path.parent == kit.root]
     starts = [path for path in root if _USUAL.fullmatch(path.name)]
     for path in [*starts, *(one for one in root if one.name.lower() == "readme.md")]:
         text = kit.text(path)
@@ -197,7 +195,8 @@ def _sourced(text: str) -> dict[str, bool]:
         for word in words[:MOST_SOURCED]:
             name = expand(word, own)
             is_named = name.endswith(".env") or name.startswith("$")
-            found.setdefault(name, "$" in word and is_named)
+            if name.isprintable():
+                found.setdefault(name, "$" in word and is_named)
     return found
 
 
@@ -214,7 +213,7 @@ def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -
                 if by_user
                 else f"there is no {name}"
             )
-            file = file or _example(kit, path.parent)
+            file = file or kit.example(path.parent)
         if file is not None and file != path.resolve():
             files.setdefault(file, f"{why}: " if why else "")
     if kit.preset is not None:
@@ -226,16 +225,14 @@ def _presets_said(kit: KitFolder, files: Mapping[Path, str]) -> list[str]:
     """Notes on the variables that were taken, and on how to take others of the kit."""
     own = any(file.name == ".env" for file in files)
     others = [
-        str(one.relative_to(kit.root))
-        for one in kit.files()
-        if _PRESET.fullmatch(one.name)
-        and one.resolve() not in files
-        and not (own and _EXAMPLE.fullmatch(one.name))
+        name
+        for one, name in kit.presets.items()
+        if one not in files and not (own and EXAMPLE.fullmatch(one.name))
     ]
     how = f"; --variant takes those of another file: {', '.join(others[:MOST_SAID])}"
     how = how if others and kit.preset is None else ""
     notes = [
-        f"{why}its variables are those of {file.relative_to(kit.root.resolve())}{how}"
+        f"{why}its variables are those of {kit.presets.get(file) or file.name}{how}"
         for file, why in files.items()
         if why or (how and file.name == ".env")
     ]
@@ -250,32 +247,13 @@ def _collect(text: str, variables: Variables) -> None:
         read_env(text, variables)
 
 
-def _example(kit: KitFolder, folder: Path) -> Path | None:
-    """The file from which people make their `.env`: the nearest one, that of the first node, and of
-    several presets the one that the README names first."""
-    places = [*dict.fromkeys([folder, kit.root, kit.root / "config"])]
-    readme = kit.path("README.md")
-    text = kit.text(readme) if readme else ""
-
-    def likely(path: Path) -> tuple[int, bool, int]:
-        named = text.find(path.name)
-        return places.index(path.parent), not _EXAMPLE.fullmatch(path.name), named % (1 << 62)
-
-    found = (
-        path
-        for path in kit.files()
-        if path.parent in places and _PRESET.fullmatch(path.name) and "worker" not in path.name
-    )
-    return min(found, key=likely, default=None)
-
-
 def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     """Add the kit's container, its Dockerfile and the files that it puts over the image's."""
     path = source.path or kit.root
     if not source.launch.image:
         _take_container(kit, source, tiers)
     launch = source.launch
-    built = [one for one in kit.files() if one.name.startswith("Dockerfile")]
+    built = [one for one in kit.files if one.name.startswith("Dockerfile")]
     said = any(left.what.startswith("build of") for left in source.left_out)
     local = launch.image and "/" not in launch.image and not launch.dockerfile
     if local and not said and len(built) == 1:
@@ -328,7 +306,7 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
     """Give a model that is a folder the repository that a script of the kit names."""
     if not is_path(source.launch.model):
         return
-    scripts, left = (one for one in kit.files() if one.suffix in SCRIPT_SUFFIXES), MOST_TEXT
+    scripts, left = (one for one in kit.files if one.suffix in SCRIPT_SUFFIXES), MOST_TEXT
     for path in islice(scripts, MOST_TRIED):
         text = kit.text(path)
         left -= len(text)

@@ -503,6 +503,11 @@ def _remarks(fitted: Fit) -> list[str]:
             "it is made for the CPU build of vLLM, and the speeds are those of a Spark's GPU"
         )
     found += _other_gpus(fitted)
+    if fitted.launch.args.get("kv-cache-dtype-skip-layers") and fitted.serving.kv_dtype != "auto":
+        found.append(
+            "layers of --kv-cache-dtype-skip-layers stay in 16 bits, which is not counted: the cache "
+            "holds less than this"
+        )
     if fitted.share is None:
         return found
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:

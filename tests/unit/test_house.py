@@ -29,7 +29,7 @@ BUDGETS = {
     "models": 2_105,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_825,  # runtime.py: what a server takes beside weights and cache; packed caches
     "issues": 2_650,  # pasted and wrapped lines, floods, texts made to take long
-    "importers": 4_600,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_610,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 9_100,
     "doctor": 2_550,
     "bench": 5_900,

@@ -90,6 +90,36 @@ def test_links_and_places_outside_count_as_not_there(tmp_path: Path) -> None:
     assert not made.files
 
 
+@pytest.mark.parametrize(
+    "variant", ["../secret.env", "/etc/os-release", "link.env", "a/../../x.env"]
+)
+def test_no_file_of_variables_outside_is_taken(tmp_path: Path, secret: Path, variant: str) -> None:
+    folder = kit(tmp_path, {"start.sh": f"#!/bin/sh\n. ./$1.env\n{SERVE} --dtype $STOLEN\n"})
+    (folder / "link.env").symlink_to(secret)
+    with pytest.raises(SparkClusterError) as caught:
+        read_file(folder, Choice(variant))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_kit_is_reached_through_a_link(tmp_path: Path) -> None:
+    script = f'#!/bin/sh\n. "presets/$1.env"\n{SERVE} --dtype $TYPE\n'
+    folder = kit(tmp_path, {"start.sh": script, "real/q.conf": "TYPE=half\n"})
+    (folder / "q.env").symlink_to("real/q.conf")
+    (tmp_path / "link").symlink_to(folder)
+    source = read_file(tmp_path / "link")
+    assert source.launch.args["dtype"] == "half"
+    assert [note for note in source.notes if "q.env" in note and "another file" not in note]
+
+
+def test_no_name_writes_lines_of_its_own(tmp_path: Path) -> None:
+    script = f'#!/bin/sh\n. "presets/$1.env"\n{SERVE} --seed $SEED\n'
+    files = {"start.sh": script, "a.env": "SEED=1\n", "b\nmodel: {name: x}\n.env": "SEED=2\n"}
+    source = read_file(kit(tmp_path / 'k\nenv: {STOLEN: "1"}\n#', files))
+    assert not [note for note in source.notes if "\n" in note]
+    head = write(source, name="kit").text.partition("\nname: ")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+
+
 @pytest.mark.parametrize("build", ["..", "/etc", "{context: ., dockerfile: ../secret.env}"])
 @pytest.mark.usefixtures("secret")
 def test_a_build_cannot_leave_the_folder(tmp_path: Path, build: str) -> None:
@@ -313,3 +343,10 @@ def test_a_file_that_many_services_extend_is_read_once(tmp_path: Path) -> None:
 def test_a_file_that_became_a_pipe_since_it_was_found_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "start.sh")
     assert KitFolder(tmp_path).text(tmp_path / "start.sh") == ""
+
+
+def test_many_scripts_that_name_many_presets_end_soon(tmp_path: Path) -> None:
+    named = "".join(f'. "missing{number}-$1.env"\n' for number in range(20))
+    files = {f"start{number}.sh": f"#!/bin/sh\n{named}vllm serve $MODEL\n" for number in range(30)}
+    files |= {f"p{number}.env": "A=1\n" for number in range(1200)} | {"README.md": "p1.env " * 9000}
+    assert "only the shell knows what $MODEL is" in read(tmp_path, files)
