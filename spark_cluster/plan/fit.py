@@ -503,10 +503,11 @@ def _remarks(fitted: Fit) -> list[str]:
             "it is made for the CPU build of vLLM, and the speeds are those of a Spark's GPU"
         )
     found += _other_gpus(fitted)
-    if fitted.launch.args.get("kv-cache-dtype-skip-layers") and fitted.serving.kv_dtype != "auto":
+    skipped = fitted.launch.args.get("kv-cache-dtype-skip-layers")
+    if skipped and fitted.serving.kv_dtype not in ("auto", "bfloat16", "float16"):
         found.append(
-            "layers of --kv-cache-dtype-skip-layers stay in 16 bits, which is not counted: the cache "
-            "holds less than this"
+            "layers of --kv-cache-dtype-skip-layers stay in 16 bits, which is not counted: the "
+            "cache holds less than this"
         )
     if fitted.share is None:
         return found

@@ -133,7 +133,7 @@ def test_the_cpu_build_is_no_spark():
     assert any("CPU build" in remark for remark in fitted(one).remarks)
 
 
-@pytest.mark.parametrize(("kind", "said"), [("fp8", True), ("auto", False)])
+@pytest.mark.parametrize(("kind", "said"), [("fp8", True), ("bfloat16", False)])
 def test_layers_that_stay_in_16_bits_are_said_not_to_be_counted(kind, said):
     one = launch(kv_cache_dtype=kind, kv_cache_dtype_skip_layers="0 1")
     assert any("skip-layers" in remark for remark in fitted(one).remarks) is said
