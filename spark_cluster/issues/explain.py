@@ -292,17 +292,21 @@ class _Log:
         error = log_lines.error_in(line, lambda: candidate.following)
         text = f"{line.text} {error}" if error else line.text
         issues = recognise(text, trace, self._marked("evidence"))
+        begun, rest = error, candidate.after(WRAPPED)
         for glue in (" ", "") if error else ():  # a page keeps words whole, a terminal cuts them
             if any(issue for issue in issues if not issue.broad and not issue.follows):
                 break
-            wrapped = log_lines.joined(candidate.text, line, candidate.after(WRAPPED), glue)
-            if wrapped and (more := recognise(wrapped, trace, self._marked("evidence"))):
+            wrapped = log_lines.joined(begun, candidate.text, line, rest, glue)
+            more = recognise(wrapped, trace, self._marked("evidence")) if wrapped != begun else []
+            if more and more != issues:
                 error, issues = wrapped, more
+        rest = rest if error == begun else []
         echo = bool(error) and log_lines.is_echo(error)
         if not error or echo:
             issues = [issue for issue in issues if not issue.fallback]
         for issue in issues:
             said = error or log_lines.whole(line.text, lambda: candidate.following)
+            said = log_lines.joined(said, candidate.text, line, rest, certain=True)
             name = self.reader.source.name
             found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
@@ -310,7 +314,8 @@ class _Log:
             kind["weak"] = issue.request
             yield self._keep(issue.id, found, candidate, before, rank, **kind)
         if error and not issues:
-            yield from self._unknown(_quoted(error), candidate, before, follows=echo)
+            said = log_lines.joined(error, candidate.text, line, rest, certain=True)
+            yield from self._unknown(_quoted(said), candidate, before, follows=echo)
         elif not issues:
             yield from self._complaint(line, candidate, before)
 
@@ -321,6 +326,8 @@ class _Log:
         said = log_lines.complaint_in(line, lambda: candidate.following)
         faint = "" if said or self._up else log_lines.faint_complaint_in(line)
         if text := said or faint:
+            rest = candidate.after(WRAPPED)
+            text = log_lines.joined(text, candidate.text, line, rest, certain=True)
             kind = {"follows": log_lines.is_echo(text), "weak": True, "faint": bool(faint)}
             yield from self._unknown(_quoted(text), candidate, before, **kind)
 

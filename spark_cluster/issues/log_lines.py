@@ -33,9 +33,9 @@ _SGLANG = re.compile(
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _FILE = tomllib.loads(Path(__file__).with_name("log_lines.toml").read_text(encoding="utf-8"))
 _KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
-_ECHO, _COMPLAINT, _FAINT, _PASTED, _NOISE, _QUOTES = (
+_ECHO, _COMPLAINT, _TOOL, _FAINT, _PASTED, _NOISE, _QUOTES = (
     re.compile("|".join(_FILE[name]))
-    for name in ("echo", "complaint", "faint", "pasted", "noise", "quotes")
+    for name in ("echo", "complaint", "tool", "faint", "pasted", "noise", "quotes")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
@@ -73,6 +73,12 @@ container runtime what it refuses."""
 
 _OPEN = re.compile(r"^.{44,}[^.!?)\]}'\"]$")
 """A line that is long enough to have been wrapped, and does not end a sentence."""
+_REASON = re.compile(r"Reasons?: ")
+_CUT = re.compile(r"(?:,|Reasons?:|\b(?:an?|and|are|as|at|but|by|for|from|in|is|not|of|or|the|to|when|with))$")
+"""The end of a line that is cut within its sentence."""
+_LOWER = re.compile(r"[a-z][\w']*[ ,.(]")
+_REPORT = re.compile(r"[A-Za-z][\w .-]{0,60} failed: \S")
+"""A program's last line, which may be indented as no error of Python is."""
 _RAISE = re.compile(r"raise ((?:\w+\.)*[A-Z]\w+)\([rf]?[\"'](.{8,500})[\"']\)?$")
 
 HARMLESS = ("DEBUG", "INFO", "WARNING")
@@ -171,26 +177,44 @@ def whole(error: str, following: Callable[[], str]) -> str:
     return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
 
 
-def joined(raw: str, line: ParsedLine, following: Iterable[str], glue: str = " ") -> str:
-    """Return the error of a line with those over which a page or a terminal has wrapped it; empty
-    where it was not.
+def joined(
+    text: str,
+    raw: str,
+    line: ParsedLine,
+    following: Iterable[str],
+    glue: str = " ",
+    *,
+    certain: bool = False,
+) -> str:
+    """Return the text of a line with those lines over which a page, a terminal or its program has
+    broken it.
 
     Args:
         raw: the line with its prefixes, which take their part of the width.
-        following: the next lines, raw. One with a prefix of another process or with a time, or with
-            an error, is not of it; nor is what comes after the end of a sentence.
+        following: the next lines, raw. One with a prefix of another process or with another time,
+            or with an error, is not of it; nor is what comes after the end of a sentence, but for
+            the reason of a refusal.
         glue: what joins two lines; empty where a terminal has cut words.
+        certain: take only what shows by its words that the sentence goes on, as a quote needs it.
     """
-    error = begun = error_in(line)
+    before = _prefix(raw, line)
     for after in following:
-        if not _OPEN.search(raw):
-            break
         more = read(after)
-        foreign = more.at or more.level or more.speaker not in ("", line.speaker)
+        marked = more.at or more.level or more.speaker not in ("", line.speaker)
+        foreign = marked and _prefix(after, more) != before
         if foreign or error_in(more) or not more.text or _NOISE.match(more.text):
             break
-        raw, error = raw + after, f"{error}{glue}{more.text}"
-    return "" if error == begun else error
+        if not _REASON.match(more.text):
+            goes_on = not certain or _CUT.search(text) or _LOWER.match(more.text)
+            if not goes_on or not _OPEN.search(raw):
+                break
+        raw, text = raw + after, f"{text}{glue}{more.text}"
+    return text
+
+
+def _prefix(raw: str, line: ParsedLine) -> str:
+    """Return what stands before the text of a line; vLLM repeats it on each line of a message."""
+    return raw.rstrip().removesuffix(line.text).rstrip()
 
 
 def raised(source: str, following: Iterable[str]) -> str:
@@ -205,6 +229,11 @@ def raised(source: str, following: Iterable[str]) -> str:
 def is_quote(text: str) -> bool:
     """Return True for a line that quotes a request, an answer or a chat template."""
     return _QUOTES.match(text) is not None
+
+
+def is_of_tool(text: str) -> bool:
+    """Return True for an error of a compiler, an installer or a download."""
+    return _TOOL.search(text) is not None
 
 
 def is_echo(text: str) -> bool:
@@ -251,7 +280,8 @@ def pasted_complaint_in(raw: str) -> str:
 def faint_complaint_in(line: ParsedLine) -> str:
     """Return what a line may complain of, where nothing else is found."""
     text = line.text
-    if line.level or line.indented or not text or _NOISE.match(text) or "NCCL INFO" in text:
+    indented = line.indented and not _REPORT.match(text)
+    if line.level or indented or not text or _NOISE.match(text) or "NCCL INFO" in text:
         return ""
     return text if _FAINT.search(text) else ""
 

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,6 +25,7 @@ from pydantic import Field
 
 from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import ORDER, KnownIssueMatch, catalogue
 
 CHUNK = 1 << 20
@@ -512,6 +513,15 @@ def _after_cause(seen: Seen, cause: Seen | None) -> Seen:
     return replace(seen, follows=(cause.at, cause.order) <= (seen.at, seen.order))
 
 
+def _first_error(cause: Seen, seen: Mapping[tuple[str, bool], Seen]) -> Seen | None:
+    """Return what the tools of a build's step complained of first, which says why it failed."""
+    if not cause.known or not catalogue()[cause.finding.id].step:
+        return None
+    errors = (s for s in seen.values() if s.weak and not s.known and s.order[0] == cause.order[0])
+    of_tools = (s for s in errors if log_lines.is_of_tool(s.finding.found))
+    return min(of_tools, key=lambda s: s.order, default=None)
+
+
 def merged(found: Sequence[Seen]) -> list[Seen]:
     """Return what all logs show: each issue once, the cause first, effects and notes last.
 
@@ -523,6 +533,12 @@ def merged(found: Sequence[Seen]) -> list[Seen]:
         first = once.get(name)
         once[name] = seen if first is None else replace(first, count=first.count + seen.count)
     cause = cause_of(once.values())
+    if cause is not None and (first := _first_error(cause, once)):
+        finding = replace(cause.finding, found=first.finding.found)
+        cause = replace(cause, finding=finding, number=first.number, at=first.at, order=first.order)
+        once = {name: seen for name, seen in once.items() if seen is not first} | {
+            (cause.finding.id, cause.overcome): cause
+        }
     of_cause = cause.where if cause is not None and cause.known else ""
     kept = [s for s in once.values() if s is cause or not (s.broad and s.where == of_cause)]
     found = [seen if seen is cause else _after_cause(seen, cause) for seen in kept]
