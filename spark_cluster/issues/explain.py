@@ -65,9 +65,6 @@ TRACES = 2000
 SHOWN = 300
 """Characters of a quoted line."""
 
-WRAPPED = 6
-"""Lines after an error that may be the rest of it."""
-
 PASTED = 8
 """Lines of a text that is no log, but what someone copied of one."""
 
@@ -82,6 +79,7 @@ WORKERS = tuple(f"Worker_TP{rank}" for rank in range(4))
 """Names of the ranks of up to four nodes. The first line of each is looked at, whatever it says:
 a log without its start may have no other line that tells that this rank is in it."""
 
+_SGLANG_RANKS = re.compile(r"(?:[A-Z]{2,4}\d{1,4} )*TP\d{1,4}\b")
 _RANK = re.compile(r"(?:Worker_TP|VllmWorker-|\brank |^TP| TP)(\d{1,4})(?!\d)")
 
 
@@ -163,6 +161,11 @@ def _quoted(text: str) -> str:
         return text
     begin, end = text[: SHOWN // 2], text[-SHOWN // 2 :]
     return f"{begin.rpartition(' ')[0] or begin} … {end.partition(' ')[2] or end}"
+
+
+def _continued(text: str, candidate: AnchoredLine, line: log_lines.ParsedLine) -> str:
+    """Return a text to quote with the next lines, where its sentence goes on there."""
+    return log_lines.joined(text, line, candidate.wrapped(), certain=True)
 
 
 class _Log:
@@ -288,36 +291,35 @@ class _Log:
         if log_lines.is_quote(line.text):
             return
         if line.text.startswith("raise "):  # in a traceback: the error itself comes at its end
-            line = replace(line, text=log_lines.raised(line.text, candidate.after(WRAPPED)))
+            line = replace(line, text=log_lines.raised(line.text, candidate.wrapped()[1:]))
         error = log_lines.error_in(line, lambda: candidate.following)
         text = f"{line.text} {error}" if error else line.text
         issues = recognise(text, trace, self._marked("evidence"))
-        begun, rest = error, candidate.after(WRAPPED)
+        begun = error
         for glue in (" ", "") if error else ():  # a page keeps words whole, a terminal cuts them
             if any(issue for issue in issues if not issue.broad and not issue.follows):
                 break
-            wrapped = log_lines.joined(begun, candidate.text, line, rest, glue)
+            wrapped = log_lines.joined(begun, line, candidate.wrapped(), glue)
             more = recognise(wrapped, trace, self._marked("evidence")) if wrapped != begun else []
             if more and more != issues:
                 error, issues = wrapped, more
-        rest = rest if error == begun else []
         echo = bool(error) and log_lines.is_echo(error)
         if not error or echo:
             issues = [issue for issue in issues if not issue.fallback]
+        if not error and not issues:
+            yield from self._complaint(line, candidate, before)
+            return
+        said = error or log_lines.whole(line.text, lambda: candidate.following)
+        said = said if error != begun else _continued(said, candidate, line)
         for issue in issues:
-            said = error or log_lines.whole(line.text, lambda: candidate.following)
-            said = log_lines.joined(said, candidate.text, line, rest, certain=True)
             name = self.reader.source.name
             found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
             kind["weak"] = issue.request
             yield self._keep(issue.id, found, candidate, before, rank, **kind)
-        if error and not issues:
-            said = log_lines.joined(error, candidate.text, line, rest, certain=True)
+        if not issues:
             yield from self._unknown(_quoted(said), candidate, before, follows=echo)
-        elif not issues:
-            yield from self._complaint(line, candidate, before)
 
     def _complaint(
         self, line: log_lines.ParsedLine, candidate: AnchoredLine, before: _Before
@@ -326,10 +328,9 @@ class _Log:
         said = log_lines.complaint_in(line, lambda: candidate.following)
         faint = "" if said or self._up else log_lines.faint_complaint_in(line)
         if text := said or faint:
-            rest = candidate.after(WRAPPED)
-            text = log_lines.joined(text, candidate.text, line, rest, certain=True)
             kind = {"follows": log_lines.is_echo(text), "weak": True, "faint": bool(faint)}
-            yield from self._unknown(_quoted(text), candidate, before, **kind)
+            said = _continued(text, candidate, line)
+            yield from self._unknown(_quoted(said), candidate, before, **kind)
 
     def _unknown(
         self,
@@ -405,6 +406,8 @@ class _Log:
 
     def _hear(self, line: log_lines.ParsedLine) -> None:
         """Note which ranks speak."""
+        if not self.start.engine and _SGLANG_RANKS.match(line.speaker):
+            self.start.engine = SGLANG
         if line.speaker.startswith("RayWorker"):
             self.speakers[RAY] = self.speakers.get(RAY, 0) + 1
         for text in (line.speaker, line.text[:120]):

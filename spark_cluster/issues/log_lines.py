@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,7 +74,9 @@ container runtime what it refuses."""
 _OPEN = re.compile(r"^.{44,}[^.!?)\]}'\"]$")
 """A line that is long enough to have been wrapped, and does not end a sentence."""
 _REASON = re.compile(r"Reasons?: ")
-_CUT = re.compile(r"(?:,|Reasons?:|\b(?:an?|and|are|as|at|but|by|for|from|in|is|not|of|or|the|to|when|with))$")
+_CUT = re.compile(
+    r"(?:,|Reasons?:|\b(?:an?|and|are|as|at|but|by|for|from|in|is|not|of|or|the|to|when|with))$"
+)
 """The end of a line that is cut within its sentence."""
 _LOWER = re.compile(r"[a-z][\w']*[ ,.(]")
 _REPORT = re.compile(r"[A-Za-z][\w .-]{0,60} failed: \S")
@@ -178,36 +180,29 @@ def whole(error: str, following: Callable[[], str]) -> str:
 
 
 def joined(
-    text: str,
-    raw: str,
-    line: ParsedLine,
-    following: Iterable[str],
-    glue: str = " ",
-    *,
-    certain: bool = False,
+    text: str, line: ParsedLine, raws: Sequence[str], glue: str = " ", *, certain: bool = False
 ) -> str:
     """Return the text of a line with those lines over which a page, a terminal or its program has
     broken it.
 
     Args:
-        raw: the line with its prefixes, which take their part of the width.
-        following: the next lines, raw. One with a prefix of another process or with another time,
-            or with an error, is not of it; nor is what comes after the end of a sentence, but for
-            the reason of a refusal.
+        raws: the line and the next ones with their prefixes, which take their part of the width.
+            One with a prefix of another process or with another time, or with an error, is not of
+            it; nor is what comes after the end of a sentence, but for the reason of a refusal.
         glue: what joins two lines; empty where a terminal has cut words.
         certain: take only what shows by its words that the sentence goes on, as a quote needs it.
     """
+    raw = raws[0]
     before = _prefix(raw, line)
-    for after in following:
+    for after in raws[1:]:
         more = read(after)
         marked = more.at or more.level or more.speaker not in ("", line.speaker)
         foreign = marked and _prefix(after, more) != before
         if foreign or error_in(more) or not more.text or _NOISE.match(more.text):
             break
-        if not _REASON.match(more.text):
-            goes_on = not certain or _CUT.search(text) or _LOWER.match(more.text)
-            if not goes_on or not _OPEN.search(raw):
-                break
+        cut = not certain or _CUT.search(text) or _LOWER.match(more.text)
+        if not _REASON.match(more.text) and not (cut and _OPEN.search(raw)):
+            break
         raw, text = raw + after, f"{text}{glue}{more.text}"
     return text
 
