@@ -18,12 +18,6 @@ from pathlib import Path
 from typing import Any
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_WRITTEN_ANSI = re.compile(
-    r"(?:\^\[|#033|\\033|\\x1[bB]|\\u001[bB]|\\e)\[[0-9;]{0,20}m|(?:\^M|#015)$"
-    r"|(?:^| )\[(?:\d{1,2};){0,3}\d{1,2}m(?=[ (]|$)"
-)
-"""Colours and ends of lines as `cat -v`, syslog and JSON write them, `^[[1;36m` and `#033[0m`, and
-colours whose escape was lost when they were copied, ` [36m(`."""
 _TORCHRUN = re.compile(r"^(?:\[rank\d{1,4}\]:)+ ?(?!\[)")
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
 _SGLANG = re.compile(
@@ -33,54 +27,30 @@ _SGLANG = re.compile(
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _FILE = tomllib.loads(Path(__file__).with_name("log_lines.toml").read_text(encoding="utf-8"))
 _KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
+_WRITTEN_ANSI, _ERROR, _GOES_ON, _CUT, _LOWER, _REPORT = (
+    re.compile("|".join(_FILE[name]))
+    for name in ("written_ansi", "error", "goes_on", "cut", "lower", "report")
+)
 _ECHO, _COMPLAINT, _TOOL, _FAINT, _PASTED, _NOISE, _QUOTES = (
     re.compile("|".join(_FILE[name]))
     for name in ("echo", "complaint", "tool", "faint", "pasted", "noise", "quotes")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
+"""Literals of which every line has one that looks like an error without being an exception."""
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
 """Where to look next when logs do not tell the cause: `step` has texts by name, `after` the names
 by verdict."""
-"""Literals of which every line has one that looks like an error without being an exception."""
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_LETTERS: Mapping[str | None, str] = {
-    "D": "DEBUG",
-    "I": "INFO",
-    "W": "WARNING",
-    "E": "ERROR",
-    "C": "CRITICAL",
-    "F": "CRITICAL",
-}
+_LETTERS: Mapping[str | None, str] = _FILE["letters"]
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].*$")
 
-_ERROR = re.compile(
-    r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
-    r"|^(Exception: .+)"
-    r"|((?:\w+\.)*(?:OutOfResources|OutOfMemory): .+)"
-    r"|(\w{1,80} rank=\[\d{1,9}\] died unexpectedly|Worker proc \S+ died unexpectedly)"
-    r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
-)
 _BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(:?)$")
 """An exception without a text, alone on its line, as a traceback ends with it; with a colon its
 text may begin in the next line."""
 
-_GOES_ON = re.compile(
-    r"validation errors? for \w+$|cluster was started with:$|Using requested mode '\w+'$"
-)
-"""pydantic says in the next line what is wrong, Ray which version the head has, and NVIDIA's
-container runtime what it refuses."""
-
 _OPEN = re.compile(r"^.{44,}[^.!?)\]}'\"]$")
 """A line that is long enough to have been wrapped, and does not end a sentence."""
-_REASON = re.compile(r"Reasons?: ")
-_CUT = re.compile(
-    r"(?:,|Reasons?:|\b(?:an?|and|are|as|at|but|by|for|from|in|is|not|of|or|the|to|when|with))$"
-)
-"""The end of a line that is cut within its sentence."""
-_LOWER = re.compile(r"[a-z][\w']*[ ,.(]")
-_REPORT = re.compile(r"[A-Za-z][\w .-]{0,60} failed: \S")
-"""A program's last line, which may be indented as no error of Python is."""
 _RAISE = re.compile(r"raise ((?:\w+\.)*[A-Z]\w+)\([rf]?[\"'](.{8,500})[\"']\)?$")
 
 HARMLESS = ("DEBUG", "INFO", "WARNING")
@@ -201,7 +171,7 @@ def joined(
         if foreign or error_in(more) or not more.text or _NOISE.match(more.text):
             break
         cut = not certain or _CUT.search(text) or _LOWER.match(more.text)
-        if not _REASON.match(more.text) and not (cut and _OPEN.search(raw)):
+        if not more.text.startswith("Reason") and not (cut and _OPEN.search(raw)):
             break
         raw, text = raw + after, f"{text}{glue}{more.text}"
     return text
