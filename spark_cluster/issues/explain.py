@@ -11,6 +11,7 @@ from spark_cluster.config.schema import Document, Hidden, derived, printed
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import (
     LONGEST,
+    Issue,
     KnownIssueMatch,
     catalogue,
     known_for,
@@ -168,6 +169,10 @@ def _continued(text: str, candidate: AnchoredLine, line: log_lines.ParsedLine) -
     return log_lines.joined(text, line, candidate.wrapped(), certain=True)
 
 
+def _specific(issues: Sequence[Issue]) -> bool:
+    return any(not issue.broad and not issue.follows for issue in issues)
+
+
 class _Log:
     """The state of one log while it is read."""
 
@@ -295,13 +300,13 @@ class _Log:
         error = log_lines.error_in(line, lambda: candidate.following)
         text = f"{line.text} {error}" if error else line.text
         issues = recognise(text, trace, self._marked("evidence"))
-        begun = error
+        begun, first = error, issues
         for glue in (" ", "") if error else ():  # a page keeps words whole, a terminal cuts them
-            if any(issue for issue in issues if not issue.broad and not issue.follows):
+            if _specific(issues):
                 break
             wrapped = log_lines.joined(begun, line, candidate.wrapped(), glue)
             more = recognise(wrapped, trace, self._marked("evidence")) if wrapped != begun else []
-            if more and more != issues:
+            if _specific(more) or (more and issues is first and more != first):
                 error, issues = wrapped, more
         echo = bool(error) and log_lines.is_echo(error)
         if not error or echo:
