@@ -321,8 +321,7 @@ class _Log:
             found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
-            kind["weak"] = issue.request
-            yield self._keep(issue.id, found, candidate, before, rank, **kind)
+            yield self._keep(issue.id, found, candidate, before, rank, weak=issue.request, **kind)
         if not issues:
             yield from self._unknown(_quoted(said), candidate, before, follows=echo)
 
