@@ -369,6 +369,9 @@ class Issue(Schema):
     """in a log: it says what happened, not why, so that a specific issue goes first"""
     fallback: bool = False
     """with `broad`: by where an error was raised, so that any other issue of its line goes first"""
+    step: bool = False
+    """with `broad`: it says that a step of a build failed; the first error of the step's tools is
+    quoted for it"""
     request: bool = False
     """in a log: it ends a request and not the engine, so that any other error goes first"""
     log_severity: Severity | None = None

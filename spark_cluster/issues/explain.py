@@ -11,6 +11,7 @@ from spark_cluster.config.schema import Document, Hidden, derived, printed
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import (
     LONGEST,
+    Issue,
     KnownIssueMatch,
     catalogue,
     known_for,
@@ -65,9 +66,6 @@ TRACES = 2000
 SHOWN = 300
 """Characters of a quoted line."""
 
-WRAPPED = 6
-"""Lines after an error that may be the rest of it."""
-
 PASTED = 8
 """Lines of a text that is no log, but what someone copied of one."""
 
@@ -82,6 +80,7 @@ WORKERS = tuple(f"Worker_TP{rank}" for rank in range(4))
 """Names of the ranks of up to four nodes. The first line of each is looked at, whatever it says:
 a log without its start may have no other line that tells that this rank is in it."""
 
+_SGLANG_RANKS = re.compile(r"(?:[A-Z]{2,4}\d{1,4} )*TP\d{1,4}\b")
 _RANK = re.compile(r"(?:Worker_TP|VllmWorker-|\brank |^TP| TP)(\d{1,4})(?!\d)")
 
 
@@ -163,6 +162,15 @@ def _quoted(text: str) -> str:
         return text
     begin, end = text[: SHOWN // 2], text[-SHOWN // 2 :]
     return f"{begin.rpartition(' ')[0] or begin} … {end.partition(' ')[2] or end}"
+
+
+def _continued(text: str, candidate: AnchoredLine, line: log_lines.ParsedLine) -> str:
+    """Return a text to quote with the next lines, where its sentence goes on there."""
+    return log_lines.joined(text, line, candidate.wrapped(), certain=True)
+
+
+def _specific(issues: Sequence[Issue]) -> bool:
+    return any(not issue.broad and not issue.follows for issue in issues)
 
 
 class _Log:
@@ -288,31 +296,34 @@ class _Log:
         if log_lines.is_quote(line.text):
             return
         if line.text.startswith("raise "):  # in a traceback: the error itself comes at its end
-            line = replace(line, text=log_lines.raised(line.text, candidate.after(WRAPPED)))
+            line = replace(line, text=log_lines.raised(line.text, candidate.wrapped()[1:]))
         error = log_lines.error_in(line, lambda: candidate.following)
         text = f"{line.text} {error}" if error else line.text
         issues = recognise(text, trace, self._marked("evidence"))
+        begun, first = error, issues
         for glue in (" ", "") if error else ():  # a page keeps words whole, a terminal cuts them
-            if any(issue for issue in issues if not issue.broad and not issue.follows):
+            if _specific(issues):
                 break
-            wrapped = log_lines.joined(candidate.text, line, candidate.after(WRAPPED), glue)
-            if wrapped and (more := recognise(wrapped, trace, self._marked("evidence"))):
+            wrapped = log_lines.joined(begun, line, candidate.wrapped(), glue)
+            more = recognise(wrapped, trace, self._marked("evidence")) if wrapped != begun else []
+            if _specific(more) or (more and issues is first and more != first):
                 error, issues = wrapped, more
         echo = bool(error) and log_lines.is_echo(error)
         if not error or echo:
             issues = [issue for issue in issues if not issue.fallback]
+        if not error and not issues:
+            yield from self._complaint(line, candidate, before)
+            return
+        said = error or log_lines.whole(line.text, lambda: candidate.following)
+        said = said if error != begun else _continued(said, candidate, line)
         for issue in issues:
-            said = error or log_lines.whole(line.text, lambda: candidate.following)
             name = self.reader.source.name
             found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
-            kind["weak"] = issue.request
-            yield self._keep(issue.id, found, candidate, before, rank, **kind)
-        if error and not issues:
-            yield from self._unknown(_quoted(error), candidate, before, follows=echo)
-        elif not issues:
-            yield from self._complaint(line, candidate, before)
+            yield self._keep(issue.id, found, candidate, before, rank, weak=issue.request, **kind)
+        if not issues:
+            yield from self._unknown(_quoted(said), candidate, before, follows=echo)
 
     def _complaint(
         self, line: log_lines.ParsedLine, candidate: AnchoredLine, before: _Before
@@ -322,7 +333,8 @@ class _Log:
         faint = "" if said or self._up else log_lines.faint_complaint_in(line)
         if text := said or faint:
             kind = {"follows": log_lines.is_echo(text), "weak": True, "faint": bool(faint)}
-            yield from self._unknown(_quoted(text), candidate, before, **kind)
+            said = _continued(text, candidate, line)
+            yield from self._unknown(_quoted(said), candidate, before, **kind)
 
     def _unknown(
         self,
@@ -398,6 +410,8 @@ class _Log:
 
     def _hear(self, line: log_lines.ParsedLine) -> None:
         """Note which ranks speak."""
+        if not self.start.engine and _SGLANG_RANKS.match(line.speaker):
+            self.start.engine = SGLANG
         if line.speaker.startswith("RayWorker"):
             self.speakers[RAY] = self.speakers.get(RAY, 0) + 1
         for text in (line.speaker, line.text[:120]):

@@ -11,19 +11,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_WRITTEN_ANSI = re.compile(
-    r"(?:\^\[|#033|\\033|\\x1[bB]|\\u001[bB]|\\e)\[[0-9;]{0,20}m|(?:\^M|#015)$"
-    r"|(?:^| )\[(?:\d{1,2};){0,3}\d{1,2}m(?=[ (]|$)"
-)
-"""Colours and ends of lines as `cat -v`, syslog and JSON write them, `^[[1;36m` and `#033[0m`, and
-colours whose escape was lost when they were copied, ` [36m(`."""
 _TORCHRUN = re.compile(r"^(?:\[rank\d{1,4}\]:)+ ?(?!\[)")
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
 _SGLANG = re.compile(
@@ -33,43 +27,27 @@ _SGLANG = re.compile(
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _FILE = tomllib.loads(Path(__file__).with_name("log_lines.toml").read_text(encoding="utf-8"))
 _KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
-_ECHO, _COMPLAINT, _FAINT, _PASTED, _NOISE, _QUOTES = (
+_WRITTEN_ANSI, _ERROR, _GOES_ON, _CUT, _LOWER, _REPORT = (
     re.compile("|".join(_FILE[name]))
-    for name in ("echo", "complaint", "faint", "pasted", "noise", "quotes")
+    for name in ("written_ansi", "error", "goes_on", "cut", "lower", "report")
+)
+_ECHO, _COMPLAINT, _TOOL, _FAINT, _PASTED, _NOISE, _QUOTES = (
+    re.compile("|".join(_FILE[name]))
+    for name in ("echo", "complaint", "tool", "faint", "pasted", "noise", "quotes")
 )
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
+"""Literals of which every line has one that looks like an error without being an exception."""
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
 """Where to look next when logs do not tell the cause: `step` has texts by name, `after` the names
 by verdict."""
-"""Literals of which every line has one that looks like an error without being an exception."""
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_LETTERS: Mapping[str | None, str] = {
-    "D": "DEBUG",
-    "I": "INFO",
-    "W": "WARNING",
-    "E": "ERROR",
-    "C": "CRITICAL",
-    "F": "CRITICAL",
-}
+_LETTERS: Mapping[str | None, str] = _FILE["letters"]
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].*$")
 
-_ERROR = re.compile(
-    r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
-    r"|^(Exception: .+)"
-    r"|((?:\w+\.)*(?:OutOfResources|OutOfMemory): .+)"
-    r"|(\w{1,80} rank=\[\d{1,9}\] died unexpectedly|Worker proc \S+ died unexpectedly)"
-    r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
-)
 _BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(:?)$")
 """An exception without a text, alone on its line, as a traceback ends with it; with a colon its
 text may begin in the next line."""
-
-_GOES_ON = re.compile(
-    r"validation errors? for \w+$|cluster was started with:$|Using requested mode '\w+'$"
-)
-"""pydantic says in the next line what is wrong, Ray which version the head has, and NVIDIA's
-container runtime what it refuses."""
 
 _OPEN = re.compile(r"^.{44,}[^.!?)\]}'\"]$")
 """A line that is long enough to have been wrapped, and does not end a sentence."""
@@ -171,26 +149,37 @@ def whole(error: str, following: Callable[[], str]) -> str:
     return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
 
 
-def joined(raw: str, line: ParsedLine, following: Iterable[str], glue: str = " ") -> str:
-    """Return the error of a line with those over which a page or a terminal has wrapped it; empty
-    where it was not.
+def joined(
+    text: str, line: ParsedLine, raws: Sequence[str], glue: str = " ", *, certain: bool = False
+) -> str:
+    """Return the text of a line with those lines over which a page, a terminal or its program has
+    broken it.
 
     Args:
-        raw: the line with its prefixes, which take their part of the width.
-        following: the next lines, raw. One with a prefix of another process or with a time, or with
-            an error, is not of it; nor is what comes after the end of a sentence.
+        raws: the line and the next ones with their prefixes, which take their part of the width.
+            One with a prefix of another process or with another time, or with an error, is not of
+            it; nor is what comes after the end of a sentence, but for the reason of a refusal.
         glue: what joins two lines; empty where a terminal has cut words.
+        certain: take only what shows by its words that the sentence goes on, as a quote needs it.
     """
-    error = begun = error_in(line)
-    for after in following:
-        if not _OPEN.search(raw):
-            break
+    raw = raws[0]
+    before = _prefix(raw, line)
+    for after in raws[1:]:
         more = read(after)
-        foreign = more.at or more.level or more.speaker not in ("", line.speaker)
+        marked = more.at or more.level or more.speaker not in ("", line.speaker)
+        foreign = marked and _prefix(after, more) != before
         if foreign or error_in(more) or not more.text or _NOISE.match(more.text):
             break
-        raw, error = raw + after, f"{error}{glue}{more.text}"
-    return "" if error == begun else error
+        cut = not certain or _CUT.search(text) or _LOWER.match(more.text)
+        if not more.text.startswith("Reason") and not (cut and _OPEN.search(raw)):
+            break
+        raw, text = raw + after, f"{text}{glue}{more.text}"
+    return text
+
+
+def _prefix(raw: str, line: ParsedLine) -> str:
+    """Return what stands before the text of a line; vLLM repeats it on each line of a message."""
+    return raw.rstrip().removesuffix(line.text).rstrip()
 
 
 def raised(source: str, following: Iterable[str]) -> str:
@@ -205,6 +194,11 @@ def raised(source: str, following: Iterable[str]) -> str:
 def is_quote(text: str) -> bool:
     """Return True for a line that quotes a request, an answer or a chat template."""
     return _QUOTES.match(text) is not None
+
+
+def is_of_tool(text: str) -> bool:
+    """Return True for an error of a compiler, an installer or a download."""
+    return _TOOL.search(text) is not None
 
 
 def is_echo(text: str) -> bool:
@@ -251,7 +245,8 @@ def pasted_complaint_in(raw: str) -> str:
 def faint_complaint_in(line: ParsedLine) -> str:
     """Return what a line may complain of, where nothing else is found."""
     text = line.text
-    if line.level or line.indented or not text or _NOISE.match(text) or "NCCL INFO" in text:
+    indented = line.indented and not _REPORT.match(text)
+    if line.level or indented or not text or _NOISE.match(text) or "NCCL INFO" in text:
         return ""
     return text if _FAINT.search(text) else ""
 

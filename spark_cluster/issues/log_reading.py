@@ -25,6 +25,7 @@ from pydantic import Field
 
 from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import ORDER, KnownIssueMatch, catalogue
 
 CHUNK = 1 << 20
@@ -33,6 +34,9 @@ BEFORE = 16 << 10
 
 TAIL = 4 << 10
 """Bytes at the end of a log that are kept for when nothing else is found in it."""
+
+WRAPPED = 6
+"""Lines after an error that may be the rest of it."""
 
 MOST_FILES = 5000
 """Logs of a folder; a session of Ray has about a hundred."""
@@ -80,6 +84,10 @@ class AnchoredLine:
     def following(self) -> str:
         """The next line, raw."""
         return next(iter(self.after(1)), "")
+
+    def wrapped(self) -> list[str]:
+        """Return the line and the next ones, which may be the rest of it."""
+        return [self.text, *self.after(WRAPPED)]
 
     def after(self, count: int) -> list[str]:
         """Return the next lines, raw, as far as they are read."""
@@ -512,6 +520,20 @@ def _after_cause(seen: Seen, cause: Seen | None) -> Seen:
     return replace(seen, follows=(cause.at, cause.order) <= (seen.at, seen.order))
 
 
+def _first_error(cause: Seen, seen: Iterable[Seen]) -> Seen | None:
+    """Return what the tools of a build's step complained of first, which says why it failed."""
+    if not cause.known or not catalogue()[cause.finding.id].step:
+        return None
+    weak = (one for one in seen if one.weak and not one.known and one.order[0] == cause.order[0])
+    return next((one for one in weak if log_lines.is_of_tool(one.finding.found)), None)
+
+
+def _quoting(cause: Seen, first: Seen) -> Seen:
+    """Return a cause that quotes another line."""
+    finding = replace(cause.finding, found=first.finding.found)
+    return replace(cause, finding=finding, number=first.number, at=first.at, order=first.order)
+
+
 def merged(found: Sequence[Seen]) -> list[Seen]:
     """Return what all logs show: each issue once, the cause first, effects and notes last.
 
@@ -523,6 +545,10 @@ def merged(found: Sequence[Seen]) -> list[Seen]:
         first = once.get(name)
         once[name] = seen if first is None else replace(first, count=first.count + seen.count)
     cause = cause_of(once.values())
+    if cause is not None and (first := _first_error(cause, once.values())):
+        del once[first.finding.found, first.overcome]
+        cause = _quoting(cause, first)
+        once[cause.finding.id, cause.overcome] = cause
     of_cause = cause.where if cause is not None and cause.known else ""
     kept = [s for s in once.values() if s is cause or not (s.broad and s.where == of_cause)]
     found = [seen if seen is cause else _after_cause(seen, cause) for seen in kept]

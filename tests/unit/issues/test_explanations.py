@@ -94,12 +94,12 @@ def test_a_line_that_a_page_or_a_terminal_has_wrapped_is_read_whole(width, cut, 
     ],
 )
 def test_a_line_of_its_own_is_no_rest_of_an_error(following):
-    assert joined(GATE, read(GATE), [following, REST]) == ""
+    assert joined(GATE, read(GATE), [GATE, following, REST]) == GATE
 
 
 def test_nothing_follows_the_end_of_a_sentence_or_a_short_error():
     for whole in (f"{GATE} (a, b).", "KeyError: 17"):
-        assert joined(whole, read(whole), [REST]) == ""
+        assert joined(whole, read(whole), [whole, REST]) == whole
 
 
 @pytest.mark.parametrize("source", ["raise", "raise error", "raise RuntimeError(", "raise X(a)"])
