@@ -47,6 +47,19 @@ def test_advice_that_removes_or_opens_something_says_so(advice, said):
     assert all(said in fix for fix in found), found
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        r"journalctl[^;,`]* -g -",  # -g takes the next word as its pattern
+        r"modprobe (?!-)\w+ \w+_\w+",  # one module, or -a
+        r"compose config[^;,`]* --profile ",  # an option of compose, before its command
+    ],
+)
+def test_no_advice_has_a_command_that_fails(command):
+    fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
+    assert [fix for fix in fixes if re.search(command, fix)] == []
+
+
 def recognised(issue: Issue, sample: str) -> bool:
     """Whether a line shows it; lines above the last one are its traceback."""
     *above, line = (log_lines.read(raw).text for raw in sample.splitlines())
