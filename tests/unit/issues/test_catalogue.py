@@ -6,6 +6,7 @@ import re
 
 import pytest
 import slow_patterns
+from packaging.specifiers import SpecifierSet
 
 from spark_cluster.engine import runtime
 from spark_cluster.errors import InvalidFile
@@ -45,6 +46,33 @@ def test_advice_that_removes_or_opens_something_says_so(advice, said):
     fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
     found = [fix for fix in fixes if re.search(advice, fix)]
     assert all(said in fix for fix in found), found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        r"journalctl[^;,`]* -g -",  # -g takes the next word as its pattern
+        r"modprobe (?!-)\w+ \w+_\w+",  # one module, or -a
+        r"compose config[^;,`]* --profile ",  # an option of compose, before its command
+    ],
+)
+def test_no_advice_has_a_command_that_fails(command):
+    fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
+    assert [fix for fix in fixes if re.search(command, fix)] == []
+
+
+def test_no_fix_offers_a_version_that_another_issue_of_the_same_flags_warns_of():
+    by_flags = [issue for issue in CATALOGUE.values() if issue.when and issue.when.flags]
+    offered = [
+        (issue.id, other.id)
+        for issue in by_flags
+        for version in re.findall(r"vLLM (\d+\.\d+\.\d+) (?:or|and) (?:later|newer)", issue.fix)
+        for other in by_flags
+        if other is not issue and other.severity != "info" and other.versions
+        if other.when.flags == issue.when.flags
+        if version in SpecifierSet(other.versions)
+    ]
+    assert offered == []
 
 
 def recognised(issue: Issue, sample: str) -> bool:
