@@ -121,7 +121,7 @@ def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):
         ("copy", "spark1", "spark2", "b"), ("pull", "spark1"),
     ]  # fmt: skip
     large, moved = two.notes
-    assert large.startswith("org/model: 60 GB are to be fetched, which takes 0.2 h")
+    assert large.startswith("org/model: 60 GB are to be fetched, which takes 10 min")
     assert moved == ("org/model on spark2: 60.0 GB from spark1 over the fabric in 10.0 s, 6.0 GB/s")
 
 
