@@ -223,6 +223,7 @@ def test_a_namespace_of_somebody_elses_stays(user, machine):
 
 
 def test_a_node_that_is_off_says_so(user, machine):
+    up(user, machine)
     in_node(2, "systemctl", "poweroff")
     until(lambda: power.state(node(2)) == "off", what="it is off")
     ran = user("ping", status=3)
