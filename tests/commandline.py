@@ -90,9 +90,9 @@ class CommandLine:
         """The JSON document of a command."""
         return self(*words, "--json", status=status, timeout=timeout).document
 
-    def status(self) -> dict[str, Any]:
+    def status(self, timeout: float = WAIT_S) -> dict[str, Any]:
         """What `status` prints, whatever its exit status."""
-        out, _ = self.start("status", "--json").process.communicate(timeout=WAIT_S)
+        out, _ = self.start("status", "--json").process.communicate(timeout=timeout)
         found: dict[str, Any] = json.loads(out)
         return found
 

@@ -95,8 +95,7 @@ class ComposeFile:
         source = self.named.get(path)
         if source is None:
             source = self.named[path] = load(path, "compose file", lenient=True)
-        depth, kit, variables = self.depth + 1, self.kit, self.variables
-        return ComposeFile(source, kit, variables, self.env, depth, named=self.named)
+        return replace(self, source=source, depth=self.depth + 1, notes=[], included={})
 
     def _inside(self, key: Key, name: str) -> Path:
         path = self.kit.path(name, self.source.path.parent)
@@ -161,7 +160,8 @@ class ComposeFile:
             for one in (given if isinstance(given, list) else [given])
         ]
         for name in dict.fromkeys(names):
-            other = self.env if self.env and self.env.name != ".env" == Path(name).name else None
+            example = self.env is not None and self.env.name != ".env"
+            other = self.env if example and Path(name).name == ".env" else None
             if not other and ("$" in name or self.kit.is_missing(name, self.source.path.parent)):
                 self.notes.append(f"env_file {name} is not in this folder: its variables are left")
                 continue

@@ -29,6 +29,7 @@ DEEPEST = 4
 
 EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
 PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
+"""Names of files that people copy to `.env`, and of every file of variables but `.env` itself."""
 
 
 @dataclass(frozen=True)

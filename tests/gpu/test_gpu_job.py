@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -93,9 +92,7 @@ def shown(user: Any, *words: str) -> None:
 
 def fault(user: Any) -> dict[str, Any]:
     """The document of `status`, once it is not served any more."""
-    process = user.start("status", "--json").process
-    out, _ = process.communicate(timeout=60)
-    document: dict[str, Any] = json.loads(out)
+    document: dict[str, Any] = user.status(timeout=60)
     return {} if document["state"] == "serving" else document
 
 

@@ -45,10 +45,7 @@ class Job:
         return found
 
     def state(self) -> str:
-        process = self.run.start("status", "--json").process
-        out, _ = process.communicate(timeout=60)
-        state: str = json.loads(out)["state"]
-        return state
+        return str(self.run.status(timeout=60)["state"])
 
 
 @pytest.fixture(scope="module", params=EXECUTORS)
