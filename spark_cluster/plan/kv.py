@@ -221,7 +221,8 @@ def element(name: str, geometry: Geometry, *, latent: bool = False) -> Element:
     if wanted not in BYTES:
         known = ("auto", *BYTES, NVFP4, *TURBOQUANT["types"])
         raise UsageError(
-            f"there is no KV cache type {name!r}", hint=did_you_mean(wanted, known, "known types")
+            f"no KV cache type {name!r} is known here",
+            hint=did_you_mean(wanted, known, "known types"),
         )
     return Element(wanted, BYTES[wanted])
 
