@@ -34,8 +34,9 @@ def seconds(pattern: str, begin: str = "") -> tuple[float, str]:
         begin: of each text, such as a literal without which it is not searched.
     """
     compiled, longest = re.compile(pattern), (0.0, "")
+    repeated = list(_repeated(parser.parse(pattern), ""))
     for size in SIZES:
-        for text in _texts(parser.parse(pattern), size):
+        for text in _texts(repeated, size):
             begun = time.process_time()
             compiled.search(f"{begin} {text}\0")
             longest = max(longest, (time.process_time() - begun, text[:80]))
@@ -44,8 +45,8 @@ def seconds(pattern: str, begin: str = "") -> tuple[float, str]:
     return longest
 
 
-def _texts(parsed: Any, size: int) -> set[str]:
-    found, repeated = set[str](), list(_repeated(parsed, ""))
+def _texts(repeated: list[tuple[str, str]], size: int) -> set[str]:
+    found = set[str]()
     for before, item in repeated:
         units = [item, before + item, before, f"{before}{item} ", f"{before}{item * MANY}\0"]
         units += [item + other for _, other in repeated[:6]]

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.extension import KNOWN_ISSUES, extensions_in_use
 from spark_cluster.config.recipe_schema import EngineValue, ReadinessCheck, Versions
-from spark_cluster.config.schema import Document, Hidden, Pattern, Schema
+from spark_cluster.config.schema import COMPILED_WHEN_USED, Document, Hidden, Pattern, Schema
 from spark_cluster.errors import InvalidFile
 
 # A text of a log by which a known issue is found.
@@ -466,8 +466,9 @@ def read(path: Path) -> list[Issue]:
         InvalidFile: the file is not TOML, or an issue is incomplete; with the issue's id.
     """
     data = _toml(path)
+    context = COMPILED_WHEN_USED if path.parent == FOLDER else None
     try:
-        found = _File.model_validate(data).issue
+        found = _File.model_validate(data, context=context).issue
         return [_with_steps(issue, path) for issue in found]
     except ValidationError as error:
         lines = [_problem(data, dict(detail)) for detail in error.errors(include_url=False)]
@@ -694,9 +695,11 @@ def _possible() -> Callable[[str], tuple[Sign, ...]]:
     return possible
 
 
-def literals() -> set[str]:
+@per_project
+def literals() -> frozenset[str]:
     """Return a literal of every pattern of the catalogue."""
-    return {words.has for _, words in signs()} | {pattern.has for *_, pattern in _marks()}
+    patterns = (*(words for _, words in signs()), *(pattern for *_, pattern in _marks()))
+    return frozenset(pattern.has for pattern in patterns)
 
 
 def recognise(

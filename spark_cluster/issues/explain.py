@@ -17,6 +17,7 @@ from spark_cluster.issues.entries import (
     known_for,
     literals,
     marks_in,
+    per_project,
     recognise,
     shape_of,
 )
@@ -173,13 +174,23 @@ def _specific(issues: Sequence[Issue]) -> bool:
     return any(not issue.broad and not issue.follows for issue in issues)
 
 
+@per_project
+def _searched() -> frozenset[str]:
+    """Return the literals that a log is searched for."""
+    return literals().union(ERRORS, (CHAINED,), WORKERS, ANCHORS)
+
+
+_LASTING = {CHAINED, *(engine.up for engine in ENGINES)}
+"""Literals that are searched for to the end of a log, next to those of the catalogue."""
+
+
 class _Log:
     """The state of one log while it is read."""
 
     def __init__(
         self, source: LogSource, index: int, start: Start, speakers: dict[str, int]
     ) -> None:
-        self.reader = Reader(source, {*ERRORS, CHAINED, *WORKERS, *ANCHORS, *literals()})
+        self.reader = Reader(source, _searched())
         self.index = index
         self.start, self.speakers = start, speakers
         self._kept: dict[str, Seen] = {}
@@ -197,7 +208,6 @@ class _Log:
         self._chained: Seen | None = None
 
     def seen(self) -> list[Seen]:
-        needed = {*(engine.up for engine in ENGINES), CHAINED, *literals()}
         of_start = self.reader.standing_for(ANCHORS)
         for candidate in self.reader.candidates():
             for text in candidate.text.split("\r"):  # a progress bar may stand before
@@ -207,7 +217,7 @@ class _Log:
             if of_start.isdisjoint(candidate.anchors):
                 continue
             for anchor in self.start.take(candidate.text):
-                if anchor not in needed:
+                if anchor not in _LASTING and anchor not in literals():
                     self.reader.drop(anchor)
             self._stopped = self._stopped or self.start.says_end(candidate.text)
             if self.start.says_up(candidate.text):

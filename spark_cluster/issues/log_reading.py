@@ -13,7 +13,7 @@ import re
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -192,8 +192,9 @@ class Reader:
         self.bytes = 0
         self.lines = 0
         self.tail = ""
-        self._anchors = set(minimal(frozenset(anchor.encode() for anchor in anchors)))
-        self._shapes = Shapes(self._anchors)
+        searched = _encoded(frozenset(anchors))
+        self._anchors = set(searched)
+        self._shapes = Shapes(searched)
 
     def drop(self, anchor: str) -> None:
         """Look for a literal no more, unless it stands for longer ones."""
@@ -253,6 +254,11 @@ class Reader:
                 if here:
                     found[begin] = here
         return found
+
+
+@lru_cache(maxsize=8)
+def _encoded(anchors: frozenset[str]) -> frozenset[bytes]:
+    return minimal(frozenset(anchor.encode() for anchor in anchors))
 
 
 @lru_cache(maxsize=8)
@@ -340,6 +346,15 @@ LONGEST = 500
 Anchors = tuple[bytes, ...]
 
 
+@lru_cache(maxsize=8)
+def _by_shape(anchors: frozenset[bytes]) -> Mapping[bytes, Anchors]:
+    """Return the anchors by their own shapes."""
+    found = defaultdict[bytes, Anchors](tuple)
+    for anchor in anchors:
+        found[anchor.translate(None, DIGITS)] += (anchor,)
+    return found
+
+
 class Shapes:
     """What the shapes of lines may contain.
 
@@ -347,11 +362,9 @@ class Shapes:
         anchors: literals; a line can have only those whose own shape is in the line's.
     """
 
-    def __init__(self, anchors: Iterable[bytes]) -> None:
-        self._by_shape: dict[bytes, list[bytes]] = {}
-        for anchor in anchors:
-            self._by_shape.setdefault(anchor.translate(None, DIGITS), []).append(anchor)
-        self._always: Anchors = tuple(self._by_shape.pop(b"", ()))  # of digits only
+    def __init__(self, anchors: frozenset[bytes]) -> None:
+        self._by_shape = _by_shape(anchors)
+        self._always = self._by_shape.get(b"", ())  # of digits only
         self._known: dict[bytes, Anchors] = {}
 
     def anchors_of(self, shapes: Iterable[bytes]) -> dict[bytes, Anchors]:
@@ -372,8 +385,9 @@ class Shapes:
         """Search shapes that were not seen before, all in one text: that is what is quick."""
         text = b"\n".join(shapes)
         found: dict[bytes, Anchors] = dict.fromkeys(shapes, self._always)
-        for literal, anchors in self._by_shape.items():
-            at = text.find(literal)
+        here = [shape for shape in self._by_shape if shape and shape in text] if text else []
+        for literal in here:
+            anchors, at = self._by_shape[literal], text.find(literal)
             while at >= 0:
                 begin = text.rfind(b"\n", 0, at) + 1
                 end = text.find(b"\n", at)

@@ -43,13 +43,18 @@ MODULES = modules()
 
 
 @functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> list[tuple[str, int]]:
     """Return the modules of ours that a module imports, with the lines."""
     return list(_imports(path))
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    for node in statements(ast.parse(path.read_text())):
+    for node in statements(tree(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

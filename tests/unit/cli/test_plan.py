@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -27,9 +28,26 @@ def document(*words, **options):
     return json.loads(run(*words, "--offline", "--json", **options).stdout)
 
 
+def told(*words):
+    result = invoke(*words, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout)
+
+
+@functools.cache
+def listed():
+    """The speeds that `recipes list` tells, by recipe and nodes."""
+    return {one["name"]: one["expected_tok_s"] for one in told("recipes", "list")["recipes"]}
+
+
+def is_told_everywhere(speed, name, tp):
+    alone = told("predict", "speed", "--recipe", name, "--tp", tp)
+    return listed()[name][tp] == speed == (alone["speculative"] or alone)["decode_tok_s"]
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("tp", ["1", "2"])
-def test_every_recipe_has_a_plan(name, tp):
+def test_every_recipe_has_a_plan_and_one_speed_whichever_command_tells_it(name, tp):
     found = document(name, "--tp", tp)
     assert found.keys() >= KEYS
     assert found["recipe"] == name
@@ -38,11 +56,19 @@ def test_every_recipe_has_a_plan(name, tp):
         assert not found["fits"] or "embedding" in name, "what does not fit gets no speed"
     else:
         assert 0 < speed["low"] <= speed["expected"] <= speed["high"]
+    assert tp not in listed()[name] or is_told_everywhere(speed, name, tp)
     assert found["fits"] is not bool(found["reasons"])
     assert [node["name"] for node in found["nodes"]] == ["spark1", "spark2"][: int(tp)]
     if not found["fits"]:
         assert "is known to run with --tp" in found["reasons"][0], "they fit an idle Spark"
         assert found["nearest"]
+
+
+def test_four_nodes_have_one_speed_whichever_command_tells_it():
+    of_four = [name for name, speeds in listed().items() if "4" in speeds]
+    assert of_four
+    for name in of_four:
+        assert is_told_everywhere(document(name, "--tp", "4")["decode_tok_s"], name, "4")
 
 
 def test_the_picture_is_read_without_colours_and_as_large_as_its_figures():
@@ -118,20 +144,6 @@ def test_a_models_own_config_comes_first(tmp_path):
         run("own", "--offline", project=tmp_path)
     (model / "config.json").write_text(json.dumps(cases(__file__, "predict.json")["llama-8b"]))
     assert document("own", project=tmp_path)["weights_gib"] == pytest.approx(14.99, abs=0.02)
-
-
-def test_one_speed_for_one_thing_whichever_command_tells_it():
-    def told(*words):
-        result = invoke(*words, "--json")
-        assert result.exit_code == 0, (result.output, result.exception)
-        return json.loads(result.stdout)
-
-    for recipe in told("recipes", "list")["recipes"]:
-        for tp, expected in recipe["expected_tok_s"].items():
-            name = recipe["name"]
-            assert document(name, "--tp", tp)["decode_tok_s"] == expected
-            alone = told("predict", "speed", "--recipe", name, "--tp", tp)
-            assert (alone["speculative"] or alone)["decode_tok_s"] == expected
 
 
 def test_what_is_open_on_a_trusted_network_is_said(tmp_path):
