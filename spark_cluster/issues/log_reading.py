@@ -362,8 +362,8 @@ class Shapes:
         anchors: literals; a line can have only those whose own shape is in the line's.
     """
 
-    def __init__(self, anchors: frozenset[bytes]) -> None:
-        self._by_shape = _by_shape(anchors)
+    def __init__(self, anchors: Iterable[bytes]) -> None:
+        self._by_shape = _by_shape(frozenset(anchors))
         self._always = self._by_shape.get(b"", ())  # of digits only
         self._known: dict[bytes, Anchors] = {}
 
