@@ -67,6 +67,7 @@ def open_path() -> Iterator[Path]:
 gc.disable()
 
 
+@pytest.hookimpl(tryfirst=True)  # that of a worker of xdist runs the tests and ends the hook
 def pytest_runtestloop() -> None:
     """Collect garbage from here on, without looking at what is there now, and less often than
     Python does: a tenth of the time of tests that read many files."""
