@@ -285,13 +285,14 @@ def started_at(text: str) -> str:
 
 
 def read_sections(text: str) -> dict[str, list[str]]:
-    """Lines below each `==> NAME`."""
+    """Lines below each `==> NAME`; of a name that comes again, those below the last one."""
     found: dict[str, list[str]] = {}
+    lines: list[str] = []  # what comes before the first name belongs to none
     for line in text.splitlines():
         if line.startswith("==> "):
-            found[line.removeprefix("==> ")] = []
-        elif found:
-            found[next(reversed(found))].append(line)
+            lines = found[line.removeprefix("==> ")] = []
+        else:
+            lines.append(line)
     return found
 
 
