@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
 from spark_cluster.node import paths
-from spark_cluster.node.replies import at, decoded, mapping_of, short, text_of, texts_of
+from spark_cluster.node.replies import at, decoded, mapping_of, object_in, short, text_of, texts_of
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)$")
 _EARLY = timedelta(milliseconds=50)
@@ -378,8 +378,7 @@ def declared(text: bytes) -> dict[str, Any]:
     """Return what a unit's file says that was declared: command, env, labels, spec."""
     for line in text.decode(errors="replace").splitlines():
         if line.startswith(DECLARED):
-            found = decoded(line.removeprefix(DECLARED))
-            return found if isinstance(found, dict) else {}
+            return object_in(line.removeprefix(DECLARED))
     return {}
 
 

@@ -378,8 +378,8 @@ class Host:
                 place.mkdir(mode=0o755 if mode is None else mode & 0o755)
                 sync_folder(place.parent)
             mode = 0o755 if mode is None else mode
-        handle = safe_paths.opened(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        with safe_paths.closing_handle(safe_paths.opened(path, flags)) as handle:
             if not new and (mode is not None or (uid, gid) != (-1, -1)):
                 after = folder_shape(os.fstat(handle), mode, uid, gid)
                 with safe_paths.entry(path) as place:
@@ -388,8 +388,6 @@ class Host:
                 os.fchown(handle, uid, gid)
             if mode is not None:
                 os.fchmod(handle, mode)
-        finally:
-            os.close(handle)
 
     def remove(self, name: str, *, keep: bool = True) -> None:
         """Remove a file or link, or a folder with all in it.

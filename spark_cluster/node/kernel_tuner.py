@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 from spark_cluster.node import confinement, durable, engine_caches, own_program
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError
 
 CONTAINER = "spark-tune"
@@ -125,8 +125,7 @@ def _alone(lock: Path) -> Iterator[None]:
     Raises:
         ResourceError: another one has it.
     """
-    handle = durable.open_lock(lock)
-    try:
+    with closing_handle(durable.open_lock(lock)) as handle:
         if not durable.take_lock(handle):
             raise ResourceError(
                 "another tuning runs on this node",
@@ -134,8 +133,6 @@ def _alone(lock: Path) -> Iterator[None]:
                 "what it has measured",
             )
         yield
-    finally:
-        os.close(handle)
 
 
 def _container(request: Mapping[str, Any], staging: Path, size: int) -> list[str]:

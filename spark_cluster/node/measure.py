@@ -32,6 +32,7 @@ from spark_cluster.node.durable import write_file
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S
 from spark_cluster.node.http import ask
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Running, TooLong
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError, explain
 
 DONE, FAILED, STOPPED, NO_SERVER, NO_SPACE, BUSY = 0, 1, 3, 4, 5, 6
@@ -129,15 +130,12 @@ def only_one(path: Path, folder: str) -> Iterator[None]:
     Raises:
         Ended: another one is being measured.
     """
-    handle = durable.open_lock(path)
-    try:
+    with closing_handle(durable.open_lock(path)) as handle:
         if not durable.take_lock(handle):
             raise Ended(BUSY, BUSY_TEXT)
         os.ftruncate(handle, 0)
         os.pwrite(handle, folder.encode(), 0)
         yield
-    finally:
-        os.close(handle)
 
 
 def measure_all(folder: Path, stop: Stop) -> None:
@@ -216,14 +214,14 @@ class MeasureStep:
         if result["status"] != 0:
             self._need_space()
         for name in self._files(cell):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             try:
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
                 handle = os.open(name, flags, dir_fd=self.raw)
             except OSError:  # a link, or gone
                 continue
-            if stat.S_ISREG(os.fstat(handle).st_mode):
-                os.fsync(handle)
-            os.close(handle)
+            with closing_handle(handle):
+                if stat.S_ISREG(os.fstat(handle).st_mode):
+                    os.fsync(handle)
         os.fsync(self.raw)
         write_file(self.folder / "cells" / f"{cell}.json", json.dumps(result).encode(), 0o644)
 

@@ -73,6 +73,12 @@ def objects_of(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
+def object_in(text: Any) -> dict[str, Any]:
+    """The object that a JSON text holds; empty where it holds anything else."""
+    found = decoded(text)
+    return found if isinstance(found, dict) else {}
+
+
 def mapping_of(value: Any) -> dict[str, str]:
     """The values of an object as texts; none where it is anything else."""
     return {key: str(one) for key, one in value.items()} if isinstance(value, dict) else {}

@@ -23,6 +23,7 @@ from spark_cluster.node.durable import read_object
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.processes import Cancelled, Completed
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError, explain
 from spark_cluster.node.worker import Tail, text_of
 
@@ -323,13 +324,10 @@ def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
 def _running(folder: Path) -> bool:
     """Return whether a unit's worker is alive: it holds the lock all the time it runs."""
     try:
-        handle = os.open(folder / "lock", os.O_RDWR)
+        with closing_handle(os.open(folder / "lock", os.O_RDWR)) as handle:
+            return durable.is_lock_held(handle)
     except FileNotFoundError:
         return False
-    try:
-        return durable.is_lock_held(handle)
-    finally:
-        os.close(handle)
 
 
 def _forget_old(folder: Path) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.download import Later
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
@@ -438,10 +439,8 @@ class StoredFiles:
             self._must_be_written(file)
             stream.answer(LATER)
             return
-        try:
+        with closing_handle(handle):
             stream.answer_file(handle, begin, file.size)
-        finally:
-            os.close(handle)
 
     def _must_be_written(self, file: StoredFile) -> None:
         """Raise OSError where nobody has written into the repository for a while."""

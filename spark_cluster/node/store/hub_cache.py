@@ -24,6 +24,7 @@ from spark_cluster.node import durable
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, is_own, pieces, write_all
 from spark_cluster.node.durable import make_folder, read_object, sync_folder, write_file
 from spark_cluster.node.replies import decoded
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.manifest import (
     INCOMPLETE,
     LOCKS,
@@ -479,8 +480,7 @@ def alone(
     Raises:
         ResourceError: another one has not ended in time.
     """
-    handle = durable.open_lock(_lock_of(cache, repository))
-    try:
+    with closing_handle(durable.open_lock(_lock_of(cache, repository))) as handle:
         if not durable.take_lock(handle, min(TELL_S, limit_s)):
             tell(f"{repository}: waiting for another pull or copy of it on this node")
             if not durable.take_lock(handle, limit_s - TELL_S):
@@ -489,17 +489,12 @@ def alone(
                     "`systemctl list-units 'spark-cluster-*'` on the node shows it",
                 )
         yield
-    finally:
-        os.close(handle)
 
 
 def is_locked(cache: HubCache, repository: str) -> bool:
     """Return whether somebody writes into a repository of the cache (`alone`)."""
-    handle = durable.open_lock(_lock_of(cache, repository))
-    try:
+    with closing_handle(durable.open_lock(_lock_of(cache, repository))) as handle:
         return durable.is_lock_held(handle)
-    finally:
-        os.close(handle)
 
 
 def _lock_of(cache: HubCache, repository: str) -> Path:
@@ -563,8 +558,8 @@ class Records:
         if found is None or not is_repository(found["repository"]):
             raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")
         make_folder(self.folder)
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with closing_handle(os.open(self.folder / "lock", flags, 0o600)) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of one write
             pins = self._pins()
             if (name in pins) == pinned:
@@ -572,8 +567,6 @@ class Records:
             kept = {one: since for one, since in pins.items() if one != name}
             kept |= {name: now} if pinned else {}
             write_file(self.folder / PINS, json.dumps(kept, sort_keys=True).encode())
-        finally:
-            os.close(handle)
         return True
 
     def _manifest(self, repository: str, commit: str) -> Path:
