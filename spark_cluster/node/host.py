@@ -24,7 +24,13 @@ from spark_cluster.node.durable import (
     write_file,
 )
 from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
-from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
+from spark_cluster.node.processes import (
+    SEARCH_PATH,
+    Cancelled,
+    Completed,
+    Processes,
+    environment,
+)
 from spark_cluster.node.values import Blob, ResourceError, Unknown, marks_of
 
 # The content of a file while it is written: its digest, and whether a secret is in it.
@@ -204,10 +210,6 @@ class Host:
             ResourceError: there is something else than a regular file.
             Unknown: check mode, and an earlier resource gives it a content not known here.
         """
-        if self.check and name in self.overlay.opaque:
-            raise Unknown(f"after: {self.overlay.opaque[name]}")
-        if self.check and name in self.overlay.files:
-            return self.overlay.files[name]
         try:
             return b"".join(self.pieces(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -241,9 +243,6 @@ class Host:
         Raises:
             ResourceError, Unknown: as `read`.
         """
-        if self.check and name in (*self.overlay.opaque, *self.overlay.files):
-            data = self.read(name)
-            return None if data is None else hashlib.sha256(data).hexdigest()
         found = hashlib.sha256()
         try:
             for piece in self.pieces(name):
@@ -263,11 +262,20 @@ class Host:
             return 0
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Content of a regular file that is there, piece by piece.
+        """Content of a regular file that is there, piece by piece; in check mode what it will be.
 
         Raises:
-            ResourceError: there is something else than a regular file.
+            FileNotFoundError: there is none, or will be none.
+            ResourceError, Unknown: as `read`.
         """
+        if self.check and name in self.overlay.opaque:
+            raise Unknown(f"after: {self.overlay.opaque[name]}")
+        if self.check and name in self.overlay.files:
+            data = self.overlay.files[name]
+            if data is None:
+                raise FileNotFoundError(name)
+            yield data
+            return
         with safe_paths.file(self.path(name)) as source:
             while piece := source.read(PIECE):
                 yield piece
@@ -444,7 +452,7 @@ class Host:
             argv,
             stdin=stdin,
             on_output=on_output,
-            env={"PATH": self.search_path, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})},
+            env=environment(self.search_path, **(env or {})),
             cwd=cwd,
             timeout=timeout,
             must_finish=must_finish,

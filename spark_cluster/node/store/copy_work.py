@@ -230,23 +230,16 @@ def _connected(given: Given) -> Stream:
     Raises:
         ResourceError: none does, or another program answers.
     """
-    asked, channel, until = (
-        given["receive"],
-        _channel(given, "receive"),
-        time.monotonic() + SILENT_S,
-    )
-    addresses, sender = (
-        itertools.cycle([*asked["addresses"], *asked["spare"]]),
-        str(asked["sender"]),
-    )
-    while True:
-        address = next(addresses)
+    asked, channel = given["receive"], _channel(given, "receive")
+    sender, until = str(asked["sender"]), time.monotonic() + SILENT_S
+    for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
         try:
             return channel.connect(address, sender)
         except Broken as error:
             if time.monotonic() > until:
                 raise silent(sender, SILENT_S, f"{address}: {error}") from None
         time.sleep(RECONNECT_S)
+    raise AssertionError  # a route has an address
 
 
 def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
@@ -294,8 +287,7 @@ def _must_be_alone(printed: str, given: Given) -> None:
     others = sorted(loaded - {shown(given["image"])})
     if others or len(printed) == MOST_SAID:  # more names than are read
         names = ("docker", "image", "rm", "--", *others)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(names, capture_output=True, timeout=REMOVE_S, check=False)
+        own_program.printed(names, REMOVE_S)
         raise ResourceError(
             f"{given['receive']['sender']} sent other images than {given['image']}: "
             f"{', '.join(others)[:300]}",
