@@ -105,16 +105,15 @@ class Endpoint:
         self,
         session: Session,
         path: str,
-        *,
-        method: str = "GET",
         body: str | bytes | None = None,
+        *,
         timeout: float = 10.0,
         content_type: str = "application/json",
     ) -> Answer:
-        """Make one request as a user would, from a node; `timeout` in seconds."""
+        """Make one request as a user would, from a node; POST with a body; `timeout` in seconds."""
         return session.http(
             self.path(path),
-            method=method,
+            method="GET" if body is None else "POST",
             headers={**self.headers, "Content-Type": content_type},
             body=body,
             timeout=timeout,
@@ -277,9 +276,7 @@ def probe_once(
     asked = cast("Kind", kind)
     path, body, content_type = request_of(asked, endpoint.model, probe.question, probe.max_tokens)
     began = time.monotonic()
-    answer = endpoint.request(
-        session, path, method="POST", body=body, timeout=timeout, content_type=content_type
-    )
+    answer = endpoint.request(session, path, body, timeout=timeout, content_type=content_type)
     late = answer.status != 200 and time.monotonic() - began >= timeout
     return replace(completion_of(asked, answer.status, answer.body, answer.reason), late=late)
 

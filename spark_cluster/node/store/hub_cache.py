@@ -149,15 +149,15 @@ class HubCache:
     def incomplete(self, repository: str, blob: str) -> Path:
         return self.blobs(repository) / f"{blob}{INCOMPLETE}"
 
-    @contextlib.contextmanager
     def half(
         self,
         repository: str,
         file: StoredFile,
         on_read: OnRead = lambda _read: None,
         source: int = -1,
-    ) -> Iterator[HalfBlob]:
-        """Yield a blob to be completed. Only while the caller has the repository `alone`.
+    ) -> contextlib.closing[HalfBlob]:
+        """Open a blob to be completed, for a block. Only while the caller has the repository
+        `alone`.
 
         Args:
             on_read: gets the bytes of each piece that was there already, as it is hashed.
@@ -167,11 +167,7 @@ class HubCache:
         Raises:
             OSError: it cannot be read or written.
         """
-        half = HalfBlob(self, repository, file, on_read, source)
-        try:
-            yield half
-        finally:
-            half.close()
+        return contextlib.closing(HalfBlob(self, repository, file, on_read, source))
 
     def snapshot(self, repository: str, commit: str) -> Path:
         return self.folder(repository) / "snapshots" / commit
