@@ -31,16 +31,7 @@ from spark_cluster.engine.result import ModelState, NodeState, ServerState, Stat
 from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import containers
-from spark_cluster.node.containers import (
-    DATA_PARALLEL,
-    FIREWALL,
-    MODEL,
-    NODES,
-    OVERRIDES,
-    RECIPE,
-    TP,
-    ContainerState,
-)
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
@@ -120,8 +111,8 @@ class _Look:
     def warmth(self, upcoming: Upcoming) -> Warmth:
         """Judge the next launch at the size at which the recipe runs, else at its usual one."""
         tp = upcoming.recipe.size_for(len(self.nodes))
-        if self.server is not None and self.server.label(RECIPE) == upcoming.recipe.name:
-            tp = self.server.number(TP, tp)
+        if self.server is not None and self.server.label(containers.RECIPE) == upcoming.recipe.name:
+            tp = self.server.number(containers.TP, tp)
         chosen = self._serving(upcoming.recipe.nodes_for(tp))
         return upcoming.on(self.play, [n for n in self.play.nodes if n.name in chosen], tp)
 
@@ -164,7 +155,7 @@ class _Look:
 
     def _with_server(self, head: NodeState, server: ContainerState) -> Status:
         behind = replicas_of(head.description)
-        size = server.number(NODES, server.number(TP, 1))
+        size = server.number(containers.NODES, server.number(containers.TP, 1))
         dark = self._without_link(size)
         endpoint = running(server.labels, head.description, self.key)
         limit = WITHOUT_LINK_S if dark else COMPLETION_S
@@ -239,7 +230,7 @@ class _Look:
             code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
             problems.append(f"the server is {server.in_words} (exit code {code})")
         wanted = [replica.node for replica in behind] or self._serving(size)
-        if server.label(FIREWALL) == "present":
+        if server.label(containers.FIREWALL) == "present":
             problems += self._open(wanted)
         if size == 1:
             return problems
@@ -304,7 +295,8 @@ class _Look:
         if endpoint is None:
             problems.append(f"the proxy's description on {head.name} names no endpoint")
             return Status("failed", [*self.nodes], [], problems=tuple(problems))
-        guarded = [m.node for m in models if self._container(m).label(FIREWALL) == "present"]
+        firewalls = {one.node: self._container(one).label(containers.FIREWALL) for one in models}
+        guarded = [node for node, firewall in firewalls.items() if firewall == "present"]
         problems += [*self._open(guarded), *_of_proxy(head)]
         if any(one.on_request for one in models) and head.loader != "active":
             unit_is = head.loader or "not there"
@@ -349,7 +341,7 @@ class _Look:
         about = (server.node, server.url, word, problem)
         if not isinstance(server, ModelServer):
             return ServerState(*about)
-        recipe = self._container(server).label(RECIPE)
+        recipe = self._container(server).label(containers.RECIPE)
         return ModelState(*about, server.model, server.names[1:], server.kind, recipe)
 
     def _container(self, server: Replica) -> ContainerState:
@@ -363,7 +355,7 @@ class _Look:
         state, completion = judge(container), None
         if state.serves:
             session, serving = self._session(server.node), engine_of(container)
-            own = Endpoint(server.address, server.port, container.label(MODEL))
+            own = Endpoint(server.address, server.port, container.label(containers.MODEL))
             state, health = ask_health(serving, own, session, container)
             if state.serves:
                 if through is not None and isinstance(server, ModelServer) and self.head:
@@ -407,13 +399,13 @@ class _Look:
 def _by_labels(server: ContainerState) -> dict[str, Any]:
     """Return the parts of a status that a server's labels tell."""
     return {
-        "model": server.label(MODEL) or None,
-        "tp": server.number(TP, 1),
+        "model": server.label(containers.MODEL) or None,
+        "tp": server.number(containers.TP, 1),
         "kind": server.kind,
-        "overrides": server.label(OVERRIDES),
+        "overrides": server.label(containers.OVERRIDES),
         "tuned": tuple(server.label(tuning.TUNED_LABEL).split()),
-        "data_parallel": server.number(DATA_PARALLEL, 1),
-        "recipe": server.label(RECIPE) or None,
+        "data_parallel": server.number(containers.DATA_PARALLEL, 1),
+        "recipe": server.label(containers.RECIPE) or None,
         "since": f"{server.started[:19]}Z" if server.running and server.started else None,
     }
 

@@ -23,14 +23,8 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import ModelKind
 from spark_cluster.config.schema import Document, printed
-from spark_cluster.engine import readiness_checks, vram
-from spark_cluster.engine.answer_checks import (
-    PATIENCE_S,
-    AnswerCheck,
-    Client,
-    NotApplicable,
-    RequestFailed,
-)
+from spark_cluster.engine import answer_checks, readiness_checks, vram
+from spark_cluster.engine.answer_checks import AnswerCheck, Client
 from spark_cluster.engine.deployment import Endpoint, running
 from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
@@ -343,7 +337,7 @@ def verify(
     recipe: Recipe,
     selection: CheckSelection,
     *,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = answer_checks.PATIENCE_S,
     context: int | None = None,
 ) -> Verification:
     """Run the checks of the server's kind, one after the other.
@@ -440,10 +434,10 @@ def _verdicts(
             found = check.run(client)
         except VerificationFailed as error:
             seconds = time.monotonic() - begun
-            if isinstance(error, NotApplicable) and not promised:
+            if isinstance(error, answer_checks.NotApplicable) and not promised:
                 yield _verdict(check, "not applicable", error.message, seconds)
                 continue
-            if isinstance(error, RequestFailed) and error.status == 0:
+            if isinstance(error, answer_checks.RequestFailed) and error.status == 0:
                 lost = _lost(client, engine(recipe.engine))
             known = (
                 error

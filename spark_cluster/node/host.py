@@ -14,15 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import paths, safe_paths
-from spark_cluster.node.durable import (
-    TemporaryFiles,
-    mounts_below,
-    naming,
-    remove_tree,
-    sync_folder,
-    write_file,
-)
+from spark_cluster.node import durable, paths, safe_paths
 from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
 from spark_cluster.node.processes import (
     SEARCH_PATH,
@@ -73,7 +65,7 @@ class PendingRestarts:
         """Note that `resource` must act again."""
         marker = self._marker(resource)
         marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
+        durable.write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
 
     def pending(self, resource: str) -> bool:
         """Return whether `resource` has a restart pending."""
@@ -175,9 +167,9 @@ class Host:
         return Journal(folder, self.run_id, self.owner, self.secrets)
 
     @cached_property
-    def temporary(self) -> TemporaryFiles:
+    def temporary(self) -> durable.TemporaryFiles:
         """This node's temporary files."""
-        return TemporaryFiles(self.path(paths.STATE))
+        return durable.TemporaryFiles(self.path(paths.STATE))
 
     @cached_property
     def restarts(self) -> PendingRestarts:
@@ -326,7 +318,7 @@ class Host:
         with self._staged(name) as (target, staged):
             old = _not_a_link(target)
             handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with naming(target), os.fdopen(handle, "wb") as out:
+            with durable.naming(target), os.fdopen(handle, "wb") as out:
                 written = WrittenFile(self.secrets)
                 for piece in (data,) if isinstance(data, bytes) else data:
                     out.write(piece)
@@ -364,7 +356,7 @@ class Host:
                 yield target, staged
             finally:
                 self.temporary.done(staged)
-            sync_folder(target.parent)
+            durable.sync_folder(target.parent)
 
     def directory(
         self, name: str, *, mode: int | None = None, uid: int = -1, gid: int = -1
@@ -384,7 +376,7 @@ class Host:
             with safe_paths.entry(path) as place:
                 self.journal.keep(self.current, place, name, {"kind": "directory"})
                 place.mkdir(mode=0o755 if mode is None else mode & 0o755)
-                sync_folder(place.parent)
+                durable.sync_folder(place.parent)
             mode = 0o755 if mode is None else mode
         flags = os.O_RDONLY | os.O_DIRECTORY
         with safe_paths.closing_handle(safe_paths.opened(path, flags)) as handle:
@@ -412,11 +404,11 @@ class Host:
             self.journal.keep(self.current, target, name, None, tree=keep)
             if not target.is_dir() or target.is_symlink():
                 target.unlink(missing_ok=True)
-            elif mounts_below(target):  # it cannot be renamed, or not be removed whole
-                remove_tree(target)
+            elif durable.mounts_below(target):  # it cannot be renamed, or not be removed whole
+                durable.remove_tree(target)
             else:
                 self.temporary.remove_folder(target)
-            sync_folder(target.parent)
+            durable.sync_folder(target.parent)
 
     # -- commands ------------------------------------------------------------------------------
 
