@@ -23,6 +23,7 @@ from spark_cluster.errors import Refused
 from spark_cluster.node import containers, engine_caches
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import LaunchRecord
+from spark_cluster.node.replies import made_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, ask_each
 
@@ -121,9 +122,10 @@ def _of_node(
         last = max([float(entry["modified"]), *(r.last for r in users)])
         named = tuple(sorted({r.recipe for r in users})) if entry["kind"] == "compile" else ()
         found.append(
-            CachePart(
-                node,
-                **{key: entry[key] for key in ("kind", "path", "bytes", "whole")},
+            made_of(
+                CachePart,
+                entry,
+                node=node,
                 recipes=named,
                 last_used=last,
                 idle_days=round(max(0.0, now - last) / 86400, 2),

@@ -14,7 +14,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -376,7 +376,7 @@ def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key
     waiting = []
     for key, (one, made) in new.items():
         for node in one.server.nodes:
-            written = replace(made, version=versions[key]).to_dict()
+            written = asdict(replace(made, version=versions[key]))
             asked = {"what": "record", "record": written, "timeout": RECORD_S}
             waiting.append((one, node, one.play.session(node).submit("caches", **asked)))
     for one, node, pending in waiting:

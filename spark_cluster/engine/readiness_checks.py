@@ -423,7 +423,7 @@ def run_all(play: Play, server: Server) -> str:
     flags = {flag: str(value) for flag, value in server.launch.args.items()}
     client = replace(client, flags=flags)
     for name in server.recipe.readiness.rungs:
-        for check in checks_of(name):
+        for check in CHECKS_BY_NAME[name]:
             play.bus.emit(Progress(play.head.name, "verify", check.title))
             try:
                 found = check.run(client)
@@ -549,14 +549,9 @@ def _check(told: Mapping[str, Any]) -> AnswerCheck:
 _EVERY = (*map(_check, TOLD["check"]), *TOOL_CHECKS)
 
 
-def checks_of(name: ReadinessCheck) -> tuple[AnswerCheck, ...]:
-    """Return the checks of a readiness check; it holds when all of them do."""
-    return CHECKS_BY_NAME[name]
-
-
 def of_kind(kind: ModelKind) -> tuple[AnswerCheck, ...]:
     """Return every check of a kind of model, in the order of its rungs."""
-    return tuple(check for name in CHECKS_OF_KIND[kind] for check in checks_of(name))
+    return tuple(check for name in CHECKS_OF_KIND[kind] for check in CHECKS_BY_NAME[name])
 
 
 CHECKS_BY_NAME: Mapping[ReadinessCheck, tuple[AnswerCheck, ...]] = {

@@ -36,7 +36,7 @@ from spark_cluster.errors import Failed, SparkClusterError, UsageError, Verifica
 from spark_cluster.node import durable
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
-from spark_cluster.node.replies import at, decoded
+from spark_cluster.node.replies import at, decoded, made_of
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 
@@ -231,12 +231,8 @@ class CheckSelection:
         """Raises:
         UsageError: one of the names is no check and no rung.
         """
-        checks = [
-            check
-            for rung in readiness_checks.CHECKS_BY_NAME
-            for check in readiness_checks.checks_of(rung)
-        ]
-        known = [*readiness_checks.CHECKS_BY_NAME, *(check.id for check in checks)]
+        by_name = readiness_checks.CHECKS_BY_NAME
+        known = [*by_name, *(check.id for checks in by_name.values() for check in checks)]
         for name in (*self.only, *self.skip):
             if name not in known:
                 raise UsageError(
@@ -460,15 +456,5 @@ def _lost(client: Client, serving: Engine) -> str:
 def _verdict(
     check: AnswerCheck, status: VerdictStatus, found: str, seconds: float = 0.0, fix: str = ""
 ) -> CheckVerdict:
-    return CheckVerdict(
-        check.id,
-        check.readiness,
-        check.title,
-        check.streamed,
-        status,
-        check.request,
-        check.expected,
-        found,
-        fix,
-        round(seconds, 3),
-    )
+    about = {"rung": check.readiness, "status": status, "found": found, "fix": fix}
+    return made_of(CheckVerdict, vars(check), **about, seconds=round(seconds, 3))

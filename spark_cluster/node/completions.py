@@ -9,7 +9,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -248,15 +248,33 @@ def answer(work: dict[str, Any], question: dict[str, Any]) -> list[dict[str, Any
     Returns:
         Each request's status (0 without a whole answer), error, message, usage, and times in ms.
     """
-    messages = list(question["messages"])
     rounds: list[dict[str, Any]] = []
-    while len(rounds) < ROUNDS:
+
+    def ask(messages: list[Any]) -> ChatCompletion:
         asked, found = _ask(work, question, messages)
         rounds.append(asked)
-        if asked["error"] or not found.calls or not question.get("results"):
-            break
-        messages += [found.as_message, *_results(found.calls, question["results"])]
+        return replace(found, calls=()) if asked["error"] else found
+
+    converse(question, ask)
     return rounds
+
+
+def converse(
+    question: Mapping[str, Any], ask: Callable[[list[Any]], ChatCompletion]
+) -> list[ChatCompletion]:
+    """Ask a question; where it has results for tools, go on until the model calls none.
+
+    Args:
+        question: its `messages`, and perhaps `results` by tool.
+        ask: makes a request with the messages so far.
+    """
+    messages, found = list(question["messages"]), list[ChatCompletion]()
+    while len(found) < ROUNDS:
+        found.append(one := ask(messages))
+        if not one.calls or not question.get("results"):
+            break
+        messages += [one.as_message, *_results(one.calls, question["results"])]
+    return found
 
 
 def _results(calls: Sequence[Mapping[str, Any]], results: dict[str, str]) -> Iterator[Any]:

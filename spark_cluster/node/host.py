@@ -105,10 +105,6 @@ class Overlay:
         for name in names:
             self.claims.setdefault(name, maker)
 
-    def maker(self, claim: str) -> str | None:
-        """Id of the earlier resource that will provide `claim`."""
-        return self.claims.get(claim)
-
 
 PIECE = 1024 * 1024
 """Bytes of a file that are in memory at a time."""
@@ -193,7 +189,7 @@ class Host:
 
     def will_provide(self, claim: str) -> str | None:
         """In check mode, the earlier resource that will make `claim`."""
-        return self.overlay.maker(claim) if self.check else None
+        return self.overlay.claims.get(claim) if self.check else None
 
     def read(self, name: str) -> bytes | None:
         """Content of a regular file, or None; in check mode what it will be by now.

@@ -178,12 +178,7 @@ class _Call:
             headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
         path = f"{where.path or '/'}?{where.query}" if where.query else where.path or "/"
         with contextlib.closing(connection):
-            connection.request(
-                self._request.get("method", "GET"),
-                path,
-                body,
-                headers,
-            )
+            connection.request(self._request.get("method", "GET"), path, body, headers)
             answer = connection.getresponse()
             wanted = self._request.get("keep", ())
             kept = {name: answer.getheader(name, "")[:LONGEST_HEADER] for name in wanted}

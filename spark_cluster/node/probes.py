@@ -101,6 +101,8 @@ def receive(address: str, port: str, streams: str) -> None:
             connection.settimeout(WAIT_S)
             taken.append(pool.submit(take, connection))
     begun, ended, sizes = zip(*(one.result() for one in taken), strict=True)
+    if not any(sizes):
+        raise OSError("no bytes came")
     print(json.dumps({"bytes": sum(sizes), "seconds": max(ended) - min(begun)}))
 
 
