@@ -37,7 +37,7 @@ def was_made_for(running: ContainerState, server: Server) -> bool:
     """Return whether a server, running or not, was made for this recipe at this size."""
     named = (RECIPE, TP, OVERRIDES)
     same = all(running.label(name) == server.labels.get(name, "") for name in named)
-    return same and running.runtime == server.runtime
+    return same and running.runtime == server.recipe.runtime
 
 
 def overrides_changed(running: ContainerState, server: Server) -> str:
@@ -219,7 +219,7 @@ def share(
         Refused: there is too little for anything.
     """
     same = serves(running, server)
-    elsewhere = running.status != "absent" and running.runtime != server.runtime
+    elsewhere = running.status != "absent" and running.runtime != server.recipe.runtime
     if (elsewhere or (running.status == "running" and not same)) and not play.check:
         _release(play)
     if not same and not play.check:

@@ -74,7 +74,7 @@ class LoadGuard:
 
     def __init__(self, play: Play, server: Server, limit_s: float) -> None:
         self._play, self._nodes, self._server = play, server.nodes, server.program
-        self._health = server.endpoint.of_engine.path(engine(server.engine).health)
+        self._health = server.endpoint.of_engine.path(engine(server.recipe.engine).health)
         self._limit_s, self._begun = limit_s, False
 
     def begin(self) -> None:
@@ -367,7 +367,7 @@ def healthy(play: Play, server: Server, again: Again | None = None) -> list[vram
 
 
 def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
-    session, serving = play.session(play.head), engine(server.engine)
+    session, serving = play.session(play.head), engine(server.recipe.engine)
     limit = TimeLimit(play, server)
     guard = LoadGuard(play, server, LONGEST * limit.limit_s)
     peak: list[vram.NodeVram] = []
