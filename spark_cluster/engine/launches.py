@@ -29,7 +29,6 @@ from spark_cluster.engine.deployment import Deployment, Key, Server, root_on
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.engine.runtime import BEGINNING_BYTES
 from spark_cluster.engine.tuning import fitting
 from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.node import dockerd, durable, engine_caches
@@ -352,7 +351,7 @@ def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
         "caches",
         what="known",
         run=run,
-        log=runtime.beginning(server.program, BEGINNING_BYTES),
+        log=runtime.beginning(server.program, runtime.BEGINNING_BYTES),
         pattern=LOGGED,
     )
     if answer["known"]:

@@ -27,7 +27,6 @@ from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
-from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
 from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
@@ -375,7 +374,7 @@ def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
     first: dict[str, ContainerState] = {}
     while True:
         (life, _), now = play.together(
-            lambda: ask_health(serving, server.endpoint, session),
+            lambda: runtime.ask_health(serving, server.endpoint, session),
             lambda: vram.sample(play.sessions),
         )
         course.take(now)

@@ -28,7 +28,6 @@ from spark_cluster.engine.proxy import (
 )
 from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
 from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status, Word, ask_nodes
-from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import containers
 from spark_cluster.node.containers import ContainerState
@@ -207,7 +206,7 @@ class _Look:
         asked."""
         if endpoint is None:
             return Answer(0, ""), None
-        life, health = ask_health(engine_of(server), endpoint, session)
+        life, health = runtime.ask_health(engine_of(server), endpoint, session)
         if not life.serves:
             return health, None
         return health, probe_once(session, endpoint, server.kind, self.probe, timeout=limit)
@@ -356,7 +355,7 @@ class _Look:
         if state.serves:
             session, serving = self._session(server.node), engine_of(container)
             own = Endpoint(server.address, server.port, container.label(containers.MODEL))
-            state, health = ask_health(serving, own, session, container)
+            state, health = runtime.ask_health(serving, own, session, container)
             if state.serves:
                 if through is not None and isinstance(server, ModelServer) and self.head:
                     session = self._session(self.head.name)

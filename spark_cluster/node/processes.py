@@ -38,7 +38,7 @@ Take = Callable[[int, bytes], None]
 """Is given what came on standard output (1) or standard error (2)."""
 
 
-def environment(search_path: str = SEARCH_PATH, **more: str) -> dict[str, str]:
+def environment(search_path: str = SEARCH_PATH, /, **more: str) -> dict[str, str]:
     """Return the variables of a command of ours: where programs are looked for, and `more`."""
     return {"PATH": search_path, "LANG": "C.UTF-8", "HOME": "/root", **more}
 

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spark_cluster.node import durable, own_program, paths, processes, worker
-from spark_cluster.node.durable import read_object
 from spark_cluster.node.host import Host
-from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.processes import Cancelled, Completed, environment
 from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError, explain
@@ -130,12 +128,12 @@ class _Unit:
         return _running(self.folder)
 
     def since(self) -> str:
-        begun = read_object(self.folder / "begun") or worker.now()
+        begun = durable.read_object(self.folder / "begun") or worker.now()
         return time.strftime("%H:%M:%S", time.localtime(begun["time"]))
 
     def unwatched(self) -> Completed | None:
         """Take the result of work that ended while no run watched, where it has one."""
-        result = read_object(self.folder / "status")
+        result = durable.read_object(self.folder / "status")
         if not result or "error" in result or worker.age(result) > STALE_S:
             return None
         when = time.strftime("%H:%M:%S", time.localtime(result["time"]))
@@ -209,7 +207,7 @@ class _Unit:
             contextlib.closing(Tail(self.folder / "err", on_output)) as err,
         ):
             self._until_ended((out, err))
-        result = read_object(self.folder / "status")
+        result = durable.read_object(self.folder / "status")
         if not result:
             raise ResourceError(
                 f"{self.key}: {self.argv[0]} was ended from outside "
@@ -221,7 +219,7 @@ class _Unit:
     # -- inside --------------------------------------------------------------------------------
 
     def _until_ended(self, tails: tuple[Tail, ...]) -> None:
-        begun = read_object(self.folder / "begun") or worker.now()
+        begun = durable.read_object(self.folder / "begun") or worker.now()
         graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
         limit = self.timeout + graces + ENDING_S
         wait = 0.02
@@ -311,7 +309,7 @@ def _forget_old(folder: Path) -> None:
     for old in folder.iterdir():
         if _running(old):
             continue
-        status, asked = read_object(old / "status"), read_object(old / "asked")
+        status, asked = durable.read_object(old / "status"), durable.read_object(old / "asked")
         if status:
             forgotten = worker.age(status) > 7 * STALE_S
         elif (old / "begun").exists():
@@ -341,4 +339,4 @@ def result_of(
         timeout=timeout,
         on_output=lambda line: None if line.startswith("{") else host.progress(line),
     ).check(key)
-    return answer_of(done.stdout, done.stderr, key)
+    return own_program.answer_of(done.stdout, done.stderr, key)

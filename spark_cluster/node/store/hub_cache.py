@@ -22,7 +22,6 @@ from typing import Any
 
 from spark_cluster.node import durable
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, is_own, pieces, write_all
-from spark_cluster.node.durable import make_folder, read_object, sync_folder, write_file
 from spark_cluster.node.replies import decoded
 from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.manifest import (
@@ -521,7 +520,7 @@ class Records:
     def manifest(self, repository: str, commit: str) -> Manifest | None:
         """The manifest that a pull or copy has kept; None without one, or if it is damaged."""
         try:
-            found = Manifest.from_document(read_object(self._manifest(repository, commit)))
+            found = Manifest.from_document(durable.read_object(self._manifest(repository, commit)))
         except BadManifest:
             return None
         return found if (found.repository, found.commit) == (repository, commit) else None
@@ -529,16 +528,16 @@ class Records:
     def keep(self, manifest: Manifest) -> None:
         """Keep a manifest, durably."""
         path = self._manifest(manifest.repository, manifest.commit)
-        make_folder(self.folder)
-        make_folder(path.parent)
-        write_file(path, json.dumps(manifest.document()).encode())
+        durable.make_folder(self.folder)
+        durable.make_folder(path.parent)
+        durable.write_file(path, json.dumps(manifest.document()).encode())
 
     def forget(self, repository: str, commit: str) -> None:
         """Forget the manifest of a revision that was removed."""
         path = self._manifest(repository, commit)
         path.unlink(missing_ok=True)
         if path.parent.is_dir():
-            sync_folder(path.parent)
+            durable.sync_folder(path.parent)
 
     def pins(self) -> frozenset[str]:
         """The pinned ones: ORG/NAME for all revisions, ORG/NAME@COMMIT for one.
@@ -553,7 +552,7 @@ class Records:
         found = _NAME.fullmatch(name)
         if found is None or not is_repository(found["repository"]):
             raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")
-        make_folder(self.folder)
+        durable.make_folder(self.folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         with closing_handle(os.open(self.folder / "lock", flags, 0o600)) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of one write
@@ -562,7 +561,7 @@ class Records:
                 return False
             kept = {one: since for one, since in pins.items() if one != name}
             kept |= {name: now} if pinned else {}
-            write_file(self.folder / PINS, json.dumps(kept, sort_keys=True).encode())
+            durable.write_file(self.folder / PINS, json.dumps(kept, sort_keys=True).encode())
         return True
 
     def _manifest(self, repository: str, commit: str) -> Path:
