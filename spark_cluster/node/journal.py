@@ -450,16 +450,10 @@ class History:
             for run in reversed(runs)
             if run["reverting"] and run["run"] not in by
         }
-        return {
-            "runs": [
-                {
-                    **run,
-                    "reverted_by": by.get(run["run"]),
-                    "half_reverted_by": half.get(run["run"]),
-                }
-                for run in runs
-            ]
-        }
+        for run in runs:
+            run["reverted_by"] = by.get(run["run"])
+            run["half_reverted_by"] = half.get(run["run"])
+        return {"runs": runs}
 
     def half_revert(self, run: str) -> str | None:
         """The run that was killed while it put `run` back, and that is to be continued."""

@@ -226,9 +226,8 @@ class Running:
             left = DRAIN_S
             while pipes.open and left > 0:
                 left = drained - time.monotonic()
-                pipes.serve(
-                    max(left, 0.0)
-                )  # also of who comes late: a pipe full of it may be there
+                # Also of who comes late: a pipe full of it may be there.
+                pipes.serve(max(left, 0.0))
         if cancelled.is_set() and not self.must_finish:
             raise Cancelled
         return self._process.wait()  # it has ended: this only collects it
