@@ -10,7 +10,7 @@ from typing import Any, cast
 import click
 import pytest
 from cases import cases
-from fake_cluster import FakeCluster, LocalDialer, Make
+from fake_cluster import Dials, FakeCluster, Make
 from terminal import on_screen
 
 from spark_cluster.cli import COMMANDS, ELSEWHERE, cli, clients, doctor, main, served, stored
@@ -104,7 +104,7 @@ def cluster(
     four_nodes: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> FakeCluster:
     """The nodes as the command line reaches them."""
-    monkeypatch.setattr(dialer, "Dialer", lambda *_: LocalDialer(four_nodes))
+    monkeypatch.setattr(dialer, "Dialer", lambda *_: Dials(four_nodes.dial))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(four_nodes.project)
     return four_nodes

@@ -43,7 +43,7 @@ RUNNING = ContainerState("running", labels={"spark-cluster.dashboard": "8300"})
 
 
 @pytest.fixture
-def server(project, pipes, monkeypatch, tmp_path_factory):
+def server(project, monkeypatch, tmp_path_factory):
     """The Ray of the head `spark1`, which is a folder with an agent."""
     put(project / "inventory.yaml", INVENTORY)
     found = RUNNING

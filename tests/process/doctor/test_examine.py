@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import factories
 import pytest
 from cases import each_case
 from doctor_samples import seen
-from fake_cluster import FakeCluster, Make, Piped
+from fake_cluster import Dials, FakeCluster, Make, Piped
 from fake_programs import Said
-from scratch_nodes import Dials
 
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import NodeSource, Observations, ok
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.runner.session import Session
-
-
-class Off:
-    """A connection to a node that does not answer."""
-
-    @property
-    def user(self) -> str:
-        raise Unreachable("it did not answer", where="spark2", hint="is it on?")
-
-    def close(self) -> None:
-        pass
 
 
 class AsRoot(Piped):
@@ -38,10 +27,11 @@ class AsRoot(Piped):
 
 def examined(cluster: FakeCluster, *off: str) -> tuple[examine.Diagnosis, list[Observations]]:
     for node in cluster.nodes.values():
+        node.away = sys.maxsize if node.name in off else 0
         for name in ("docker", "systemctl", "journalctl"):
             node.programs[name] = lambda _words, _stdin: Said(status=1)
     inventory = cluster.play.inventory
-    dialer = Dials(lambda node: Off() if node.name in off else AsRoot(cluster, node.name))
+    dialer = Dials(lambda node: AsRoot(cluster.nodes[node.name]))
     with examine.Examination(inventory, list(inventory.nodes.values()), dialer) as examination:
         observed = examination.observe()
         found = [*examine.judge(observed), *examination.reachability()]
@@ -77,7 +67,7 @@ def test_one_of_two_is_off(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) 
     assert [node.node for node in nodes] == ["spark1"]
     assert diagnosis.exit_code == 3
     (first,) = [result for result in diagnosis.results if result.node == "spark2"]
-    assert (first.id, first.found) == ("system.reachable", "it did not answer")
+    assert (first.id, first.found) == ("system.reachable", "no answer")
     assert not [result for result in diagnosis.results if result.area == "pair"]
 
 
