@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cluster import PipedNodes
 from free_ports import free_port
+from piped_cluster import PipedNodes
 
 
 @pytest.fixture

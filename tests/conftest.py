@@ -15,9 +15,9 @@ from typing import Any
 import memory_folder
 import pytest
 from chat_server import ChatServer
-from fake_cluster import FakeCluster, Make, PipedNodes, clusters_in
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
+from piped_cluster import Make, PipedCluster, PipedNodes, clusters_in
 
 from spark_cluster.config.project import Project
 from spark_cluster.runner import dialer, wire
@@ -218,17 +218,17 @@ def piped_nodes(
 
 
 @pytest.fixture(scope="session")
-def one_node(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[FakeCluster]:
+def one_node(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[PipedCluster]:
     """A cluster of one node for tests that only make requests from it, and leave it as it is."""
     with clusters_in(tmp_path_factory.mktemp("one-node"), agents_home) as make:
         yield make("spark1")
 
 
 @pytest.fixture
-def fake_cluster(
+def piped_cluster(
     tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Make]:
-    """`fake_cluster("spark1", "spark2")`: a play over nodes with real agents; see the class."""
+    """`piped_cluster("spark1", "spark2")`: a play over nodes with real agents; see the class."""
     monkeypatch.setenv("HOME", str(agents_home))
     with clusters_in(tmp_path, agents_home) as make:
         yield make
@@ -236,7 +236,7 @@ def fake_cluster(
 
 @pytest.fixture(scope="module")
 def lasting_cluster(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[Make]:
-    """`fake_cluster` for a module's own fixture: its tests share nodes, and each of them sets
+    """`piped_cluster` for a module's own fixture: its tests share nodes, and each of them sets
     itself what it looks at."""
     with clusters_in(tmp_path_factory.mktemp("lasting"), agents_home) as make:
         yield make

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_programs import missing
 from json_schema import document as fits
 
 from spark_cluster.engine import launches
@@ -23,16 +24,6 @@ serve: {{recipe: {RECIPE}}}
 """
 IMAGE = "sha256:" + "ab" * 32
 ROOT = f"var/cache/spark-cluster/engine/images/{'ab' * 6}"
-NO_COPIES = """\
-from pydantic import BaseModel
-
-class Settings(BaseModel, extra="allow"):
-    pass
-
-def role(node, settings):
-    yield from ()
-"""
-"""In place of the role `copies`, which installs packages."""
 OLD, NEW = "0" * 10, "torch_aot_compile/" + "1" * 64
 
 
@@ -91,8 +82,9 @@ def test_status_says_why_it_is_not_known(run, project: Path) -> None:
     assert "spark2: no launch of it is on record here" in out
 
 
-def test_a_copy_without_a_cache_says_so(run, project: Path) -> None:
-    put(project / "roles/copies/__init__.py", NO_COPIES)
+def test_a_copy_between_nodes_without_a_gpu_is_refused(run, piped_nodes) -> None:
+    for name in ("spark1", "spark2"):
+        piped_nodes[name].programs["nvidia-smi"] = missing
     status, _, err = run("caches", "copy", "--from", "spark1")
-    assert status == 4, err
-    assert "spark" in err
+    assert status == 4
+    assert "spark2 has no GPU, and spark1 has none" in err

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import play_over
 from own_sshd import SSHD, Sshd, start_sshd
+from piped_cluster import play_over
 from waiting import HANG_S
 
 from spark_cluster.runner import delivery

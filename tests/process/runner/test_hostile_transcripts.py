@@ -10,10 +10,10 @@ import time
 
 import pytest
 from factories import put
-from fake_cluster import Events, play_over
 from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from piped_cluster import Events, play_over
 from waiting import HANG_S
 
 from spark_cluster.agent import messages

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_cluster import BOOT_ID, FakeNode
+from piped_cluster import BOOT_ID, PipedNode
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.resources import File, Reboot
@@ -55,13 +55,13 @@ def test_a_copy_of_a_node_is_a_whole_node(start):
 
 
 def test_a_run_that_changes_nothing_still_finds_who_does_not_answer(start, nodes, monkeypatch):
-    def no_agent(self, really=FakeNode.session):
+    def no_agent(self, really=PipedNode.session):
         session = really(self)
         if self is nodes["spark2"]:
             session.close()
         return session
 
-    monkeypatch.setattr(FakeNode, "session", no_agent)
+    monkeypatch.setattr(PipedNode, "session", no_agent)
     play, _ = start(gather_facts=False, change=False)
     assert list(play.out) == ["spark2"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from factories import put
-from fake_cluster import Dials
+from piped_cluster import Dials
 from program import invoke
 from waiting import FAR_S, until
 

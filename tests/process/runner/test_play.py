@@ -9,7 +9,7 @@ import time
 import pytest
 from cases import each_case
 from factories import put
-from fake_cluster import Events, play_on
+from piped_cluster import Events, play_on
 from waiting import HANG_S
 
 from spark_cluster.cli.results import Recap

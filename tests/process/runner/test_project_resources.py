@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 from example_pages import write_files
-from fake_cluster import FakeNode, Piped, PipedNodes, play_over
+from piped_cluster import Piped, PipedNode, PipedNodes, play_over
 
 from spark_cluster import resources
 from spark_cluster.cli.history import revert_run
@@ -78,7 +78,7 @@ def no_project() -> Iterator[None]:
 
 
 @pytest.fixture
-def node(piped_nodes: PipedNodes) -> FakeNode:
+def node(piped_nodes: PipedNodes) -> PipedNode:
     """A node with commands `mount` and `umount` that keep a list of what is mounted."""
     made = piped_nodes["spark1"]
     made.put("etc/fstab", "UUID=1 / ext4 defaults 0 1\n")
@@ -88,7 +88,7 @@ def node(piped_nodes: PipedNodes) -> FakeNode:
     return made
 
 
-def begin(folder: Path, node: FakeNode, run: str = "r1", **options):
+def begin(folder: Path, node: PipedNode, run: str = "r1", **options):
     return play_over(folder, lambda _node: Piped(node), ["spark1"], Options(**options), run=run)
 
 
@@ -124,7 +124,7 @@ def run(folder, node, *wanted, run="r1", **options):
     return events.verdicts("spark1")
 
 
-def test_the_example_of_the_page(folder: Path, node: FakeNode) -> None:
+def test_the_example_of_the_page(folder: Path, node: PipedNode) -> None:
     """Absent, converged, unchanged, what it wrote undone, and drifted."""
     write_files(PAGE, folder)
     use(folder)
@@ -168,7 +168,7 @@ def test_the_example_of_the_page(folder: Path, node: FakeNode) -> None:
         ("/converge", r"Broken:/converge: TypeError: .* \(resources/broken\.py:17\)"),
     ],
 )
-def test_a_fault_of_its_code(folder: Path, node: FakeNode, path: str, message: str) -> None:
+def test_a_fault_of_its_code(folder: Path, node: PipedNode, path: str, message: str) -> None:
     load(folder, broken=BROKEN)
     with pytest.raises(Failed, match=message) as caught:
         run(folder, node, File("/a", content="1"), resources.Broken(path))
@@ -195,7 +195,7 @@ def test_code_that_cannot_be_imported_on_the_node(folder, node, fault, said):
     assert run(folder, node, File("/a", content="1"), run="r2") == {"File:/a": "change"}
 
 
-def test_a_secret_of_it_is_nowhere(folder: Path, node: FakeNode, tmp_path: Path) -> None:
+def test_a_secret_of_it_is_nowhere(folder: Path, node: PipedNode, tmp_path: Path) -> None:
     load(folder, key=KEY)
     key = Secret("hunter2-hunter2")
     play, events = begin(folder, node, diff=True)
@@ -207,7 +207,7 @@ def test_a_secret_of_it_is_nowhere(folder: Path, node: FakeNode, tmp_path: Path)
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
 
 
-def test_a_changed_file_is_another_code(folder: Path, node: FakeNode) -> None:
+def test_a_changed_file_is_another_code(folder: Path, node: PipedNode) -> None:
     source = KEY.replace("Key", "Note").replace("value: Secret", "value: str")
     load(folder, note=source)
     first = wire.digest()
@@ -226,7 +226,7 @@ def test_a_resource_of_the_project_can_use_any_module_of_ours(folder, node):
     assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
 
 
-def test_an_agent_without_them_says_so(folder: Path, node: FakeNode) -> None:
+def test_an_agent_without_them_says_so(folder: Path, node: PipedNode) -> None:
     load(folder, broken=BROKEN)
     broken = resources.Broken("/x")
     with using(None), pytest.raises(Failed, match="no resource of type 'Broken'"):

@@ -1,7 +1,7 @@
 """Reboots and cut connections in the middle of a play: waited for, entered again, gone on."""
 
 import pytest
-from fake_cluster import BOOT_ID
+from piped_cluster import BOOT_ID
 from waiting import FAR_S, HANG_S
 
 from spark_cluster.errors import Failed, NotBack, Unreachable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from factories import put
-from fake_cluster import PipedNodes
+from piped_cluster import PipedNodes
 
 from spark_cluster import Cluster
 

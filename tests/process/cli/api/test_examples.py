@@ -8,9 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fake_cluster import PipedNodes
-from fake_programs import missing
 from notebook import cells, run
+from piped_cluster import PipedNodes
 
 from spark_cluster.config.facts import GpuProcess
 
@@ -24,7 +23,8 @@ def here(project: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(project)
     for name in ("spark1", "spark2"):
         piped_nodes[name].held = [GpuProcess(17, "VLLM::EngineCore", 900)]
-        piped_nodes[name].programs["docker"] = missing
+        piped_nodes[name].put("/srv/images/spark-vllm.tar")
+        piped_nodes[name].available_gib = 0
         with piped_nodes[name].state("systemd") as systemd:
             systemd["units"] = {"systemd-logind.service": {"active": "active"}}
         (project / name / "etc").mkdir()

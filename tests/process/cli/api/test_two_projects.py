@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from factories import put
-from fake_cluster import PipedNodes
+from piped_cluster import PipedNodes
 from waiting import HANG_S
 
 from spark_cluster import Cluster, resources

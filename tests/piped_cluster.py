@@ -1,5 +1,5 @@
-"""A cluster for tests: the real play, connections, sessions and agents over nodes whose root is a
-folder of this machine, and whose hardware and programs are what the test says.
+"""Nodes and clusters for tests: the real play, connections, sessions and agents over nodes whose
+root is a folder of this machine, and whose hardware and programs are what the test says.
 
 Nothing of ours is replaced: what a playbook does is seen in the nodes' files, in the calls of their
 programs (`docker`, `nvidia-smi`, `systemctl`, ...) and in the run's events, as on a Spark.
@@ -58,7 +58,7 @@ NOT_THERE = {
 ROLE = """\
 from pathlib import Path
 from factories import SHIPPED
-from fake_cluster import given
+from piped_cluster import given
 from spark_cluster.resources import File
 
 Settings = SHIPPED.load_role("{name}").settings_model
@@ -74,7 +74,7 @@ _given: dict[Path, dict[str, Any]] = {}
 
 
 def given(role: Path, node: str, settings: Any) -> None:
-    """Keep the settings that a role of `FakeCluster.marked` was applied with last, by node."""
+    """Keep the settings that a role of `PipedCluster.marked` was applied with last, by node."""
     _given.setdefault(role, {})[node] = settings
 
 
@@ -82,7 +82,7 @@ _one_at_a_time = threading.Lock()
 """Held while a kept program prints, for which this process' outputs are taken."""
 
 
-class FakeNode:
+class PipedNode:
     """A node: a folder, its memory, GPU and network, and its programs.
 
     Attributes:
@@ -317,7 +317,7 @@ class Piped(LocalConnection):
 
     user = "nvidia"
 
-    def __init__(self, node: FakeNode) -> None:
+    def __init__(self, node: PipedNode) -> None:
         super().__init__(node.name, root=str(node.root))
         self._node = node
 
@@ -342,16 +342,16 @@ class Dials(Dialer):
         return nullcontext(port)
 
 
-class PipedNodes(dict[str, FakeNode]):
+class PipedNodes(dict[str, PipedNode]):
     """Nodes by name, each of which is made when it is first asked for: a folder in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
 
-    def __missing__(self, name: str) -> FakeNode:
+    def __missing__(self, name: str) -> PipedNode:
         number = len(self) + 1
-        self[name] = FakeNode(self.folder, name, f"10.0.0.{number}", number)
+        self[name] = PipedNode(self.folder, name, f"10.0.0.{number}", number)
         return self[name]
 
     def dial(self, node: InventoryNode) -> Piped:
@@ -416,7 +416,7 @@ def play_over(
     return play_on(inventory, Project(folder), dial, Bus(events), options, **how), events
 
 
-class FakeCluster:
+class PipedCluster:
     """Nodes and a play over them, connected.
 
     Args:
@@ -443,7 +443,7 @@ class FakeCluster:
         folder.mkdir()
         at = {name: f"{network}.{number}" for number, name in enumerate(names, 1)}
         self.nodes = {
-            name: FakeNode(folder, name, at[name], number) for number, name in enumerate(names, 1)
+            name: PipedNode(folder, name, at[name], number) for number, name in enumerate(names, 1)
         }
         self.events: list[Event] = []
         self.on_event: Callable[[Event], None] = lambda _event: None
@@ -461,7 +461,7 @@ class FakeCluster:
         return Piped(self.nodes[node.name])
 
     @property
-    def head(self) -> FakeNode:
+    def head(self) -> PipedNode:
         """The first node."""
         return next(iter(self.nodes.values()))
 
@@ -527,8 +527,8 @@ class FakeCluster:
         put(self.project / f"playbooks/{name}.py", text)
 
 
-Make = Callable[..., FakeCluster]
-"""The fixture `fake_cluster`: names of nodes, and options of FakeCluster."""
+Make = Callable[..., PipedCluster]
+"""The fixture `piped_cluster`: names of nodes, and options of PipedCluster."""
 
 
 @contextmanager
@@ -540,10 +540,10 @@ def clusters_in(folder: Path, agents_home: Path) -> Iterator[Make]:
     """
     with ExitStack() as stack:
 
-        def make(*names: str, **options: Any) -> FakeCluster:
+        def make(*names: str, **options: Any) -> PipedCluster:
             place = folder / f"cluster{len(list(folder.glob('cluster*')))}"
             with mock.patch.dict(os.environ, {"HOME": str(agents_home)}):
-                made = FakeCluster(place, names or ("spark1", "spark2"), **options)
+                made = PipedCluster(place, names or ("spark1", "spark2"), **options)
             stack.callback(made.close)
             return made
 
