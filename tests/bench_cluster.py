@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fake_cluster import FakeCluster, Make
 from fake_programs import Said
+from piped_cluster import Make, PipedCluster
 from serve_plans import served_by
 
 from spark_cluster.config.engines import words
@@ -40,7 +40,7 @@ class BenchCluster:
     """
 
     def __init__(self, make: Make, *names: str, more: str = "") -> None:
-        self.fake: FakeCluster = make(*names, more=more)
+        self.fake: PipedCluster = make(*names, more=more)
         self.play: Play = self.fake.play
         self.errors: dict[int, SparkClusterError] = {}
         self.stage = "load"

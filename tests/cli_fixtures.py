@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from free_ports import free_port
-
-from spark_cluster.runner import connections as connections_module
+from piped_cluster import PipedNodes
 
 
 @pytest.fixture
-def project(tmp_path: Path, pipes: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is the project; its nodes are folders in it."""
-    monkeypatch.setattr(connections_module, "Connections", pipes)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     return tmp_path

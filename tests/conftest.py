@@ -8,23 +8,20 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import memory_folder
 import pytest
 from chat_server import ChatServer
-from fake_cluster import FakeCluster, Make, clusters_in
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
+from piped_cluster import Make, PipedCluster, PipedNodes, clusters_in
 
-from spark_cluster.config.facts import Facts
 from spark_cluster.config.project import Project
-from spark_cluster.errors import Unreachable
 from spark_cluster.runner import dialer, wire
-from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
-from spark_cluster.runner.ssh_route import Target
 
 pytest_plugins = ["hang_limit"]
 
@@ -206,60 +203,33 @@ def agent(
 
 
 @pytest.fixture
-def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> type[Connections]:
-    """Connections whose nodes are folders with real agents; the node `lost` cannot be reached."""
+def piped_nodes(
+    tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PipedNodes]:
+    """`piped_nodes["spark1"]`: a node with real agents whose root is the folder of that name.
 
-    def reach(name: str) -> None:
-        if name == "lost":
-            raise Unreachable("no answer", where=name, hint="switch it on")
-
-    class Dialled:
-        """Stands for an SSH connection."""
-
-        def __init__(self, target: Target) -> None:
-            self.target = target
-            self.user = target.user or "nvidia"
-
-        def prepare(self, _run: str, *, become: bool) -> None:
-            reach(self.target.name)
-
-        open = close = lambda self: None
-
-        def session(self, _run: str, *, become: bool) -> Session:
-            reach(self.target.name)
-            return agent(self.target.name)
-
-    monkeypatch.setattr(dialer, "SshConnection", Dialled)
-
-    class Pipes(Connections):
-        def _open(self, name: str) -> None:
-            reach(name)
-            self._join(name)
-            self.enter(name)
-
-        def _join(self, name: str) -> Session:
-            self._sessions[name] = agent(name)
-            return self._sessions[name]
-
-        def enter(self, name: str) -> None:
-            self.facts[name] = Facts(hostname=name)
-            self.users[name] = "nvidia"
-
-    return Pipes
+    All that connects reaches them; the node `lost` is away.
+    """
+    monkeypatch.setenv("HOME", str(agents_home))
+    found = PipedNodes(tmp_path)
+    monkeypatch.setattr(dialer.Dialer, "dial", lambda _dialer, node: found.dial(node))
+    monkeypatch.setattr(dialer.Dialer, "begun", lambda _dialer, _nodes: nullcontext())
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")
-def one_node(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[FakeCluster]:
+def one_node(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[PipedCluster]:
     """A cluster of one node for tests that only make requests from it, and leave it as it is."""
     with clusters_in(tmp_path_factory.mktemp("one-node"), agents_home) as make:
         yield make("spark1")
 
 
 @pytest.fixture
-def fake_cluster(
+def piped_cluster(
     tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Make]:
-    """`fake_cluster("spark1", "spark2")`: a play over nodes with real agents; see the class."""
+    """`piped_cluster("spark1", "spark2")`: a play over nodes with real agents; see the class."""
     monkeypatch.setenv("HOME", str(agents_home))
     with clusters_in(tmp_path, agents_home) as make:
         yield make
@@ -267,7 +237,7 @@ def fake_cluster(
 
 @pytest.fixture(scope="module")
 def lasting_cluster(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[Make]:
-    """`fake_cluster` for a module's own fixture: its tests share nodes, and each of them sets
+    """`piped_cluster` for a module's own fixture: its tests share nodes, and each of them sets
     itself what it looks at."""
     with clusters_in(tmp_path_factory.mktemp("lasting"), agents_home) as make:
         yield make

@@ -50,7 +50,8 @@ def missing(_words: list[str], _stdin: str) -> Said:
 
 
 class Programs(UserDict[str, Program]):
-    """The programs of one node by name, which answer until `close`; one that is set is installed.
+    """The programs of one node by name, which answer until `close`; one that is set is installed
+    where the node has none of this name, as a file that a test has put there.
 
     Args:
         folder: a folder for what is handed over; made.
@@ -78,7 +79,8 @@ class Programs(UserDict[str, Program]):
 
     def __setitem__(self, name: str, program: Program) -> None:
         super().__setitem__(name, program)
-        put(self._path / name, self._script, 0o755)
+        if not (self._path / name).exists():
+            put(self._path / name, self._script, 0o755)
 
     def _listen(self) -> None:
         rest = b""

@@ -14,8 +14,8 @@ import pytest
 from cases import each_case
 from fabric_results import RDMA, measured, node, told
 from factories import make_node, make_recipe, put
-from fake_cluster import FakeCluster, Make
 from fake_programs import Said
+from piped_cluster import Make, PipedCluster
 from ray_server import RayServer, ray_server
 from serve_plans import server_for
 
@@ -226,8 +226,8 @@ def test_the_request_is_one_word_of_the_command():
 RECIPE = make_recipe("gemma4-31b-fp8")
 
 
-def test_it_is_refused_next_to_a_server(fake_cluster: Make) -> None:
-    cluster = fake_cluster()
+def test_it_is_refused_next_to_a_server(piped_cluster: Make) -> None:
+    cluster = piped_cluster()
     play = cluster.play
     plan = server_for(RECIPE, *play.nodes)
     must_be_possible(play, plan)
@@ -242,8 +242,8 @@ def test_it_is_refused_next_to_a_server(fake_cluster: Make) -> None:
         cluster.nodes[name].run_container(server, labels, status="exited")
 
 
-def test_it_is_refused_on_one_node_and_without_ray(fake_cluster: Make) -> None:
-    play = fake_cluster().play
+def test_it_is_refused_on_one_node_and_without_ray(piped_cluster: Make) -> None:
+    play = piped_cluster().play
     with pytest.raises(Refused, match="between nodes"):
         must_be_possible(play, server_for(RECIPE, play.head, tp=1))
     joined = make_recipe("gemma4-31b-fp8", executor="mp")
@@ -252,9 +252,9 @@ def test_it_is_refused_on_one_node_and_without_ray(fake_cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["spark1", "spark2"])
-def test_it_is_refused_next_to_a_benchmark(fake_cluster: Make, name: str) -> None:
+def test_it_is_refused_next_to_a_benchmark(piped_cluster: Make, name: str) -> None:
     """Another inventory may have another head."""
-    cluster = fake_cluster()
+    cluster = piped_cluster()
 
     def holds_the_lock(words: list[str], _stdin: str) -> Said:
         return Said("/var/lib/spark-cluster/bench/r/s" if "flock" in words[1] else "")
@@ -268,7 +268,7 @@ def test_it_is_refused_next_to_a_benchmark(fake_cluster: Make, name: str) -> Non
 class Measured:
     """A cluster whose head has a Ray that runs jobs on this machine."""
 
-    def __init__(self, cluster: FakeCluster, ray: RayServer) -> None:
+    def __init__(self, cluster: PipedCluster, ray: RayServer) -> None:
         self.cluster, self.ray = cluster, ray
         self.plan = server_for(RECIPE, *cluster.play.nodes)
         cluster.head.put(TOKEN_FILE, f"{ray.token}\n")
@@ -278,9 +278,9 @@ class Measured:
 
 
 @pytest.fixture
-def measure(fake_cluster: Make, tmp_path: Path) -> Iterator[Measured]:
+def measure(piped_cluster: Make, tmp_path: Path) -> Iterator[Measured]:
     with ray_server(tmp_path) as server:
-        yield Measured(fake_cluster(), server)
+        yield Measured(piped_cluster(), server)
 
 
 def test_a_job_is_measured_and_judged(measure: Measured, tmp_path: Path) -> None:
@@ -316,8 +316,8 @@ def test_the_real_program_says_which_nodes_are_missing(
         measure()
 
 
-def test_programs_that_hold_gpu_memory_are_named(fake_cluster: Make) -> None:
-    cluster = fake_cluster()
+def test_programs_that_hold_gpu_memory_are_named(piped_cluster: Make) -> None:
+    cluster = piped_cluster()
     cluster.nodes["spark2"].held = [GpuProcess(7, "python3", 900)]
     fabric_run.warn_of_others(cluster.play)
     assert cluster.notes == [

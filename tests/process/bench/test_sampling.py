@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from factories import make_inventory
-from scratch_nodes import Dials
+from piped_cluster import Dials
 from telemetry_node import nvidia_smi, put_system
 from waiting import until
 

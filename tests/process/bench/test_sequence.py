@@ -11,8 +11,8 @@ import pytest
 from bench_cluster import BenchCluster
 from bench_runs import begun
 from factories import SHIPPED, make_node, make_recipe
-from fake_cluster import Make
 from fake_programs import Said
+from piped_cluster import Make
 
 from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.compare import compare
@@ -56,8 +56,8 @@ def run(tmp_path: Path) -> BenchRun:
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make) -> BenchCluster:
-    return BenchCluster(fake_cluster, "spark1")
+def cluster(piped_cluster: Make) -> BenchCluster:
+    return BenchCluster(piped_cluster, "spark1")
 
 
 def by_status(run: BenchRun) -> list[str]:
@@ -279,9 +279,9 @@ def test_what_served_before_is_named_with_the_way_back(run, cluster):
     )
 
 
-def test_the_settings_of_a_load_generator_count_only_where_it_measures(fake_cluster, tmp_path):
+def test_the_settings_of_a_load_generator_count_only_where_it_measures(piped_cluster, tmp_path):
     more = "settings: {llama_benchy: {version: 0.1.0}}\n"
-    cluster = BenchCluster(fake_cluster, "spark1", more=more)
+    cluster = BenchCluster(piped_cluster, "spark1", more=more)
     with pytest.raises(Refused, match=r"llama_benchy.version is 0.1.0; only results of 0.4.0"):
         sequence.go_on(cluster.play, sweep(tmp_path / "benchy"))
     assert cluster.log == []
@@ -299,9 +299,9 @@ def test_a_server_that_did_not_start_was_to_be_on_the_head_first(run):
 
 
 @pytest.mark.parametrize("folder", ["of the run", "of another run", ""])
-def test_a_run_is_stopped_where_the_head_measures_it(run, fake_cluster, folder):
+def test_a_run_is_stopped_where_the_head_measures_it(run, piped_cluster, folder):
     """One question tells whether and what: each is a turn."""
-    cluster, step = fake_cluster(), run.expansion.steps[1]
+    cluster, step = piped_cluster(), run.expansion.steps[1]
     busy = run.on_node(step) if folder == "of the run" else folder
     asked: list[list[str]] = []
     touched: list[list[str]] = []

@@ -11,7 +11,7 @@ import pytest
 from bench_runs import begun, cell, record, setup
 from chat_server import ChatServer, Reply
 from factories import make_recipe
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from serve_plans import deployment_for, served_by
 
 from spark_cluster.bench import sequence
@@ -38,7 +38,7 @@ def server() -> Iterator[ChatServer]:
     made.close()
 
 
-def served(cluster: FakeCluster, server: ChatServer) -> Served:
+def served(cluster: PipedCluster, server: ChatServer) -> Served:
     """What `up` says of a server of the head."""
     recipe = make_recipe(engine_args={"max-model-len": 8192})
     made = deployment_for(recipe, cluster.play.head)
@@ -46,9 +46,9 @@ def served(cluster: FakeCluster, server: ChatServer) -> Served:
 
 
 def test_a_server_is_checked_once_and_the_verdicts_are_kept(
-    tmp_path: Path, fake_cluster: Make, server: ChatServer
+    tmp_path: Path, piped_cluster: Make, server: ChatServer
 ) -> None:
-    cluster = fake_cluster("spark1")
+    cluster = piped_cluster("spark1")
     server.change = lambda _request, reply: Reply("a | b") if reply.content == "Paris." else None
     run = bench_run(tmp_path, verify=True)
     (step,) = run.expansion.steps
@@ -69,9 +69,9 @@ def test_a_server_is_checked_once_and_the_verdicts_are_kept(
 
 
 def test_no_checks_where_the_suite_wants_none(
-    tmp_path: Path, fake_cluster: Make, server: ChatServer
+    tmp_path: Path, piped_cluster: Make, server: ChatServer
 ) -> None:
-    cluster = fake_cluster("spark1")
+    cluster = piped_cluster("spark1")
     run = bench_run(tmp_path)
     (step,) = run.expansion.steps
     assert sequence.checks_of(cluster.play, run, step, served(cluster, server)) == ()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import click
 import pytest
 from cases import cases
-from fake_cluster import FakeCluster, LocalDialer, Make
+from piped_cluster import Dials, Make, PipedCluster
 from terminal import on_screen
 
 from spark_cluster.cli import COMMANDS, ELSEWHERE, cli, clients, doctor, main, served, stored
@@ -88,7 +88,7 @@ def test_help(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def four_nodes(lasting_cluster: Make) -> FakeCluster:
+def four_nodes(lasting_cluster: Make) -> PipedCluster:
     """Four nodes with long names."""
     made = lasting_cluster(*NODES, more="serve: {recipe: gemma4-31b-fp8}\n")
     made.play.connections.close()  # each command has its own
@@ -101,17 +101,17 @@ def four_nodes(lasting_cluster: Make) -> FakeCluster:
 
 @pytest.fixture
 def cluster(
-    four_nodes: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> FakeCluster:
+    four_nodes: PipedCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> PipedCluster:
     """The nodes as the command line reaches them."""
-    monkeypatch.setattr(dialer, "Dialer", lambda *_: LocalDialer(four_nodes))
+    monkeypatch.setattr(dialer, "Dialer", lambda *_: Dials(four_nodes.dial))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(four_nodes.project)
     return four_nodes
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_output(line: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output(line: str, cluster: PipedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes that are played run in this process and take its standard output for moments, in
     which a line of the screen can be lost: what is missing is looked for up to three times."""
     words = tuple(line.split())

@@ -184,14 +184,14 @@ def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text):
 
 @pytest.mark.parametrize(("tool", "there"), [("vllm-bench", "0.11.0"), ("llama-benchy", "0.0.1")])
 def test_the_load_generator_that_is_compared_is_the_one_that_measures(
-    fake_cluster, tmp_path, tool, there
+    piped_cluster, tmp_path, tool, there
 ):
     suite = Suite.model_validate(
         {"name": "mine", "recipes": [NAME], "prompt": [8], "output": [8], "tool": tool}
     )
     theirs = Tool(name=tool, version=there)
     run = record(setups=[], suite_text=canonical(suite), suite="mine", tool=theirs)
-    cluster = fake_cluster("a")
+    cluster = piped_cluster("a")
     theirs_again = Original(run, b"", suite, {})
     ours = run.model_copy(update={"tool": generators.of(suite).tool(suite)})
     made = BenchRun(ours, suite, expansion_of(theirs_again, 1), tmp_path)

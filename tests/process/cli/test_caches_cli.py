@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_programs import missing
 from json_schema import document as fits
 
 from spark_cluster.engine import launches
@@ -81,7 +82,9 @@ def test_status_says_why_it_is_not_known(run, project: Path) -> None:
     assert "spark2: no launch of it is on record here" in out
 
 
-def test_a_copy_without_a_cache_says_so(run, project: Path) -> None:
+def test_a_copy_between_nodes_without_a_gpu_is_refused(run, piped_nodes) -> None:
+    for name in ("spark1", "spark2"):
+        piped_nodes[name].programs["nvidia-smi"] = missing
     status, _, err = run("caches", "copy", "--from", "spark1")
     assert status == 4
-    assert "spark" in err
+    assert "spark2 has no GPU, and spark1 has none" in err

@@ -13,10 +13,8 @@ from json_schema import document as fits
 from spark_cluster.agent import revert as revert_module
 from spark_cluster.cli.history import LeftAsIs, RevertedNode, _show_reverted, described
 from spark_cluster.cli.terminal import Console
-from spark_cluster.errors import Unreachable
 from spark_cluster.node.host import Host
 from spark_cluster.resources.netplan import Netplan
-from spark_cluster.runner.dialer import Dialer
 
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
 PLAYBOOK = """\
@@ -28,24 +26,8 @@ def main(play):
 
 
 @pytest.fixture
-def away():
-    """Names of nodes that history cannot reach."""
-    return set()
-
-
-@pytest.fixture
-def project(project, agent, away, monkeypatch):
-    """With two nodes, of which some may be away, and a playbook."""
-
-    def dial(_dialer, node):
-        def session(_run, become=True):
-            if node.name in away:
-                raise Unreachable("no answer", where=node.name, hint="switch it on")
-            return agent(node.name)
-
-        return SimpleNamespace(session=session, close=lambda: None)
-
-    monkeypatch.setattr(Dialer, "dial", dial)
+def project(project, monkeypatch):
+    """With two nodes and a playbook."""
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
     put(project / "play.py", PLAYBOOK)
@@ -115,8 +97,8 @@ def test_refused(run, changed, tmp_path):
     assert "no run 20260101 has changed anything" in err
 
 
-def test_a_node_that_is_away(run, changed, away):
-    away.add("spark2")
+def test_a_node_that_is_away(run, changed, piped_nodes):
+    piped_nodes["spark2"].away = 1
     status, out, err = run("history", "--json")
     assert status == 3
     document = fits("history", out)

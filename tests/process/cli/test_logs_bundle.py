@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from factories import put
+from fake_programs import missing
 
 from spark_cluster.doctor import bundle_archive
 from spark_cluster.doctor.bundle_archive import BundleArchive, without_env_values
@@ -35,10 +36,12 @@ esac
 
 
 @pytest.fixture
-def nodes(project: Path, monkeypatch) -> Path:
+def nodes(project: Path, piped_nodes, monkeypatch) -> Path:
     monkeypatch.setenv("MY_KEY", KEY)
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
+    for name in ("systemctl", "journalctl", "ip", "nvidia-smi"):
+        piped_nodes["spark1"].programs[name] = missing
     put(project / "spark1/usr/local/bin/docker", DOCKER, 0o755)
     put(project / "state/spark-cluster/runs/20261120-1.jsonl", f'{{"event": "x", "k": "{KEY}"}}\n')
     return project

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 
 import pytest
 from factories import put
-from fake_cluster import Make
+from piped_cluster import Make
 
 from spark_cluster.cli import doctor
 from spark_cluster.cli.console import LinePrinter
@@ -20,14 +20,14 @@ GOES_ON = "; sleep 600"
 
 
 @pytest.fixture
-def follow(fake_cluster: Make) -> Callable[..., None]:
+def follow(piped_cluster: Make) -> Callable[..., None]:
     """`follow(spark1=script, spark2=script)`: the shell's commands that write each log.
 
     With `lost` that node loses its power when these words of it have come.
     """
 
     def run(lost: tuple[str, bytes] | None = None, **scripts: str) -> None:
-        cluster = fake_cluster(*scripts)
+        cluster = piped_cluster(*scripts)
         for name, script in scripts.items():
             put(cluster.nodes[name].root / "usr/local/bin/docker", f"#!/bin/sh\n{script}\n", 0o755)
         if lost is not None:

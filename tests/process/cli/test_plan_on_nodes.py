@@ -7,32 +7,16 @@ import json
 import pytest
 from factories import put
 
-from spark_cluster.config import fact_gathering
-
-SMI = """\
-#!/bin/sh
-case "$1" in
---query-compute-apps*) cat "$(dirname "$0")/apps" ;;
---query-gpu*) echo "NVIDIA GB10, 12.1, 580.95.05, 40, 5.0, 300, [N/A], [N/A]" ;;
-esac
-"""
+from spark_cluster.config.facts import GpuProcess
 
 
-def test_the_memory_that_a_job_holds_is_counted_and_named(project, pipes, run, monkeypatch):
-    def enter(self, name):
-        answer = self._sessions[name].request("gather", **fact_gathering.question())
-        self.facts[name], self.users[name] = fact_gathering.facts(answer), "nvidia"
-
-    monkeypatch.setattr(pipes, "enter", enter)
+def test_the_memory_that_a_job_holds_is_counted_and_named(project, piped_nodes, run):
     put(project / "inventory.yaml", "nodes:\n  spark1: {address: 192.0.2.1}\n")
-    put(project / "spark1/usr/local/bin/nvidia-smi", SMI, 0o755)
 
     def plan(job_gib):
-        held = f"4711, ray::Rank.train, {job_gib << 10}\n" if job_gib else ""
-        put(project / "spark1/usr/local/bin/apps", held)
-        free_kib = 123_731_900 - (job_gib << 20)
-        meminfo = f"MemTotal: 127600748 kB\nMemAvailable: {free_kib} kB\n"
-        put(project / "spark1/proc/meminfo", meminfo)
+        node = piped_nodes["spark1"]
+        node.held = [GpuProcess(4711, "ray::Rank.train", job_gib << 10)] if job_gib else []
+        node.available_gib = 118.0 - job_gib
         return json.loads(run("--json", "plan", "gemma4-31b-nvfp4", "--tp", "1")[1])
 
     idle = plan(0)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from factories import put
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from ray_server import RayServer, ray_server
 from waiting import until
 
@@ -43,7 +43,7 @@ RUNNING = ContainerState("running", labels={"spark-cluster.dashboard": "8300"})
 
 
 @pytest.fixture
-def server(project, pipes, monkeypatch, tmp_path_factory):
+def server(project, monkeypatch, tmp_path_factory):
     """The Ray of the head `spark1`, which is a folder with an agent."""
     put(project / "inventory.yaml", INVENTORY)
     found = RUNNING
@@ -185,7 +185,7 @@ def test_the_status_has_nodes_gpus_jobs_and_memory():
 class HasJobs:
     """A play whose head has a Ray with jobs."""
 
-    def __init__(self, cluster: FakeCluster, server: RayServer) -> None:
+    def __init__(self, cluster: PipedCluster, server: RayServer) -> None:
         self.cluster, self.server = cluster, server
         cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
         cluster.head.put(TOKEN_FILE, f"{server.token}\n")
@@ -200,9 +200,9 @@ class HasJobs:
 
 
 @pytest.fixture
-def head(fake_cluster: Make, tmp_path: Path) -> Iterator[HasJobs]:
+def head(piped_cluster: Make, tmp_path: Path) -> Iterator[HasJobs]:
     with ray_server(tmp_path) as server:
-        yield HasJobs(fake_cluster("spark1"), server)
+        yield HasJobs(piped_cluster("spark1"), server)
 
 
 def row(name: str, status: str = "RUNNING") -> dict[str, Any]:

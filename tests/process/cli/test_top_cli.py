@@ -16,11 +16,11 @@ nodes:
 
 
 @pytest.fixture
-def nodes(project, closed_port):
+def nodes(project, piped_nodes, closed_port):
     """Two nodes with a GPU and without an engine, and the folder of the project."""
     put(project / "inventory.yaml", f"{INVENTORY}serve: {{bind: loopback, port: {closed_port}}}\n")
     for name in ("spark1", "spark2"):
-        put_system(project / name)
+        put_system(piped_nodes[name].root)
         nvidia_smi(project / name)
     return project
 

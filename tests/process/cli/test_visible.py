@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from factories import put
+from fake_programs import missing
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
@@ -171,8 +172,10 @@ OOPS = b"""\
 """
 
 
-def test_what_the_kernel_and_pstore_say_is_not_obeyed(run, project):
+def test_what_the_kernel_and_pstore_say_is_not_obeyed(run, project, piped_nodes):
     """P09: a process names itself, and so do parts of a record of the firmware."""
+    for name in ("docker", "systemctl"):
+        piped_nodes["spark1"].programs[name] = missing
     command(project, "journalctl", OOPS)
     status, out, _ = run("doctor", "--only", "kernel.fault", "--only", "driver.power-off")
     assert status == 5

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import factories
 import pytest
 from cases import each_case
 from doctor_samples import seen
-from fake_cluster import FakeCluster, Make, Piped
 from fake_programs import Said
-from scratch_nodes import Dials
+from piped_cluster import Dials, Make, Piped, PipedCluster
 
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.check import Check
@@ -19,37 +19,27 @@ from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.runner.session import Session
 
 
-class Off:
-    """A connection to a node that does not answer."""
-
-    @property
-    def user(self) -> str:
-        raise Unreachable("it did not answer", where="spark2", hint="is it on?")
-
-    def close(self) -> None:
-        pass
-
-
 class AsRoot(Piped):
     def session(self, run: str, *, become: bool = False) -> Session:
         assert become
         return super().session(run)
 
 
-def examined(cluster: FakeCluster, *off: str) -> tuple[examine.Diagnosis, list[Observations]]:
+def examined(cluster: PipedCluster, *off: str) -> tuple[examine.Diagnosis, list[Observations]]:
     for node in cluster.nodes.values():
+        node.away = sys.maxsize if node.name in off else 0
         for name in ("docker", "systemctl", "journalctl"):
             node.programs[name] = lambda _words, _stdin: Said(status=1)
     inventory = cluster.play.inventory
-    dialer = Dials(lambda node: Off() if node.name in off else AsRoot(cluster, node.name))
+    dialer = Dials(lambda node: AsRoot(cluster.nodes[node.name]))
     with examine.Examination(inventory, list(inventory.nodes.values()), dialer) as examination:
         observed = examination.observe()
         found = [*examine.judge(observed), *examination.reachability()]
     return examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached), observed
 
 
-def test_every_node_is_asked_once(fake_cluster: Make) -> None:
-    cluster = fake_cluster()
+def test_every_node_is_asked_once(piped_cluster: Make) -> None:
+    cluster = piped_cluster()
     before = [len(node.requests("gather")) for node in cluster.nodes.values()]
     diagnosis, nodes = examined(cluster)
     assert [node.node for node in nodes] == ["spark1", "spark2"]
@@ -59,9 +49,9 @@ def test_every_node_is_asked_once(fake_cluster: Make) -> None:
     assert checks == {check.id for check in (*examine.NODE, *examine.PAIR)} | {examine.ID}
 
 
-def test_interfaces_of_the_link_are_those_that_the_inventory_names(fake_cluster: Make) -> None:
+def test_interfaces_of_the_link_are_those_that_the_inventory_names(piped_cluster: Make) -> None:
     link = "interfaces: [{name: fabric0, address: 10.90.1.11/24, configure: false}]"
-    cluster = fake_cluster("spark1")
+    cluster = piped_cluster("spark1")
     node = factories.make_inventory(
         cluster.project,
         f"nodes: {{spark1: {{address: 10.0.0.1, roles: [head], fabric: {{{link}}}}}}}\n",
@@ -71,13 +61,13 @@ def test_interfaces_of_the_link_are_those_that_the_inventory_names(fake_cluster:
     assert seen_.fabric == ("fabric0",)
 
 
-def test_one_of_two_is_off(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_is_off(piped_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "pings", lambda _: False)
-    diagnosis, nodes = examined(fake_cluster(), "spark2")
+    diagnosis, nodes = examined(piped_cluster(), "spark2")
     assert [node.node for node in nodes] == ["spark1"]
     assert diagnosis.exit_code == 3
     (first,) = [result for result in diagnosis.results if result.node == "spark2"]
-    assert (first.id, first.found) == ("system.reachable", "it did not answer")
+    assert (first.id, first.found) == ("system.reachable", "no answer")
     assert not [result for result in diagnosis.results if result.area == "pair"]
 
 

@@ -9,15 +9,15 @@ import checkpoints
 import pytest
 from chat_server import ChatServer
 from checkpoints import SMALL
-from fake_cluster import FakeCluster, Make
 from free_ports import free_port
+from piped_cluster import Make, PipedCluster
 
 from spark_cluster.engine import node_copies
 from spark_cluster_lab.hub import LabHub, serve
 
 
 @pytest.fixture
-def server(one_node: FakeCluster) -> Iterator[ChatServer]:
+def server(one_node: PipedCluster) -> Iterator[ChatServer]:
     """A server that answers as a chat model does, and is asked from a node."""
     made = ChatServer(session=one_node.play.session(one_node.play.head))
     yield made
@@ -31,7 +31,7 @@ def own_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def linked_with(fake_cluster: Make, own_ports: None) -> Callable[..., FakeCluster]:
+def linked_with(piped_cluster: Make, own_ports: None) -> Callable[..., PipedCluster]:
     """`linked_with(more)`: three nodes whose fabric, if they have one, is this machine's loopback,
     as is their management network.
 
@@ -39,8 +39,8 @@ def linked_with(fake_cluster: Make, own_ports: None) -> Callable[..., FakeCluste
         more: lines of the inventory.
     """
 
-    def make(more: str = "", *, fabric: bool = True) -> FakeCluster:
-        cluster = fake_cluster("spark1", "spark2", "spark3", more=more, network="127.0.1")
+    def make(more: str = "", *, fabric: bool = True) -> PipedCluster:
+        cluster = piped_cluster("spark1", "spark2", "spark3", more=more, network="127.0.1")
         for number, node in enumerate(cluster.nodes.values(), 11):
             node.fabric = f"127.0.0.{number}/8" if fabric else ""
             (node.root / "hub").mkdir()
@@ -51,7 +51,7 @@ def linked_with(fake_cluster: Make, own_ports: None) -> Callable[..., FakeCluste
 
 
 @pytest.fixture
-def linked(linked_with: Callable[..., FakeCluster]) -> FakeCluster:
+def linked(linked_with: Callable[..., PipedCluster]) -> PipedCluster:
     """Three nodes where no firewall is wanted."""
     return linked_with("trusted_network: true\n")
 

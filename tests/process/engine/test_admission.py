@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from factories import make_node, make_recipe, put
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from serve_plans import server_for
 
 from spark_cluster.config.facts import GpuProcess
@@ -33,12 +33,12 @@ def serving(name, tp, *command):
 
 
 @pytest.fixture
-def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
+def spark(piped_cluster: Make) -> Callable[..., PipedCluster]:
     """`spark(100, 60)`: a cluster of nodes `a`, `b` with these GiB available."""
 
-    def make(*available: float, check: bool = False) -> FakeCluster:
+    def make(*available: float, check: bool = False) -> PipedCluster:
         names = ("a", "b")[: len(available) or 1]
-        cluster = fake_cluster(*names, options=Options(check=check))
+        cluster = piped_cluster(*names, options=Options(check=check))
         for node, gib in zip(cluster.nodes.values(), available, strict=False):
             node.available_gib = gib
             put(node.root / DROPPED.lstrip("/"))
@@ -58,7 +58,7 @@ def share(cluster, what, running=FREE, planned=None):
     return admission.share(cluster.play, server_for(what, *cluster.play.nodes), running, planned)
 
 
-def prepared(cluster: FakeCluster) -> list[str]:
+def prepared(cluster: PipedCluster) -> list[str]:
     """Return the nodes whose page cache was given back since the last call."""
     found = [name for name, node in cluster.nodes.items() if node.text(DROPPED)]
     for node in cluster.nodes.values():

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cases import cases
 from chat_server import ChatServer, Reply, text_of
-from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
+from piped_cluster import PipedCluster
 
 from spark_cluster.config.recipe_schema import CHECKS_OF_KIND
 from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
@@ -184,7 +184,7 @@ ODD = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def foreign(one_node: FakeCluster) -> Iterator[ChatServer]:
+def foreign(one_node: PipedCluster) -> Iterator[ChatServer]:
     """A server that answers each request with the same."""
     made = ChatServer(session=one_node.play.session(one_node.play.head))
     yield made

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
 from fake_programs import missing
+from piped_cluster import PipedCluster
 from stored_models import COMMIT, model
 
 from spark_cluster.engine import node_copies
@@ -29,7 +29,7 @@ HUB = "/hub"
 class Chain:
     """Three nodes, of which the first has a model."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: PipedCluster) -> None:
         self.cluster, self.play, self.nodes = cluster, cluster.play, cluster.play.nodes
         self.manifest = model(self.hub(0))
 
@@ -58,7 +58,7 @@ class Chain:
 
 
 @pytest.fixture
-def chain(linked_with: Callable[..., FakeCluster]) -> Chain:
+def chain(linked_with: Callable[..., PipedCluster]) -> Chain:
     return Chain(linked_with())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
+from piped_cluster import PipedCluster
 from waiting import until
 
 from spark_cluster.config.topology import Node
@@ -36,7 +36,7 @@ NEXT = {"": "spark1", "spark1": "spark2", "spark2": "spark3"}
 class Copy:
     """A copy that waits for a file which the source is still downloading."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: PipedCluster) -> None:
         self.play, (self.head, *self.others) = cluster.play, cluster.play.nodes
         self.roots = {name: node.root for name, node in cluster.nodes.items()}
         content = b"config"
@@ -94,7 +94,7 @@ class Copy:
 
 
 @pytest.fixture
-def copy(linked: FakeCluster) -> Iterator[Copy]:
+def copy(linked: PipedCluster) -> Iterator[Copy]:
     """A copy that has not begun, over real agents and processes; no firewall is wanted."""
     made = Copy(linked)
     with alone(made.source, made.manifest.repository):  # as who downloads holds it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from fake_cluster import FakeCluster, FakeNode, Make
+from piped_cluster import Make, PipedCluster, PipedNode
 from stored_models import COMMIT, model
 
 from spark_cluster.config.folders import CACHE_ROOT
@@ -21,13 +21,13 @@ WANTED = Wanted("org/model")
 UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"
 
 
-def cache_of(node: FakeNode) -> HubCache:
+def cache_of(node: PipedNode) -> HubCache:
     ours = node.root / paths.MODELS.lstrip("/")
     return HubCache(node.root / hub_folder(CACHE_ROOT).lstrip("/"), ours)
 
 
 @pytest.fixture
-def linked(linked: FakeCluster) -> FakeCluster:
+def linked(linked: PipedCluster) -> PipedCluster:
     """The nodes, of which only spark2 has the model whole; no hub is reached from them."""
     there = cache_of(linked.nodes["spark2"])
     model(there.root, WANTED.repository, there.ours)
@@ -40,7 +40,7 @@ def ways(done: list[Copied]) -> list[tuple[str, str]]:
     return [(one.sender, one.node) for one in done]
 
 
-def test_by_default_who_has_it_sends_to_all_others(linked: FakeCluster) -> None:
+def test_by_default_who_has_it_sends_to_all_others(linked: PipedCluster) -> None:
     done = model_upkeep.copy_model(linked.play, WANTED.repository)
     assert ways(done) == [("spark2", "spark1"), ("spark1", "spark3")], "on, in a chain"
     assert all(one.fabric for one in done)
@@ -50,28 +50,28 @@ def test_by_default_who_has_it_sends_to_all_others(linked: FakeCluster) -> None:
     assert note.startswith(f"spark2: {UNVERIFIED}"), "what it has is compared before"
 
 
-def test_targets_are_those_that_are_named_once(linked: FakeCluster) -> None:
+def test_targets_are_those_that_are_named_once(linked: PipedCluster) -> None:
     done = model_upkeep.copy_model(linked.play, WANTED.repository, targets=("spark3", "spark3"))
     assert ways(done) == [("spark2", "spark3")]
     assert cache_of(linked.nodes["spark1"]).commit_of(WANTED.repository, "main") is None
 
 
-def test_a_source_that_does_not_have_it_says_what_it_lacks(linked: FakeCluster) -> None:
+def test_a_source_that_does_not_have_it_says_what_it_lacks(linked: PipedCluster) -> None:
     with pytest.raises(Refused, match=r"no node has org/model@main whole \(spark1: not") as error:
         model_upkeep.copy_model(linked.play, WANTED.repository, source="spark1")
     assert "models pull" in error.value.hint
 
 
 @pytest.mark.parametrize("model", [WANTED.repository, "/srv/model"])
-def test_another_node_is_needed_that_is_there(linked: FakeCluster, model: str) -> None:
+def test_another_node_is_needed_that_is_there(linked: PipedCluster, model: str) -> None:
     with pytest.raises(UsageError, match="spark9 is not in this run"):
         model_upkeep.copy_model(linked.play, model, source="spark2", targets=("spark9",))
     with pytest.raises(UsageError, match="no other node"):
         model_upkeep.copy_model(linked.play.part(["spark2"]), model)
 
 
-def test_in_check_mode_nothing_is_copied_nor_asked_of_the_hub(fake_cluster: Make) -> None:
-    cluster = fake_cluster(options=Options(check=True))
+def test_in_check_mode_nothing_is_copied_nor_asked_of_the_hub(piped_cluster: Make) -> None:
+    cluster = piped_cluster(options=Options(check=True))
     there = cache_of(cluster.head)
     model(there.root, WANTED.repository, there.ours)
     assert model_upkeep.copy_model(cluster.play, WANTED.repository) == []
@@ -117,13 +117,13 @@ TRITON, COMPILED = "triton/AB2C", "vllm/torch_compile_cache/0123456789"
 FLASHINFER = "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops"
 
 
-def cached(cluster: FakeCluster, *folders: str) -> None:
+def cached(cluster: PipedCluster, *folders: str) -> None:
     """Have a file in these folders of the head's caches, of an old time."""
     for folder in folders:
         os.utime(cluster.head.put(f"{folder}/rank_0_0/kernel.cubin", "x"), (1e9, 1e9))
 
 
-def test_caches_that_are_there_are_copied(linked: FakeCluster) -> None:
+def test_caches_that_are_there_are_copied(linked: PipedCluster) -> None:
     kinds = (TRITON, COMPILED, FLASHINFER)
     shared = f"{CACHE_ROOT}/torchinductor/x"  # of before images had their own: nobody reads it
     cached(linked, *(f"{IMAGE}/{kind}" for kind in kinds), shared, f"{IMAGE}/huggingface/hub")
@@ -137,7 +137,7 @@ def test_caches_that_are_there_are_copied(linked: FakeCluster) -> None:
     assert kept == [FLASHINFER], "it is built again when the time of a file is another one"
 
 
-def test_another_gpu_is_refused(linked: FakeCluster) -> None:
+def test_another_gpu_is_refused(linked: PipedCluster) -> None:
     linked.nodes["spark2"].gpu = H100
     cached(linked, f"{IMAGE}/{TRITON}")
     with pytest.raises(Refused, match="spark2 has NVIDIA H100 80GB HBM3, and spark1 has NVIDIA GB"):
@@ -145,7 +145,7 @@ def test_another_gpu_is_refused(linked: FakeCluster) -> None:
     assert not list(linked.nodes["spark2"].root.rglob("*.cubin"))
 
 
-def test_nothing_to_copy_is_refused(linked: FakeCluster) -> None:
+def test_nothing_to_copy_is_refused(linked: PipedCluster) -> None:
     cached(linked, f"{IMAGE}/huggingface/hub")
     with pytest.raises(Refused, match="has no triton or inductor or compile"):
         cache_parts.copy_caches(linked.play, "spark1")

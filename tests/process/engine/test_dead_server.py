@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from chat_server import ChatServer
 from factories import make_recipe
-from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
+from piped_cluster import Make, PipedCluster, PipedNode
 from serve_plans import located, server_for, starting
 
 from spark_cluster.engine import ready, start
@@ -24,13 +24,13 @@ DROPPED = "/proc/sys/vm/drop_caches"
 
 
 @pytest.fixture
-def ended(fake_cluster: Make) -> Callable[..., FakeCluster]:
+def ended(piped_cluster: Make) -> Callable[..., PipedCluster]:
     """`ended(endpoint, engine)`: two nodes with ranks of a server, after it was looked at."""
 
     def look(
         endpoint: Endpoint, engine: str = "vllm", selection: Selection | None = None
-    ) -> FakeCluster:
-        cluster = fake_cluster(options=Options(selection=selection or Selection()))
+    ) -> PipedCluster:
+        cluster = piped_cluster(options=Options(selection=selection or Selection()))
         for node in cluster.nodes.values():
             node.run_container(SERVER)
             node.put(DROPPED)
@@ -41,7 +41,7 @@ def ended(fake_cluster: Make) -> Callable[..., FakeCluster]:
     return look
 
 
-def is_left(cluster: FakeCluster) -> bool:
+def is_left(cluster: PipedCluster) -> bool:
     """Return whether the server and the nodes' caches are as they were."""
     assert len({*map(tuple, cluster.containers.values())}) == 1, "on all nodes the same"
     dropped = [bool(node.text(DROPPED)) for node in cluster.nodes.values()]
@@ -60,9 +60,9 @@ def test_others_are_left(server: ChatServer, ended: Make) -> None:
     assert is_left(ended(nothing_listens))
 
 
-def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(server, fake_cluster):
+def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(server, piped_cluster):
     server.health = 503
-    cluster = fake_cluster("a", more=f"serve: {{port: {server.endpoint.port}}}\n")
+    cluster = piped_cluster("a", more=f"serve: {{port: {server.endpoint.port}}}\n")
     cluster.marked("ray", "vllm", "endpoint")
     cluster.head.run_container(SERVER, {"spark-cluster.recipe": "another"})
     play = cluster.play
@@ -98,12 +98,12 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def is_dead(fake_cluster: Make, looks: None) -> Callable[..., bool]:
+def is_dead(piped_cluster: Make, looks: None) -> Callable[..., bool]:
     """`is_dead(endpoint, node, after)`: ask about a server with a rank on spark2, whose program on
     a node is in this state from the second look on; without one, all run."""
 
     def ask(endpoint: Endpoint, name: str = "", **after: Any) -> bool:
-        cluster = fake_cluster()
+        cluster = piped_cluster()
         for node in cluster.nodes.values():
             node.run_container(SERVER)
         if name:
@@ -115,7 +115,7 @@ def is_dead(fake_cluster: Make, looks: None) -> Callable[..., bool]:
     return ask
 
 
-def ends_at_the_second_look(node: FakeNode, **after: Any) -> None:
+def ends_at_the_second_look(node: PipedNode, **after: Any) -> None:
     docker, looks = node.programs["docker"], iter(range(1000))
 
     def looking(words: list[str], stdin: str) -> Said | str:

@@ -10,7 +10,7 @@ import factories
 import pytest
 from cases import cases
 from factories import make_recipe
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from serve_plans import bare_server, deployment_for, inventory_of
 
 from spark_cluster.config.fact_gathering import Listener, listeners
@@ -154,7 +154,7 @@ TAKEN = cases(__file__, "taken_ports.toml")["case"]
 
 
 @pytest.fixture(scope="module")
-def cluster(lasting_cluster: Make) -> FakeCluster:
+def cluster(lasting_cluster: Make) -> PipedCluster:
     return lasting_cluster("a", "b")
 
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from health_server import HealthServer
+from piped_cluster import Make, PipedCluster, PipedNode
 from serve_plans import bare_server
 
 from spark_cluster.engine import readiness
@@ -38,7 +38,7 @@ class Guarded:
         told: what the guards were told.
     """
 
-    def __init__(self, node: FakeNode) -> None:
+    def __init__(self, node: PipedNode) -> None:
         self.node = node
         self.when_begun: Callable[[], object] = lambda: None
         self.told: list[dict[str, Any]] = []
@@ -64,7 +64,7 @@ class Guarded:
 class Loading:
     """A server over two nodes that loads."""
 
-    def __init__(self, cluster: FakeCluster, health: HealthServer) -> None:
+    def __init__(self, cluster: PipedCluster, health: HealthServer) -> None:
         self.cluster, self.health = cluster, health
         self.head, self.worker = (Guarded(node) for node in cluster.nodes.values())
 
@@ -81,9 +81,9 @@ class Loading:
 
 
 @pytest.fixture
-def loading(fake_cluster: Make) -> Iterator[Loading]:
+def loading(piped_cluster: Make) -> Iterator[Loading]:
     with HealthServer(status=503) as health:
-        yield Loading(fake_cluster(), health)
+        yield Loading(piped_cluster(), health)
 
 
 # -- before the load -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import Make
+from piped_cluster import Make
 
 from spark_cluster.agent.operations import Gathering
 from spark_cluster.engine.hub_models import NodeDocuments, must_be_the_hubs
@@ -151,12 +151,12 @@ Compare = Callable[..., list[str]]
 
 
 @pytest.fixture
-def compare(fake_cluster: Make) -> Compare:
+def compare(piped_cluster: Make) -> Compare:
     """`compare(endpoint, manifest)`: what is warned of when spark2 is to get it from spark1."""
 
     def compare(endpoint: str, manifest: Manifest, *, offline: bool = False) -> list[str]:
         more = f"settings: {{models: {{endpoint: {endpoint}}}}}\n"
-        cluster = fake_cluster("spark1", "spark2", more=more)
+        cluster = piped_cluster("spark1", "spark2", more=more)
         holder, receiver = cluster.play.nodes
         must_be_the_hubs(cluster.play, manifest, holder, receiver, offline=offline)
         return cluster.notes

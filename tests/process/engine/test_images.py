@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from factories import make_recipe
-from fake_cluster import FakeCluster, Make
 from fake_programs import Program, Said
+from piped_cluster import Make, PipedCluster
 
 from spark_cluster.engine import image_copies
 from spark_cluster.engine.image_copies import ImageOnNode
@@ -28,7 +28,7 @@ ASKED = {"pull": "pull", "load": "load", "build": "build", "manifest": "registry
 class Two:
     """Two nodes whose registry has the image; how it gets to each of them is noted in `done`."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: PipedCluster) -> None:
         self.cluster, self.nodes, self.done = cluster, cluster.nodes, list[str]()
         cluster.on_event = self._told
         for name, node in cluster.nodes.items():
@@ -57,13 +57,13 @@ class Two:
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make, own_ports: None) -> Callable[..., Two]:
+def cluster(piped_cluster: Make, own_ports: None) -> Callable[..., Two]:
     """`cluster(settings)`: two nodes whose fabric, if they have one, is this machine's loopback."""
 
     def make(settings: str = "", *, fabric: bool = True) -> Two:
         more = f"settings: {{images: {settings}}}\n" if settings else ""
         more = f"trusted_network: true\n{more}"
-        made = fake_cluster("spark1", "spark2", more=more, network="127.0.1")
+        made = piped_cluster("spark1", "spark2", more=more, network="127.0.1")
         for number, node in enumerate(made.nodes.values(), 11):
             node.fabric = f"127.0.0.{number}/8" if fabric else ""
         made.marked("copies")
@@ -197,8 +197,8 @@ def test_offline_it_has_to_be_there():
 
 
 @pytest.mark.parametrize("said", ["x", None])
-def test_an_answer_that_is_none(fake_cluster, said):
-    cluster = fake_cluster("spark1")
+def test_an_answer_that_is_none(piped_cluster, said):
+    cluster = piped_cluster("spark1")
     cluster.head.programs["docker"] = lambda _words, _stdin: json.dumps([{"Id": said}])
     with pytest.raises(Failed, match="gave no id"):
         image_copies.images_on(cluster.play, cluster.play.nodes, REF)

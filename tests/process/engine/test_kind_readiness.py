@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from cases import cases
-from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
+from piped_cluster import PipedCluster
 from serve_plans import recipe_of, server_for, snapshot_of
 from web_server import Answer, Asked, WebServer
 
@@ -99,7 +99,7 @@ class Server(WebServer):
 
 
 @pytest.fixture
-def server(one_node: FakeCluster) -> Iterator[Server]:
+def server(one_node: PipedCluster) -> Iterator[Server]:
     with Server(one_node.play.session(one_node.play.head)) as made:
         yield made
 
@@ -246,7 +246,7 @@ ODD = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def foreign(one_node: FakeCluster) -> Iterator[Server]:
+def foreign(one_node: PipedCluster) -> Iterator[Server]:
     """A server that answers each request with the same."""
     with Server(one_node.play.session(one_node.play.head)) as made:
         yield made
@@ -262,8 +262,8 @@ def test_any_reply_gets_a_verdict(foreign: Server, document: Any, rung: str) -> 
 
 
 @pytest.mark.parametrize(("hidden", "verified"), [(3, True), (1024, False)])
-def test_up_climbs_with_the_size_that_the_models_files_say(server, fake_cluster, hidden, verified):
-    cluster = fake_cluster("spark1")
+def test_up_climbs_with_the_size_that_the_models_files_say(server, piped_cluster, hidden, verified):
+    cluster = piped_cluster("spark1")
     plan = replace(server_for(recipe_of("org/embed"), cluster.play.head), endpoint=server.endpoint)
     size = json.dumps({"hidden_size": hidden})
     cluster.head.put(f"{snapshot_of('org/embed')}/config.json", size)

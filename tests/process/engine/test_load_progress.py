@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from chat_server import ChatServer
 from factories import make_recipe, put
-from fake_cluster import FakeCluster, Make
 from fake_programs import Said
 from health_server import HealthServer
+from piped_cluster import Make, PipedCluster
 from serve_plans import deployment_for, served_by, server_for
 
 from spark_cluster.config.facts import GpuProcess
@@ -37,7 +37,7 @@ class Start:
         processes: what `docker top` prints.
     """
 
-    def __init__(self, cluster: FakeCluster, server: HealthServer) -> None:
+    def __init__(self, cluster: PipedCluster, server: HealthServer) -> None:
         self.cluster, self.node, self.processes = cluster, cluster.head, IDLE
         self.node.run_container(SERVER)
         self.tells("log", "NCCL INFO Connected all rings\n")
@@ -78,8 +78,8 @@ def engine() -> Iterator[HealthServer]:
 
 
 @pytest.fixture
-def start(fake_cluster: Make, engine: HealthServer, no_pauses: None) -> Start:
-    return Start(fake_cluster("spark1"), engine)
+def start(piped_cluster: Make, engine: HealthServer, no_pauses: None) -> Start:
+    return Start(piped_cluster("spark1"), engine)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ class Loaded:
     An answer waits until all requests are there, and until the GPU's memory was read.
     """
 
-    def __init__(self, cluster: FakeCluster, server: ChatServer) -> None:
+    def __init__(self, cluster: PipedCluster, server: ChatServer) -> None:
         self.cluster, self.server, self.used, self.fails = cluster, server, 1000, False
         self.together, self.read = threading.Barrier(ready.AT_ONCE), threading.Event()
         cluster.head.run_container(SERVER)
@@ -197,9 +197,9 @@ class Loaded:
 
 
 @pytest.fixture
-def load(fake_cluster: Make, server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+def load(piped_cluster: Make, server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     monkeypatch.setattr(ready, "LASTS_S", 0.1)
-    return Loaded(fake_cluster("spark1"), server)
+    return Loaded(piped_cluster("spark1"), server)
 
 
 def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded) -> None:

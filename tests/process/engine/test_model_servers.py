@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from factories import make_node, make_recipe
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from serve_plans import inventory_of
 
 from spark_cluster.config.facts import GpuProcess
@@ -41,11 +41,11 @@ DEPLOYMENT = deployment_of()
 
 
 @pytest.fixture
-def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
+def spark(piped_cluster: Make) -> Callable[..., PipedCluster]:
     """`spark(25)`: a node `a` with so many GiB available."""
 
-    def make(gib: float = 118) -> FakeCluster:
-        cluster = fake_cluster("a")
+    def make(gib: float = 118) -> PipedCluster:
+        cluster = piped_cluster("a")
         cluster.head.available_gib = gib
         return cluster
 
@@ -66,14 +66,14 @@ def made(needs: str, status: str = "exited") -> ContainerState:
 
 
 def members(
-    cluster: FakeCluster, *states: ContainerState, deployment: Deployment = DEPLOYMENT
+    cluster: PipedCluster, *states: ContainerState, deployment: Deployment = DEPLOYMENT
 ) -> list[Member]:
     pairs = zip(deployment.servers, states, strict=True)
     return [Member(cluster.play, server, state, GONE) for server, state in pairs]
 
 
 def admitted(
-    cluster: FakeCluster,
+    cluster: PipedCluster,
     *states: ContainerState,
     models: tuple[ServedModel, ...] = MODELS,
     force: bool = False,
@@ -83,7 +83,7 @@ def admitted(
     return admit(cluster.play, found, [{"a": inf}] * len(found), [], force=force)
 
 
-def shares(cluster: FakeCluster, *states: ContainerState) -> Mapping[Key, float | None]:
+def shares(cluster: PipedCluster, *states: ContainerState) -> Mapping[Key, float | None]:
     return admitted(cluster, *states).shares
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fake_cluster import FakeCluster, Make
 from fake_programs import Said
+from piped_cluster import Make, PipedCluster
 from serve_plans import located, snapshot_of
 
 from spark_cluster.config.project import Project
@@ -61,7 +61,7 @@ def test_one_that_the_laptop_lacks(recipe, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def cluster(lasting_cluster: Make) -> FakeCluster:
+def cluster(lasting_cluster: Make) -> PipedCluster:
     return lasting_cluster("spark1", "spark2")
 
 

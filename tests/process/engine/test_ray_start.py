@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from factories import make_recipe
-from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from free_ports import free_port
+from piped_cluster import Make, PipedCluster, PipedNode
 from ray_server import RayServer, ray_server
 from serve_plans import deployment_for, located, own_programs, starting
 
@@ -28,7 +28,7 @@ ADDRESSES = ("192.168.177.11", "192.168.177.12")
 class Starts:
     """Two nodes, and the dashboard of Ray on the head."""
 
-    def __init__(self, cluster: FakeCluster, ray: RayServer) -> None:
+    def __init__(self, cluster: PipedCluster, ray: RayServer) -> None:
         self.cluster, self.ray = cluster, ray
         self._seen: dict[str, int] = {}
         ray.has_nodes(*ADDRESSES)
@@ -57,9 +57,9 @@ class Starts:
 
 
 @pytest.fixture
-def starts(fake_cluster: Make, tmp_path: Path, no_pauses: None) -> Iterator[Starts]:
+def starts(piped_cluster: Make, tmp_path: Path, no_pauses: None) -> Iterator[Starts]:
     with ray_server(tmp_path) as ray:
-        yield Starts(fake_cluster(), ray)
+        yield Starts(piped_cluster(), ray)
 
 
 def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> None:
@@ -141,16 +141,16 @@ STOP = ["stop", "-t", "5", RAY]
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make, no_pauses: None) -> FakeCluster:
+def cluster(piped_cluster: Make, no_pauses: None) -> PipedCluster:
     """Two nodes whose Ray does not answer."""
-    made = fake_cluster()
+    made = piped_cluster()
     for node in made.nodes.values():
         node.run_container(RAY)
         node.log(RAY, MISMATCH)
     return made
 
 
-def restarting(node: FakeNode, *restarts: int) -> None:
+def restarting(node: PipedNode, *restarts: int) -> None:
     """Have Ray's container started again so often at each look, and then no more."""
     docker, left = node.programs["docker"], list(restarts)
 
@@ -162,7 +162,7 @@ def restarting(node: FakeNode, *restarts: int) -> None:
     node.programs["docker"] = looking
 
 
-def test_a_worker_that_ends_again_and_again(cluster: FakeCluster) -> None:
+def test_a_worker_that_ends_again_and_again(cluster: PipedCluster) -> None:
     worker = cluster.nodes["spark2"]
     restarting(worker, 1, 1, 2, 3)
     with pytest.raises(Failed, match="Ray on spark2 ended 3 times: RuntimeError: Version") as found:
@@ -172,7 +172,7 @@ def test_a_worker_that_ends_again_and_again(cluster: FakeCluster) -> None:
     assert STOP in worker.calls("docker"), "Docker would start it again and again"
 
 
-def test_a_worker_that_was_started_again_once_is_waited_for(cluster: FakeCluster) -> None:
+def test_a_worker_that_was_started_again_once_is_waited_for(cluster: PipedCluster) -> None:
     worker = cluster.nodes["spark2"]
     restarting(worker, 0, 1)
     with pytest.raises(VerificationFailed, match="missing: spark1, spark2; spark"):

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from fake_cluster import FakeCluster, Make
 from free_ports import free_port
+from piped_cluster import Make, PipedCluster
 from web_server import Answer, Asked, WebServer
 
 from spark_cluster.engine import ray, readiness, start
@@ -52,7 +52,7 @@ def dashboard() -> Iterator[Dashboard]:
 
 
 @pytest.fixture(scope="module")
-def cluster(lasting_cluster: Make) -> FakeCluster:
+def cluster(lasting_cluster: Make) -> PipedCluster:
     """Two nodes of which the first has a token for Ray."""
     made = lasting_cluster("spark1", "spark2")
     made.head.put(ray.TOKEN_FILE, "5eed\n")
@@ -65,7 +65,7 @@ def test_an_answer_that_is_none_has_no_nodes(dashboard, cluster, body):
     assert RayState(cluster.play.session(cluster.play.head), dashboard.server_port).nodes() == []
 
 
-def test_the_token_is_read_on_the_node(dashboard: Dashboard, cluster: FakeCluster) -> None:
+def test_the_token_is_read_on_the_node(dashboard: Dashboard, cluster: PipedCluster) -> None:
     head, worker = map(cluster.play.session, cluster.play.nodes)
     state = RayState(head, dashboard.server_port)
     assert state.nodes() == [
@@ -76,7 +76,7 @@ def test_the_token_is_read_on_the_node(dashboard: Dashboard, cluster: FakeCluste
     assert RayState(worker, dashboard.server_port).nodes() == [], "it has no token"
 
 
-def test_a_new_cluster_gets_a_token_of_its_own(cluster: FakeCluster) -> None:
+def test_a_new_cluster_gets_a_token_of_its_own(cluster: PipedCluster) -> None:
     head, worker = map(cluster.play.session, cluster.play.nodes)
     made = {start.token(worker) for _ in range(3)}
     assert len(made) == 3

@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 from factories import make_recipe
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from serve_plans import inventory_of, linked_nodes, starting
 
 from spark_cluster.engine import proxy
@@ -23,9 +23,9 @@ from spark_cluster.errors import DoesNotFit
 NODES = linked_nodes("a", "b")
 
 
-def test_one_server_in_place_of_several_is_said(fake_cluster: Make) -> None:
+def test_one_server_in_place_of_several_is_said(piped_cluster: Make) -> None:
     """A plain `up` after `up --replicas` is no wish to end them."""
-    cluster = fake_cluster("a", "b")
+    cluster = piped_cluster("a", "b")
     one, two = (
         resolve(make_recipe(), inventory_of(*NODES), NODES, tp, replicas=count)
         for tp, count in ((2, 1), (1, 2))
@@ -41,25 +41,25 @@ def test_one_server_in_place_of_several_is_said(fake_cluster: Make) -> None:
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make) -> FakeCluster:
+def cluster(piped_cluster: Make) -> PipedCluster:
     """Two nodes, whose engine and proxy are only noted."""
-    made = fake_cluster("a", "b")
+    made = piped_cluster("a", "b")
     made.marked("ray", "vllm", "endpoint")
     return made
 
 
-def replicas(cluster: FakeCluster) -> Deployment:
+def replicas(cluster: PipedCluster) -> Deployment:
     return resolve(make_recipe(), cluster.play.inventory, cluster.play.nodes, 1, replicas=2)
 
 
-def start(cluster: FakeCluster, share: float | None = None) -> None:
+def start(cluster: PipedCluster, share: float | None = None) -> None:
     """Start replicas as `up` does, with what runs on the nodes now and the share of the plan."""
     now = starting(cluster.play, replicas(cluster), share)
     starts.end_others(cluster.play, now.deployment, now.members, {})
     starts.start(cluster.play, now)
 
 
-def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: FakeCluster) -> None:
+def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: PipedCluster) -> None:
     start(cluster, 0.40)
     for name in ("a", "b"):
         assert cluster.roles(name) == ["ray", "vllm", "endpoint"]
@@ -83,7 +83,7 @@ def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(cluste
     assert ended.index(f"b Container:{RAY}") < ended.index("b File:/roles/ray")
 
 
-def test_a_node_without_room_is_named(cluster: FakeCluster) -> None:
+def test_a_node_without_room_is_named(cluster: PipedCluster) -> None:
     """Each replica is admitted by the memory of its own node."""
     cluster.nodes["b"].available_gib = 10
     found = members(cluster.play, replicas(cluster))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from serve_plans import bare_server
 from waiting import HANG_S
 
@@ -124,7 +124,7 @@ SOCKET = "\x1b[36m(w pid=7)\x1b[0m spark2:7 [0] NCCL INFO Channel 00/0 : 0 -> 1 
 
 
 @pytest.fixture(scope="module")
-def two_nodes(lasting_cluster: Make) -> FakeCluster:
+def two_nodes(lasting_cluster: Make) -> PipedCluster:
     return lasting_cluster("spark1", "spark2")
 
 
@@ -176,10 +176,10 @@ def test_without_assertions_no_log_is_read(two_nodes, look):
     assert [len(node.programs.calls) for node in two_nodes.nodes.values()] == asked
 
 
-def test_all_logs_are_asked_for_at_once(fake_cluster):
+def test_all_logs_are_asked_for_at_once(piped_cluster):
     """One after the other they were four turns of each `up`."""
     all_asked = threading.Barrier(4)
-    cluster = fake_cluster("spark1", "spark2")
+    cluster = piped_cluster("spark1", "spark2")
 
     def docker(_words, _stdin):
         all_asked.wait(HANG_S)

@@ -432,8 +432,8 @@ def test_a_body_that_is_no_completion(server, ask, text, why):
 # -- VRAM --------------------------------------------------------------------------------------
 
 
-def test_vram_sample(fake_cluster):
-    cluster = fake_cluster("spark1", "spark2")
+def test_vram_sample(piped_cluster):
+    cluster = piped_cluster("spark1", "spark2")
     cluster.head.held = [GpuProcess(7, "VLLM::Worker_TP0", 102843), GpuProcess(8, "x", None)]
     for node in cluster.nodes.values():
         node.put("/proc/meminfo", "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n")
@@ -444,8 +444,8 @@ def test_vram_sample(fake_cluster):
     assert one.to_dict()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
 
 
-def test_vram_that_cannot_be_asked_is_not_taken_for_none(fake_cluster):
-    cluster = fake_cluster("spark1")
+def test_vram_that_cannot_be_asked_is_not_taken_for_none(piped_cluster):
+    cluster = piped_cluster("spark1")
     refused = "Failed to initialize NVML: Driver/library version mismatch\n"
     cluster.head.programs["nvidia-smi"] = lambda *_: Said(refused, status=18)
     with pytest.raises(Failed, match="Driver/library version mismatch") as caught:
@@ -465,8 +465,8 @@ def test_the_peak_is_node_by_node():
     assert vram.peak([], [reading("a", 1)])[0].used_mib == 1
 
 
-def test_reading_a_log(fake_cluster):
-    cluster = fake_cluster("spark1", "spark2")
+def test_reading_a_log(piped_cluster):
+    cluster = piped_cluster("spark1", "spark2")
     cluster.head.run_container(SERVER)
     cluster.head.log(SERVER, "out\nerr\n")
     cluster.nodes["spark2"].programs["docker"] = missing

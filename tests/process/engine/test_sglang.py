@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from fake_cluster import Make
+from piped_cluster import Make
 from serve_plans import bare_server, deployment_for, linked_nodes, recipe_of
 from web_server import Answer, Asked, WebServer
 
@@ -93,8 +93,8 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> None:
-    cluster = fake_cluster("spark1")
+def test_up_waits_asks_and_reads_the_version(port: int, piped_cluster: Make) -> None:
+    cluster = piped_cluster("spark1")
     cluster.head.run_container(SERVER)
     cluster.head.held = [ProcessHeld(7, "sglang::scheduler", 1024)]
     play = cluster.play

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from factories import make_node, make_recipe, put
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from serve_plans import server_for
 
 from spark_cluster.config.facts import GpuProcess
@@ -29,15 +29,15 @@ def entry(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make) -> FakeCluster:
+def cluster(piped_cluster: Make) -> PipedCluster:
     """Two nodes with the image of the recipe."""
-    made = fake_cluster("a", "b")
+    made = piped_cluster("a", "b")
     for node in made.nodes.values():
         node.have_image(make_recipe().image.ref)
     return made
 
 
-def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
+def started(cluster: PipedCluster, **tuned_on: list[dict[str, Any]]) -> Any:
     """Return what is started on nodes where this is tuned."""
     for name, entries in tuned_on.items():
         caches = cluster.nodes[name].root / CACHE_ROOT.lstrip("/")
@@ -75,14 +75,14 @@ def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
     assert not [words for words in cluster.head.calls("docker") if words[0] == "image"]
 
 
-def test_another_image_is_another_version(cluster: FakeCluster) -> None:
+def test_another_image_is_another_version(cluster: PipedCluster) -> None:
     made = started(cluster, a=[entry(image="c" * 12)], b=[entry(image="c" * 12)])
     assert TUNED_VARIABLE not in made.env
     (said,) = cluster.notes
     assert "tuned for this model with another image" in said
 
 
-def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> None:
+def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: PipedCluster) -> None:
     started(cluster, a=[entry()], b=[entry()])
     server = server_for(make_recipe(env={TUNED_VARIABLE: "/nothing"}), *cluster.play.nodes)
     assert tuning.tuned_on(cluster.play, server, server.nodes) == {}
@@ -90,7 +90,7 @@ def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> Non
         tuning.must_be_tunable(server)
 
 
-def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster) -> None:
+def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: PipedCluster) -> None:
     play, head = cluster.play, cluster.head
     server = server_for(make_recipe(), play.head)
     tuning.must_be_free(play, server)
@@ -119,7 +119,7 @@ NVFP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 
 
-def arguments(cluster: FakeCluster, config: str, **flags: Any) -> tuple[str, ...]:
+def arguments(cluster: PipedCluster, config: str, **flags: Any) -> tuple[str, ...]:
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     if config:
         cluster.head.put(f"{server.model_path}/config.json", config)
@@ -140,7 +140,7 @@ def arguments(cluster: FakeCluster, config: str, **flags: Any) -> tuple[str, ...
     ],
 )
 def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
-    cluster: FakeCluster, config: Any, flags: Any, more: tuple[str, ...], reason: str
+    cluster: PipedCluster, config: Any, flags: Any, more: tuple[str, ...], reason: str
 ) -> None:
     if reason:
         with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
@@ -154,12 +154,12 @@ def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
 
 
 @pytest.mark.parametrize("config", ["", "{", "[]"])
-def test_a_model_whose_config_cannot_be_read(cluster: FakeCluster, config: str) -> None:
+def test_a_model_whose_config_cannot_be_read(cluster: PipedCluster, config: str) -> None:
     with pytest.raises(Failed, match="config cannot be read"):
         arguments(cluster, config)
 
 
-def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> None:
+def test_the_result_goes_to_the_other_node_that_serves(cluster: PipedCluster) -> None:
     play, other = cluster.play, cluster.nodes["b"]
     server = server_for(make_recipe(), *play.nodes)
     with pytest.raises(Failed, match="left nothing"):

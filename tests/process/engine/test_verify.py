@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from chat_server import STORY, ChatServer, Reply
-from fake_cluster import FakeCluster, Make
 from fake_programs import Said
 from hypothesis import given
 from hypothesis import strategies as st
+from piped_cluster import Make, PipedCluster
 from serve_plans import recipe_of, server_for
 from waiting import until
 
@@ -36,7 +36,7 @@ def recipe(*rungs: str) -> Recipe:
 
 
 @pytest.fixture
-def verified(server: ChatServer, one_node: FakeCluster) -> Verified:
+def verified(server: ChatServer, one_node: PipedCluster) -> Verified:
     """`verified(*rungs, only=..., skip=...)`: what `verify` finds from a node."""
 
     def verified(*rungs: str, **selection: Any) -> Verification:
@@ -132,11 +132,11 @@ LABELS = {
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make) -> FakeCluster:
-    return fake_cluster("spark1", "spark2")
+def cluster(piped_cluster: Make) -> PipedCluster:
+    return piped_cluster("spark1", "spark2")
 
 
-def test_the_running_server_tells_what_it_is(cluster: FakeCluster) -> None:
+def test_the_running_server_tells_what_it_is(cluster: PipedCluster) -> None:
     cluster.head.run_container(SERVER, LABELS, COMMAND)
     found = verify.running_server(cluster.play, None)
     assert (found.recipe, found.tp, found.kind, found.endpoint.model) == ("r", 2, "chat", "gemma")
@@ -222,10 +222,10 @@ def test_answers_at_two_sizes_are_compared(server, one_node, tmp_path):
     assert found[1].to_dict()["other_sizes"][0]["tp"] == 1
 
 
-def test_the_memory_that_is_held_meanwhile(verified, fake_cluster, monkeypatch):
+def test_the_memory_that_is_held_meanwhile(verified, piped_cluster, monkeypatch):
     """The largest reading of each node; a reading that fails ends no check."""
     monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
-    cluster = fake_cluster("spark1")
+    cluster = piped_cluster("spark1")
     readings = iter([5, 9, 7])
 
     def nvidia_smi(_words: list[str], _stdin: str) -> Said:
@@ -255,7 +255,7 @@ Climb = Callable[..., str]
 
 
 @pytest.fixture
-def climb(server: ChatServer, one_node: FakeCluster) -> Climb:
+def climb(server: ChatServer, one_node: PipedCluster) -> Climb:
     """`climb(*names)`: make these checks of the server, from a node."""
 
     def climb(*names: str) -> str:

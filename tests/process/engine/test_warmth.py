@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cases import cases
 from factories import make_recipe
-from fake_cluster import FakeCluster, FakeNode, Make
+from piped_cluster import Make, PipedCluster, PipedNode
 from serve_plans import server_for
 
 from spark_cluster.config.folders import CACHE_ROOT
@@ -97,7 +97,7 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
 
 
 def has(
-    node: FakeNode, records: Sequence[LaunchRecord], compiled: Sequence[str] = (), number: str = ""
+    node: PipedNode, records: Sequence[LaunchRecord], compiled: Sequence[str] = (), number: str = ""
 ) -> None:
     """Have these records and compiled code on a node, and its image by an id of this digit."""
     for one in records:
@@ -108,15 +108,15 @@ def has(
         node.have_image(make_recipe().image.ref, number=number)
 
 
-def is_tuned(node: FakeNode, file: str, tp: int) -> None:
+def is_tuned(node: PipedNode, file: str, tp: int) -> None:
     """Have parameters of kernels on a node, for the image with the digit 3."""
     caches, made = node.root / CACHE_ROOT.lstrip("/"), node.put(f"{CACHE_ROOT}/{tp}/{file}", "{}")
     name = tuned_folder(str(caches), "3" * 12, make_recipe().model.name, tp)
     engine_caches.keep_tuned(Folder(caches), Path(name), made.parent)
 
 
-def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
-    cluster, recipe = fake_cluster("spark1", "spark2", "spark3", "spark4"), make_recipe()
+def test_a_recipe_is_judged_by_what_its_nodes_say(piped_cluster: Make) -> None:
+    cluster, recipe = piped_cluster("spark1", "spark2", "spark3", "spark4"), make_recipe()
     image = "sha256:" + "3" * 64
     made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
     one, two, three, four = cluster.nodes.values()
@@ -129,7 +129,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
         is_tuned(node, "E=8,N=128.json", 1)
     upcoming = launches.Upcoming(recipe, dict.fromkeys(cluster.nodes, CACHE_ROOT))
 
-    def judged(*nodes: FakeNode, tp: int = 2) -> launches.Warmth:
+    def judged(*nodes: PipedNode, tp: int = 2) -> launches.Warmth:
         names = {node.name for node in nodes}
         return upcoming.on(cluster.play, [n for n in cluster.play.nodes if n.name in names], tp)
 
@@ -147,8 +147,8 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
     assert judged(one).state == "unknown"
 
 
-def test_a_node_that_is_lost_is_unknown(fake_cluster: Make) -> None:
-    cluster = fake_cluster("spark1")
+def test_a_node_that_is_lost_is_unknown(piped_cluster: Make) -> None:
+    cluster = piped_cluster("spark1")
     cluster.head.programs["docker"] = lambda *_: cluster.head.lose() or ""
     upcoming = launches.Upcoming(make_recipe(), {"spark1": CACHE_ROOT})
     found = upcoming.on(cluster.play, cluster.play.nodes, 2)
@@ -156,8 +156,8 @@ def test_a_node_that_is_lost_is_unknown(fake_cluster: Make) -> None:
     assert "the connection was lost" in found.reasons[0]
 
 
-def test_an_image_is_asked_for_only_where_it_tells_something(fake_cluster: Make) -> None:
-    cluster = fake_cluster("spark1")
+def test_an_image_is_asked_for_only_where_it_tells_something(piped_cluster: Make) -> None:
+    cluster = piped_cluster("spark1")
     for args, asked in (({"enforce-eager": True}, 0), ({}, 1)):
         upcoming = launches.Upcoming(make_recipe(engine_args=args), {"spark1": CACHE_ROOT})
         upcoming.on(cluster.play, cluster.play.nodes, 2)
@@ -190,9 +190,9 @@ def test_what_only_up_knows_makes_no_other_launch() -> None:
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make) -> FakeCluster:
+def cluster(piped_cluster: Make) -> PipedCluster:
     """A node whose server runs and has written a log."""
-    made = fake_cluster("spark1")
+    made = piped_cluster("spark1")
     made.head.run_container(SERVER)
     made.head.log(SERVER, f"saved AOT compiled function to /c/torch_compile_cache/{KEY}/rank_0\n")
     with made.head.state("docker") as docker:
@@ -200,7 +200,7 @@ def cluster(fake_cluster: Make) -> FakeCluster:
     return made
 
 
-def test_a_launch_is_recorded_once_on_each_node(cluster: FakeCluster) -> None:
+def test_a_launch_is_recorded_once_on_each_node(cluster: PipedCluster) -> None:
     play, recipe = cluster.play, make_recipe()
     server = server_for(recipe, *play.nodes)
     found = [Member(play, server, ContainerState("running"))]
@@ -218,7 +218,7 @@ def test_a_launch_is_recorded_once_on_each_node(cluster: FakeCluster) -> None:
     assert engine_caches.launches(cluster.head.root) == [kept]
 
 
-def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -> None:
+def test_a_record_that_cannot_be_written_fails_no_launch(cluster: PipedCluster) -> None:
     play, head = cluster.play, cluster.head
     server = server_for(make_recipe(), *play.nodes)
     one = Member(play, server, ContainerState("running"))
@@ -233,8 +233,8 @@ def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -
     assert ["s a directory" in cluster.notes[0], " was lost" in cluster.notes[1]] == [True, True]
 
 
-def test_up_tells_before_a_start_and_not_of_a_server_that_runs(fake_cluster: Make) -> None:
-    cluster = fake_cluster("spark1")
+def test_up_tells_before_a_start_and_not_of_a_server_that_runs(piped_cluster: Make) -> None:
+    cluster = piped_cluster("spark1")
     plan = server_for(make_recipe(), *cluster.play.nodes)
     known = {"image": "sha256:" + "7" * 64, "keys": (KEY,), "outcome": "loaded", "last": 1.0}
     made = replace(launches.wanted(plan.recipe, plan.tp), compile_s=2.18, **known)
@@ -247,9 +247,9 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs(fake_cluster: Mak
     assert cluster.notes[0] == "compile cache: warm (its last launch loaded it in 2.18 s)"
 
 
-def test_up_says_why_the_server_had_been_stopped(fake_cluster: Make) -> None:
+def test_up_says_why_the_server_had_been_stopped(piped_cluster: Make) -> None:
     """P16: with the first error of its log, which the new container takes away."""
-    cluster = fake_cluster("spark1", options=Options(check=True))
+    cluster = piped_cluster("spark1", options=Options(check=True))
     cluster.head.run_container(SERVER, status="exited", exit_code=1)
     cluster.head.log(SERVER, "ValueError: Free memory on device\n")
     stopped = ContainerState("exited", exit_code=1, restarts=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_cluster import FakeCluster
+from piped_cluster import PipedCluster
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.launch import Launch
@@ -14,13 +14,13 @@ from spark_cluster.issues.rules import lint
 from spark_cluster.models.lookup import find
 
 
-def asked(cluster: FakeCluster) -> list[int]:
+def asked(cluster: PipedCluster) -> list[int]:
     """Return how often each node was asked who holds memory."""
     return [len(node.calls("nvidia-smi")) for node in cluster.nodes.values()]
 
 
-def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_there(fake_cluster):
-    cluster = fake_cluster("b", "a")
+def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_there(piped_cluster):
+    cluster = piped_cluster("b", "a")
     head = cluster.nodes["a"]
     head.put("/data/m/.complete", "org/m@main\n")
     head.held = [GpuProcess(4711, "VLLM::EngineCore", 2048)]
@@ -36,9 +36,9 @@ def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_t
 
 
 @pytest.mark.parametrize(("version", "warned"), [("5.14.1", False), ("5.17.0", True), (None, True)])
-def test_transformers_of_the_environment_decide_on_a_warning(fake_cluster, version, warned):
+def test_transformers_of_the_environment_decide_on_a_warning(piped_cluster, version, warned):
     """A plan of two nodes warned of 5.15 with 5.14.1 in the recipe's environment."""
-    cluster = fake_cluster("a")
+    cluster = piped_cluster("a")
     if version:
         folder = f"/srv/engine/lib/python3.12/site-packages/transformers-{version}.dist-info"
         cluster.nodes["a"].put(f"{folder}/INSTALLER", "uv")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster, FakeNode, Make
 from ollama_server import Ollama
+from piped_cluster import Make, PipedCluster, PipedNode
 from ray_server import RayServer
 
 from spark_cluster.config.facts import GpuProcess
@@ -22,7 +22,7 @@ ENGINE = GpuProcess(7, "VLLM::Worker", 90 * GIB)
 OLLAMA = GpuProcess(9, "/usr/local/bin/ollama", 50)
 
 
-def serve(node: FakeNode, *others: GpuProcess, returns: float | None = 90, after: int = 1) -> None:
+def serve(node: PipedNode, *others: GpuProcess, returns: float | None = 90, after: int = 1) -> None:
     """Have a server, whose memory comes back when its container is gone.
 
     Args:
@@ -42,13 +42,13 @@ def serve(node: FakeNode, *others: GpuProcess, returns: float | None = 90, after
     node.when_read = read
 
 
-def down(cluster: FakeCluster, **given: Any) -> Any:
+def down(cluster: PipedCluster, **given: Any) -> Any:
     return cluster.play.project.load_playbook("down").function(cluster.play, **given)
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make) -> FakeCluster:
-    return fake_cluster("spark1", "spark2")
+def cluster(piped_cluster: Make) -> PipedCluster:
+    return piped_cluster("spark1", "spark2")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vram, "FREE_WITHIN_S", 0.05)
 
 
-def test_it_waits_until_the_memory_is_back(cluster: FakeCluster) -> None:
+def test_it_waits_until_the_memory_is_back(cluster: PipedCluster) -> None:
     serve(cluster.head, after=2)
     cluster.head.run_container(RAY)
     stopped = down(cluster)
@@ -78,7 +78,7 @@ def test_it_waits_until_the_memory_is_back(cluster: FakeCluster) -> None:
         assert order[-1].startswith("NftTable:"), "the firewall last"
 
 
-def test_running_jobs_are_ended_only_on_request(cluster: FakeCluster, ray: RayServer) -> None:
+def test_running_jobs_are_ended_only_on_request(cluster: PipedCluster, ray: RayServer) -> None:
     ray.job("job-1", "RUNNING")
     cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(ray.port)})
     for given, hint in (({"end_jobs": False}, True), ({}, False)):
@@ -91,7 +91,7 @@ def test_running_jobs_are_ended_only_on_request(cluster: FakeCluster, ray: RaySe
 
 
 @pytest.mark.usefixtures("impatient")
-def test_memory_that_does_not_come_back(cluster: FakeCluster) -> None:
+def test_memory_that_does_not_come_back(cluster: PipedCluster) -> None:
     serve(cluster.head, returns=None)
     with pytest.raises(
         VerificationFailed, match=r"VLLM::Worker \(pid 7, 92160 MiB\) on spark1"
@@ -101,7 +101,7 @@ def test_memory_that_does_not_come_back(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_memory_that_is_not_available_again(cluster: FakeCluster) -> None:
+def test_memory_that_is_not_available_again(cluster: PipedCluster) -> None:
     """No process is listed any more; on a Spark what counts is the memory of the machine."""
     serve(cluster.head, returns=50)
     down(cluster)
@@ -110,7 +110,7 @@ def test_memory_that_is_not_available_again(cluster: FakeCluster) -> None:
     assert note.startswith(missing)
 
 
-def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster: FakeCluster) -> None:
+def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster: PipedCluster) -> None:
     """On an H100 `down` waited 30 s for memory of the machine that the engine had not taken."""
     cluster.head.gpu = "NVIDIA H100 80GB HBM3, 9.0, 580.95.05, 40, 10.0, 2400, 1000, 80000"
     serve(cluster.head, returns=0)
@@ -120,14 +120,14 @@ def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster: FakeClu
     assert len(apps) == 2, "before and after: there is nothing to wait for"
 
 
-def test_other_programs_may_keep_theirs_in_a_swap(cluster: FakeCluster) -> None:
+def test_other_programs_may_keep_theirs_in_a_swap(cluster: PipedCluster) -> None:
     serve(cluster.head, OLLAMA)
     (now, _) = down(cluster, keep_others=True).now
     assert now.processes == (OLLAMA,)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_other_programs_are_named_by_down(cluster: FakeCluster) -> None:
+def test_other_programs_are_named_by_down(cluster: PipedCluster) -> None:
     serve(cluster.head, OLLAMA)
     with pytest.raises(VerificationFailed, match=r"ollama \(pid 9, 50 MiB\) on spark1") as caught:
         down(cluster)
@@ -143,8 +143,8 @@ def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_models_of_ollama_are_unloaded_on_request(fake_cluster, ollama, check):
-    cluster = fake_cluster("spark1", options=Options(check=check))
+def test_models_of_ollama_are_unloaded_on_request(piped_cluster, ollama, check):
+    cluster = piped_cluster("spark1", options=Options(check=check))
     serve(cluster.head, OLLAMA)
     ended = cluster.head.when_read
 
@@ -162,7 +162,7 @@ def test_models_of_ollama_are_unloaded_on_request(fake_cluster, ollama, check):
         assert cluster.notes[-1] == "spark1: Ollama has no model loaded, or is not running"
 
 
-def test_the_servers_of_several_models_are_ended_wherever_they_are(cluster: FakeCluster) -> None:
+def test_the_servers_of_several_models_are_ended_wherever_they_are(cluster: PipedCluster) -> None:
     """Also those that the endpoint's description does not name any more."""
     for name in (SERVER, "spark-vllm-chat", "spark-vllm-words"):
         cluster.nodes["spark2"].run_container(name, {RECIPE: "r"})

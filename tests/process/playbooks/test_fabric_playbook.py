@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fabric_results import told
 from factories import make_recipe
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from ray_server import RayServer
 from serve_plans import server_for
 
@@ -30,7 +30,7 @@ ENDED = ["stop", f"{UNIT}.timer"]
 class Measuring:
     """A cluster whose Ray is a server of this machine, which runs the job."""
 
-    def __init__(self, cluster: FakeCluster, ray: RayServer) -> None:
+    def __init__(self, cluster: PipedCluster, ray: RayServer) -> None:
         self.cluster, self.server = cluster, ray
         self.armed_after: list[list[str]] = []
         cluster.marked(*PREPARED, "ray")
@@ -62,8 +62,8 @@ class Measuring:
 
 
 @pytest.fixture
-def measuring(fake_cluster: Make, ray: RayServer) -> Measuring:
-    return Measuring(fake_cluster(), ray)
+def measuring(piped_cluster: Make, ray: RayServer) -> Measuring:
+    return Measuring(piped_cluster(), ray)
 
 
 def test_ray_is_started_and_ended(measuring: Measuring) -> None:
@@ -133,8 +133,8 @@ def test_a_ray_that_runs_is_used_and_stays(measuring: Measuring, status: int) ->
     assert cluster.containers == {"spark1": [RAY], "spark2": [RAY]}
 
 
-def test_check_mode_starts_and_ends_nothing(fake_cluster: Make, ray: RayServer) -> None:
-    measuring = Measuring(fake_cluster(options=Options(check=True)), ray)
+def test_check_mode_starts_and_ends_nothing(piped_cluster: Make, ray: RayServer) -> None:
+    measuring = Measuring(piped_cluster(options=Options(check=True)), ray)
     assert measuring() is None
     assert measuring.cluster.stages == ["prepare", "fetch", "start"]
     assert (measuring.armed_after, ray.requests) == ([], [])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from factories import make_recipe
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from ray_server import RayServer
 
 from spark_cluster.engine.names import RAY, SERVER
@@ -17,7 +17,7 @@ from spark_cluster.runner.events import Options
 ROLES = ("network", "firewall", "containers", "caches", "images", "ray")
 
 
-def ray_up(cluster: FakeCluster, ray: RayServer, **given: Any) -> Any:
+def ray_up(cluster: PipedCluster, ray: RayServer, **given: Any) -> Any:
     cluster.marked(*ROLES)
     recipe = make_recipe("gemma4-31b-fp8", **given)
     settings = recipe.ray.model_copy(update={"dashboard_port": ray.port})
@@ -25,8 +25,8 @@ def ray_up(cluster: FakeCluster, ray: RayServer, **given: Any) -> Any:
     return function(cluster.play, recipe=recipe.model_copy(update={"ray": settings}), tp=2)
 
 
-def test_ray_is_started_as_under_a_model_without_the_model(fake_cluster, ray):
-    cluster = fake_cluster()
+def test_ray_is_started_as_under_a_model_without_the_model(piped_cluster, ray):
+    cluster = piped_cluster()
     for node in cluster.nodes.values():
         node.run_container(RAY, {"spark-cluster.dashboard": str(ray.port), **ALONE})
     found = ray_up(cluster, ray)
@@ -40,14 +40,14 @@ def test_ray_is_started_as_under_a_model_without_the_model(fake_cluster, ray):
     assert started.model_path == ""
 
 
-def test_in_check_mode_there_is_nothing_to_look_at(fake_cluster: Make, ray: RayServer) -> None:
-    cluster = fake_cluster(options=Options(check=True))
+def test_in_check_mode_there_is_nothing_to_look_at(piped_cluster: Make, ray: RayServer) -> None:
+    cluster = piped_cluster(options=Options(check=True))
     assert ray_up(cluster, ray) is None
     assert ray.requests == []
 
 
-def test_a_server_is_not_ended_for_it(fake_cluster: Make, ray: RayServer) -> None:
-    cluster = fake_cluster()
+def test_a_server_is_not_ended_for_it(piped_cluster: Make, ray: RayServer) -> None:
+    cluster = piped_cluster()
     cluster.head.run_container(SERVER, {"spark-cluster.recipe": "lab-paris"})
     with pytest.raises(Refused, match="lab-paris is up") as caught:
         ray_up(cluster, ray)
@@ -55,6 +55,6 @@ def test_a_server_is_not_ended_for_it(fake_cluster: Make, ray: RayServer) -> Non
     assert (cluster.stages, cluster.containers) == ([], {"spark1": [SERVER], "spark2": []})
 
 
-def test_a_recipe_without_ray(fake_cluster: Make, ray: RayServer) -> None:
+def test_a_recipe_without_ray(piped_cluster: Make, ray: RayServer) -> None:
     with pytest.raises(Refused, match="joins the nodes without Ray"):
-        ray_up(fake_cluster(), ray, executor="mp")
+        ray_up(piped_cluster(), ray, executor="mp")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from factories import make_recipe
-from fake_cluster import FakeCluster, Make
+from piped_cluster import Make, PipedCluster
 from ray_server import RayServer
 
 from spark_cluster.config.launch import options_text
@@ -60,7 +60,7 @@ def labels(name: str = OLD, tp: int = 2, text: str = "") -> dict[str, str]:
 class Swap:
     """Two nodes where OLD runs, whose image is there and whose `up` and `down` end as told."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: PipedCluster) -> None:
         self.cluster = cluster
         cluster.marked(*FETCHED)
         for node in cluster.nodes.values():
@@ -97,8 +97,8 @@ class Swap:
 
 
 @pytest.fixture
-def swap(fake_cluster: Make) -> Swap:
-    return Swap(fake_cluster("spark1", "spark2"))
+def swap(piped_cluster: Make) -> Swap:
+    return Swap(piped_cluster("spark1", "spark2"))
 
 
 def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
@@ -127,8 +127,8 @@ def test_running_jobs_stop_nothing_without_the_flag(swap: Swap, ray: RayServer) 
     assert "'end_jobs': True" in given
 
 
-def test_with_nothing_to_stop_it_is_up(fake_cluster: Make) -> None:
-    swap = Swap(fake_cluster("spark1", "spark2"))
+def test_with_nothing_to_stop_it_is_up(piped_cluster: Make) -> None:
+    swap = Swap(piped_cluster("spark1", "spark2"))
     swap.runs(name=NEW)
     assert swap().former is None
     swap.cluster.head.run_container(SERVER, status="exited")

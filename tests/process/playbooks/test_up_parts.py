@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from factories import SHIPPED, make_inventory, make_node, make_recipe
-from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
+from piped_cluster import Make, PipedCluster, PipedNode
 from serve_plans import deployment_for, located, own_programs, server_for, snapshot_of, starting
 
 from spark_cluster.config.extension import Allowances
@@ -59,18 +59,18 @@ def test_the_server_has_drafter_and_patches_mounted():
 
 
 @pytest.fixture
-def pair_up(fake_cluster: Make) -> Callable[..., FakeCluster]:
+def pair_up(piped_cluster: Make) -> Callable[..., PipedCluster]:
     """`pair_up(more)`: nodes `a` and `b` of an inventory, where nothing is started for real."""
 
-    def make(more: str = "", *names: str) -> FakeCluster:
-        cluster = fake_cluster(*(names or ("a", "b")), more=more, options=Options(check=True))
+    def make(more: str = "", *names: str) -> PipedCluster:
+        cluster = piped_cluster(*(names or ("a", "b")), more=more, options=Options(check=True))
         cluster.marked("ray", "vllm", "endpoint")
         return cluster
 
     return make
 
 
-def resources(cluster: FakeCluster, role: str) -> list[Resource]:
+def resources(cluster: PipedCluster, role: str) -> list[Resource]:
     """Return what the role yields for the head with the settings that it was given."""
     return list(SHIPPED.load_role(role).function(cluster.play.head, cluster.settings(role)))
 
@@ -78,7 +78,7 @@ def resources(cluster: FakeCluster, role: str) -> list[Resource]:
 CACHES = "settings: {caches: {root: /data/caches}}\n"
 
 
-def begin(cluster: FakeCluster, tp: int = 1, guarded: str = "present", **changes: Any) -> None:
+def begin(cluster: PipedCluster, tp: int = 1, guarded: str = "present", **changes: Any) -> None:
     """Start a recipe with half of the memory."""
     play, recipe = cluster.play, located(make_recipe(**changes))
     deployment = resolve(recipe, play.inventory, play.nodes, tp)
@@ -184,9 +184,9 @@ def test_an_engine_in_a_virtual_environment(pair_up, tp):
     ("running", "starts"), [("", {"a": 1, "b": 1}), ("ab", {"a": 0, "b": 0}),
                             ("b", {"a": 2, "b": 1}), ("a", {"a": 1, "b": 2})]
 )  # fmt: skip
-def test_ranks_begin_together_or_not_at_all(fake_cluster, running, starts):
+def test_ranks_begin_together_or_not_at_all(piped_cluster, running, starts):
     """A new rank does not join others that have begun; no one waits for Ray here."""
-    cluster = fake_cluster("a", "b")
+    cluster = piped_cluster("a", "b")
     cluster.marked("ray", "endpoint")
     own_programs(cluster.project, "vllm")
     for node in cluster.nodes.values():
@@ -204,7 +204,7 @@ def test_ranks_begin_together_or_not_at_all(fake_cluster, running, starts):
     assert {name: after[name] - before[name] for name in after} == starts
 
 
-def started(node: FakeNode) -> list[list[str]]:
+def started(node: PipedNode) -> list[list[str]]:
     return [words for words in node.calls("docker") if words[0] == "run"]
 
 
@@ -230,8 +230,8 @@ def test_who_has_the_port_gives_it_up_first(pair_up, engine_port, order):
         ({"bind": "loopback"}, False),
     ],
 )
-def test_each_up_warns_of_an_endpoint_that_is_open(fake_cluster, serve, warned):
-    cluster = fake_cluster("a", more=f"serve: {json.dumps(serve)}\n")
+def test_each_up_warns_of_an_endpoint_that_is_open(piped_cluster, serve, warned):
+    cluster = piped_cluster("a", more=f"serve: {json.dumps(serve)}\n")
     play = cluster.play
     announce(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), (), ())
     levels = [event.level for event in cluster.events if isinstance(event, Note)]

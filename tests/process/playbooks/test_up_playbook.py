@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from chat_server import ChatServer, Reply
 from factories import make_recipe, put
-from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from free_ports import BESIDE_RAY, free_port
+from piped_cluster import Make, PipedCluster, PipedNode
 from serve_plans import own_programs
 
 from spark_cluster.config.recipe import Recipe
@@ -44,7 +44,7 @@ class Serving:
 
     def __init__(self, make: Make, *nodes: str, roles: Sequence[str], serve: str, **more: Any):
         told = f"serve: {{bind: loopback, {serve}}}\n"
-        self.cluster: FakeCluster = make(*nodes, more=told, **more)
+        self.cluster: PipedCluster = make(*nodes, more=told, **more)
         self.cluster.marked(*roles)
         own_programs(self.cluster.project, "vllm")
         for node in self.cluster.nodes.values():
@@ -55,7 +55,7 @@ class Serving:
         play = self.cluster.play
         return play.project.load_playbook("up").function(play, deployment=deployment, **more)
 
-    def started(self, node: FakeNode) -> list[str]:
+    def started(self, node: PipedNode) -> list[str]:
         """The containers that were started on a node, in their order."""
         calls = [words for words in node.calls("docker") if words[0] == "run"]
         return [words[words.index("--name") + 1] for words in calls]
@@ -78,7 +78,7 @@ class Up(Serving):
         return [len(self.started(node)) for node in self.cluster.nodes.values()]
 
 
-def works_when_started(node: FakeNode, engine: ChatServer) -> None:
+def works_when_started(node: PipedNode, engine: ChatServer) -> None:
     """Have the engine be well again when a container is started on this node."""
     docker = node.programs["docker"]
 
@@ -91,8 +91,8 @@ def works_when_started(node: FakeNode, engine: ChatServer) -> None:
 
 
 @pytest.fixture
-def up(fake_cluster: Make) -> Iterator[Up]:
-    made = Up(fake_cluster)
+def up(piped_cluster: Make) -> Iterator[Up]:
+    made = Up(piped_cluster)
     yield made
     made.engine.close()
 
@@ -201,12 +201,12 @@ class UpOfSeveral(Serving):
 
 
 @pytest.fixture
-def ups(fake_cluster: Make) -> Iterator[Any]:
+def ups(piped_cluster: Make) -> Iterator[Any]:
     """`ups(options)`: a node for a run with these options."""
     made: list[UpOfSeveral] = []
 
     def make(options: Options | None = None) -> UpOfSeveral:
-        made.append(UpOfSeveral(fake_cluster, options))
+        made.append(UpOfSeveral(piped_cluster, options))
         return made[-1]
 
     yield make

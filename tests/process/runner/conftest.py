@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from own_sshd import SSHD, Sshd, start_sshd
-from scratch_nodes import ScratchNode, play_over
+from piped_cluster import play_over
 from waiting import HANG_S
 
 from spark_cluster.runner import delivery
@@ -78,13 +78,14 @@ def ssh(target: Callable[..., Target]) -> Iterator[Callable[..., SshConnection]]
 
 
 @pytest.fixture
-def nodes(tmp_path, agents_home, monkeypatch):
+def nodes(piped_nodes, monkeypatch):
     """`nodes["spark1"]`, `nodes["spark2"]`; what waits for a node to come back waits no longer."""
-    monkeypatch.setenv("HOME", str(agents_home))
     monkeypatch.setattr(delivery, "FIRST_TRY_S", 0.0)
     monkeypatch.setattr(delivery, "PAUSES", (0.01, 0.05))
     monkeypatch.setattr(delivery, "RECONNECT_S", HANG_S)
-    return {name: ScratchNode(tmp_path / name) for name in ("spark1", "spark2")}
+    for name in ("spark1", "spark2"):
+        piped_nodes[name].reboots()
+    return piped_nodes
 
 
 @pytest.fixture
@@ -93,8 +94,8 @@ def start(tmp_path, nodes):
     started = []
 
     def begin(*names, **options):
-        chosen = {name: nodes[name] for name in names or nodes}
-        play, events = play_over(tmp_path, chosen, **options)
+        options = {"gather_facts": True, **options}
+        play, events = play_over(tmp_path, nodes.dial, names or tuple(nodes), **options)
         started.append(play)
         return play, events
 

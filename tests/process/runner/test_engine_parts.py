@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 from factories import put
-from scratch_nodes import Events
+from piped_cluster import Events
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames

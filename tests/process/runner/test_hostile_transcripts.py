@@ -13,7 +13,7 @@ from factories import put
 from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scratch_nodes import Events, play_over
+from piped_cluster import Events, play_over
 from waiting import HANG_S
 
 from spark_cluster.agent import messages
@@ -127,7 +127,7 @@ class Node:
         self.events = Events()
         self._play = None
 
-    def dial(self):
+    def dial(self, _node):
         return self
 
     def session(self, _run, *, become):
@@ -150,7 +150,9 @@ class Node:
     def play(self, run="r1", **options):
         if self._play is None:
             options = Options(**options)
-            self._play, self.events = play_over(self.folder, {"spark1": self}, options, run=run)
+            self._play, self.events = play_over(
+                self.folder, self.dial, ["spark1"], options, run=run, gather_facts=True
+            )
             for error in self._play.out.values():
                 raise error
         return self._play

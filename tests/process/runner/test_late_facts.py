@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from scratch_nodes import BOOT_ID, Dialled
+from piped_cluster import BOOT_ID, PipedNode
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.resources import File, Reboot
@@ -13,15 +13,10 @@ FILE = File("/one", content="1")
 
 @pytest.fixture
 def asked(nodes):
-    """Give the nodes a docker that notes that it was asked; how often each was."""
+    """How often each node's docker was asked."""
     for node in nodes.values():
-        node.command("docker", f"open({str(node.root / 'asked')!r}, 'a').write('x')\nprint('29.1')")
-
-    def count():
-        path = {name: node.root / "asked" for name, node in nodes.items()}
-        return {name: len(p.read_text()) if p.exists() else 0 for name, p in path.items()}
-
-    return count
+        node.programs["docker"] = lambda *_: "29.1\n"
+    return lambda: {name: len(node.calls("docker")) for name, node in nodes.items()}
 
 
 def test_nobody_is_asked_for_what_nobody_reads(start, asked, nodes):
@@ -29,8 +24,8 @@ def test_nobody_is_asked_for_what_nobody_reads(start, asked, nodes):
     play, _ = start(gather_facts=False)
     assert all((n.root / "run/spark-cluster/locks/run").read_text() for n in nodes.values())
     assert [(n.name, n.is_head, n.user, n.mtu) for n in play.nodes] == [
-        ("spark1", True, "me", 9000),
-        ("spark2", False, "me", 9000),
+        ("spark1", True, "nvidia", 9000),
+        ("spark2", False, "nvidia", 9000),
     ]
     assert play.head.head.name == "spark1"
     assert play.apply(play.nodes, [FILE]).changed
@@ -44,7 +39,7 @@ def test_the_first_that_is_read_asks_all_nodes_once(start, asked):
     assert worker.facts.docker == "29.1"
     assert asked() == {"spark1": 1, "spark2": 1}
     assert head.facts.docker == "29.1"
-    assert (head.links, head.cluster[1].facts.docker) == ((), "29.1")
+    assert (len(head.links), head.cluster[1].facts.docker) == (1, "29.1")
     assert [n.facts.docker for n in play.nodes] == ["29.1", "29.1"]
     assert asked() == {"spark1": 1, "spark2": 1}
     play.refresh(play.nodes)
@@ -60,13 +55,13 @@ def test_a_copy_of_a_node_is_a_whole_node(start):
 
 
 def test_a_run_that_changes_nothing_still_finds_who_does_not_answer(start, nodes, monkeypatch):
-    def no_agent(self, run, *, become=True, really=Dialled.session):
-        session = really(self, run, become=become)
-        if self.node is nodes["spark2"]:
+    def no_agent(self, really=PipedNode.session):
+        session = really(self)
+        if self is nodes["spark2"]:
             session.close()
         return session
 
-    monkeypatch.setattr(Dialled, "session", no_agent)
+    monkeypatch.setattr(PipedNode, "session", no_agent)
     play, _ = start(gather_facts=False, change=False)
     assert list(play.out) == ["spark2"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from factories import put
+from piped_cluster import Dials
 from program import invoke
-from scratch_nodes import Dials
 from waiting import FAR_S, until
 
 from spark_cluster.config.inventory import InventoryNode

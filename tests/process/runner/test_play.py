@@ -9,7 +9,7 @@ import time
 import pytest
 from cases import each_case
 from factories import put
-from scratch_nodes import Events
+from piped_cluster import Events, play_on
 from waiting import HANG_S
 
 from spark_cluster.cli.results import Recap
@@ -20,7 +20,6 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
 from spark_cluster.runner.events import Bus, Options, Selection
 from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.runner.play import Play
 
 INVENTORY = """\
 nodes:
@@ -42,21 +41,25 @@ GREET = f"""\
 
 
 @pytest.fixture
-def make(tmp_path, pipes):
+def make(tmp_path, piped_nodes):
     """`make(options) -> play` in a project with the role `greet`; `play.events`, `play.recap`."""
     put(tmp_path / "inventory.yaml", INVENTORY)
     put(tmp_path / "roles/greet/__init__.py", GREET)
     project = Project(tmp_path)
     inventory = read_inventory(tmp_path / "inventory.yaml")
 
-    def play(limit="all", **options):
+    opened = []
+
+    def play(**options):
         recap, events = Recap(), Events()
-        bus = Bus(recap, events)
-        nodes = {node.name: node for node in inventory.select(limit)}
-        connections = pipes(nodes, bus, "run1", command="test", change=True)
-        made = Play(inventory, project, connections, bus, Options(**options))
-        made.out.update(connections.open())
+        for former in opened:  # it holds the lock
+            former.connections.close()
+        bus = Bus()
+        made = play_on(inventory, project, piped_nodes.dial, bus, Options(**options), run="run1")
+        bus.add(recap)
+        bus.add(events)
         made.events, made.recap = events, recap
+        opened.append(made)
         return made
 
     return play
@@ -103,7 +106,7 @@ def test_several_roles_and_resources_are_one_document(make):
 def test_events_come_while_things_happen_and_in_order(make):
     play = make()
     play.apply(play.head, [Command("a", ("true",)), File("/x", content="1")])
-    names = [(type(e).__name__, getattr(e, "resource", "")) for e in play.events.all]
+    names = [(type(e).__name__, getattr(e, "resource", "")) for e in play.events]
     assert names == [
         ("Applying", ""),
         ("Changing", "Command:a"),
@@ -111,7 +114,7 @@ def test_events_come_while_things_happen_and_in_order(make):
         ("Changing", "File:/x"),
         ("Result", "File:/x"),
     ]
-    assert [e.at for e in play.events.all] == sorted(e.at for e in play.events.all)
+    assert [e.at for e in play.events] == sorted(e.at for e in play.events)
 
 
 def test_nodes_work_in_parallel(make, tmp_path):
@@ -186,9 +189,10 @@ def test_a_command_that_fails_is_named_once(make):
 
 def test_a_failure_that_may_be(make, tmp_path):
     play = make()
-    play.apply(play.nodes, half(tmp_path), fail_fast=False)
+    both = play.nodes
+    play.apply(both, half(tmp_path), fail_fast=False)
     assert [n.name for n in play.nodes] == ["spark2"]
-    play.apply(make().nodes, [File("/after", content="")], fail_fast=False)
+    play.apply(both, [File("/after", content="")], fail_fast=False)
     assert (tmp_path / "spark2/after").exists()
     assert not (tmp_path / "spark1/after").exists()
 
@@ -287,7 +291,7 @@ def test_secrets_in_names_are_masked_but_found(make, tmp_path):
         ],
     )
     assert f"File:/{'hunter2'}.txt" in applied.changes("spark1")
-    said = json.dumps([e.to_dict() for e in play.events.all], default=str)
+    said = json.dumps([e.to_dict() for e in play.events], default=str)
     assert "hunter2" not in said
     assert "File:/***.txt" in said
     assert (tmp_path / "spark1/list").read_text() == "hunter2\n"

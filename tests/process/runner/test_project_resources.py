@@ -9,8 +9,7 @@ from textwrap import dedent
 
 import pytest
 from example_pages import write_files
-from factories import put
-from scratch_nodes import ScratchNode, play_over
+from piped_cluster import Piped, PipedNode, PipedNodes, play_over
 
 from spark_cluster import resources
 from spark_cluster.cli.history import revert_run
@@ -73,23 +72,24 @@ class Key(Resource):
 
 
 @pytest.fixture(autouse=True)
-def home(agents_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("HOME", str(agents_home))
+def no_project() -> Iterator[None]:
     with using(None):
         yield
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[ScratchNode]:
+def node(piped_nodes: PipedNodes) -> PipedNode:
     """A node with commands `mount` and `umount` that keep a list of what is mounted."""
-    made = ScratchNode(tmp_path / "spark1")
+    made = piped_nodes["spark1"]
     made.put("etc/fstab", "UUID=1 / ext4 defaults 0 1\n")
     made.put("proc/self/mounts", "/dev/vda1 / ext4 rw 0 0\n")
     for name, text in (("mount", MOUNT), ("umount", UMOUNT)):
-        put(made.root / "usr/local/bin" / name, text.format(root=made.root), 0o755)
-    yield made
-    for session in made.sessions:
-        session.close()
+        made.put(f"usr/local/bin/{name}", text.format(root=made.root), 0o755)
+    return made
+
+
+def begin(folder: Path, node: PipedNode, run: str = "r1", **options):
+    return play_over(folder, lambda _node: Piped(node), ["spark1"], Options(**options), run=run)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def use(folder: Path) -> Project:
 
 
 def run(folder, node, *wanted, run="r1", **options):
-    play, events = play_over(folder, {"spark1": node}, Options(**options), run=run)
+    play, events = begin(folder, node, run, **options)
     try:
         play.apply(play.nodes, list(wanted))
     finally:
@@ -124,7 +124,7 @@ def run(folder, node, *wanted, run="r1", **options):
     return events.verdicts("spark1")
 
 
-def test_the_example_of_the_page(folder: Path, node: ScratchNode) -> None:
+def test_the_example_of_the_page(folder: Path, node: PipedNode) -> None:
     """Absent, converged, unchanged, what it wrote undone, and drifted."""
     write_files(PAGE, folder)
     use(folder)
@@ -132,7 +132,7 @@ def test_the_example_of_the_page(folder: Path, node: ScratchNode) -> None:
     before = node.text("etc/fstab")
 
     def go(name, **options):
-        play, events = play_over(folder, {"spark1": node}, Options(**options), run=name)
+        play, events = begin(folder, node, name, **options)
         try:
             playbook.function(play)
         finally:
@@ -146,7 +146,7 @@ def test_the_example_of_the_page(folder: Path, node: ScratchNode) -> None:
     assert node.text("etc/fstab") == before + line
     assert node.text("proc/self/mounts").endswith(line)
     assert go("r2") == ["ok", "ok"]
-    play, _ = play_over(folder, {"spark1": node}, run="r9")
+    play, _ = begin(folder, node, "r9")
     done, _ = revert_run(play, "r1")
     play.connections.close()
     assert node.text("etc/fstab") == before
@@ -168,7 +168,7 @@ def test_the_example_of_the_page(folder: Path, node: ScratchNode) -> None:
         ("/converge", r"Broken:/converge: TypeError: .* \(resources/broken\.py:17\)"),
     ],
 )
-def test_a_fault_of_its_code(folder: Path, node: ScratchNode, path: str, message: str) -> None:
+def test_a_fault_of_its_code(folder: Path, node: PipedNode, path: str, message: str) -> None:
     load(folder, broken=BROKEN)
     with pytest.raises(Failed, match=message) as caught:
         run(folder, node, File("/a", content="1"), resources.Broken(path))
@@ -195,19 +195,19 @@ def test_code_that_cannot_be_imported_on_the_node(folder, node, fault, said):
     assert run(folder, node, File("/a", content="1"), run="r2") == {"File:/a": "change"}
 
 
-def test_a_secret_of_it_is_nowhere(folder: Path, node: ScratchNode, tmp_path: Path) -> None:
+def test_a_secret_of_it_is_nowhere(folder: Path, node: PipedNode, tmp_path: Path) -> None:
     load(folder, key=KEY)
     key = Secret("hunter2-hunter2")
-    play, events = play_over(folder, {"spark1": node}, Options(diff=True))
+    play, events = begin(folder, node, diff=True)
     play.apply(play.nodes, [resources.Key("/key", key)])
     play.connections.close()
     assert node.text("key") == key
-    assert "hunter2" not in repr(events.all)
+    assert "hunter2" not in repr(events)
     for path in (node.root / "var").rglob("*"):
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
 
 
-def test_a_changed_file_is_another_code(folder: Path, node: ScratchNode) -> None:
+def test_a_changed_file_is_another_code(folder: Path, node: PipedNode) -> None:
     source = KEY.replace("Key", "Note").replace("value: Secret", "value: str")
     load(folder, note=source)
     first = wire.digest()
@@ -226,7 +226,7 @@ def test_a_resource_of_the_project_can_use_any_module_of_ours(folder, node):
     assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
 
 
-def test_an_agent_without_them_says_so(folder: Path, node: ScratchNode) -> None:
+def test_an_agent_without_them_says_so(folder: Path, node: PipedNode) -> None:
     load(folder, broken=BROKEN)
     broken = resources.Broken("/x")
     with using(None), pytest.raises(Failed, match="no resource of type 'Broken'"):

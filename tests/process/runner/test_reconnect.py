@@ -1,7 +1,7 @@
 """Reboots and cut connections in the middle of a play: waited for, entered again, gone on."""
 
 import pytest
-from scratch_nodes import BOOT_ID
+from piped_cluster import BOOT_ID
 from waiting import FAR_S, HANG_S
 
 from spark_cluster.errors import Failed, NotBack, Unreachable
@@ -25,9 +25,10 @@ def test_reboot_and_the_remainder_of_the_document_in_one_recap(start, nodes):
     for name, node in nodes.items():
         assert events.verdicts(name) == verdicts("change", "change", "change")
         assert list(applied.results[name]) == [BEFORE.id, reboot().id, AFTER.id]
-        assert node.text("calls") == (
+        (call,) = node.calls("systemd-run")
+        assert " ".join(call) == (
             "--quiet --no-ask-password --on-active=1 --timer-property=AccuracySec=100ms "
-            "systemctl reboot\n"
+            "systemctl reboot"
         )
         assert node.dialled == 4, "one at first, two in vain, one that was let in"
         assert play.connections.facts[name].boot_id == node.text(BOOT_ID)
@@ -42,7 +43,7 @@ def test_reboot_and_the_remainder_of_the_document_in_one_recap(start, nodes):
 
 
 def test_one_that_does_not_come_back_and_one_that_does(start, nodes):
-    nodes["spark1"].put("stays_down", "100000")
+    nodes["spark1"].reboots(away=100_000)
     play, events = start()
     within = {"spark1": 0.3, "spark2": HANG_S}
     play.on_each(
@@ -52,7 +53,7 @@ def test_one_that_does_not_come_back_and_one_that_does(start, nodes):
     error = play.out["spark1"]
     assert isinstance(error, NotBack)
     assert error.exit_code == 3
-    assert "did not come back within 0.3 s after the reboot: refused" in error.message
+    assert "did not come back within 0.3 s after the reboot: no answer" in error.message
     assert "from AC for 60 s" in error.hint
     assert events.verdicts("spark1") == verdicts("change")
     assert events.verdicts("spark2") == verdicts("change", "change", "change")
@@ -63,7 +64,7 @@ def test_one_that_does_not_come_back_and_one_that_does(start, nodes):
 
 
 def test_one_that_does_not_even_go_down(start, nodes):
-    nodes["spark1"].put("stubborn", "")
+    nodes["spark1"].programs["systemd-run"] = lambda *_: ""
     play, _ = start("spark1")
     with pytest.raises(NotBack, match="it has not gone down"):
         play.apply(play.nodes, [BEFORE, reboot(timeout_s=0.3), AFTER])
@@ -88,7 +89,7 @@ def test_not_allowed_and_check_mode(start, nodes):
     assert events.verdicts("spark2") == verdicts("change", "change", "change")
     (told,) = (e for e in events.of("Result") if e.resource == reboot().id)
     assert told.reason == f"would reboot: a change of {BEFORE.id}"
-    assert not (nodes["spark2"].root / "calls").exists()
+    assert nodes["spark2"].calls("systemd-run") == []
 
 
 def test_required_false_is_noted_and_gone_on(start, nodes):
@@ -102,12 +103,11 @@ def test_required_false_is_noted_and_gone_on(start, nodes):
 def test_another_run_that_takes_the_lock_meanwhile(start, nodes):
     """The scratch reboot leaves another run's agent there, with the lock."""
     play, _ = start("spark1")
-    other = nodes["spark1"].dial()
     inner = play.connections.reconnect
 
     def reconnect(name, booted_before=""):
         inner(name, booted_before)
-        other.session("r2").request("lock", owner={"run": "r2", "command": "down"})
+        nodes["spark1"].session().request("lock", owner={"run": "r2", "command": "down"})
 
     play.connections.reconnect = reconnect
     with pytest.raises(Failed, match=r"another run is in progress there: .*`down`"):
@@ -156,7 +156,13 @@ def test_what_is_lost_twice_at_the_same_place_is_lost(start, nodes):
 def test_a_node_that_stays_away_is_lost(start, nodes, monkeypatch):
     monkeypatch.setattr("spark_cluster.runner.delivery.RECONNECT_S", 0.2)
     play, _ = start()
-    away = Command("go", ("sh", "-c", f"echo 99999 > {nodes['spark1'].root}/down; kill -9 $PPID"))
+
+    def leave(_words, _stdin):
+        nodes["spark1"].away = 100_000
+        return ""
+
+    nodes["spark1"].programs["leave"] = leave
+    away = Command("go", ("sh", "-c", "leave; kill -9 $PPID"))
     spark1, spark2 = play.nodes
     with pytest.raises(Unreachable):
         play.apply(spark1, [away])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from factories import put
+from piped_cluster import PipedNodes
 
 from spark_cluster import Cluster
-from spark_cluster.runner import connections as connections_module
 
 INVENTORY = """\
 nodes:
@@ -27,9 +26,8 @@ def main(play):
 
 
 @pytest.fixture
-def project(tmp_path: Path, pipes: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is the project, with two nodes and a playbook; its nodes are folders in it."""
-    monkeypatch.setattr(connections_module, "Connections", pipes)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     put(tmp_path / "inventory.yaml", INVENTORY)
     put(tmp_path / "playbooks/mine.py", PLAYBOOK)

@@ -76,7 +76,10 @@ def test_ping(project: Path) -> None:
 
 def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> None:
     printed = json.loads(command("facts", "--json", cwd=project).stdout)
-    assert json.loads(json.dumps(cluster.facts().to_dict(), default=str)) == printed
+    found = json.loads(json.dumps(cluster.facts().to_dict(), default=str))
+    for node in (*printed["nodes"], *found["nodes"]):
+        assert node.pop("disk_free_bytes") > 0, "it changes meanwhile"
+    assert found == printed
 
 
 def test_vram(cluster: Cluster, project: Path) -> None:

@@ -8,20 +8,25 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from factories import put
 from notebook import cells, run
+from piped_cluster import PipedNodes
+
+from spark_cluster.config.facts import GpuProcess
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 NOTEBOOK = EXAMPLES / "cluster.ipynb"
-NVIDIA_SMI = "#!/bin/sh\necho 17, VLLM::EngineCore, 900\n"
 
 
 @pytest.fixture
-def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(project: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project is the current folder; a process holds GPU memory on its nodes."""
     monkeypatch.chdir(project)
     for name in ("spark1", "spark2"):
-        put(project / name / "usr/local/bin/nvidia-smi", NVIDIA_SMI, 0o755)
+        piped_nodes[name].held = [GpuProcess(17, "VLLM::EngineCore", 900)]
+        piped_nodes[name].put("/srv/images/spark-vllm.tar")
+        piped_nodes[name].available_gib = 0
+        with piped_nodes[name].state("systemd") as systemd:
+            systemd["units"] = {"systemd-logind.service": {"active": "active"}}
         (project / name / "etc").mkdir()
     return project
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from factories import put
+from piped_cluster import PipedNodes
 from waiting import HANG_S
 
 from spark_cluster import Cluster, resources
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues.entries import catalogue
-from spark_cluster.runner import connections as connections_module
 
 RESOURCE = """\
 from dataclasses import dataclass
@@ -70,9 +69,10 @@ keyed_on = ["node"]
 
 
 @pytest.fixture
-def clusters(tmp_path: Path, pipes: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Cluster]:
+def clusters(
+    tmp_path: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Cluster]:
     """The clusters of two projects, with files of the same names and different content."""
-    monkeypatch.setattr(connections_module, "Connections", pipes)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("one", "two"):
         folder = tmp_path / f"project-{name}"

@@ -1,5 +1,5 @@
-"""A cluster for tests: the real play, connections, sessions and agents over nodes whose root is a
-folder of this machine, and whose hardware and programs are what the test says.
+"""Nodes and clusters for tests: the real play, connections, sessions and agents over nodes whose
+root is a folder of this machine, and whose hardware and programs are what the test says.
 
 Nothing of ours is replaced: what a playbook does is seen in the nodes' files, in the calls of their
 programs (`docker`, `nvidia-smi`, `systemctl`, ...) and in the run's events, as on a Spark.
@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -34,8 +35,9 @@ from pipe_channel import PipeChannel
 
 from spark_cluster.agent import frames
 from spark_cluster.config.facts import GpuProcess
-from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.project import Project
+from spark_cluster.errors import Unreachable
 from spark_cluster.runner import wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer
@@ -56,7 +58,7 @@ NOT_THERE = {
 ROLE = """\
 from pathlib import Path
 from factories import SHIPPED
-from fake_cluster import given
+from piped_cluster import given
 from spark_cluster.resources import File
 
 Settings = SHIPPED.load_role("{name}").settings_model
@@ -66,12 +68,13 @@ def role(node, settings):
     yield File("/roles/{name}", content="")
 """
 HEAD = ", roles: [head]"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 _given: dict[Path, dict[str, Any]] = {}
 
 
 def given(role: Path, node: str, settings: Any) -> None:
-    """Keep the settings that a role of `FakeCluster.marked` was applied with last, by node."""
+    """Keep the settings that a role of `PipedCluster.marked` was applied with last, by node."""
     _given.setdefault(role, {})[node] = settings
 
 
@@ -79,7 +82,7 @@ _one_at_a_time = threading.Lock()
 """Held while a kept program prints, for which this process' outputs are taken."""
 
 
-class FakeNode:
+class PipedNode:
     """A node: a folder, its memory, GPU and network, and its programs.
 
     Attributes:
@@ -90,11 +93,17 @@ class FakeNode:
         gpu: the line that nvidia-smi prints of it.
         addresses: of its interface `eth0`.
         fabric: its address on the link; empty without a cable.
+        away: connections to it that fail before one is made again; the node `lost` has no other.
+        dialled: connections to it that were tried.
+        sessions: with its agents, in the order in which they were begun.
     """
 
     def __init__(self, folder: Path, name: str, address: str, number: int) -> None:
         self.name, self.root = name, folder / name
-        self.root.mkdir()
+        self.root.mkdir(exist_ok=True)
+        self.away = sys.maxsize if name == "lost" else 0
+        self.dialled = 0
+        self.sessions: list[Session] = []
         self.channels: list[PipeChannel] = []
         self.sent: list[bytes] = []
         self.programs = Programs(folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE)
@@ -229,12 +238,39 @@ class FakeNode:
         begins = [one.start() for one in re.finditer(b'{"op":"%s",' % op.encode(), sent)]
         return [json.loads(frames.read_raw(io.BytesIO(sent[at - 4 :])) or b"") for at in begins]
 
+    def session(self) -> Session:
+        """Begin a session with a real agent, unless the node is away."""
+        self.dialled += 1
+        if self.away:
+            self.away -= 1
+            raise Unreachable("no answer", where=self.name, hint="switch it on")
+        channel = PipeChannel(wire.argv("test"))
+        channel.on_sent = self.sent.append
+        self.channels.append(channel)
+        self.sessions.append(Session(self.name, channel, as_root=False, root=str(self.root)))
+        return self.sessions[-1]
+
+    def reboots(self, away: int = 2) -> None:
+        """Have it be another boot, and be away for some connections, when it is told to reboot."""
+
+        def reboot(_words: list[str], _stdin: str) -> str:
+            (self.root / "run/reboot-required").unlink(missing_ok=True)
+            self.put(BOOT_ID, uuid.uuid4().hex)
+            self.away = away
+            return ""
+
+        self.put(BOOT_ID, "first\n")
+        self.programs["systemd-run"] = reboot
+
     def lose(self) -> None:
         """End the node's agents at once, as when it loses its power."""
         for channel in self.channels:
             channel.kill()
 
     def close(self) -> None:
+        """End the agents, each of which has to go by itself, then the programs."""
+        for session in self.sessions:
+            session.close()
         assert not any(channel.was_killed for channel in self.channels), "an agent hung"
         self.programs.close()
         assert not self.programs.faults, self.programs.faults[0]
@@ -281,36 +317,106 @@ class Piped(LocalConnection):
 
     user = "nvidia"
 
-    def __init__(self, cluster: FakeCluster, name: str) -> None:
-        super().__init__(name, root=str(cluster.nodes[name].root))
-        self._cluster = cluster
+    def __init__(self, node: PipedNode) -> None:
+        super().__init__(node.name, root=str(node.root))
+        self._node = node
 
     def session(self, run: str, *, become: bool = True) -> Session:
-        channel = PipeChannel(wire.argv(run))
-        node = self._cluster.nodes[self.node]
-        node.channels.append(channel)
-        channel.on_sent = node.sent.append
-        return Session(self.node, channel, as_root=False, root=self.root)
+        return self._node.session()
 
     def host_key(self) -> None:
         return None
 
 
-class LocalDialer(Dialer):
-    """Reaches nodes that are this machine: no tunnel leads to their ports."""
+class Dials(Dialer):
+    """Reaches nodes in the way that a test says; no tunnel leads to ports of this machine."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, dial: Callable[[InventoryNode], Any]) -> None:
         super().__init__()
-        self._cluster = cluster
+        self._dial = dial
 
-    def dial(self, node: InventoryNode) -> Piped:
-        return Piped(self._cluster, node.name)
+    def dial(self, node: InventoryNode) -> Any:
+        return self._dial(node)
 
     def forward(self, node: InventoryNode, port: int) -> AbstractContextManager[int]:
         return nullcontext(port)
 
 
-class FakeCluster:
+class PipedNodes(dict[str, PipedNode]):
+    """Nodes by name, each of which is made when it is first asked for: a folder in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __missing__(self, name: str) -> PipedNode:
+        number = len(self) + 1
+        self[name] = PipedNode(self.folder, name, f"10.0.0.{number}", number)
+        return self[name]
+
+    def dial(self, node: InventoryNode) -> Piped:
+        return Piped(self[node.name])
+
+    def close(self) -> None:
+        for node in self.values():
+            node.close()
+
+
+class Events(list[Event]):
+    """A sink that keeps what it is told."""
+
+    def take(self, event: Event) -> None:
+        self.append(event)
+
+    def close(self) -> None:
+        return None
+
+    def of(self, kind: str) -> list[Any]:
+        """Return the events of a class, by its name."""
+        return [event for event in self if type(event).__name__ == kind]
+
+    def verdicts(self, node: str) -> dict[str, str]:
+        """Return the verdict on each resource of a node."""
+        return {event.resource: event.verdict for event in self.of("Result") if event.node == node}
+
+
+def play_on(
+    inventory: Inventory,
+    project: Project,
+    dial: Callable[[InventoryNode], Any],
+    bus: Bus,
+    options: Options | None = None,
+    *,
+    run: str = "r1",
+    change: bool = True,
+    gather_facts: bool = False,
+) -> Play:
+    """Return a play over the nodes of an inventory, connected; who failed is out of it."""
+    connections = Connections(
+        inventory.nodes, bus, run, command="test", change=change, gather_facts=gather_facts,
+        dialer=Dials(dial),
+    )  # fmt: skip
+    failed = connections.open()
+    play = Play(inventory, project, connections, bus, options or Options())
+    play.out.update(failed)
+    return play
+
+
+def play_over(
+    folder: Path,
+    dial: Callable[[InventoryNode], Any],
+    names: Sequence[str] = ("spark1", "spark2"),
+    options: Options | None = None,
+    **how: Any,
+) -> tuple[Play, Events]:
+    """Return a play over the nodes of these names in a project, and what it tells."""
+    hosts = (f"  {name}: {{address: {name}{HEAD if name == names[0] else ''}}}\n" for name in names)
+    inventory = make_inventory(folder, f"nodes:\n{''.join(hosts)}")
+    events = Events()
+    return play_on(inventory, Project(folder), dial, Bus(events), options, **how), events
+
+
+class PipedCluster:
     """Nodes and a play over them, connected.
 
     Args:
@@ -337,7 +443,7 @@ class FakeCluster:
         folder.mkdir()
         at = {name: f"{network}.{number}" for number, name in enumerate(names, 1)}
         self.nodes = {
-            name: FakeNode(folder, name, at[name], number) for number, name in enumerate(names, 1)
+            name: PipedNode(folder, name, at[name], number) for number, name in enumerate(names, 1)
         }
         self.events: list[Event] = []
         self.on_event: Callable[[Event], None] = lambda _event: None
@@ -348,17 +454,14 @@ class FakeCluster:
             for name in names
         )
         inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
-        bus = Bus(self)
-        connections = Connections(
-            inventory.nodes, bus, "r1", command="test", change=True, gather_facts=False,
-            dialer=LocalDialer(self),
-        )  # fmt: skip
-        failed = connections.open()
-        assert not failed, failed
-        self.play = Play(inventory, Project(self.project), connections, bus, options or Options())
+        self.play = play_on(inventory, Project(self.project), self.dial, Bus(self), options)
+        assert not self.play.out, self.play.out
+
+    def dial(self, node: InventoryNode) -> Piped:
+        return Piped(self.nodes[node.name])
 
     @property
-    def head(self) -> FakeNode:
+    def head(self) -> PipedNode:
         """The first node."""
         return next(iter(self.nodes.values()))
 
@@ -368,7 +471,6 @@ class FakeCluster:
         self.on_event(event)
 
     def close(self) -> None:
-        """End the agents, each of which has to go by itself, then the programs."""
         self.play.connections.close()
         for node in self.nodes.values():
             node.close()
@@ -425,8 +527,8 @@ class FakeCluster:
         put(self.project / f"playbooks/{name}.py", text)
 
 
-Make = Callable[..., FakeCluster]
-"""The fixture `fake_cluster`: names of nodes, and options of FakeCluster."""
+Make = Callable[..., PipedCluster]
+"""The fixture `piped_cluster`: names of nodes, and options of PipedCluster."""
 
 
 @contextmanager
@@ -438,10 +540,10 @@ def clusters_in(folder: Path, agents_home: Path) -> Iterator[Make]:
     """
     with ExitStack() as stack:
 
-        def make(*names: str, **options: Any) -> FakeCluster:
+        def make(*names: str, **options: Any) -> PipedCluster:
             place = folder / f"cluster{len(list(folder.glob('cluster*')))}"
             with mock.patch.dict(os.environ, {"HOME": str(agents_home)}):
-                made = FakeCluster(place, names or ("spark1", "spark2"), **options)
+                made = PipedCluster(place, names or ("spark1", "spark2"), **options)
             stack.callback(made.close)
             return made
 

@@ -1,16 +1,16 @@
-"""The fake cluster itself: its nodes' facts, files and programs are what a test says."""
+"""The piped cluster itself: its nodes' facts, files and programs are what a test says."""
 
 from __future__ import annotations
 
-from fake_cluster import Make
 from fake_programs import Said
+from piped_cluster import Make
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import vram
 
 
-def test_facts_and_memory_are_what_the_test_says(fake_cluster: Make) -> None:
-    cluster = fake_cluster("spark1", "spark2")
+def test_facts_and_memory_are_what_the_test_says(piped_cluster: Make) -> None:
+    cluster = piped_cluster("spark1", "spark2")
     first, second = cluster.play.nodes
     assert (first.is_head, second.is_head) == (True, False)
     assert first.facts.gpu is not None
@@ -21,8 +21,8 @@ def test_facts_and_memory_are_what_the_test_says(fake_cluster: Make) -> None:
     assert [one.used_mib for one in readings] == [0, 900]
 
 
-def test_a_program_gets_its_words_and_its_input_and_ends_as_it_says(fake_cluster: Make) -> None:
-    cluster = fake_cluster("spark1")
+def test_a_program_gets_its_words_and_its_input_and_ends_as_it_says(piped_cluster: Make) -> None:
+    cluster = piped_cluster("spark1")
     node = cluster.head
     node.programs["ip"] = lambda words, stdin: Said(f"{words} {stdin}", "no\n", 3)
     done = cluster.play.session(cluster.play.head).run(["ip", "a b", "it's\n"], stdin="in")
@@ -30,7 +30,7 @@ def test_a_program_gets_its_words_and_its_input_and_ends_as_it_says(fake_cluster
     assert node.calls("ip") == [["a b", "it's\n"]]
 
 
-def test_a_program_that_a_node_lacks_is_not_this_machines(fake_cluster: Make) -> None:
-    cluster = fake_cluster("spark1")
+def test_a_program_that_a_node_lacks_is_not_this_machines(piped_cluster: Make) -> None:
+    cluster = piped_cluster("spark1")
     session = cluster.play.session(cluster.play.head)
     assert session.run(["systemd-run", "reboot"]).status == 127
