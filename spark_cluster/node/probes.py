@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import select
 import socket
 import statistics
 import struct
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 # Which nodes are heard at which port: frames of raw Ethernet, which no address is needed for.
 
@@ -83,27 +82,30 @@ BUFFER = 1 << 22
 
 def receive(address: str, port: str, streams: str) -> None:
     """Take the streams of a sender to their end; print bytes and seconds as JSON."""
+    total, first, last, lock = 0, [], [], threading.Lock()
 
-    def take(connection: socket.socket) -> tuple[float, float, int]:
-        """Return when the first bytes and the last ones came, and how many in all."""
-        buffer, seen, first = bytearray(BUFFER), 0, math.inf
+    def take(connection: socket.socket) -> None:
+        nonlocal total
+        buffer, seen = bytearray(BUFFER), 0
         while count := connection.recv_into(buffer, BUFFER, socket.MSG_TRUNC):
-            first = min(first, time.monotonic())
+            if not seen:
+                first.append(time.monotonic())
             seen += count
-        return first, time.monotonic(), seen
+        with lock:
+            total += seen
+            last.append(time.monotonic())
 
-    count, taken = int(streams), []
-    server = socket.create_server((address, int(port)), backlog=count)
+    server = socket.create_server((address, int(port)), backlog=int(streams))
     server.settimeout(WAIT_S)
-    with server, ThreadPoolExecutor(count) as pool:
-        for _ in range(count):
-            connection, _peer = server.accept()
-            connection.settimeout(WAIT_S)
-            taken.append(pool.submit(take, connection))
-    begun, ended, sizes = zip(*(one.result() for one in taken), strict=True)
-    if not any(sizes):
-        raise OSError("no bytes came")
-    print(json.dumps({"bytes": sum(sizes), "seconds": max(ended) - min(begun)}))
+    workers = []
+    for _ in range(int(streams)):
+        connection, _peer = server.accept()
+        connection.settimeout(WAIT_S)
+        workers.append(threading.Thread(target=take, args=(connection,)))
+        workers[-1].start()
+    for worker in workers:
+        worker.join()
+    print(json.dumps({"bytes": total, "seconds": max(last) - min(first)}))
 
 
 CONNECT_S = 5.0
@@ -126,8 +128,11 @@ def send(address: str, port: str, streams: str, seconds: str) -> None:
         connection.close()
 
     connections = [_connected(address, int(port)) for _ in range(int(streams))]
-    with ThreadPoolExecutor(len(connections)) as pool:
-        list(pool.map(give, connections))
+    workers = [threading.Thread(target=give, args=(one,)) for one in connections]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def _connected(address: str, port: int) -> socket.socket:

@@ -157,7 +157,7 @@ class Supervisor:
 
     def _keep(self) -> None:
         document = {
-            "state": asdict(self.state),
+            "state": self.state.to_dict(),
             "need_mib": self.need_mib,
             "problems": self.problems,
             "events": self.events,
@@ -280,6 +280,10 @@ class SupervisionState:
     program: str = ""
     started: str = ""
     boot: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as it is kept."""
+        return {**asdict(self), "restarts": list(self.restarts)}
 
     @classmethod
     def from_dict(cls, found: Any) -> SupervisionState:

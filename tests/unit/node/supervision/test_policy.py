@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,7 +140,7 @@ def test_a_clock_that_was_set_back_delays_nothing_for_ever():
 
 def test_what_is_kept_is_read_again():
     state, _ = after(GOOD, SILENT, SILENT, SILENT)
-    assert SupervisionState.from_dict(json.loads(json.dumps(asdict(state)))) == state
+    assert SupervisionState.from_dict(state.to_dict()) == state
 
 
 @pytest.mark.parametrize("kept", [None, 7, [], {"phase": 7, "restarts": "x", "due": "y"}])
