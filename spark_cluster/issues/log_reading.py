@@ -258,15 +258,17 @@ class Reader:
 
 @lru_cache(maxsize=8)
 def _encoded(anchors: frozenset[str]) -> frozenset[bytes]:
+    """Return the least anchors as bytes.
+
+    A session of Ray has a hundred logs: those of the last sets are remembered.
+    """
     return minimal(frozenset(anchor.encode() for anchor in anchors))
 
 
-@lru_cache(maxsize=8)
 def minimal(anchors: frozenset[bytes]) -> frozenset[bytes]:
     """Return the anchors without those that contain another one.
 
-    A session of Ray has a hundred logs: those of the last sets are remembered. Anchors are looked
-    up by how they begin, for the catalogue has thousands of them.
+    Anchors are looked up by how they begin, for the catalogue has thousands of them.
 
     >>> sorted(minimal(frozenset({b"Error", b"KeyError", b"KV cache"})))
     [b'Error', b'KV cache']
@@ -385,9 +387,10 @@ class Shapes:
         """Search shapes that were not seen before, all in one text: that is what is quick."""
         text = b"\n".join(shapes)
         found: dict[bytes, Anchors] = dict.fromkeys(shapes, self._always)
-        here = [shape for shape in self._by_shape if shape and shape in text] if text else []
-        for literal in here:
-            anchors, at = self._by_shape[literal], text.find(literal)
+        if not text:
+            return found
+        for literal, anchors in self._by_shape.items():
+            at = text.find(literal) if literal else -1
             while at >= 0:
                 begin = text.rfind(b"\n", 0, at) + 1
                 end = text.find(b"\n", at)
