@@ -8,8 +8,9 @@ cost nothing.
 from __future__ import annotations
 
 import ast
-import re
+import io
 import statistics
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -49,15 +50,14 @@ SHARED_CLASSES: dict[str, str] = {
 }
 """Class names with several owners, each with the reason."""
 
-STRING_OR_COMMENT = re.compile(
-    r"""#.*|\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}"""
-    r"""|"(?:[^"\\\n]|\\[\s\S])*"|'(?:[^'\\\n]|\\[\s\S])*'"""
-)
-"""A comment, or a string of one or several lines; quicker than a tokenizer of Python's own."""
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
 
 
 def code_lines(text: str, module: ast.Module | None = None) -> int:
-    """Return the number of lines with code, which are neither blank, comments nor docstrings.
+    """Return the number of lines with code: tokens that are neither comments nor docstrings.
 
     Args:
         module: the text, parsed.
@@ -70,13 +70,11 @@ def code_lines(text: str, module: ast.Module | None = None) -> int:
         ):
             said = node.body[0]
             documented.update(range(said.lineno, (said.end_lineno or 0) + 1))
-    lines = STRING_OR_COMMENT.sub(_bare, text).split("\n")
-    return sum(bool(line.strip()) for n, line in enumerate(lines, 1) if n not in documented)
-
-
-def _bare(found: re.Match[str]) -> str:
-    """Return nothing for a comment; of a string each line counts, blank ones too."""
-    return "" if found[0].startswith("#") else found[0].replace("\n", "_\n_")
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - documented)
 
 
 def room(module: str) -> str:

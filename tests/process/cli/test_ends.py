@@ -20,7 +20,7 @@ LONG, SHORT = ("explain", "--about", "all"), ("explain", "--about", "gpu-dead")
 JSON = ("--json", *LONG)
 
 
-@pytest.mark.parametrize("words", [LONG, SHORT, ("--help",)])
+@pytest.mark.parametrize("words", [LONG, SHORT, JSON, ("--help",)])
 def test_a_reader_that_has_seen_enough(tmp_path, words):
     """As `| head` has; also when all of the output is in the buffer until the end."""
     reading, writing = os.pipe()
@@ -42,7 +42,7 @@ def ended(folder: Path, words: tuple[str, ...], **options) -> subprocess.Complet
     return subprocess.run(argv, check=False, text=True, cwd=folder, **{"env": ENV, **options})
 
 
-@pytest.mark.parametrize("words", [SHORT, JSON])
+@pytest.mark.parametrize("words", [LONG, SHORT, JSON])
 def test_a_full_disk_under_the_output(tmp_path, words):
     with Path("/dev/full").open("wb") as full:
         done = ended(tmp_path, words, stdout=full, stderr=subprocess.PIPE)

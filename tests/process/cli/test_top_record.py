@@ -86,13 +86,14 @@ def test_a_signal_ends_the_file(start, tmp_path, number):
     assert not [name for name in names if "jsonl" in name or "new" in name]
 
 
+@pytest.mark.parametrize("pause_s", [0, 0.02])
 @pytest.mark.parametrize(
-    ("pause_s", "numbers"),
+    "numbers",
     [
-        (0, [signal.SIGTERM] * 5),
-        (0.02, [signal.SIGINT] * 3),
-        (0, [signal.SIGHUP, signal.SIGINT, signal.SIGTERM]),
-        (0.02, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]),
+        [signal.SIGTERM] * 5,
+        [signal.SIGINT] * 3,
+        [signal.SIGHUP, signal.SIGINT, signal.SIGTERM],
+        [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
     ],
 )
 def test_a_second_signal_does_not_cut_it(start, tmp_path, numbers, pause_s):

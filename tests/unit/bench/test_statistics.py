@@ -43,7 +43,7 @@ def one(a, b, floor: float = FLOOR_ALONE, more: bool = True) -> Difference:
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("n", [(5, 5), (8, 8), (30, 6)], ids=str)
+@pytest.mark.parametrize("n", [(5, 5), (5, 20), (8, 8), (30, 6)], ids=str)
 def test_pairs_of_one_distribution_hardly_ever_get_a_verdict(name, n):
     """Each pair by itself, which is harder than all in one comparison."""
     chance = random.Random(f"{name} {n}")

@@ -14,7 +14,7 @@ from spark_cluster.config import discovery, fact_gathering
 from spark_cluster.config.discovery import ip_neigh
 from spark_cluster.config.facts import Facts
 
-EXAMPLES = min(4 * settings.default.max_examples, 2000)
+EXAMPLES = min(8 * settings.default.max_examples, 2000)
 
 TOLD = cases(__file__, "hostile_answers.toml")
 LISTENERS, ROW = TOLD["listeners"], TOLD["row"]

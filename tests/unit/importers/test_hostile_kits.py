@@ -191,7 +191,7 @@ def test_large_files_pipes_and_many_files_are_passed_over(tmp_path: Path) -> Non
         "if true; then\n" * 3000 + SERVE + "\n",
         f"{SERVE} --seed $((9**9**9**9))\n",
         f"{SERVE} --seed $(({'(' * 90}1{')' * 90}))\n",
-        "cat <<E\n" * 6_000 + SERVE,
+        "cat <<E\n" * 12_000 + SERVE,
         f"{SERVE} --seed " + "$((" * 9000 + "1" + "))" * 9000 + "\n",
         "A=" + "x" * 40_000 + "\n" + "b $A\n" * 10_000,
         "A=(" + "x " * 20_000 + ")\n" + 'b "${A[@]}"\n' * 4_000,
@@ -229,7 +229,7 @@ def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path, env, field
         {"start.sh": f"A={LONG}\necho " + "$A " * 15_000 + f"\n{SERVE}\n"},
         {"start.sh": f"A={LONG}\nB=$(({'A+' * 15_000}1))\n{SERVE}\n"},
         {"start.sh": "A=('' '')\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + f"{SERVE}\n"},
-        {"start.sh": f"A=({'a ' * 1000})\nB=(" + '"${A[@]}" ' * 6000 + f")\n{SERVE}\n"},
+        {"start.sh": f"A=({'a ' * 9000})\nB=(" + '"${A[@]}" ' * 6000 + f")\n{SERVE}\n"},
         {
             "start.sh": f"A={LONG}\n"
             + "docker run -e B=$A org/engine:1 bash -c 'vllm serve $B'\n" * 1000
@@ -237,7 +237,7 @@ def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path, env, field
         {"compose.yaml": SERVICE, ".env": f"A={LONG}\n" + "B=$A\n" * 9000},
         {
             "compose.yaml": f"{SERVICE}    environment:\n"
-            + "".join(f"      B{n}: $A\n" for n in range(1000)),
+            + "".join(f"      B{n}: $A\n" for n in range(9000)),
             ".env": f"A={LONG}\n",
         },
         {"compose.yaml": SERVICE, ".env": "A=" + "${" * 60_000},
@@ -268,10 +268,10 @@ def test_shells_inside_of_shells_end(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        {"start.sh": f"{'(' * 30_000}\n{SERVE}\n"},
+        {"start.sh": f"{'(' * 90_000}\n{SERVE}\n"},
         {"start.sh": "".join(f"cat <<A{n}\n" for n in range(7000)) + SERVE},
         {"start.sh": f"A={'$((' * 3000}1{'))' * 3000}\n{SERVE}\n"},
-        {"start.sh": ". ./a.sh\n" * 3000 + SERVE, "a.sh": "export A=1\n" * 3000},
+        {"start.sh": ". ./a.sh\n" * 8000 + SERVE, "a.sh": "export A=1\n" * 8000},
         {"start.sh": f"{' . ' * 30_000}\n{SERVE}\n"},
         {
             "compose.yaml": f"include: [{'a.yaml, ' * 2000}]\n{SERVICE}",
@@ -283,7 +283,7 @@ def test_shells_inside_of_shells_end(tmp_path: Path, text: str) -> None:
         },
         {
             **{f"{number // 100}/{number}.txt": "" for number in range(1500)},
-            "serve.sh": "".join(f"/opt/{number}\n" for number in range(5_000)) + f"{SERVE}\n",
+            "serve.sh": "".join(f"/opt/{number}\n" for number in range(20_000)) + f"{SERVE}\n",
             "start.sh": "docker run org/engine:1 bash /opt/serve.sh\n",
         },
         {
@@ -303,7 +303,7 @@ def test_it_is_read_soon(tmp_path: Path, files: dict[str, str]) -> None:
 
 def test_a_file_of_flags_that_many_commands_name_is_not_read_for_each(tmp_path: Path) -> None:
     files = {
-        "a.yaml": f"port: 1\nx: [{'1, ' * 4_000}]\n",
+        "a.yaml": f"port: 1\nx: [{'1, ' * 40_000}]\n",
         "start.sh": f"{SERVE} --config a.yaml\n" * 2000,
     }
     assert "repeat to more than 2,000,000 characters" in read(tmp_path, files)
@@ -333,7 +333,7 @@ def test_a_compose_file_names_a_limited_number_of_files(tmp_path: Path) -> None:
 
 def test_a_file_that_many_services_extend_is_read_once(tmp_path: Path) -> None:
     rows = "".join(
-        f"  s{n}: {{image: 'x{n}', environment: [{'a=1, ' * 100}]}}\n" for n in range(99)
+        f"  s{n}: {{image: 'x{n}', environment: [{'a=1, ' * 200}]}}\n" for n in range(99)
     )
     own = "".join(f"  a{n}: {{extends: {{file: a.yaml, service: s{n}}}}}\n" for n in range(99))
     files = {"compose.yaml": f"{SERVICE}{own}", "a.yaml": f"services:\n{rows}"}
