@@ -266,6 +266,11 @@ def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _ends_already(_signal: int, _frame: object) -> None:
+    """Not SIG_IGN: for a signal that came together with the first one, Python would then print
+    that it was "ignored due to race condition"."""
+
+
 @contextlib.contextmanager
 def ended_by_signals(*more: signal.Signals) -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise KeyboardInterrupt, once: what is open is then closed.
@@ -276,12 +281,13 @@ def ended_by_signals(*more: signal.Signals) -> Iterator[None]:
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         for number in chosen:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, _ends_already)
         raise KeyboardInterrupt
 
     # nohup has SIGHUP ignored
     ending = (signal.SIGTERM, signal.SIGHUP, *more)
-    chosen = [number for number in ending if signal.getsignal(number) != signal.SIG_IGN]
+    unheard = (signal.SIG_IGN, _ends_already)
+    chosen = [number for number in ending if signal.getsignal(number) not in unheard]
     before = {number: signal.signal(number, end) for number in chosen}
     try:
         yield
