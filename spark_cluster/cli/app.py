@@ -267,8 +267,8 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 
 def _ends_already(_signal: int, _frame: object) -> None:
-    """Not SIG_IGN: for a signal that came together with the first one, Python would then print
-    that it was "ignored due to race condition"."""
+    """Take a further signal. With SIG_IGN in its place, Python would print of one that came
+    together with the first that it was "ignored due to race condition"."""
 
 
 @contextlib.contextmanager
@@ -292,9 +292,10 @@ def ended_by_signals(*more: signal.Signals) -> Iterator[None]:
     try:
         yield
     finally:
-        if all(signal.getsignal(number) is end for number in chosen):
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        # Once it ends, it stays so: the interpreter would take back a handler in Python at exit.
+        for number, handler in before.items():
+            listens = signal.getsignal(number) is end
+            signal.signal(number, handler if listens else signal.SIG_IGN)
 
 
 def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
