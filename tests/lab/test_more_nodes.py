@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from commandline import CommandLine, until
+from commandline import WAIT_S, CommandLine, until
 
 from spark_cluster_lab import Lab, LabNode, network
 from spark_cluster_lab.layout import CABLES, FABRIC, UNCABLED
@@ -42,9 +43,16 @@ def user(four: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     return made
 
 
-def link(user: CommandLine, status: int = 0) -> dict[str, dict[str, Any]]:
-    """What doctor finds of the link, by check; of a check of each node what is worst."""
-    found = user.json("doctor", "--probe", "--only", "link", status=status)["checks"]
+def link(user: CommandLine, *, healthy: bool = True) -> dict[str, dict[str, Any]]:
+    """What doctor finds of the link, by check; of a check of each node what is worst.
+
+    A rate that is low says nothing here: other tests keep the processors busy.
+    """
+    asked = user.start("doctor", "--probe", "--only", "link", "--json")
+    found = json.loads(asked.process.communicate(timeout=WAIT_S)[0])["checks"]
+    fails = {result["id"] for result in found if result["status"] == "fail"}
+    assert asked.process.returncode == (5 if fails else 0)
+    assert healthy != bool(fails - {"link.transfer-rate"}), found
     return {result["id"]: result for result in reversed(found)}
 
 
@@ -66,7 +74,7 @@ def test_a_cable_that_is_out_is_that_of_one_node(user: CommandLine, four: Lab) -
     one = four.node("spark3")
     one.unplug_fabric()
     try:
-        found = link(user, status=5)
+        found = link(user, healthy=False)
         assert (found["link.port-up"]["status"], found["link.port-up"]["node"]) == (
             "fail",
             "spark3",
@@ -115,7 +123,7 @@ def test_a_ring_of_cables_is_refused_before_anything_is_changed(
         assert "without a switch" in ran.printed
         assert "spark1: f0np0 to spark3; f1np1 to spark2" in ran.printed
         assert "from the same port of each node to a switch" in ran.printed
-        found = link(three, status=5)
+        found = link(three, healthy=False)
         assert found["link.cabling"]["status"] == "fail"
     until(lambda: ports.ssh("ibdev2netdev").stdout.count("(Up)") == 2, what="one port up")
     assert user.json("provision", *LINK)["changed"] == 0
@@ -145,7 +153,7 @@ def test_one_model_over_four_nodes(user: CommandLine, four: Lab, served: dict[st
     nodes = user.json("vram")["nodes"]
     assert [node["name"] for node in nodes] == NAMES
     assert all(node["processes"] for node in nodes)
-    assert [result for result in link(user).values() if result["status"] == "fail"] == []
+    link(user)
 
 
 @pytest.mark.soak
