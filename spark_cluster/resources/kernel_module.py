@@ -25,7 +25,7 @@ class KernelModule(Resource):
         ResourceError: no such module for the running kernel, or it is in use.
 
     Example:
-        KernelModule("nvidia_peermem")
+        KernelModule("tcp_bbr")
     """
 
     reverts = "the module stays as it is until the next boot"
