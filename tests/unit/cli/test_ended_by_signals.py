@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+import threading
 
 import pytest
 
 from spark_cluster.cli.app import ended_by_signals
 
 ALL = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM]
+
+
+def come(number: signal.Signals) -> None:
+    """To this thread: another one of the process could take it later."""
+    signal.pthread_kill(threading.get_ident(), number)
 
 
 @pytest.fixture(autouse=True)
@@ -27,18 +32,18 @@ def test_signals_that_come_together_end_it_once_and_without_a_word(monkeypatch):
     with pytest.raises(KeyboardInterrupt), ended_by_signals(signal.SIGINT):
         signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
         for number in ALL:
-            os.kill(os.getpid(), number)
+            come(number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ALL)
     for number in ALL:  # the command closes what is open
-        os.kill(os.getpid(), number)
+        come(number)
     assert printed == []
 
 
 def test_once_it_ends_a_second_block_does_not_listen_again():
     with pytest.raises(KeyboardInterrupt), ended_by_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
+        come(signal.SIGTERM)
     with ended_by_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
+        come(signal.SIGTERM)
 
 
 def test_without_a_signal_the_handlers_are_as_before():

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from spark_cluster.config.launch import of_recipe
+from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.models.config import MIXED
 from spark_cluster.models.lookup import find
+from spark_cluster.models.naming import table
 from spark_cluster.plan.estimate import Constants
 from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe
-from spark_cluster.plan.prefill import work
+from spark_cluster.plan.prefill import prefill, work
 from spark_cluster.plan.room import assumed
-from spark_cluster.plan.serving import ServingSetup, draft_read, weights_read
+from spark_cluster.plan.serving import ServingSetup, draft_read, of_launch, weights_read
 from spark_cluster.plan.speed import decode, speculative, step
 
 QWEN = find("nvidia/Qwen3.6-35B-A3B-NVFP4")
@@ -87,6 +89,17 @@ def test_reading_experts_is_hidden_behind_computing_where_a_chunk_is_large() -> 
     assert small.reads_experts(constants)
     assert not large.reads_experts(constants)
     assert large.seconds(constants) < small.seconds(constants)
+
+
+KNOWN = [entry["name"] for entry in table("shapes")["models"]]
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if find(name).quantization != MIXED])
+def test_every_known_model_has_a_speed_on_one_and_two_nodes(name: str) -> None:
+    for tp in (1, 2):
+        served = of_launch(Launch(model=name, tp=tp), find(name))
+        for found in (decode(served, 1024, 1).request, prefill(served, 2048).seconds):
+            assert 0 < found.low < found.high
 
 
 def test_recurrent_layers_scan_and_experts_copy_their_tokens() -> None:
