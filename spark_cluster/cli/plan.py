@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, cast
 
 import click
@@ -48,6 +49,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.files import read_file
 from spark_cluster.issues import lint_target
+from spark_cluster.models.hub import is_repository
 from spark_cluster.plan.planner import (
     Placed,
     PlannedLoad,
@@ -68,7 +70,7 @@ PURPOSES = ("latency", "throughput", "capacity")
 def plan(
     app: App,
     *,
-    recipe_name: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
+    recipe_name: Annotated[str | None, {"metavar": "[RECIPE|MODEL|FILE]"}],
     text: str | None,
     tp: Annotated[int, click.IntRange(1, 64)] | None,
     offline: bool,
@@ -81,8 +83,8 @@ def plan(
     port: EndpointPort,
     allow: Allowing,
 ) -> int:
-    """Plan a recipe (by default the inventory's), or a file or folder of another tool: what it
-    takes, and how fast it will be.
+    """Plan a recipe (by default the inventory's), a model of the hub (ORG/NAME) as vLLM serves it
+    without options, or a file or folder of another tool: what it takes, and how fast it will be.
 
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are planned next to each other.
 
@@ -108,6 +110,8 @@ def plan(
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
+    if recipe_name and text is None and _is_model(recipe_name):
+        recipe_name, text = None, f"vllm serve {recipe_name}"
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
     question = PlannedLoad(context, prompt, users)
     if recipe_name is None and text is None and serves_several(app.cluster):
@@ -140,6 +144,11 @@ def plan(
     plan = planner.plan(subject, rooms, question, facts)
     app.show(plan, lambda app, plan: show(app.console, plan))
     return 0 if plan.feasible else 4
+
+
+def _is_model(name: str) -> bool:
+    """Whether it is the name of a model on the hub, and no path below a folder that is there."""
+    return is_repository(name) and not Path(name).parent.exists()
 
 
 def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subject:

@@ -102,6 +102,14 @@ def test_a_command_line():
     assert "--tp 2" in [near["change"] for near in found["nearest"]]
 
 
+def test_a_model_of_the_hub_is_planned_as_it_is_served_without_options():
+    found = document("nvidia/Llama-3.3-70B-Instruct-FP4")
+    assert found == document("--command", "vllm serve nvidia/Llama-3.3-70B-Instruct-FP4")
+    assert found["feasible"] is True
+    with pytest.raises(InvalidFile, match="no such recipe"):
+        run("tests/none")
+
+
 def test_a_missing_share_is_reported_for_a_command_and_computed_for_a_recipe():
     found = document("--command", "vllm serve google/gemma-4-26B-A4B-it")
     assert "share-not-given" in {issue["id"] for issue in found["issues"]}
