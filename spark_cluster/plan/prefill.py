@@ -201,7 +201,7 @@ def _kind(form: str, *, unpacked: bool) -> str:
 SCAN = {"gdn": 11.0, "kda": 7.75, "mamba2": 8.0, "mamba": 6.0, "conv": 0.0}
 """Operations of a recurrent layer for each token and element of its state, counted from chunked
 algorithms: for the state and within a chunk of C = 64 tokens, heads of d = 128: GDN 6 d^2 and
-10 C d; KDA 6 d^2 and 3 C d + C^2 (source: kimi-linear); Mamba 2 four of each; Mamba steps singly."""
+10 C d; KDA 6 d^2 and 3 C d + C^2 (source: kimi-linear); Mamba 2 four of each; Mamba one by one."""
 
 
 def _scan(geometry: Geometry) -> float:
