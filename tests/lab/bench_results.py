@@ -46,7 +46,8 @@ def attached(user: CommandLine, folder: str, count: int, *words: str) -> None:
     assert process.returncode == (1 if document["failed"] else 0)
     reasons = [c["reason"] for c in record(user.home / folder)["cells"] if c["status"] != "ok"]
     # A busy machine may get all tokens of a run at once, of which there is no speed.
-    assert all(reason.endswith("runs were dropped") for reason in reasons), reasons
+    wrong = [one for one in reasons if not one.endswith(("runs were dropped", "has no value"))]
+    assert not wrong
     assert before.items() <= cells(user, folder).items(), "no cell was measured twice"
     assert record(user.home / folder)["status"] == "complete"
 

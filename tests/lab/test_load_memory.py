@@ -61,11 +61,10 @@ def loads(user: CommandLine, lab: Lab) -> Started:
     user("down")
     started = user.start(*UP)
 
-    def guarded() -> bool:
+    def guarded() -> bool:  # by a unit; what makes room before it runs the same program
         assert started.process.poll() is None, started.process.communicate()
-        return all(
-            node.run(["pgrep", "-f", "[l]oad_watch"], check=False).stdout for node in lab.nodes
-        )
+        asked = ["systemctl", "list-units", "--plain", "--no-legend", "spark-cluster-load-guard*"]
+        return all(node.run(asked).stdout for node in lab.nodes)
 
     until(guarded, what="the load is guarded")
     return started
@@ -137,7 +136,7 @@ def test_a_load_without_a_laptop_is_guarded_and_down_leaves_nothing(
     started = loads(user, lab)
     started.process.kill()
     started.process.communicate()
-    log = lab.node("spark1").run(["docker", "logs", "spark-vllm"], check=False)
+    log = lab.node("spark1").run(["docker", "logs", "spark-vllm"])
     loaded = "startup complete" in log.stdout + log.stderr  # a small model is fast
     assert guards(lab) or loaded, log.stdout + log.stderr
     user("down")
