@@ -116,7 +116,7 @@ def _before_the_stop(
             play.note(launches.shown(warmth))
         return
     with play.stage("prepare"):
-        docker = ("containers",) if server.runtime == "docker" else ()
+        docker = ("containers",) if server.recipe.runtime == "docker" else ()
         play.apply(server.nodes, *docker, "caches")
     with play.stage("fetch"):
         fetch(play, deployment, {server.recipe.name: models})

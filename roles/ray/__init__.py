@@ -27,10 +27,10 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The head or a worker, kept alive by its runtime."""
     server = settings.server
     if not server.on_ray:
-        yield runtime.without(RAY, server.runtime)
+        yield runtime.without(RAY, server.recipe.runtime)
         yield from runtime.pause(server)
         return
-    process = ray_node(node, server, engine(server.engine))
+    process = ray_node(node, server, engine(server.recipe.engine))
     if node.is_head:
         yield Directory(RAY_HOME)  # Ray sets the mode itself
         yield from runtime.pause(server)

@@ -32,9 +32,9 @@ class Settings(Schema):
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The server or a rank, kept alive by its runtime; nothing where the engine has neither."""
     server = settings.server
-    process = engine(server.engine).server(node, server, settings.master_port)
+    process = engine(server.recipe.engine).server(node, server, settings.master_port)
     if process is None:
-        yield runtime.without(server.program, server.runtime)
+        yield runtime.without(server.program, server.recipe.runtime)
     else:
         process = replace(process, stop_timeout_s=settings.stop_timeout_s)
         yield runtime.resource(process, server)

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,7 +40,7 @@ def _cache_folder(host: Host, request: Request) -> Path:
 def _cache_state(host: Host, request: Request) -> Reply:
     """The records, and the compiled configurations that are there; sizes take longer."""
     return {
-        "launches": [record.to_dict() for record in engine_caches.launches(host.root)],
+        "launches": [asdict(record) for record in engine_caches.launches(host.root)],
         "compiled": engine_caches.compiled_keys(_cache_folder(host, request)),
         "tuned": engine_caches.tuned(_cache_folder(host, request)),
     }
@@ -72,8 +72,8 @@ def _cache_usage(host: Host, request: Request) -> Reply:
     entries = engine_caches.usage(_cache_folder(host, request))
     records = engine_caches.launches(host.root)
     return {
-        "entries": [entry.to_dict() for entry in entries],
-        "launches": [record.to_dict() for record in records],
+        "entries": [asdict(entry) for entry in entries],
+        "launches": [asdict(record) for record in records],
         "now": time.time(),
     }
 

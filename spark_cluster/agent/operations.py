@@ -25,7 +25,7 @@ from spark_cluster.node import durable, own_program, processes, safe_paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import History
 from spark_cluster.node.output import TEXT_LIMIT, shortened
-from spark_cluster.node.processes import Cancelled, Processes, TooLong
+from spark_cluster.node.processes import Cancelled, Processes, TooLong, environment
 from spark_cluster.node.values import (
     Blob,
     ResourceError,
@@ -426,9 +426,8 @@ def _stream(node: AgentNode, argv: Sequence[str], search_path: str, laptop: Lapt
             with contextlib.suppress(queue.Empty):
                 ahead -= laptop.taken.get(timeout=0.1)
 
-    environment = {"PATH": search_path, "LANG": "C.UTF-8", "HOME": "/root"}
-    unlimited = float("inf")
-    with node.processes.start(argv, env=environment, timeout=unlimited, merged=True) as running:
+    env, unlimited = environment(search_path), float("inf")
+    with node.processes.start(argv, env=env, timeout=unlimited, merged=True) as running:
         return {"status": running.attend(take, cancelled)}
 
 

@@ -102,7 +102,7 @@ def setup_of(
     )
     return Setup(
         **_of_plan(planned, plan.recipe, plan.launch),
-        executor=plan.executor if len(plan.nodes) > 1 else "",
+        executor=plan.recipe.executor if len(plan.nodes) > 1 else "",
         nodes=tuple(node.name for node in nodes),
         flags=tuple(running.command) or plan.args,
         servers=() if served.deployment.is_one else _replicas(play, served.deployment),
@@ -180,7 +180,7 @@ def readings(found: Iterable[NodeVram], phase: Phase) -> tuple[VramReading, ...]
 def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
     """Return the nodes that serve as they are now, with the variables of the engine on each."""
     server = served.server
-    chosen = engine(server.engine)
+    chosen = engine(server.recipe.engine)
     names = {node.name for node in served.deployment.nodes}
     nodes = [node for node in play.nodes if node.name in names]
     firmwares = play.on_each(nodes, lambda node: firmware(play.session(node)))
@@ -234,7 +234,7 @@ def round_trip_ms(session: Session, url: str) -> float | None:
 
 def program_versions(session: Session, server: Server) -> dict[str, str]:
     """Return the versions of torch and NCCL that the engine's programs use, where they tell."""
-    if server.runtime == "docker":
+    if server.recipe.runtime == "docker":
         python = ["docker", "exec", SERVER, "python3"]
     else:
         python = [f"{server.venv}/bin/python"]

@@ -113,7 +113,7 @@ class VllmBench(OpenLoop):
 
     def measurement(self, at: At, cell: PlannedCell) -> Measurement:
         server = at.deployment.first
-        in_container = server.runtime == "docker"
+        in_container = server.recipe.runtime == "docker"
         out = OUT if in_container else f"{at.folder}/home"
         vllm, python = "vllm", "python3"
         if not in_container:
@@ -267,7 +267,7 @@ def _too_fast(metrics: Mapping[MetricName, Metric], cell: PlannedCell) -> list[s
 def environment(server: Server, home: str) -> dict[str, str]:
     """Return the program's variables: the recipe's without its secrets, and caches of its own."""
     caches = {name: f"{home}/{folder}" for name, folder in CACHES.items()}
-    venv = {"VIRTUAL_ENV": server.venv} if server.runtime == "venv" else {}
+    venv = {"VIRTUAL_ENV": server.venv} if server.recipe.runtime == "venv" else {}
     return {**server.env, **caches, **venv, **OFFLINE, "HOME": home, "VLLM_NO_USAGE_STATS": "1"}
 
 

@@ -209,7 +209,8 @@ def job_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> on_
             how = generator.measurement(at, cell)
             each_s = generator.limit_s(run.suite, cell) / len(how.runs)
             cells.append({"id": cell.id, "timeout_s": each_s, **asdict(how)})
-    health = tuple(engine_base(one) + engine(one.engine).health for one in deployment.servers)
+    servers = deployment.servers
+    health = tuple(engine_base(one) + engine(one.recipe.engine).health for one in servers)
     return on_node.MeasurementJob(folder, health, tuple(cells), play.head.user, _limit_s(run, step))
 
 

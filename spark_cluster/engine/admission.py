@@ -37,7 +37,7 @@ def was_made_for(running: ContainerState, server: Server) -> bool:
     """Return whether a server, running or not, was made for this recipe at this size."""
     named = (RECIPE, TP, OVERRIDES)
     same = all(running.label(name) == server.labels.get(name, "") for name in named)
-    return same and running.runtime == server.runtime
+    return same and running.runtime == server.recipe.runtime
 
 
 def overrides_changed(running: ContainerState, server: Server) -> str:
@@ -95,7 +95,7 @@ def admit(
             several models whose shape no one knows.
     """
     if found[0].server.instance:
-        return _models(play, found, downloaded, ended, force=force, offline=offline)
+        return _Models(play, found, downloaded, ended, force, offline).admitted()
     several = len(found) > 1
     shares: dict[Key, float | None] = {}
     for one, has in zip(found, downloaded, strict=True):
@@ -166,13 +166,18 @@ def _refuse(play: Play, server: Server, found: Feasibility, *, force: bool) -> N
         DoesNotFit: as `must_work`.
     """
     errors = [f"{i.title} ({i.found}); {i.fix}" for i in found.issues if i.severity == "error"]
-    reason, *others = [*found.reasons, *found.obstacles, *errors]
-    if force:
-        play.note(f"--force: {'; '.join([reason, *others])}", warning=True)
-        return
+    reasons = [*found.reasons, *found.obstacles, *errors]
     would = [f"{near.change} would work ({near.why})" for near in found.nearest]
     more = [f"`spark-cluster plan {_named(server)}` shows all", "--force launches anyway"]
-    raise DoesNotFit(reason, hint="; ".join([*would[:2], *more]))
+    hint = "; ".join([*would[:2], *more])
+    _must_be_forced(play, reasons, DoesNotFit(reasons[0], hint=hint), force=force)
+
+
+def _must_be_forced(play: Play, reasons: Sequence[str], error: DoesNotFit, *, force: bool) -> None:
+    """Note what does not fit where it is forced; otherwise raise the error."""
+    if not force:
+        raise error
+    play.note(f"--force: {'; '.join(reasons)}", warning=True)
 
 
 def _named(server: Server) -> str:
@@ -214,7 +219,7 @@ def share(
         Refused: there is too little for anything.
     """
     same = serves(running, server)
-    elsewhere = running.status != "absent" and running.runtime != server.runtime
+    elsewhere = running.status != "absent" and running.runtime != server.recipe.runtime
     if (elsewhere or (running.status == "running" and not same)) and not play.check:
         _release(play)
     if not same and not play.check:
@@ -267,105 +272,100 @@ def _release(play: Play) -> None:
 # -- several models --------------------------------------------------------------------------------
 
 
-def _models(
-    play: Play,
-    found: Sequence[Member],
-    downloaded: Sequence[Mapping[str, float]],
-    ended: Sequence[str],
-    *,
-    force: bool,
-    offline: bool,
-) -> Admitted:
-    """Return what each of several models is given.
+@dataclass(frozen=True)
+class _Models:
+    """Several models, each with a server of its own, and how they are admitted; see `admit`."""
 
-    A server that serves the same already keeps its share, and what it holds counts as in use: the
-    others are planned in what it leaves. What is loaded on request is unloaded before anything is
-    started, and keeps its place next to what always is.
-    """
-    stay = [one for one in found if stays(one)]
-    new = [one for one in found if one not in stay]
-    kept = {one.server.key: share_of(one.running, one.server) for one in stay}
-    needs = {
-        one.server.key: float(one.running.labels[NEEDS]) for one in stay if one.server.on_request
-    }
-    if not new:
-        return Admitted(kept, needs)
-    for one in new:
-        must_be_complete(one.server.recipe, force=force)
-    # What is started leaves room for what is loaded later, which is unloaded before.
-    always_new = any(not one.server.on_request for one in new)
-    planned = [
-        (one, has)
-        for one, has in zip(found, downloaded, strict=True)
-        if one in new or (always_new and one.server.on_request)
-    ]
-    ended = [*ended, *(one.server.program for one in stay if one.server.on_request)]
-    whole = len(planned) == len(found)
-    made = _together(play, planned, ended, all_planned=whole, force=force, offline=offline)
-    return Admitted(
-        {**made.shares, **kept},
-        {**made.needs_gib, **needs},
-        frozenset(one.server.key for one in new),
-    )
+    play: Play
+    found: Sequence[Member]
+    downloaded: Sequence[Mapping[str, float]]
+    ended: Sequence[str]
+    force: bool
+    offline: bool
 
+    def admitted(self) -> Admitted:
+        """Return what each of the models is given.
 
-def _together(
-    play: Play,
-    asked: Sequence[tuple[Member, Mapping[str, float]]],
-    ended: Sequence[str],
-    *,
-    all_planned: bool,
-    force: bool,
-    offline: bool,
-) -> Admitted:
-    """Plan models next to each other.
-
-    Args:
-        asked: the models that are to be started, and what nodes have of each.
-        all_planned: they are all that there are, so that the sums are those of the nodes.
-    """
-    from spark_cluster.engine.survey import plan_models  # late, as above
-
-    new = [one for one, _ in asked]
-    models = [
-        ServedModel(one.server.recipe, one.node.name, on_request=one.server.on_request)
-        for one in new
-    ]
-    try:
-        plan = plan_models(play, models, [has for _, has in asked], ended, offline=offline)
-    except (UsageError, InvalidFile) as error:
-        return _without_plan(play, new, error)
-    if all_planned and not plan.on_request:  # else what is held depends on what is asked for
-        _record_plan(play, plan)
-    _refuse_together(play, plan, force=force)
-    given = {
-        one.server.key: fitted.fit.share if one.server.chooses_share else None
-        for one, fitted in zip(new, plan.plans, strict=True)
-    }
-    requested = [one.server.key for one in new if one.server.on_request]
-    needs = {
-        key: round(memory.whole_gib + RESERVE_GIB, 2)
-        for key, memory in zip(requested, plan.on_request, strict=True)
-    }
-    return Admitted(given, needs)
-
-
-def _refuse_together(play: Play, plan: PlanTogether, *, force: bool) -> None:
-    """Refuse models that do not fit next to each other, or note it where it is forced.
-
-    Raises:
-        DoesNotFit: with the figures of each.
-    """
-    reasons = [*plan.reasons, *plan.obstacles]
-    if reasons and not force:
-        raise DoesNotFit(
-            "; ".join(reasons),
-            hint="`spark-cluster plan` shows all; a smaller gpu_memory_utilization, max-num-seqs "
-            "or max-model-len in a recipe, or `node: NAME` for one of the models; --force "
-            "launches anyway",
+        A server that serves the same already keeps its share, and what it holds counts as in use:
+        the others are planned in what it leaves. What is loaded on request is unloaded before
+        anything is started, and keeps its place next to what always is.
+        """
+        stay = [one for one in self.found if stays(one)]
+        new = [one for one in self.found if one not in stay]
+        kept = {one.server.key: share_of(one.running, one.server) for one in stay}
+        requested = [one for one in stay if one.server.on_request]
+        needs = {one.server.key: float(one.running.labels[NEEDS]) for one in requested}
+        if not new:
+            return Admitted(kept, needs)
+        for one in new:
+            must_be_complete(one.server.recipe, force=self.force)
+        # What is started leaves room for what is loaded later, which is unloaded before.
+        always_new = any(not one.server.on_request for one in new)
+        planned = {
+            one.server.key: has
+            for one, has in zip(self.found, self.downloaded, strict=True)
+            if one in new or (always_new and one.server.on_request)
+        }
+        made = self._planned(planned, [*self.ended, *(one.server.program for one in requested)])
+        return Admitted(
+            {**made.shares, **kept},
+            {**made.needs_gib, **needs},
+            frozenset(one.server.key for one in new),
         )
-    if reasons:
-        play.note(f"--force: {'; '.join(reasons)}", warning=True)
+
+    def _planned(self, wanted: Mapping[Key, Mapping[str, float]], ended: Sequence[str]) -> Admitted:
+        """Plan models next to each other.
+
+        Args:
+            wanted: the models that are to be started, and what nodes have of each.
+            ended: programs that give their memory back before.
+        """
+        from spark_cluster.engine.survey import plan_models  # late, as above
+
+        new = [one for one in self.found if one.server.key in wanted]
+        models = [
+            ServedModel(one.server.recipe, one.node.name, on_request=one.server.on_request)
+            for one in new
+        ]
+        has = [*wanted.values()]
+        try:
+            plan = plan_models(self.play, models, has, ended, offline=self.offline)
+        except (UsageError, InvalidFile) as error:
+            return self._without_plan(new, error)
+        # Else the sums are not those of the nodes, or what is held depends on what is asked for.
+        if len(new) == len(self.found) and not plan.on_request:
+            _record_plan(self.play, plan)
+        if reasons := [*plan.reasons, *plan.obstacles]:
+            hint = (
+                "`spark-cluster plan` shows all; a smaller gpu_memory_utilization, max-num-seqs or "
+                "max-model-len in a recipe, or `node: NAME` for one of the models; --force "
+                "launches anyway"
+            )
+            refusal = DoesNotFit("; ".join(reasons), hint=hint)
+            _must_be_forced(self.play, reasons, refusal, force=self.force)
+        given = {
+            one.server.key: fitted.fit.share if one.server.chooses_share else None
+            for one, fitted in zip(new, plan.plans, strict=True)
+        }
+        requested = [one.server.key for one in new if one.server.on_request]
+        needs = {
+            key: round(memory.whole_gib + RESERVE_GIB, 2)
+            for key, memory in zip(requested, plan.on_request, strict=True)
+        }
+        return Admitted(given, needs)
+
+    def _without_plan(self, new: Sequence[Member], error: UsageError | InvalidFile) -> Admitted:
+        """Go on where every recipe says its share itself."""
+        servers = [one.server for one in new]
+        unsettled = [one.recipe.name for one in servers if one.chooses_share or one.on_request]
+        if unsettled:
+            raise Refused(
+                f"no share of the memory can be computed next to the others: {error.message}",
+                where=error.where,
+                hint=f"give gpu_memory_utilization in the recipe: {', '.join(unsettled)}",
+            ) from None
+        self.play.note(f"not planned: {error.message}")
+        return Admitted({one.key: None for one in servers})
 
 
 def _record_plan(play: Play, plan: PlanTogether) -> None:
@@ -380,18 +380,3 @@ def _record_plan(play: Play, plan: PlanTogether) -> None:
         # They load one after the other, so the last one's peak comes on top of the others.
         loading = sum(held[:-1]) + max(fits[-1].peak_gib, held[-1])
         vram.record_plan(play.bus, at, loading, sum(held))
-
-
-def _without_plan(play: Play, new: Sequence[Member], error: UsageError | InvalidFile) -> Admitted:
-    """Go on where every recipe says its share itself."""
-    unsettled = [
-        one.server.recipe.name for one in new if one.server.chooses_share or one.server.on_request
-    ]
-    if unsettled:
-        raise Refused(
-            f"no share of the memory can be computed next to the others: {error.message}",
-            where=error.where,
-            hint=f"give gpu_memory_utilization in the recipe: {', '.join(unsettled)}",
-        ) from None
-    play.note(f"not planned: {error.message}")
-    return Admitted({one.server.key: None for one in new})

@@ -113,13 +113,9 @@ class Client:
         return found
 
     def _post(self, path: str, body: str | bytes, content_type: str = "application/json") -> Answer:
+        patience_s = self.patience_s
         return self.endpoint.request(
-            self.session,
-            path,
-            method="POST",
-            body=body,
-            timeout=self.patience_s,
-            content_type=content_type,
+            self.session, path, body, timeout=patience_s, content_type=content_type
         )
 
     def failed(self, what: str, answer: Answer) -> RequestFailed:

@@ -20,16 +20,10 @@ from spark_cluster.engine.model_upkeep import named_nodes
 from spark_cluster.engine.names import PROGRAMS, instance_of
 from spark_cluster.engine.node_copies import Copied, copy_folder
 from spark_cluster.errors import Refused
-from spark_cluster.node import containers
+from spark_cluster.node import containers, engine_caches
 from spark_cluster.node.containers import RECIPE
-from spark_cluster.node.engine_caches import (
-    COMPILED_IN,
-    IMAGES,
-    VENV,
-    LaunchRecord,
-    launch_from_dict,
-    short,
-)
+from spark_cluster.node.engine_caches import LaunchRecord
+from spark_cluster.node.replies import made_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, ask_each
 
@@ -39,7 +33,7 @@ USUAL = ("compile", "flashinfer")
 USAGE_S, REMOVE_S = 60.0, 600.0
 """Seconds that counting and removing may take on a node."""
 
-COMPILED = f"vllm/{COMPILED_IN}/"
+COMPILED = f"vllm/{engine_caches.COMPILED_IN}/"
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ def _of_node(
     recipes: Collection[str],
 ) -> list[CachePart]:
     """Return the parts of one node from its answer."""
-    records = [r for one in usage["launches"] if (r := launch_from_dict(one)) is not None]
+    records = list(filter(None, map(engine_caches.launch_from_dict, usage["launches"])))
     now = float(usage["now"])
     found = []
     for entry in usage["entries"]:
@@ -128,9 +122,10 @@ def _of_node(
         last = max([float(entry["modified"]), *(r.last for r in users)])
         named = tuple(sorted({r.recipe for r in users})) if entry["kind"] == "compile" else ()
         found.append(
-            CachePart(
-                node,
-                **{key: entry[key] for key in ("kind", "path", "bytes", "whole")},
+            made_of(
+                CachePart,
+                entry,
+                node=node,
                 recipes=named,
                 last_used=last,
                 idle_days=round(max(0.0, now - last) / 86400, 2),
@@ -144,8 +139,8 @@ def _users(entry: Mapping[str, Any], records: Sequence[LaunchRecord]) -> list[La
     """Return the launches that used an entry; every launch may have used a shared one."""
     image, path = _image_of(entry["path"])
     # Of a virtual environment records have the packages only, perhaps as a hash.
-    own = "" if image.startswith(VENV) else image
-    of_image = [record for record in records if not image or short(record.image) == own]
+    own = "" if image.startswith(engine_caches.VENV) else image
+    of_image = [one for one in records if not image or engine_caches.short(one.image) == own]
     if entry["kind"] != "compile":
         return [] if entry["kind"] == "huggingface" else of_image
     key = path.removeprefix(COMPILED)
@@ -156,7 +151,7 @@ def _image_of(path: str) -> tuple[str, str]:
     """Return the folder of an image's caches and the path in it; no folder for what was shared."""
     top, _, rest = path.partition("/")
     image, _, inside = rest.partition("/")
-    return (image, inside) if top == IMAGES else ("", path)
+    return (image, inside) if top == engine_caches.IMAGES else ("", path)
 
 
 def _kept(
@@ -230,7 +225,7 @@ def remove(
 FOLDERS = {
     "triton": CACHES["TRITON_CACHE_DIR"],
     "inductor": CACHES["TORCHINDUCTOR_CACHE_DIR"],
-    "compile": f"{CACHES['VLLM_CACHE_ROOT']}/{COMPILED_IN}",
+    "compile": f"{CACHES['VLLM_CACHE_ROOT']}/{engine_caches.COMPILED_IN}",
     "flashinfer": CACHES["FLASHINFER_WORKSPACE_BASE"],
 }
 """Kind to folder, of the caches that are copied."""
@@ -303,9 +298,9 @@ def _must_have_the_same_gpu(sender: Node, node: Node) -> None:
 def _folders(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return kind and folder of what is copied, image by image; what was shared is used by none."""
     found = {
-        (entry["kind"], f"{IMAGES}/{parts[1]}/{FOLDERS[entry['kind']]}")
+        (entry["kind"], f"{engine_caches.IMAGES}/{parts[1]}/{FOLDERS[entry['kind']]}")
         for entry in entries
         if entry["files"] and entry["kind"] in FOLDERS
-        if (parts := entry["path"].split("/"))[0] == IMAGES
+        if (parts := entry["path"].split("/"))[0] == engine_caches.IMAGES
     }
     return sorted(found, key=lambda one: (one[1].split("/")[1], list(FOLDERS).index(one[0])))

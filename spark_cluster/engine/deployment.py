@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from spark_cluster.config.engines import words
@@ -20,7 +20,7 @@ from spark_cluster.config.inventory_schema import ServeEntry, Tls
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import EngineValue, ModelKind, Probe, Ray
+from spark_cluster.config.recipe_schema import EngineValue, ModelKind, Probe
 from spark_cluster.config.recipe_settings import MountedPatch, mounted_patches, mounts_of
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy
@@ -105,16 +105,15 @@ class Endpoint:
         self,
         session: Session,
         path: str,
-        *,
-        method: str = "GET",
         body: str | bytes | None = None,
+        *,
         timeout: float = 10.0,
         content_type: str = "application/json",
     ) -> Answer:
-        """Make one request as a user would, from a node; `timeout` in seconds."""
+        """Make one request as a user would, from a node; POST with a body; `timeout` in seconds."""
         return session.http(
             self.path(path),
-            method=method,
+            method="GET" if body is None else "POST",
             headers={**self.headers, "Content-Type": content_type},
             body=body,
             timeout=timeout,
@@ -277,9 +276,7 @@ def probe_once(
     asked = cast("Kind", kind)
     path, body, content_type = request_of(asked, endpoint.model, probe.question, probe.max_tokens)
     began = time.monotonic()
-    answer = endpoint.request(
-        session, path, method="POST", body=body, timeout=timeout, content_type=content_type
-    )
+    answer = endpoint.request(session, path, body, timeout=timeout, content_type=content_type)
     late = answer.status != 200 and time.monotonic() - began >= timeout
     return replace(completion_of(asked, answer.status, answer.body, answer.reason), late=late)
 
@@ -363,16 +360,6 @@ class Server:
         return tuple(node.name for node in self.nodes)
 
     @property
-    def engine(self) -> str:
-        """Name of the inference engine."""
-        return self.recipe.engine
-
-    @property
-    def runtime(self) -> Literal["docker", "venv"]:
-        """Where its programs live."""
-        return self.recipe.runtime
-
-    @property
     def venv(self) -> str:
         """Folder of the virtual environment; empty without one."""
         return self.recipe.venv.path if self.recipe.venv else ""
@@ -383,24 +370,14 @@ class Server:
         return self.recipe.image.ref
 
     @property
-    def executor(self) -> Literal["ray", "mp"]:
-        """What joins several nodes."""
-        return self.recipe.executor
-
-    @property
-    def ray(self) -> Ray:
-        """How Ray is started."""
-        return self.recipe.ray
-
-    @property
     def on_ray(self) -> bool:
         """True if Ray joins the nodes."""
-        return self.size > 1 and self.executor == "ray"
+        return self.size > 1 and self.recipe.executor == "ray"
 
     @property
     def ranks(self) -> tuple[str, ...]:
         """The names of the nodes next to the head that run a rank of their own (executor mp)."""
-        return self.node_names[1:] if self.executor == "mp" else ()
+        return self.node_names[1:] if self.recipe.executor == "mp" else ()
 
     @property
     def host(self) -> str:

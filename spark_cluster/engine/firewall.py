@@ -74,7 +74,7 @@ def settings(inventory: Inventory, server: Server, nodes: Sequence[Node]) -> dic
     Raises:
         Refused: the endpoint has a port of Ray's.
     """
-    _must_not_clash(inventory, server.ray.ports.spans)
+    _must_not_clash(inventory, server.recipe.ray.ports.spans)
     if inventory.trusted_network:
         return {"state": "absent"}
     return {
@@ -105,10 +105,10 @@ def closed(inventory: Inventory, server: Server, nodes: Sequence[Node]) -> tuple
     given = inventory.head.settings_for("vllm").data.get("master_port", master)
     addresses = {node.address for node in nodes}
     addresses |= {str(link.address.ip) for node in nodes for link in node.links}
-    own = engine(server.engine).ports(int(given))
+    own = engine(server.recipe.engine).ports(int(given))
     named = recipe_ports(server.flags, server.env, addresses)
     ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
-    ours = {*server.ray.ports.spans, *vllm_ports(server.env)}
+    ours = {*server.recipe.ray.ports.spans, *vllm_ports(server.env)}
     return tuple(sorted({*ours, *ranks, *own}))
 
 
@@ -206,7 +206,7 @@ def _wanted(
             setting = "`serve.engine_port` in the inventory" if proxied else "`--port`"
             yield WantedPort(server.host, server.port, "server", setting)
         if server.on_ray and not _runs(states[RAY]):
-            yield from _of_ray(server.ray.ports, node)
+            yield from _of_ray(server.recipe.ray.ports, node)
 
 
 def _of_ray(ports: EnginePorts, node: Node) -> Iterator[WantedPort]:

@@ -30,6 +30,7 @@ from spark_cluster.models.hub import (
     wrong_answer,
 )
 from spark_cluster.node.output import duration
+from spark_cluster.node.replies import made_of
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
 from spark_cluster.node.values import Secret
@@ -152,11 +153,11 @@ class Have:
     @classmethod
     def of(cls, found: Mapping[str, Any], free: int) -> Have:
         """Read the answer of a node."""
-        names = ("commit", "missing", "missing_bytes", "links", "problem", "elsewhere")
-        manifests = (found["manifest"], found.get("adoptable"))
-        manifest, adoptable = (one and Manifest.from_document(one) for one in manifests)
-        seen = {name: found[name] for name in names}
-        return cls(**seen, manifest=manifest, adoptable=adoptable, free=free)
+        manifests = {
+            name: Manifest.from_document(found[name]) if found.get(name) else None
+            for name in ("manifest", "adoptable")
+        }
+        return made_of(cls, {**found, **manifests, "free": free})
 
 
 def hub_folder(root: str = CACHE_ROOT) -> str:
@@ -395,7 +396,7 @@ def preview(play: Play, node: Node, model: HubModel) -> PullPreview:
     found = play.session(node).request(
         "store", what="preview", hub=model.cache, model=to_wire(model)
     )
-    return PullPreview(Manifest.from_document(found["manifest"]), found["missing"], found["free"])
+    return made_of(PullPreview, {**found, "manifest": Manifest.from_document(found["manifest"])})
 
 
 @dataclass(frozen=True)

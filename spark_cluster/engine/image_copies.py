@@ -17,6 +17,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.node_copies import copy_image, route
 from spark_cluster.errors import Failed, Refused
+from spark_cluster.node.replies import made_of
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, ask_all, ask_each
@@ -377,8 +378,7 @@ def stored_images(
 def _image(found: Mapping[str, Any], needs: Mapping[str, Sequence[str]]) -> StoredImage:
     names = [name for name in found["names"] if UNNAMED not in name]
     recipes = sorted({recipe for name in names for recipe in needs.get(name, ())})
-    seen = {key: found[key] for key in ("id", "digests", "size", "created", "used_by")}
-    return StoredImage(**seen, names=names, recipes=recipes)
+    return made_of(StoredImage, {**found, "names": names, "recipes": recipes})
 
 
 def planned(found: StoredImages, only: Sequence[str] = (), free: int = 0) -> PrunedImages:

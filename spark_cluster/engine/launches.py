@@ -14,7 +14,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +29,6 @@ from spark_cluster.engine.deployment import Deployment, Key, Server, root_on
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.engine.runtime import BEGINNING_BYTES
 from spark_cluster.engine.tuning import fitting
 from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.node import dockerd, durable, engine_caches
@@ -352,7 +351,7 @@ def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
         "caches",
         what="known",
         run=run,
-        log=runtime.beginning(server.program, BEGINNING_BYTES),
+        log=runtime.beginning(server.program, runtime.BEGINNING_BYTES),
         pattern=LOGGED,
     )
     if answer["known"]:
@@ -376,7 +375,7 @@ def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key
     waiting = []
     for key, (one, made) in new.items():
         for node in one.server.nodes:
-            written = replace(made, version=versions[key]).to_dict()
+            written = asdict(replace(made, version=versions[key]))
             asked = {"what": "record", "record": written, "timeout": RECORD_S}
             waiting.append((one, node, one.play.session(node).submit("caches", **asked)))
     for one, node, pending in waiting:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from spark_cluster.engine.node_copies import Copied, copy, copy_folder
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import containers
 from spark_cluster.node.output import gigabytes
+from spark_cluster.node.replies import made_of
 from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import all_of
 from spark_cluster.runner.play import Play
@@ -233,10 +233,11 @@ def stored(nodes: Nodes, needs: Sequence[Need]) -> list[StoredModels]:
         for name, session in nodes.sessions.items()
     }
     return [
-        StoredModels(
-            name,
-            [_model(one, needs) for one in answer["revisions"]],
-            **{key: answer[key] for key in ("size", "unfinished", "unused", "free")},
+        made_of(
+            StoredModels,
+            answer,
+            node=name,
+            models=[_model(one, needs) for one in answer["revisions"]],
             served_outside=_served_outside(asked[name].wait(), nodes.hubs[name]),
         )
         for name, answer in nodes.ask("usage").items()
@@ -263,8 +264,7 @@ def _served_outside(answer: Mapping[str, Any], hub: str) -> str:
 def _model(found: Mapping[str, Any], needs: Sequence[Need]) -> StoredModel:
     repository, may_be = found["repository"], {found["commit"], *found["refs"]}
     recipes = {n.recipe for n in needs if n.repository == repository and n.revision in may_be}
-    seen = {field.name: found[field.name] for field in dataclasses.fields(Revision)}
-    return StoredModel(**seen, recipes=sorted(recipes))
+    return made_of(StoredModel, found, recipes=sorted(recipes))
 
 
 def prune(
@@ -290,10 +290,7 @@ def prune(
         Pruned(
             name,
             [_model(one, needs) for one in answer["removed"]],
-            [
-                KeptModel(*(one[key] for key in ("repository", "commit", "reason")))
-                for one in answer["kept"]
-            ],
+            [made_of(KeptModel, one) for one in answer["kept"]],
             answer["freed"],
         )
         for name, answer in nodes.ask("prune", None, keep=keep, **request).items()
@@ -339,18 +336,14 @@ def _verified_on(
     found = []
     for model in models:
         repository, commit = model.repository, model.commit
+        revision = {"repository": repository, "commit": commit}
         try:
-            asked = {"repository": repository, "commit": commit}
-            answer = {**nodes.ask("verify", on_progress, **asked)[node], "error": ""}
+            answer = nodes.ask("verify", on_progress, **revision)[node]
         except Failed as error:
-            nothing = {key: list[str]() for key in ("damaged", "missing", "unchecked")}
-            answer = {**nothing, "read": 0, "error": str(error.message)}
-        seen = {key: answer[key] for key in _VERIFIED}
-        found.append(VerifiedModel(node, repository, commit, **seen))
+            found.append(VerifiedModel(node, repository, commit, [], [], [], 0, str(error.message)))
+        else:
+            found.append(made_of(VerifiedModel, answer, node=node, **revision, error=""))
     return found
-
-
-_VERIFIED = ("damaged", "missing", "unchecked", "read", "error")
 
 
 def matches(model: StoredModel, names: Sequence[str]) -> bool:

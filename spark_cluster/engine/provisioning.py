@@ -15,7 +15,6 @@ from typing import Any
 from spark_cluster.config.facts import awaiting_reboot, load_pins
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import link_check
-from spark_cluster.engine.link_check import must_be_switched
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.issues.entries import catalogue
 from spark_cluster.resources import Command, File, Reboot
@@ -119,7 +118,7 @@ def roles_of_link(play: Play) -> Roles:
     if len(names) < 2:
         return []
     mesh = play.role("ssh_mesh", peers=names)
-    must_be_switched(play.nodes, play.session)
+    link_check.must_be_switched(play.nodes, play.session)
     dark = [node for node in play.nodes if not node.links]
     if not (play.out and dark):
         return ["network", mesh, "copies"]

@@ -6,9 +6,9 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -61,6 +61,8 @@ DESCRIPTION = f"{FOLDER}/endpoint.json"
 
 NOT_SERVED = "engine_unreachable"
 """`code` of the proxy's own error when vLLM does not take connections; vLLM's have others."""
+
+R = TypeVar("R")
 
 TlsKind = Literal["self-signed", "certificate"]
 
@@ -172,28 +174,32 @@ def described(text: str | None) -> Access | None:
 
 def replicas_of(text: str | None) -> tuple[Replica, ...]:
     """Parse the replicas of a node's `endpoint.json`; none where one server is behind it."""
-    try:
-        found = json.loads(text or "").get("replicas", [])
-        return tuple(Replica(str(r["node"]), str(r["address"]), int(r["port"])) for r in found)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return ()
+    return _servers(text, "replicas", lambda r: Replica(*_place(r)))
 
 
 def models_of(text: str | None) -> tuple[ModelServer, ...]:
     """Parse the models of a node's `endpoint.json`; none where it does not serve several."""
-    try:
-        found = json.loads(text or "").get("models", [])
-        return tuple(
-            ModelServer(
-                *(str(m["node"]), str(m["address"]), int(m["port"])),
-                names=(str(m["names"][0]), *map(str, m["names"][1:])),
-                program=str(m["program"]),
-                kind=m["kind"],
-                on_request=m.get("on_request") is True,
-            )
-            for m in found
-            if m["kind"] in MODEL_KINDS
+
+    def made(found: Any) -> ModelServer:
+        return ModelServer(
+            *_place(found),
+            names=(str(found["names"][0]), *map(str, found["names"][1:])),
+            program=str(found["program"]),
+            kind=found["kind"],
+            on_request=found.get("on_request") is True,
         )
+
+    return tuple(one for one in _servers(text, "models", made) if one.kind in MODEL_KINDS)
+
+
+def _place(found: Any) -> tuple[str, str, int]:
+    return str(found["node"]), str(found["address"]), int(found["port"])
+
+
+def _servers(text: str | None, key: str, made: Callable[[Any], R]) -> tuple[R, ...]:
+    """Return the servers below a key of a node's `endpoint.json`; none where one is not right."""
+    try:
+        return tuple(map(made, json.loads(text or "").get(key, [])))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 

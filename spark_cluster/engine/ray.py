@@ -192,7 +192,7 @@ def ray_node(node: Node, server: Server, engine: Engine) -> EngineProcess:
     address, head = node.fabric_ip, node.head.fabric_ip
     if address is None or head is None:
         raise Failed("there is no fabric for Ray", where=node.name)
-    ray, ports = server.ray, server.ray.ports
+    ray, ports = server.recipe.ray, server.recipe.ray.ports
     start = ["ray", "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"]
     start += ["--num-gpus=1", *_ports(ports)]
     if ray.object_store_memory is not None:

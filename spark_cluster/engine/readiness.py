@@ -27,7 +27,6 @@ from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
-from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
 from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
@@ -74,7 +73,7 @@ class LoadGuard:
 
     def __init__(self, play: Play, server: Server, limit_s: float) -> None:
         self._play, self._nodes, self._server = play, server.nodes, server.program
-        self._health = server.endpoint.of_engine.path(engine(server.engine).health)
+        self._health = server.endpoint.of_engine.path(engine(server.recipe.engine).health)
         self._limit_s, self._begun = limit_s, False
 
     def begin(self) -> None:
@@ -367,7 +366,7 @@ def healthy(play: Play, server: Server, again: Again | None = None) -> list[vram
 
 
 def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
-    session, serving = play.session(play.head), engine(server.engine)
+    session, serving = play.session(play.head), engine(server.recipe.engine)
     limit = TimeLimit(play, server)
     guard = LoadGuard(play, server, LONGEST * limit.limit_s)
     peak: list[vram.NodeVram] = []
@@ -375,7 +374,7 @@ def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
     first: dict[str, ContainerState] = {}
     while True:
         (life, _), now = play.together(
-            lambda: ask_health(serving, server.endpoint, session),
+            lambda: runtime.ask_health(serving, server.endpoint, session),
             lambda: vram.sample(play.sessions),
         )
         course.take(now)

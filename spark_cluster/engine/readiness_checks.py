@@ -41,16 +41,7 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.issues import rules
 from spark_cluster.node import health, replies
 from spark_cluster.node.completions import ChatCompletion
-from spark_cluster.node.health import (
-    DISTINCT,
-    FORM_TYPE,
-    SAME,
-    UNIT,
-    NotVectors,
-    Vector,
-    form,
-    tone,
-)
+from spark_cluster.node.health import NotVectors, Vector
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -296,14 +287,14 @@ def embedding(client: Client) -> str:
     if client.normalized:
         _normalized(client, [one, near, far])
     same = health.cosine(one, again)
-    if same < SAME:
+    if same < health.SAME:
         raise client.wrong(
             f"embedding: the same text gives another vector the second time (cosine {same:.3f}, "
-            f"expected at least {SAME})",
+            f"expected at least {health.SAME})",
             KERNELS,
         )
     related, unrelated = health.cosine(one, near), health.cosine(one, far)
-    if unrelated > DISTINCT:
+    if unrelated > health.DISTINCT:
         raise client.wrong(
             "embedding: two sentences about different things have the same vector "
             f"(cosine {unrelated:.5f})",
@@ -353,8 +344,8 @@ def transcription(client: Client) -> str:
         document = client.answered(
             "transcription",
             "/v1/audio/transcriptions",
-            body=form(fields, "tone.wav", tone()),
-            content_type=FORM_TYPE,
+            body=health.form(fields, "tone.wav", health.tone()),
+            content_type=health.FORM_TYPE,
         )
     except NoSuchPath as error:
         raise client.wrong(error.message, AUDIO) from None
@@ -394,7 +385,7 @@ def _sized(client: Client, found: Sequence[Vector]) -> None:
 def _normalized(client: Client, found: Sequence[Vector]) -> None:
     for vector in found:
         length = health.length(vector)
-        if abs(length - 1) > UNIT:
+        if abs(length - 1) > health.UNIT:
             raise client.wrong(
                 f"embedding: a vector has the length {length:.4g}, expected 1",
                 f"{KERNELS}; where it is meant, --pooler-config says that nothing is normalised",
@@ -432,7 +423,7 @@ def run_all(play: Play, server: Server) -> str:
     flags = {flag: str(value) for flag, value in server.launch.args.items()}
     client = replace(client, flags=flags)
     for name in server.recipe.readiness.rungs:
-        for check in checks_of(name):
+        for check in CHECKS_BY_NAME[name]:
             play.bus.emit(Progress(play.head.name, "verify", check.title))
             try:
                 found = check.run(client)
@@ -558,14 +549,9 @@ def _check(told: Mapping[str, Any]) -> AnswerCheck:
 _EVERY = (*map(_check, TOLD["check"]), *TOOL_CHECKS)
 
 
-def checks_of(name: ReadinessCheck) -> tuple[AnswerCheck, ...]:
-    """Return the checks of a readiness check; it holds when all of them do."""
-    return CHECKS_BY_NAME[name]
-
-
 def of_kind(kind: ModelKind) -> tuple[AnswerCheck, ...]:
     """Return every check of a kind of model, in the order of its rungs."""
-    return tuple(check for name in CHECKS_OF_KIND[kind] for check in checks_of(name))
+    return tuple(check for name in CHECKS_OF_KIND[kind] for check in CHECKS_BY_NAME[name])
 
 
 CHECKS_BY_NAME: Mapping[ReadinessCheck, tuple[AnswerCheck, ...]] = {

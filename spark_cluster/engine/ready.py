@@ -78,7 +78,7 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
     )
     deployment = now.deployment
     if not deployment.is_one:
-        _until_behind_proxy(play, deployment.endpoint, engine(deployment.first.engine))
+        _until_behind_proxy(play, deployment.endpoint, engine(deployment.first.recipe.engine))
     if deployment.endpoint.models:
         supervision.start_loader(play, deployment)
     return [reading for peak in peaks for reading in peak]
@@ -217,7 +217,7 @@ def is_dead(play: Play, server: Server) -> bool:
     nodes = (play.head.name, *server.ranks)
     first = {name: container_state(play, server.program, name) for name in nodes}
     deadline = time.monotonic() + LOOKS_S
-    failed, serves = 0, engine(server.engine)
+    failed, serves = 0, engine(server.recipe.engine)
     while time.monotonic() < deadline:
         for name, before in first.items():
             now = container_state(play, server.program, name).watched(before)
@@ -308,7 +308,7 @@ def _must_still_serve(play: Play, deployment: Deployment, sent: Sequence[Complet
     if not failed:
         return
     session, why = play.session(play.head), failed[0].fault
-    serving, endpoint = engine(deployment.first.engine), deployment.endpoint
+    serving, endpoint = engine(deployment.first.recipe.engine), deployment.endpoint
     if ask_health(serving, endpoint, session, timeout=HEALTH_UNDER_LOAD_S)[0].serves:
         play.note(
             f"{len(failed)} of {len(sent)} requests of a short load were not answered: {why}; "

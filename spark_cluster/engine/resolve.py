@@ -13,19 +13,12 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spark_cluster.config import recipe_settings
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.launch import Launch, of_recipe, options_text
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import must_be_served
-from spark_cluster.config.recipe_settings import (
-    image_settings,
-    model_settings,
-    mounted_patches,
-    mounts_of,
-    must_be_servable,
-    secrets_of_laptop,
-)
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import deployment, firewall
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server, endpoint_of
@@ -33,19 +26,7 @@ from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import server_name
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.errors import Refused
-from spark_cluster.node.containers import (
-    DASHBOARD,
-    DATA_PARALLEL,
-    ENDPOINT,
-    ENGINE,
-    EXECUTOR,
-    KIND,
-    MODEL,
-    NODES,
-    OVERRIDES,
-    RECIPE,
-    TP,
-)
+from spark_cluster.node import containers
 
 if TYPE_CHECKING:
     from spark_cluster.plan.planner import Subject
@@ -117,7 +98,7 @@ def resolve(
     """
     if replicas > 1:
         return _replicas(recipe, inventory, nodes, replicas)
-    must_be_servable(recipe, tp, engine(recipe.engine).rungs)
+    recipe_settings.must_be_servable(recipe, tp, engine(recipe.engine).rungs)
     chosen, idle = serving(nodes, tp, recipe.nodes_for(tp))
     endpoint = endpoint_of(inventory, chosen[0], recipe.model.served_name)
     server = _server(recipe, inventory, chosen, tp, endpoint)
@@ -128,7 +109,7 @@ def resolve(
 def _server(
     recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int, endpoint: Endpoint
 ) -> Server:
-    patches = mounted_patches(recipe)
+    patches = recipe_settings.mounted_patches(recipe)
     launch = of_recipe(recipe, tp)
     return Server(
         recipe=recipe,
@@ -137,35 +118,35 @@ def _server(
         endpoint=endpoint,
         flags=recipe.flags(tp),
         env=launch.env,
-        secret_env=secrets_of_laptop(recipe),
+        secret_env=recipe_settings.secrets_of_laptop(recipe),
         model_path=recipe.model.node_path,
-        mounts=mounts_of(recipe, patches),
+        mounts=recipe_settings.mounts_of(recipe, patches),
         cache_root=deployment.root_of_all(inventory.nodes[node.name] for node in nodes),
         labels=_labels(recipe, launch, endpoint),
         patches=patches,
-        image_settings=image_settings(recipe),
-        models=model_settings(recipe),
+        image_settings=recipe_settings.image_settings(recipe),
+        models=recipe_settings.model_settings(recipe),
         names=(recipe.model.served_name,),
     )
 
 
 def _labels(recipe: Recipe, launch: Launch, endpoint: Endpoint) -> dict[str, str]:
     """Labels of the containers, by which `status` and a later `up` know what runs."""
-    tp, count = launch.tp, launch.nodes
+    tp, count, ranks = launch.tp, launch.nodes, recipe.data_parallel
     return {
-        **({NODES: str(count)} if count != tp else {}),
-        **({DATA_PARALLEL: str(recipe.data_parallel)} if recipe.data_parallel > 1 else {}),
-        **({OVERRIDES: options_text(recipe.overrides)} if recipe.overrides else {}),
-        RECIPE: recipe.name,
-        MODEL: endpoint.model,
-        TP: str(tp),
-        EXECUTOR: recipe.executor,
-        ENGINE: recipe.engine,
+        **({containers.NODES: str(count)} if count != tp else {}),
+        **({containers.DATA_PARALLEL: str(ranks)} if ranks > 1 else {}),
+        **({containers.OVERRIDES: options_text(recipe.overrides)} if recipe.overrides else {}),
+        containers.RECIPE: recipe.name,
+        containers.MODEL: endpoint.model,
+        containers.TP: str(tp),
+        containers.EXECUTOR: recipe.executor,
+        containers.ENGINE: recipe.engine,
         "spark-cluster.runtime": recipe.runtime,
-        ENDPOINT: endpoint.engine_url,
-        DASHBOARD: str(recipe.ray.dashboard_port),
+        containers.ENDPOINT: endpoint.engine_url,
+        containers.DASHBOARD: str(recipe.ray.dashboard_port),
         # Of chat models none: a server that was started without the label keeps running.
-        **({KIND: recipe.kind} if recipe.kind != "chat" else {}),
+        **({containers.KIND: recipe.kind} if recipe.kind != "chat" else {}),
     }
 
 
@@ -291,7 +272,7 @@ def _behind(alone: Server, inventory: Inventory, node: Node, at: Replica) -> Ser
         nodes=(node,),
         endpoint=own,
         cache_root=deployment.root_on(inventory.nodes[node.name]),
-        labels={**alone.labels, ENDPOINT: own.engine_url},
+        labels={**alone.labels, containers.ENDPOINT: own.engine_url},
     )
     if not isinstance(at, ModelServer):
         return made
@@ -300,7 +281,7 @@ def _behind(alone: Server, inventory: Inventory, node: Node, at: Replica) -> Ser
         made,
         endpoint=replace(own, model=at.model),
         flags={**made.flags, **(aliases if at.names[1:] else {})},
-        labels={**made.labels, MODEL: at.model},
+        labels={**made.labels, containers.MODEL: at.model},
         names=at.names,
         instance=made.recipe.name,
         on_request=at.on_request,

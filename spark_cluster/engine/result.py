@@ -68,7 +68,7 @@ class VerifiedServer(Document):
     @property
     def version(self) -> str:
         """The engine's version; empty when it is not known."""
-        return self.versions.get(self.server.engine, "")
+        return self.versions.get(self.server.recipe.engine, "")
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,9 @@ def served(
 
 def versions(play: Play, server: Server) -> dict[str, str]:
     """Return the versions of the engine and of what it runs on, by name; asked in parallel."""
-    dashboard = server.ray.dashboard_port if server.on_ray else None
+    dashboard = server.recipe.ray.dashboard_port if server.on_ray else None
     session = play.session(play.head)
-    path, key = engine(server.engine).version
+    path, key = engine(server.recipe.engine).version
     asked, ray, runs = play.together(
         lambda: server.endpoint.of_engine.request(session, path),
         lambda: RayState(session, dashboard).version() if dashboard else "",
@@ -192,7 +192,7 @@ def versions(play: Play, server: Server) -> dict[str, str]:
     )
     facts = play.head.facts
     found = {
-        server.engine: _field(asked, key),
+        server.recipe.engine: _field(asked, key),
         "ray": ray,
         "image": runs.image,
         "docker": facts.docker or "",

@@ -65,7 +65,7 @@ if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | h
 
 def resource(process: EngineProcess, server: Server) -> Container | Unit:
     """Return the desired state: the program runs exactly so, in the server's runtime."""
-    return (_unit if server.runtime == "venv" else _container)(process, server)
+    return (_unit if server.recipe.runtime == "venv" else _container)(process, server)
 
 
 def _container(process: EngineProcess, server: Server) -> Container:
@@ -175,7 +175,7 @@ def pause(server: Server) -> list[Resource]:
 
     Units need none, and without Ray there is none.
     """
-    if server.runtime != "docker":
+    if server.recipe.runtime != "docker":
         return []
     if not server.on_ray:
         return [NO_PAUSE]
@@ -365,21 +365,17 @@ class Fault:
 
         return known_in(self.log, self.text, self.before)
 
-    def advice(self, otherwise: str) -> str:
-        """Return what to do about it, as an error's hint: the known issue and its fix.
-
-        Args:
-            otherwise: the hint when nothing is known of it; it stands behind the fix too.
-        """
-        known = self.known
-        if known is None:
-            return otherwise
-        return f"{known.title} ({known.id}): {known.cause}\n  {known.fix}\n  {otherwise}"
-
 
 def advice(fault: Fault | None, otherwise: str) -> str:
-    """`Fault.advice`, or `otherwise` where there is no fault."""
-    return otherwise if fault is None else fault.advice(otherwise)
+    """Return what to do about a fault, as an error's hint: the known issue and its fix.
+
+    Args:
+        otherwise: the hint when nothing is known of it; it stands behind the fix too.
+    """
+    known = fault.known if fault is not None else None
+    if known is None:
+        return otherwise
+    return f"{known.title} ({known.id}): {known.cause}\n  {known.fix}\n  {otherwise}"
 
 
 @contextmanager

@@ -238,7 +238,7 @@ def _begin(play: Play, server: Server, front: Sequence[RoleCall]) -> bool:
         changed = [n for n in nodes if runtime.changed(done.changes(n.name), server.program)]
         if 0 < len(changed) < len(nodes) and not play.check:
             # A rank does not join others that have begun already.
-            play.apply(nodes, [runtime.without(server.program, server.runtime, 5)])
+            play.apply(nodes, [runtime.without(server.program, server.recipe.runtime, 5)])
             play.apply(nodes, role)
     return bool(changed)
 
@@ -249,7 +249,7 @@ def end_dead_server(play: Play, server: Server) -> None:
     Its API goes on for up to 40 s and ends with status 0 (source: make gpu). Who waited for it
     would see it end, and take that for a fault of what was started.
     """
-    serving = engine(server.engine)
+    serving = engine(server.recipe.engine)
     left_out = play.check or play.options.selection.partial  # it may not be started again
     if left_out or serving.died is None:
         return
@@ -261,7 +261,7 @@ def end_dead_server(play: Play, server: Server) -> None:
 
 def end_server(play: Play, server: Server) -> None:
     """End the server and its ranks, to be started again; Ray stays."""
-    play.apply(server.nodes, [runtime.without(server.program, server.runtime, 5)])
+    play.apply(server.nodes, [runtime.without(server.program, server.recipe.runtime, 5)])
     readiness.prepare_memory(play, server.nodes)
 
 
@@ -340,7 +340,7 @@ def prepare_nodes(play: Play, deployment: Deployment, *more: str) -> str:
     link = ("network",) if len(nodes) > 1 else ()
     must_be_switched(nodes, play.session)
     guarded = guard(play, deployment)
-    docker = ("containers",) if deployment.first.runtime == "docker" else ()
+    docker = ("containers",) if deployment.first.recipe.runtime == "docker" else ()
     made = play.apply(nodes, *link, guarded, *docker, "caches", *more)
     if made.changed and not play.check:
         play.refresh(nodes)  # Docker's version, the fabric's addresses
@@ -383,7 +383,7 @@ def _started(made: Applied, server: Server, program: str) -> set[str]:
 def _end_what_was_left(play: Play, server: Server, made: Applied, started: set[str]) -> bool:
     """End what belongs to a Ray that was replaced: a worker of an earlier head does not follow to a
     new one, and a server does not find a new node. Return whether there was any."""
-    ray, kind = _started(made, server, RAY), server.runtime
+    ray, kind = _started(made, server, RAY), server.recipe.runtime
     head, *workers = server.nodes
     ended = False
     if head.name in ray and (left := [node for node in workers if node.name not in ray]):
@@ -395,7 +395,7 @@ def _end_what_was_left(play: Play, server: Server, made: Applied, started: set[s
 
 def _wait(play: Play, server: Server, *, began: bool) -> None:
     """Wait until all nodes have joined; else stop a server that `began` in this run."""
-    ray = server.ray
+    ray = server.recipe.ray
     open_to_all = partial(readiness.ray_asks_for_its_token, play, ray.dashboard_port)
     joined = partial(
         readiness.ray_cluster, play, server.size, ray.dashboard_port, ray.join_timeout_s
@@ -407,7 +407,7 @@ def _wait(play: Play, server: Server, *, began: bool) -> None:
         joined()
     except SparkClusterError:
         if began:  # it would wait for the node that is missing, and be started again and again
-            play.session(server.nodes[0]).run(stop_command(server.program, server.runtime))
+            play.session(server.nodes[0]).run(stop_command(server.program, server.recipe.runtime))
         raise
     open_to_all()
 

@@ -17,7 +17,6 @@ from spark_cluster.config.topology import Node, render
 from spark_cluster.engine import proxy, runtime, vram
 from spark_cluster.engine.deployment import Deployment, Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER, TITLE
-from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import VerificationFailed
@@ -221,7 +220,7 @@ LOADER = OwnUnit(
 
 
 def loader_configuration(
-    head: Node, servers: Sequence[ModelServer], ready_s: float, stays_s: float
+    head: Node, servers: Sequence[proxy.ModelServer], ready_s: float, stays_s: float
 ) -> dict[str, Any]:
     """Return what the program is told.
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.answer_checks import AnswerCheck, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
-from spark_cluster.node.completions import ChatCompletion
+from spark_cluster.node.completions import ChatCompletion, converse
 from spark_cluster.node.replies import at, decoded, short, text_of
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -212,9 +212,6 @@ def _has(text: str, word: str) -> bool:
     return re.search(before + re.escape(word) + after, text, re.IGNORECASE) is not None
 
 
-ROUNDS = 4
-"""Most requests of a conversation: the model calls tools, gets their results, and goes on."""
-
 PARSER = "--enable-auto-tool-choice and the model's own --tool-call-parser (Gemma 4: gemma4)"
 
 RAW = ("<|tool_call", "<tool_call", "[TOOL_CALLS]", "<function=", "call:{}", "[{}(", '"name": "{}"')
@@ -222,7 +219,7 @@ RAW = ("<|tool_call", "<tool_call", "[TOOL_CALLS]", "<function=", "call:{}", "[{
 is the name of a tool."""
 
 
-def converse(client: Client, name: str, question: ExactQuestion) -> list[ChatCompletion]:
+def _conversation(client: Client, name: str, question: ExactQuestion) -> list[ChatCompletion]:
     """Ask a question, and give the results of tools until the model calls none.
 
     Raises:
@@ -230,26 +227,18 @@ def converse(client: Client, name: str, question: ExactQuestion) -> list[ChatCom
         VerificationFailed: there is no whole answer.
     """
     asked = question.to_dict()
-    messages = list(asked["messages"])
     options = {"stream": question.stream, "tools": asked["tools"], "tool_choice": "auto"}
-    found: list[ChatCompletion] = []
-    while len(found) < ROUNDS:
-        try:
-            one = client.chat(name, messages, **options)
-        except RequestFailed as error:
-            hint = f"the launch lacks {PARSER}; a router would now ask another model"
-            raise error.judged(("tool choice",), hint) from None
-        found.append(one)
-        if not one.calls or not question.results:
-            break
-        messages += [one.as_message, *(_result(call, question.results) for call in one.calls)]
-    return found
+    try:
+        return converse(asked, lambda messages: client.chat(name, messages, **options))
+    except RequestFailed as error:
+        hint = f"the launch lacks {PARSER}; a router would now ask another model"
+        raise error.judged(("tool choice",), hint) from None
 
 
 def tool_call(question: ExactQuestion, client: Client) -> str:
     """Check one way: the right calls with JSON arguments, nothing of them in the text."""
     name = f"streamed {question.title}" if question.stream else question.title
-    found = converse(client, name, question)
+    found = _conversation(client, name, question)
     for one in found:
         if any(mark in one.content for mark in _marks(question.tools)):
             raise client.wrong(
@@ -272,11 +261,6 @@ def tool_call(question: ExactQuestion, client: Client) -> str:
         raise client.wrong(f"{name}: {why}", _hint(question))
     last = found[-1].content.strip()
     return replies.short(last) if last else "; ".join(_shown_call(call) for call in calls)
-
-
-def _result(call: Mapping[str, Any], results: Mapping[str, str]) -> dict[str, Any]:
-    text = results.get(call["function"]["name"], '{"error": "there is no such tool"}')
-    return {"role": "tool", "tool_call_id": call["id"], "content": text}
 
 
 def _marks(tools: Sequence[str]) -> set[str]:

@@ -146,8 +146,8 @@ def must_be_tunable(server: Server) -> None:
     Raises:
         Refused: with the reason.
     """
-    if server.engine != "vllm" or server.runtime != "docker":
-        what = f"{server.engine} in {server.runtime}"
+    if server.recipe.engine != "vllm" or server.recipe.runtime != "docker":
+        what = f"{server.recipe.engine} in {server.recipe.runtime}"
         raise _nothing_to_tune(server, f"the tuner is vLLM's, in its image, and this is {what}")
     if TUNED_VARIABLE in server.recipe.env:
         raise _nothing_to_tune(

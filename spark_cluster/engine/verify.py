@@ -23,14 +23,8 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import ModelKind
 from spark_cluster.config.schema import Document, printed
-from spark_cluster.engine import readiness_checks, vram
-from spark_cluster.engine.answer_checks import (
-    PATIENCE_S,
-    AnswerCheck,
-    Client,
-    NotApplicable,
-    RequestFailed,
-)
+from spark_cluster.engine import answer_checks, readiness_checks, vram
+from spark_cluster.engine.answer_checks import AnswerCheck, Client
 from spark_cluster.engine.deployment import Endpoint, running
 from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
@@ -42,7 +36,7 @@ from spark_cluster.errors import Failed, SparkClusterError, UsageError, Verifica
 from spark_cluster.node import durable
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
-from spark_cluster.node.replies import at, decoded
+from spark_cluster.node.replies import at, decoded, made_of
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 
@@ -237,12 +231,8 @@ class CheckSelection:
         """Raises:
         UsageError: one of the names is no check and no rung.
         """
-        checks = [
-            check
-            for rung in readiness_checks.CHECKS_BY_NAME
-            for check in readiness_checks.checks_of(rung)
-        ]
-        known = [*readiness_checks.CHECKS_BY_NAME, *(check.id for check in checks)]
+        by_name = readiness_checks.CHECKS_BY_NAME
+        known = [*by_name, *(check.id for checks in by_name.values() for check in checks)]
         for name in (*self.only, *self.skip):
             if name not in known:
                 raise UsageError(
@@ -343,7 +333,7 @@ def verify(
     recipe: Recipe,
     selection: CheckSelection,
     *,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = answer_checks.PATIENCE_S,
     context: int | None = None,
 ) -> Verification:
     """Run the checks of the server's kind, one after the other.
@@ -440,10 +430,10 @@ def _verdicts(
             found = check.run(client)
         except VerificationFailed as error:
             seconds = time.monotonic() - begun
-            if isinstance(error, NotApplicable) and not promised:
+            if isinstance(error, answer_checks.NotApplicable) and not promised:
                 yield _verdict(check, "not applicable", error.message, seconds)
                 continue
-            if isinstance(error, RequestFailed) and error.status == 0:
+            if isinstance(error, answer_checks.RequestFailed) and error.status == 0:
                 lost = _lost(client, engine(recipe.engine))
             known = (
                 error
@@ -466,15 +456,5 @@ def _lost(client: Client, serving: Engine) -> str:
 def _verdict(
     check: AnswerCheck, status: VerdictStatus, found: str, seconds: float = 0.0, fix: str = ""
 ) -> CheckVerdict:
-    return CheckVerdict(
-        check.id,
-        check.readiness,
-        check.title,
-        check.streamed,
-        status,
-        check.request,
-        check.expected,
-        found,
-        fix,
-        round(seconds, 3),
-    )
+    about = {"rung": check.readiness, "status": status, "found": found, "fix": fix}
+    return made_of(CheckVerdict, vars(check), **about, seconds=round(seconds, 3))

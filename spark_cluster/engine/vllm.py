@@ -62,7 +62,7 @@ class VllmEngine:
         The server is a program of its own next to Ray, so that it has its own log and restarts.
         """
         command = self.dialect.command(server.model_path, server.args)
-        if server.size > 1 and server.executor == "mp" and node.name in server.node_names:
+        if server.size > 1 and server.recipe.executor == "mp" and node.name in server.node_names:
             return self._rank(node, server, command, master_port)
         if not node.is_head:
             return None
@@ -91,7 +91,7 @@ class VllmEngine:
         made = self._process(node, server, _answering(command, server))
         env = {
             **made.env,
-            "RAY_ADDRESS": f"{node.fabric_ip}:{server.ray.port}",
+            "RAY_ADDRESS": f"{node.fabric_ip}:{server.recipe.ray.port}",
             "VLLM_RPC_BASE_PATH": "/tmp/ray",  # noqa: S108  (where the program sees it)
             **variables,
         }

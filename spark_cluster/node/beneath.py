@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import temporary_name, write_at
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError
 
 DEEPEST = 32
@@ -28,6 +29,7 @@ MOST_ENTRIES = 200_000
 """Names of one folder, or of one walk, that are looked at."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BATCH = 1000
 
@@ -76,11 +78,8 @@ class Folder:
     @contextlib.contextmanager
     def at(self, path: Path | str = "") -> Iterator[int]:
         """Yield the handle of a folder."""
-        handle = self._open_folder(self._parts(path), None)
-        try:
+        with closing_handle(self._open_folder(self._parts(path), None)) as handle:
             yield handle
-        finally:
-            os.close(handle)
 
     def make(self, path: Path | str = "", mode: int = 0o755) -> None:
         """Make a folder and those above it, each one synced into the one that it is in."""
@@ -131,12 +130,11 @@ class Folder:
     def free(self) -> int:
         """Return the bytes that can still be written where the folder is, or will be."""
         for place in (self.root, *self.root.absolute().parents):
-            with contextlib.suppress(FileNotFoundError):
-                handle = _open_root(place, None)
-                try:
-                    disk = os.fstatvfs(handle)
-                finally:
-                    os.close(handle)
+            with (
+                contextlib.suppress(FileNotFoundError),
+                closing_handle(_open_root(place, None)) as handle,
+            ):
+                disk = os.fstatvfs(handle)
                 return disk.f_bavail * disk.f_frsize
         return 0
 
@@ -152,16 +150,15 @@ class Folder:
 
         Nothing else is opened even for a moment: to open a FIFO may wait, and a device may act.
         """
-        with self._last(path) as (folder, name):
-            handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            try:
-                about = os.fstat(handle)
-                if not stat.S_ISREG(about.st_mode):
-                    raise NotFollowed(self.root / path, "is not a regular file")
-                self._must_be_owned(about, path)
-                return os.open(f"/proc/self/fd/{handle}", flags | os.O_CLOEXEC)
-            finally:
-                os.close(handle)
+        with (
+            self._last(path) as (folder, name),
+            closing_handle(os.open(name, _ENTRY, dir_fd=folder)) as handle,
+        ):
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
+                raise NotFollowed(self.root / path, "is not a regular file")
+            self._must_be_owned(about, path)
+            return os.open(f"/proc/self/fd/{handle}", flags | os.O_CLOEXEC)
 
     def read(self, path: Path | str, largest: int) -> bytes:
         """Return the first bytes of a regular file, at most `largest`."""
@@ -246,12 +243,11 @@ class Folder:
         *above, name = self._parts(path) or ("",)
         if not name:
             raise NotFollowed(path, "is not a name in a folder")
-        handle = self._open_folder(above, None)
-        try:
-            with _naming(self.root / path):
-                yield handle, name
-        finally:
-            os.close(handle)
+        with (
+            closing_handle(self._open_folder(above, None)) as handle,
+            _naming(self.root / path),
+        ):
+            yield handle, name
 
     def _open_folder(self, parts: tuple[str, ...] | list[str], mode: int | None) -> int:
         """Open a folder; with a mode, those that are missing are made."""
@@ -310,12 +306,8 @@ def _open_root(root: Path, mode: int | None) -> int:
     except OSError as error:
         error.filename = str(root)
         raise
-    handle = _open_root(root.parent, mode)
-    try:
-        with _naming(root):
-            return _enter(handle, root.name, mode)
-    finally:
-        os.close(handle)
+    with closing_handle(_open_root(root.parent, mode)) as handle, _naming(root):
+        return _enter(handle, root.name, mode)
 
 
 def _enter(folder: int, name: str, mode: int | None) -> int:
@@ -342,11 +334,8 @@ def _remove(folder: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
-        top = _enter(folder, name, None)
-        try:
+        with closing_handle(_enter(folder, name, None)) as top:
             _empty(top, top, 0)
-        finally:
-            os.close(top)
         os.rmdir(name, dir_fd=folder)
 
 
@@ -365,11 +354,8 @@ def _empty(folder: int, top: int, depth: int) -> None:
                 moved = temporary_name(entry.name)
                 os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=top)
             else:
-                inner = _enter(folder, entry.name, None)
-                try:
+                with closing_handle(_enter(folder, entry.name, None)) as inner:
                     _empty(inner, top, depth + 1)
-                finally:
-                    os.close(inner)
                 os.rmdir(entry.name, dir_fd=folder)
 
 

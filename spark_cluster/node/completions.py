@@ -9,8 +9,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -110,20 +110,8 @@ def complete(body: str) -> ChatCompletion:
     Raises:
         NotACompletion: it is none.
     """
-    found = message(body)
-    document = decoded(body)
-    choice = at(document, "choices", 0)
-    parts = MessageParts()
-    parts.add(found)
-    return ChatCompletion(
-        parts.content,
-        parts.reasoning,
-        tuple(parts.calls),
-        frozenset({text_of(at(document, "model"))}),
-        text_of(at(choice, "finish_reason")),
-        tuple(_tokens(choice)),
-        _usage(document),
-    )
+    message(body)
+    return _put_together([decoded(body)], "message")
 
 
 def streamed(body: str) -> ChatCompletion:
@@ -132,39 +120,46 @@ def streamed(body: str) -> ChatCompletion:
     Raises:
         NotACompletion: there is no event in it.
     """
-    parts = MessageParts()
-    usage: dict[str, Any] = {}
-    models, finish, ended, error, events = set(), "", False, "", 0
-    for line in body.split("\n"):  # not at U+2028, which JSON may hold
-        text = _data(line)
-        ended = ended or text == "[DONE]"
-        event = decoded(text)
-        if not isinstance(event, dict):
-            continue
+    texts = [_data(line) for line in body.split("\n")]  # not at U+2028, which JSON may hold
+    events = [event for event in map(decoded, texts) if isinstance(event, dict)]
+    found = _put_together(events, "delta")
+    if not (found.error or any(isinstance(_part(one, "delta"), dict) for one in events)):
+        raise NotACompletion(body)
+    return replace(found, ended="[DONE]" in texts)
+
+
+def _put_together(events: Sequence[Any], key: str) -> ChatCompletion:
+    """Return what one reply, or the events of a stream say.
+
+    Args:
+        key: of the part of the message in a choice.
+    """
+    parts, models, tokens = MessageParts(), set(), list[tuple[str, float]]()
+    usage, finish, error = dict[str, Any](), "", ""
+    for event in events:
         usage = _usage(event) or usage
         fault = at(event, "error")
-        said = text_of(at(fault, "message")) or (short(str(fault)) if fault else "")
-        error = error or said
-        events += bool(error)
-        if isinstance(event.get("model"), str):
-            models.add(event["model"])
-        delta = at(event, "choices", 0, "delta")
-        if isinstance(delta, dict):
-            events += 1
-            parts.add(delta)
+        error = error or text_of(at(fault, "message")) or (short(str(fault)) if fault else "")
+        models |= {event["model"]} if isinstance(event.get("model"), str) else set()
+        part = _part(event, key)
+        if isinstance(part, dict):
+            parts.add(part)
             finish = text_of(at(event, "choices", 0, "finish_reason")) or finish
-    if not events:
-        raise NotACompletion(body)
+            tokens += _tokens(at(event, "choices", 0))
     return ChatCompletion(
         parts.content,
         parts.reasoning,
         tuple(parts.calls),
         frozenset(models),
         finish,
-        usage=usage,
-        ended=ended,
+        tuple(tokens),
+        usage,
         error=error,
     )
+
+
+def _part(event: Any, key: str) -> Any:
+    return at(event, "choices", 0, key)
 
 
 def has_text(line: str) -> bool:
@@ -253,15 +248,33 @@ def answer(work: dict[str, Any], question: dict[str, Any]) -> list[dict[str, Any
     Returns:
         Each request's status (0 without a whole answer), error, message, usage, and times in ms.
     """
-    messages = list(question["messages"])
     rounds: list[dict[str, Any]] = []
-    while len(rounds) < ROUNDS:
+
+    def ask(messages: list[Any]) -> ChatCompletion:
         asked, found = _ask(work, question, messages)
         rounds.append(asked)
-        if asked["error"] or not found.calls or not question.get("results"):
-            break
-        messages += [found.as_message, *_results(found.calls, question["results"])]
+        return replace(found, calls=()) if asked["error"] else found
+
+    converse(question, ask)
     return rounds
+
+
+def converse(
+    question: Mapping[str, Any], ask: Callable[[list[Any]], ChatCompletion]
+) -> list[ChatCompletion]:
+    """Ask a question; where it has results for tools, go on until the model calls none.
+
+    Args:
+        question: its `messages`, and perhaps `results` by tool.
+        ask: makes a request with the messages so far.
+    """
+    messages, found = list(question["messages"]), list[ChatCompletion]()
+    while len(found) < ROUNDS:
+        found.append(one := ask(messages))
+        if not one.calls or not question.get("results"):
+            break
+        messages += [one.as_message, *_results(one.calls, question["results"])]
+    return found
 
 
 def _results(calls: Sequence[Mapping[str, Any]], results: dict[str, str]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
 from spark_cluster.node import paths
-from spark_cluster.node.replies import at, decoded, mapping_of, short, text_of, texts_of
+from spark_cluster.node.replies import at, decoded, mapping_of, object_in, short, text_of, texts_of
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)$")
 _EARLY = timedelta(milliseconds=50)
@@ -379,8 +379,7 @@ def declared(text: bytes) -> dict[str, Any]:
     """Return what a unit's file says that was declared: command, env, labels, spec."""
     for line in text.decode(errors="replace").splitlines():
         if line.startswith(DECLARED):
-            found = decoded(line.removeprefix(DECLARED))
-            return found if isinstance(found, dict) else {}
+            return object_in(line.removeprefix(DECLARED))
     return {}
 
 
@@ -404,19 +403,18 @@ def parse(text: str, name: str = "") -> ContainerState:
     known = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     found = declared(text.encode())
     active = known.get("ActiveState", "")
-    labels, command, env = found.get("labels"), found.get("command"), found.get("env")
     return ContainerState(
         status=_STATES.get(active, active or "unknown"),
         exit_code=_count(known.get("ExecMainStatus", "")),
         restarts=_count(known.get("NRestarts", "")),
-        labels={k: str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
-        command=tuple(map(str, command)) if isinstance(command, list) else (),
+        labels=mapping_of(found.get("labels")),
+        command=texts_of(found.get("command")),
         # A stop by hand leaves the result of the run before.
         error=known.get("Result", "").replace("success", "") if active != "inactive" else "",
         name=name,
         id=str(found.get("spec", "")),
         started=started_at(_MOMENT.sub(r"\1T\2Z", known.get("ExecMainStartTimestamp", ""))),
-        env={k: str(v) for k, v in env.items()} if isinstance(env, dict) else {},
+        env=mapping_of(found.get("env")),
         privileged=True,
         memlock=-1,
         runtime="venv",

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spark_cluster.node import paths, safe_paths
+from spark_cluster.node.replies import object_in
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError, explain
 
 _NAME = re.compile(r"\.(?P<stem>.+)\.spark-cluster-(?P<random>[0-9a-f]{8})(?P<check>[0-9a-f]{8})")
@@ -84,11 +86,8 @@ def sync(path: Path, flags: int = 0) -> None:
     Args:
         flags: of open(2), in addition to reading.
     """
-    handle = os.open(path, os.O_RDONLY | flags)
-    try:
+    with closing_handle(os.open(path, os.O_RDONLY | flags)) as handle:
         os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
@@ -102,12 +101,9 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a small file of our own: after a power cut it is the old one or the new one, whole."""
-    with _lock, naming(path):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            write_at(folder, path.name, data, mode)
-        finally:
-            os.close(folder)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with _lock, naming(path), closing_handle(os.open(path.parent, flags)) as folder:
+        write_at(folder, path.name, data, mode)
 
 
 def write_at(folder: int, name: str, data: bytes, mode: int) -> None:
@@ -154,13 +150,10 @@ def is_being_written(path: Path | str, folder: int | None = None) -> bool:
     try:
         if not stat.S_ISREG(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode):
             return False
-        handle = os.open(path, flags, dir_fd=folder)
+        with closing_handle(os.open(path, flags, dir_fd=folder)) as handle:
+            return is_lock_held(handle)
     except OSError:
         return False
-    try:
-        return is_lock_held(handle)
-    finally:
-        os.close(handle)
 
 
 LARGEST_OBJECT = 64 << 20
@@ -173,10 +166,9 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         with safe_paths.file_in(path) as file:
             data = file.read(LARGEST_OBJECT + 1)
-        found = json.loads(data) if len(data) <= LARGEST_OBJECT else {}
-    except (OSError, ValueError, RecursionError, ResourceError):
+    except (OSError, ResourceError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return object_in(data) if len(data) <= LARGEST_OBJECT else {}
 
 
 def append_line(path: Path, entry: Any) -> None:
@@ -185,13 +177,9 @@ def append_line(path: Path, entry: Any) -> None:
     A line that a crash tore is ended first, so that it costs itself only.
     """
     with _lock:
-        new = not path.exists()
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            with naming(path):
-                _append(handle, json.dumps(entry, sort_keys=True).encode() + b"\n")
-        finally:
-            os.close(handle)
+        new, flags = not path.exists(), os.O_RDWR | os.O_APPEND | os.O_CREAT
+        with closing_handle(os.open(path, flags, 0o600)) as handle, naming(path):
+            _append(handle, json.dumps(entry, sort_keys=True).encode() + b"\n")
         if new:
             sync_folder(path.parent)
 
@@ -310,7 +298,7 @@ class NodeLock:
         handle = open_lock(self.path)
         try:
             if not take_lock(handle, within_s):
-                raise Locked(_parse(os.read(handle, 65536).decode(errors="replace")))
+                raise Locked(object_in(os.read(handle, 65536).decode(errors="replace")))
             os.ftruncate(handle, 0)
             os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
         except BaseException:  # as of a full /run: who goes on after it must not hold the lock
@@ -324,14 +312,6 @@ class NodeLock:
             os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        owner = json.loads(text)
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) else {}
 
 
 # Temporary files next to what they become: names that tell whose they are, removal after a crash.

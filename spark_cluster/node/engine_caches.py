@@ -18,7 +18,7 @@ import stat
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -231,10 +231,6 @@ class CacheEntry:
     files: int
     modified: float
     whole: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as it is sent."""
-        return dict(vars(self))
 
 
 class Count:
@@ -455,10 +451,6 @@ class LaunchRecord:
     run: str = ""
     last: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as it is written and sent."""
-        return {**vars(self), "keys": list(self.keys), "models": list(self.models)}
-
     @property
     def launch(self) -> tuple[str, ...]:
         """What makes two records the same launch."""
@@ -535,5 +527,5 @@ def write_launches(root: Path, records: Iterable[LaunchRecord]) -> None:
     path = root / paths.LAUNCHES.lstrip("/")
     durable.make_folder(path.parent)
     kept = sorted(records, key=lambda record: -record.last)[:MOST_LAUNCHES]
-    listed = {"launches": [record.to_dict() for record in kept]}
+    listed = {"launches": [asdict(record) for record in kept]}
     durable.write_file(path, json.dumps(listed, sort_keys=True, separators=(",", ":")).encode())

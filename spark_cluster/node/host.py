@@ -14,17 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import paths, safe_paths
-from spark_cluster.node.durable import (
-    TemporaryFiles,
-    mounts_below,
-    naming,
-    remove_tree,
-    sync_folder,
-    write_file,
-)
+from spark_cluster.node import durable, paths, safe_paths
 from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
-from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
+from spark_cluster.node.processes import (
+    SEARCH_PATH,
+    Cancelled,
+    Completed,
+    Processes,
+    environment,
+)
 from spark_cluster.node.values import Blob, ResourceError, Unknown, marks_of
 
 # The content of a file while it is written: its digest, and whether a secret is in it.
@@ -67,7 +65,7 @@ class PendingRestarts:
         """Note that `resource` must act again."""
         marker = self._marker(resource)
         marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
+        durable.write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
 
     def pending(self, resource: str) -> bool:
         """Return whether `resource` has a restart pending."""
@@ -106,10 +104,6 @@ class Overlay:
     def claim(self, names: tuple[str, ...], maker: str) -> None:
         for name in names:
             self.claims.setdefault(name, maker)
-
-    def maker(self, claim: str) -> str | None:
-        """Id of the earlier resource that will provide `claim`."""
-        return self.claims.get(claim)
 
 
 PIECE = 1024 * 1024
@@ -169,9 +163,9 @@ class Host:
         return Journal(folder, self.run_id, self.owner, self.secrets)
 
     @cached_property
-    def temporary(self) -> TemporaryFiles:
+    def temporary(self) -> durable.TemporaryFiles:
         """This node's temporary files."""
-        return TemporaryFiles(self.path(paths.STATE))
+        return durable.TemporaryFiles(self.path(paths.STATE))
 
     @cached_property
     def restarts(self) -> PendingRestarts:
@@ -195,7 +189,7 @@ class Host:
 
     def will_provide(self, claim: str) -> str | None:
         """In check mode, the earlier resource that will make `claim`."""
-        return self.overlay.maker(claim) if self.check else None
+        return self.overlay.claims.get(claim) if self.check else None
 
     def read(self, name: str) -> bytes | None:
         """Content of a regular file, or None; in check mode what it will be by now.
@@ -204,10 +198,6 @@ class Host:
             ResourceError: there is something else than a regular file.
             Unknown: check mode, and an earlier resource gives it a content not known here.
         """
-        if self.check and name in self.overlay.opaque:
-            raise Unknown(f"after: {self.overlay.opaque[name]}")
-        if self.check and name in self.overlay.files:
-            return self.overlay.files[name]
         try:
             return b"".join(self.pieces(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -241,9 +231,6 @@ class Host:
         Raises:
             ResourceError, Unknown: as `read`.
         """
-        if self.check and name in (*self.overlay.opaque, *self.overlay.files):
-            data = self.read(name)
-            return None if data is None else hashlib.sha256(data).hexdigest()
         found = hashlib.sha256()
         try:
             for piece in self.pieces(name):
@@ -263,11 +250,20 @@ class Host:
             return 0
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Content of a regular file that is there, piece by piece.
+        """Content of a regular file that is there, piece by piece; in check mode what it will be.
 
         Raises:
-            ResourceError: there is something else than a regular file.
+            FileNotFoundError: there is none, or will be none.
+            ResourceError, Unknown: as `read`.
         """
+        if self.check and name in self.overlay.opaque:
+            raise Unknown(f"after: {self.overlay.opaque[name]}")
+        if self.check and name in self.overlay.files:
+            data = self.overlay.files[name]
+            if data is None:
+                raise FileNotFoundError(name)
+            yield data
+            return
         with safe_paths.file(self.path(name)) as source:
             while piece := source.read(PIECE):
                 yield piece
@@ -318,7 +314,7 @@ class Host:
         with self._staged(name) as (target, staged):
             old = _not_a_link(target)
             handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with naming(target), os.fdopen(handle, "wb") as out:
+            with durable.naming(target), os.fdopen(handle, "wb") as out:
                 written = WrittenFile(self.secrets)
                 for piece in (data,) if isinstance(data, bytes) else data:
                     out.write(piece)
@@ -356,7 +352,7 @@ class Host:
                 yield target, staged
             finally:
                 self.temporary.done(staged)
-            sync_folder(target.parent)
+            durable.sync_folder(target.parent)
 
     def directory(
         self, name: str, *, mode: int | None = None, uid: int = -1, gid: int = -1
@@ -376,10 +372,10 @@ class Host:
             with safe_paths.entry(path) as place:
                 self.journal.keep(self.current, place, name, {"kind": "directory"})
                 place.mkdir(mode=0o755 if mode is None else mode & 0o755)
-                sync_folder(place.parent)
+                durable.sync_folder(place.parent)
             mode = 0o755 if mode is None else mode
-        handle = safe_paths.opened(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        with safe_paths.closing_handle(safe_paths.opened(path, flags)) as handle:
             if not new and (mode is not None or (uid, gid) != (-1, -1)):
                 after = folder_shape(os.fstat(handle), mode, uid, gid)
                 with safe_paths.entry(path) as place:
@@ -388,8 +384,6 @@ class Host:
                 os.fchown(handle, uid, gid)
             if mode is not None:
                 os.fchmod(handle, mode)
-        finally:
-            os.close(handle)
 
     def remove(self, name: str, *, keep: bool = True) -> None:
         """Remove a file or link, or a folder with all in it.
@@ -406,11 +400,11 @@ class Host:
             self.journal.keep(self.current, target, name, None, tree=keep)
             if not target.is_dir() or target.is_symlink():
                 target.unlink(missing_ok=True)
-            elif mounts_below(target):  # it cannot be renamed, or not be removed whole
-                remove_tree(target)
+            elif durable.mounts_below(target):  # it cannot be renamed, or not be removed whole
+                durable.remove_tree(target)
             else:
                 self.temporary.remove_folder(target)
-            sync_folder(target.parent)
+            durable.sync_folder(target.parent)
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -446,7 +440,7 @@ class Host:
             argv,
             stdin=stdin,
             on_output=on_output,
-            env={"PATH": self.search_path, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})},
+            env=environment(self.search_path, **(env or {})),
             cwd=cwd,
             timeout=timeout,
             must_finish=must_finish,

@@ -157,19 +157,17 @@ class _Call:
         where = urlsplit(self._request["url"])
         if where.scheme not in ("http", "https") or where.hostname is None:
             raise ValueError(where.scheme)
-        left = max(0.1, self._until - time.monotonic())
+        there, left = (where.hostname, where.port), max(0.1, self._until - time.monotonic())
         certificate = self._file("certificate")
         seen = {}
         connection: http.client.HTTPConnection
         if certificate is not None:
             seen["certificate"] = fingerprint(certificate)
-            connection = PinnedConnection(
-                where.hostname, where.port, seen["certificate"], timeout=left
-            )
+            connection = PinnedConnection(*there, seen["certificate"], timeout=left)
         elif where.scheme == "https":
-            connection = http.client.HTTPSConnection(where.hostname, where.port, timeout=left)
+            connection = http.client.HTTPSConnection(*there, timeout=left)
         else:
-            connection = http.client.HTTPConnection(where.hostname, where.port, timeout=left)
+            connection = http.client.HTTPConnection(*there, timeout=left)
         connection._create_connection = self._connect  # type: ignore[attr-defined]
         body = _body(self._request)
         headers = {"Connection": "close", **self._request.get("headers", {})}
@@ -178,12 +176,7 @@ class _Call:
             headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
         path = f"{where.path or '/'}?{where.query}" if where.query else where.path or "/"
         with contextlib.closing(connection):
-            connection.request(
-                self._request.get("method", "GET"),
-                path,
-                body,
-                headers,
-            )
+            connection.request(self._request.get("method", "GET"), path, body, headers)
             answer = connection.getresponse()
             wanted = self._request.get("keep", ())
             kept = {name: answer.getheader(name, "")[:LONGEST_HEADER] for name in wanted}

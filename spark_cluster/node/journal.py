@@ -20,16 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from spark_cluster.node import paths
-from spark_cluster.node.durable import (
-    append_line,
-    make_folder,
-    naming,
-    read_lines,
-    read_object,
-    sync_folder,
-    write_file,
-)
+from spark_cluster.node import durable, paths
 from spark_cluster.node.safe_paths import file_in
 from spark_cluster.node.values import ResourceError, marks_of
 
@@ -53,7 +44,7 @@ class SecretPaths:
     def known(self) -> set[str]:
         """Return all paths, as declared and with links followed."""
         if self._known is None:
-            listed = {path for path in read_lines(self._list)[0] if isinstance(path, str)}
+            listed = {path for path in durable.read_lines(self._list)[0] if isinstance(path, str)}
             self._known = listed | self._of_journals()
         return self._known
 
@@ -65,12 +56,13 @@ class SecretPaths:
     def add(self, shown: str, path: Path) -> None:
         """Note that `path` is to hold a secret, before it does."""
         for name in _names(shown, path) - self.known():
-            append_line(self._list, name)
+            durable.append_line(self._list, name)
             self.known().add(name)
 
     def _of_journals(self) -> set[str]:
         """Return the paths from runs before this list existed."""
-        entries = [e for p in self._folder.glob("*/changes.jsonl") for e in read_lines(p)[0]]
+        files = self._folder.glob("*/changes.jsonl")
+        entries = [entry for file in files for entry in durable.read_lines(file)[0]]
         return {e["path"] for e in entries if isinstance(e, dict) and e.get("secret")}
 
 
@@ -136,7 +128,7 @@ class Journal:
         entry = {"time": time.time(), "run": self.run, "resource": resource, "action": action}
         with _lock:
             self._begin()
-            append_line(self.folder / "changes.jsonl", {**entry, **details})
+            durable.append_line(self.folder / "changes.jsonl", {**entry, **details})
 
     def keep(
         self,
@@ -177,12 +169,12 @@ class Journal:
         """Make this run's folder, numbered after all others: clocks can be behind."""
         if (self.folder / "run.json").exists():
             return
-        make_folder(self.folder)
+        durable.make_folder(self.folder)
         self.folder.parent.chmod(0o700)
         others = [p for p in runs_in_order(self.folder.parent) if p != self.folder]
         number = max(map(_number, others), default=0) + 1
         about = {"run": self.run, "since": time.time(), **self.owner, "number": number}
-        write_file(self.folder / "run.json", json.dumps(about).encode())
+        durable.write_file(self.folder / "run.json", json.dumps(about).encode())
         for old in others[: max(0, len(others) + 1 - KEPT)]:
             if old.name != self.spared:
                 shutil.rmtree(old, ignore_errors=True)
@@ -208,12 +200,12 @@ class Journal:
         with _lock:
             if not self._make_room(path.lstat().st_size):
                 return False
-        make_folder(target.parent)
+        durable.make_folder(target.parent)
         staged = target.with_name(f".{digest}.{threading.get_ident()}")
         copied = hashlib.sha256()
         handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            with naming(staged), os.fdopen(handle, "wb") as out, file_in(path) as source:
+            with durable.naming(staged), os.fdopen(handle, "wb") as out, file_in(path) as source:
                 for block in iter(lambda: source.read(1 << 20), b""):
                     copied.update(block)
                     out.write(block)
@@ -226,7 +218,7 @@ class Journal:
             staged.unlink()
             return False
         staged.rename(target)
-        sync_folder(target.parent)
+        durable.sync_folder(target.parent)
         return True
 
     def _make_room(self, size: int) -> bool:
@@ -237,7 +229,7 @@ class Journal:
         for old in runs_in_order(self.folder.parent) if self._bytes > CONTENTS_LIMIT else ():
             held = 0 if old.name in (self.run, self.spared) else _contents(old)
             if held and self._bytes > CONTENTS_LIMIT:
-                write_file(old / CONTENTS_GONE, b"")
+                durable.write_file(old / CONTENTS_GONE, b"")
                 shutil.rmtree(old / "before", ignore_errors=True)
                 self._bytes -= held
         fits = self._bytes <= CONTENTS_LIMIT
@@ -282,7 +274,7 @@ def runs_in_order(folder: Path) -> list[Path]:
 def _number(run: Path) -> int:
     """A run's number; 0 of one of before they had numbers."""
     try:
-        return int(read_object(run / "run.json").get("number", 0))
+        return int(durable.read_object(run / "run.json").get("number", 0))
     except (ValueError, TypeError):
         return 0
 
@@ -405,12 +397,12 @@ class History:
 
     def entries(self, run: str) -> list[Entry]:
         """Return what a run did, in order; entries torn by a crash are left out."""
-        found, _ = read_lines(self.folder / run / "changes.jsonl")
+        found, _ = durable.read_lines(self.folder / run / "changes.jsonl")
         return [entry for entry in found if isinstance(entry, dict)]
 
     def notes(self, run: str) -> list[str]:
         """Return remarks on a run's journal itself: torn entries, missing contents."""
-        _, torn = read_lines(self.folder / run / "changes.jsonl")
+        _, torn = durable.read_lines(self.folder / run / "changes.jsonl")
         notes = []
         if torn:
             number = "one entry was" if torn == 1 else f"{torn} entries were"
@@ -431,7 +423,7 @@ class History:
         when it was killed.
         """
         entries = self.entries(run)
-        header = read_object(self.folder / run / "run.json")
+        header = durable.read_object(self.folder / run / "run.json")
         began, ended = _revert_of(entries)
         return {
             "run": run,
@@ -458,16 +450,10 @@ class History:
             for run in reversed(runs)
             if run["reverting"] and run["run"] not in by
         }
-        return {
-            "runs": [
-                {
-                    **run,
-                    "reverted_by": by.get(run["run"]),
-                    "half_reverted_by": half.get(run["run"]),
-                }
-                for run in runs
-            ]
-        }
+        for run in runs:
+            run["reverted_by"] = by.get(run["run"])
+            run["half_reverted_by"] = half.get(run["run"])
+        return {"runs": runs}
 
     def half_revert(self, run: str) -> str | None:
         """The run that was killed while it put `run` back, and that is to be continued."""

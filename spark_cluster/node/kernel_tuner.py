@@ -11,14 +11,18 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import confinement, durable, engine_caches, own_program
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.output import Lines
+from spark_cluster.node.processes import Processes, TooLong
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError
 
 CONTAINER = "spark-tune"
@@ -32,7 +36,7 @@ OUTPUT = "/spark-cluster-tuned"
 REMOVE_S = 60.0
 LINES_KEPT = 200
 LONGEST_LINE = 4096
-"""Bytes after which a line of the tuner's is passed on although its end has not come."""
+"""Characters of a line of the tuner's that are kept."""
 
 CANNOT = 78
 """Exit status of `LAUNCH` where the image cannot tune (EX_CONFIG of sysexits.h)."""
@@ -125,8 +129,7 @@ def _alone(lock: Path) -> Iterator[None]:
     Raises:
         ResourceError: another one has it.
     """
-    handle = durable.open_lock(lock)
-    try:
+    with closing_handle(durable.open_lock(lock)) as handle:
         if not durable.take_lock(handle):
             raise ResourceError(
                 "another tuning runs on this node",
@@ -134,8 +137,6 @@ def _alone(lock: Path) -> Iterator[None]:
                 "what it has measured",
             )
         yield
-    finally:
-        os.close(handle)
 
 
 def _container(request: Mapping[str, Any], staging: Path, size: int) -> list[str]:
@@ -171,21 +172,20 @@ def _run(command: Sequence[str], until: float) -> bool:
     Raises:
         ResourceError: it failed, or the image cannot tune.
     """
-    last: list[str] = []
-    left = max(0.1, until - time.monotonic())
-    limited = ["timeout", f"--kill-after={REMOVE_S:g}", f"{left:.1f}", *command]
-    with subprocess.Popen(
-        limited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        assert process.stdout is not None  # noqa: S101  (it is a pipe)
-        while line := process.stdout.readline(LONGEST_LINE):
-            text = line.decode(errors="replace").rstrip()
-            if text:
-                last = [*last, text][-LINES_KEPT:]
-                print(text[:200], flush=True)
-        status = process.wait()
-    if status != 0 and time.monotonic() >= until:
+    last = deque[str](maxlen=LINES_KEPT)
+
+    def tell(line: str) -> None:
+        if line:
+            last.append(line[:LONGEST_LINE])
+            print(line[:200], flush=True)
+
+    lines, left = Lines(tell), max(0.1, until - time.monotonic())
+    try:
+        with Processes().start(command, env=os.environ, timeout=left, merged=True) as running:
+            status = running.attend(lambda _number, data: lines.add(data), threading.Event())
+    except TooLong:
         return False
+    lines.end()
     if status == CANNOT and last:
         what, _, hint = last[-1].partition("; ")
         raise ResourceError(what[:300], hint[:300])
@@ -197,7 +197,7 @@ def _run(command: Sequence[str], until: float) -> bool:
     return True
 
 
-def _reason(lines: Sequence[str]) -> str:
+def _reason(lines: Iterable[str]) -> str:
     """Return the line that says why: the last of an exception, else the last one."""
     errors = [line for line in lines if "Error" in line or "Exception" in line]
     return (errors or list(lines) or ["it printed nothing"])[-1][:300]
@@ -205,10 +205,4 @@ def _reason(lines: Sequence[str]) -> str:
 
 def remove_container() -> None:
     """Remove the tuner's container, where there is one."""
-    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-        subprocess.run(
-            ["docker", "rm", "--force", CONTAINER],
-            capture_output=True,
-            timeout=REMOVE_S,
-            check=False,
-        )
+    own_program.printed(["docker", "rm", "--force", CONTAINER], REMOVE_S)

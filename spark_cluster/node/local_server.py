@@ -20,17 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spark_cluster.node import containers, load_watch, nvidia_smi, own_program, telemetry
-from spark_cluster.node.containers import (
-    DASHBOARD,
-    ENDPOINT,
-    MODEL,
-    NODES,
-    RAY_NODES,
-    RESTART_LIMIT,
-    TP,
-    ContainerState,
-    parse_state,
-)
+from spark_cluster.node.containers import ContainerState, parse_state
 from spark_cluster.node.health import Completion, completion_of, request_of
 from spark_cluster.node.http import ask
 from spark_cluster.node.replies import at, decoded
@@ -119,14 +109,15 @@ def program(name: str, config: Mapping[str, Any]) -> ContainerState:
 
 def answer(server: ContainerState, limit_s: float) -> Completion:
     """Ask for a real answer within a limit in seconds."""
-    base = server.label(ENDPOINT).removesuffix("/v1")
+    base = server.label(containers.ENDPOINT).removesuffix("/v1")
     if not base:
         return Completion(0, why="its labels name no endpoint")
     if server.kind == "transcription":  # a form with audio in it: its health has to do
         path = "/health"
         asked: dict[str, Any] = {"url": f"{base}{path}"}
     else:
-        path, body, kind = request_of(server.kind, server.label(MODEL), QUESTION, MAX_TOKENS)
+        model = server.label(containers.MODEL)
+        path, body, kind = request_of(server.kind, model, QUESTION, MAX_TOKENS)
         asked = {"url": base + path, "method": "POST", "body": body}
         asked["headers"] = {"Content-Type": kind}
     reply = ask({**asked, "timeout": limit_s})
@@ -141,7 +132,7 @@ def answer(server: ContainerState, limit_s: float) -> Completion:
 
 def tokens(server: ContainerState) -> float | None:
     """Return the tokens that the server has read and written so far; None where it does not say."""
-    base = server.label(ENDPOINT).removesuffix("/v1")
+    base = server.label(containers.ENDPOINT).removesuffix("/v1")
     reply = ask({"url": f"{base}/metrics", "timeout": telemetry.ASK_S})
     found = telemetry.figures(str(reply["body"])) if reply["status"] == 200 else None
     if found is None:
@@ -193,8 +184,8 @@ def ray_obstacle(server: ContainerState, config: Mapping[str, Any]) -> str:
     """Return how many of the nodes that serve Ray shows, where some are missing; or nothing."""
     if not server.on_ray:
         return ""
-    size = server.number(NODES, server.number(TP, 1))
-    url = f"http://127.0.0.1:{server.label(DASHBOARD)}{RAY_NODES}"
+    size = server.number(containers.NODES, server.number(containers.TP, 1))
+    url = f"http://127.0.0.1:{server.label(containers.DASHBOARD)}{containers.RAY_NODES}"
     reply = ask({"url": url, "timeout": 5.0, "bearer_file": config["ray_token"]})
     rows = at(decoded(reply["body"]), "data", "result", "result")
     if not isinstance(rows, list):
@@ -333,7 +324,7 @@ def stop_restarted(
             continue
         obstacle = partial(ray_obstacle, seen, config)
         found[name] = count_restarts(known.get(name), seen, now, obstacle)
-        if len(found[name].at) >= RESTART_LIMIT and seen.kept_up:
+        if len(found[name].at) >= containers.RESTART_LIMIT and seen.kept_up:
             _stop_restarted(name, seen)
     return found
 
@@ -342,7 +333,7 @@ def _stop_restarted(name: str, seen: ContainerState) -> None:
     argv = stop_command(name, seen.runtime)
     done = output(argv, ACT_S)
     said = "stopped" if done is not None else f"not stopped, {' '.join(argv)} failed"
-    often = f"{RESTART_LIMIT} times within {RESTARTS_WINDOW_S / 3600:g} hours"
+    often = f"{containers.RESTART_LIMIT} times within {RESTARTS_WINDOW_S / 3600:g} hours"
     print(
         f"{name} was started again {often} and is {said}: its log says why it ends, and "
         "`spark-cluster up` starts it",

@@ -17,7 +17,6 @@ import os
 import pwd
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -27,11 +26,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from spark_cluster.node import durable, paths
+from spark_cluster.node import durable, own_program, paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S
 from spark_cluster.node.http import ask
-from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Running, TooLong
+from spark_cluster.node.processes import Cancelled, Running, TooLong, environment
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError, explain
 
 DONE, FAILED, STOPPED, NO_SERVER, NO_SPACE, BUSY = 0, 1, 3, 4, 5, 6
@@ -129,15 +129,12 @@ def only_one(path: Path, folder: str) -> Iterator[None]:
     Raises:
         Ended: another one is being measured.
     """
-    handle = durable.open_lock(path)
-    try:
+    with closing_handle(durable.open_lock(path)) as handle:
         if not durable.take_lock(handle):
             raise Ended(BUSY, BUSY_TEXT)
         os.ftruncate(handle, 0)
         os.pwrite(handle, folder.encode(), 0)
         yield
-    finally:
-        os.close(handle)
 
 
 def measure_all(folder: Path, stop: Stop) -> None:
@@ -216,14 +213,14 @@ class MeasureStep:
         if result["status"] != 0:
             self._need_space()
         for name in self._files(cell):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             try:
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
                 handle = os.open(name, flags, dir_fd=self.raw)
             except OSError:  # a link, or gone
                 continue
-            if stat.S_ISREG(os.fstat(handle).st_mode):
-                os.fsync(handle)
-            os.close(handle)
+            with closing_handle(handle):
+                if stat.S_ISREG(os.fstat(handle).st_mode):
+                    os.fsync(handle)
         os.fsync(self.raw)
         write_file(self.folder / "cells" / f"{cell}.json", json.dumps(result).encode(), 0o644)
 
@@ -263,7 +260,7 @@ class MeasureStep:
     def _run(self, cell: dict[str, Any], run: dict[str, Any], log: Keeping) -> int:
         # Docker's client runs programs that its user's settings name: they are root's own.
         home = "/root" if cell["as_root"] else f"{self.folder}/home"
-        env = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": home, **cell["env"]}
+        env = environment(**{"HOME": home, **cell["env"]})
         as_root = cell["as_root"] or pwd.getpwnam(self.user).pw_uid == os.getuid()
         printed = self._file(run["prints"]) if run["prints"] else None
         if cell["as_root"]:
@@ -339,8 +336,7 @@ class Keeping:
 
 def clear() -> None:
     """Remove the containers of load generators; one that stays is in the way of the next."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(CLEAR, capture_output=True, timeout=DOCKER_S, check=False)
+    own_program.printed(CLEAR, DOCKER_S)
 
 
 def _healthy(url: str) -> bool:

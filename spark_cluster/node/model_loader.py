@@ -346,10 +346,8 @@ class Servers:
             time.sleep(LEAVE_S)
             if self._uses().get(name, Use()).requests:
                 return False
-            if (
-                local_server.output(["docker", "stop", "-t", str(STOP_S), name], local_server.ACT_S)
-                is None
-            ):
+            stop = ["docker", "stop", "-t", str(STOP_S), name]
+            if local_server.output(stop, local_server.ACT_S) is None:
                 raise LoadFailed(f"docker stop {name} failed")
             self.tell_proxy(name, "health down")
             return True

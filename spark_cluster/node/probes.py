@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
 import statistics
 import struct
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 # Which nodes are heard at which port: frames of raw Ethernet, which no address is needed for.
 
@@ -82,30 +83,27 @@ BUFFER = 1 << 22
 
 def receive(address: str, port: str, streams: str) -> None:
     """Take the streams of a sender to their end; print bytes and seconds as JSON."""
-    total, first, last, lock = 0, [], [], threading.Lock()
 
-    def take(connection: socket.socket) -> None:
-        nonlocal total
-        buffer, seen = bytearray(BUFFER), 0
+    def take(connection: socket.socket) -> tuple[float, float, int]:
+        """Return when the first bytes and the last ones came, and how many in all."""
+        buffer, seen, first = bytearray(BUFFER), 0, math.inf
         while count := connection.recv_into(buffer, BUFFER, socket.MSG_TRUNC):
-            if not seen:
-                first.append(time.monotonic())
+            first = min(first, time.monotonic())
             seen += count
-        with lock:
-            total += seen
-            last.append(time.monotonic())
+        return first, time.monotonic(), seen
 
-    server = socket.create_server((address, int(port)), backlog=int(streams))
+    count, taken = int(streams), []
+    server = socket.create_server((address, int(port)), backlog=count)
     server.settimeout(WAIT_S)
-    workers = []
-    for _ in range(int(streams)):
-        connection, _peer = server.accept()
-        connection.settimeout(WAIT_S)
-        workers.append(threading.Thread(target=take, args=(connection,)))
-        workers[-1].start()
-    for worker in workers:
-        worker.join()
-    print(json.dumps({"bytes": total, "seconds": max(last) - min(first)}))
+    with server, ThreadPoolExecutor(count) as pool:
+        for _ in range(count):
+            connection, _peer = server.accept()
+            connection.settimeout(WAIT_S)
+            taken.append(pool.submit(take, connection))
+    begun, ended, sizes = zip(*(one.result() for one in taken), strict=True)
+    if not any(sizes):
+        raise OSError("no bytes came")
+    print(json.dumps({"bytes": sum(sizes), "seconds": max(ended) - min(begun)}))
 
 
 CONNECT_S = 5.0
@@ -128,11 +126,8 @@ def send(address: str, port: str, streams: str, seconds: str) -> None:
         connection.close()
 
     connections = [_connected(address, int(port)) for _ in range(int(streams))]
-    workers = [threading.Thread(target=give, args=(one,)) for one in connections]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(len(connections)) as pool:
+        list(pool.map(give, connections))
 
 
 def _connected(address: str, port: int) -> socket.socket:

@@ -38,6 +38,11 @@ Take = Callable[[int, bytes], None]
 """Is given what came on standard output (1) or standard error (2)."""
 
 
+def environment(search_path: str = SEARCH_PATH, /, **more: str) -> dict[str, str]:
+    """Return the variables of a command of ours: where programs are looked for, and `more`."""
+    return {"PATH": search_path, "LANG": "C.UTF-8", "HOME": "/root", **more}
+
+
 class Cancelled(Exception):
     """The laptop is gone or asked to stop: nothing more is begun."""
 
@@ -221,9 +226,8 @@ class Running:
             left = DRAIN_S
             while pipes.open and left > 0:
                 left = drained - time.monotonic()
-                pipes.serve(
-                    max(left, 0.0)
-                )  # also of who comes late: a pipe full of it may be there
+                # Also of who comes late: a pipe full of it may be there.
+                pipes.serve(max(left, 0.0))
         if cancelled.is_set() and not self.must_finish:
             raise Cancelled
         return self._process.wait()  # it has ended: this only collects it
@@ -459,26 +463,35 @@ def belonging(leader: Process, mark: str) -> list[Process]:
         mark: the value of MARK that it got.
     """
     others = [p for p in _listed() if p.start >= leader.start]
-    mine: set[int] = set()
-    added = {leader.pid}
     until = time.monotonic() + UNKNOWN_S
-    while added:
-        mine |= added
-        added = _kin(others, mine) or {
-            p.pid for p in others if p.pid not in mine and _is_marked(p, mark, until)
-        }
-    return [p for p in others if p.pid in mine and p.state not in GONE]
+
+    def marked(mine: set[int]) -> set[int]:
+        return {p.pid for p in others if p.pid not in mine and _is_marked(p, mark, until)}
+
+    return _family(others, leader.pid, marked)
 
 
 def below(pid: int) -> list[Process]:
     """Return all living processes that descend from one, or are in a session that one of these
     leads."""
-    others = _listed()
-    mine, added = set[int](), {pid}
+    return [p for p in _family(_listed(), pid) if p.pid != pid]
+
+
+def _family(
+    others: list[Process],
+    first: int,
+    more: Callable[[set[int]], set[int]] = lambda _mine: set(),
+) -> list[Process]:
+    """Return the living ones of a process, its kin and theirs.
+
+    Args:
+        more: finds further ones, where kin leads to none.
+    """
+    mine, added = set[int](), {first}
     while added:
         mine |= added
-        added = _kin(others, mine)
-    return [p for p in others if p.pid in mine - {pid} and p.state not in GONE]
+        added = _kin(others, mine) or more(mine)
+    return [p for p in others if p.pid in mine and p.state not in GONE]
 
 
 def _listed() -> list[Process]:

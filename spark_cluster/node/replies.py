@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SHOWN = 200
 """Characters of a reply that are quoted."""
@@ -71,6 +75,19 @@ def texts_of(value: Any) -> tuple[str, ...]:
 def objects_of(value: Any) -> list[dict[str, Any]]:
     """The objects among the items of a list; none where it is anything else."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def object_in(text: Any) -> dict[str, Any]:
+    """The object that a JSON text holds; empty where it holds anything else."""
+    found = decoded(text)
+    return found if isinstance(found, dict) else {}
+
+
+def made_of(kind: type[T], found: Mapping[str, Any], /, **more: Any) -> T:
+    """Return a dataclass with the fields that an answer has, and with more; other keys of the
+    answer are left out."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: found[name] for name in names & found.keys()}, **more)
 
 
 def mapping_of(value: Any) -> dict[str, str]:

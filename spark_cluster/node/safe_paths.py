@@ -23,6 +23,15 @@ _LINKS = 40
 
 
 @contextlib.contextmanager
+def closing_handle(handle: int) -> Iterator[int]:
+    """Yield the handle of something that is open, and close it after the block."""
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def folder(path: Path, root: str = "/") -> Iterator[Path]:
     """Open a folder; yields a path that stays in it.
 
@@ -33,16 +42,14 @@ def folder(path: Path, root: str = "/") -> Iterator[Path]:
         ResourceError: a part of the path is a link that other users can replace.
         OSError: it is missing or not a folder; any error below the path names the real place.
     """
-    handle = opened(path, os.O_PATH | os.O_DIRECTORY, root)
-    pinned = f"/proc/self/fd/{handle}"
-    try:
-        yield Path(pinned)
-    except OSError as error:
-        if str(error.filename or "").startswith(pinned):
-            error.filename = f"{path}{str(error.filename)[len(pinned) :]}"
-        raise
-    finally:
-        os.close(handle)
+    with closing_handle(opened(path, os.O_PATH | os.O_DIRECTORY, root)) as handle:
+        pinned = f"/proc/self/fd/{handle}"
+        try:
+            yield Path(pinned)
+        except OSError as error:
+            if str(error.filename or "").startswith(pinned):
+                error.filename = f"{path}{str(error.filename)[len(pinned) :]}"
+            raise
 
 
 @contextlib.contextmanager
@@ -81,14 +88,11 @@ def file_in(place: Path) -> BinaryIO:
 
 def own_link(path: Path, uid: int, gid: int) -> dict[str, int]:
     """Give a link an owner, and return the owner; -1 leaves it."""
-    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing_handle(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as handle:
         if stat.S_ISLNK(os.fstat(handle).st_mode):  # the link itself, not where it leads
             os.chown(f"/proc/self/fd/{handle}", uid, gid)
         status = os.fstat(handle)
         return {"uid": status.st_uid, "gid": status.st_gid}
-    finally:
-        os.close(handle)
 
 
 def _regular(handle: int, path: Path) -> BinaryIO:

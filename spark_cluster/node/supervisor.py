@@ -157,7 +157,7 @@ class Supervisor:
 
     def _keep(self) -> None:
         document = {
-            "state": self.state.to_dict(),
+            "state": asdict(self.state),
             "need_mib": self.need_mib,
             "problems": self.problems,
             "events": self.events,
@@ -280,10 +280,6 @@ class SupervisionState:
     program: str = ""
     started: str = ""
     boot: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as it is kept."""
-        return {**asdict(self), "restarts": list(self.restarts)}
 
     @classmethod
     def from_dict(cls, found: Any) -> SupervisionState:

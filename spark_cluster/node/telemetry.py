@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 from spark_cluster.node import own_program
@@ -70,7 +70,7 @@ def main(settings_text: str) -> NoReturn:
     settings = SamplerSettings(**json.loads(settings_text))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ended)
-    out: Out = TelemetryFile(Path(settings.file)) if settings.file else Pipe(1)
+    out = TelemetryFile(Path(settings.file)) if settings.file else Pipe(1)
     sampler = Sampler(settings)
     try:
         with contextlib.suppress(BrokenPipeError):  # whoever read it is gone
@@ -92,7 +92,7 @@ def _ended(_number: int, _frame: object) -> NoReturn:
     raise _End
 
 
-def _run(sampler: Sampler, out: Out, settings: SamplerSettings) -> None:
+def _run(sampler: Sampler, out: Pipe | TelemetryFile, settings: SamplerSettings) -> None:
     every = max(settings.every, LEAST_EVERY_S)
     while not settings.parent or os.getppid() == settings.parent:
         # On whole seconds of the clock, so that the lines of several nodes belong together.
@@ -140,13 +140,6 @@ class Sampler:
         """End the processes that it has started."""
         self._gpu.end()
         self._apps.end()
-
-
-class Out(Protocol):
-    """A place where lines go."""
-
-    def write(self, line: str) -> None:
-        """Write a line, or drop it where there is no room."""
 
 
 class Pipe:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spark_cluster.node import durable, own_program, paths, processes, worker
-from spark_cluster.node.durable import read_object
 from spark_cluster.node.host import Host
-from spark_cluster.node.own_program import answer_of
-from spark_cluster.node.processes import Cancelled, Completed
+from spark_cluster.node.processes import Cancelled, Completed, environment
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import ResourceError, explain
 from spark_cluster.node.worker import Tail, text_of
 
@@ -49,21 +48,6 @@ LAST_RESORT_S = 60.0
 
 ROOM_LEFT = 64 * 1024
 """Bytes: with less free space, a command that said nothing could not say it."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """The command to run, and how; see `run`."""
-
-    key: str
-    argv: tuple[str, ...]
-    stdin: bytes
-    env: Mapping[str, str]
-    timeout: float
-    user: str | None
-    on_output: Callable[[str], None] | None
-    detach: bool
-    reuse_result: bool
 
 
 def run(
@@ -97,46 +81,46 @@ def run(
         ResourceError: no such command, it took too long, or it was ended from outside.
         Cancelled: the laptop is gone.
     """
-    work = Work(key, tuple(argv), stdin, env or {}, timeout, user, on_output, detach, reuse_result)
-    return _run(host, work)
-
-
-def _run(host: Host, work: Work) -> Completed:
-    """Begin the work, or go on with it where it is, and wait for its end."""
     if host.processes.cancelled.is_set():
         raise Cancelled
     if not host.path(BOOTED).is_dir() or host.which("systemd-run") is None:
         return host.run(
-            work.argv,
-            stdin=work.stdin,
-            env=work.env,
-            timeout=work.timeout,
-            user=work.user,
-            on_output=None if work.stdin else work.on_output or _seldom(host.progress),
-            must_finish=work.detach,
+            argv,
+            stdin=stdin,
+            env=env,
+            timeout=timeout,
+            user=user,
+            on_output=None if stdin else on_output or _seldom(host.progress),
+            must_finish=detach,
         )
-    unit = _Unit(host, work)
+    unit = _Unit(host, key, tuple(argv), timeout, on_output, detach)
     _forget_old(unit.folder.parent)
     if unit.running():
-        host.note(f"{work.key}: {work.argv[0]} is still running there since {unit.since()}")
+        host.note(f"{key}: {argv[0]} is still running there since {unit.since()}")
     else:
-        done = unit.unwatched()
+        done = unit.unwatched() if reuse_result else None
         if done is not None:
             return done
-        unit.begin()
+        unit.begin(stdin, env or {}, user)
     return unit.watch()
 
 
+@dataclass
 class _Unit:
-    """A transient unit and its folder."""
+    """A transient unit and its folder; see `run` for the arguments."""
 
-    def __init__(self, host: Host, work: Work) -> None:
-        self.host = host
-        self.work = work
-        text = "\0".join((work.key, *work.argv))
+    host: Host
+    key: str
+    argv: tuple[str, ...]
+    timeout: float
+    on_output: Callable[[str], None] | None
+    detach: bool
+
+    def __post_init__(self) -> None:
+        text = "\0".join((self.key, *self.argv))
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.name = f"spark-cluster-{name}.service"
-        self.folder = host.path(paths.UNITS) / name
+        self.folder = self.host.path(paths.UNITS) / name
 
     # -- what there is -------------------------------------------------------------------------
 
@@ -144,24 +128,22 @@ class _Unit:
         return _running(self.folder)
 
     def since(self) -> str:
-        begun = read_object(self.folder / "begun") or worker.now()
+        begun = durable.read_object(self.folder / "begun") or worker.now()
         return time.strftime("%H:%M:%S", time.localtime(begun["time"]))
 
     def unwatched(self) -> Completed | None:
-        """Take the result of work that ended while no run watched, when that is wanted."""
-        result = read_object(self.folder / "status")
-        if not result or worker.age(result) > STALE_S:
+        """Take the result of work that ended while no run watched, where it has one."""
+        result = durable.read_object(self.folder / "status")
+        if not result or "error" in result or worker.age(result) > STALE_S:
             return None
         when = time.strftime("%H:%M:%S", time.localtime(result["time"]))
-        what = f"{self.work.key}: {self.work.argv[0]} ended at {when} while no run watched"
-        if "error" in result or not self.work.reuse_result:
-            return None
+        what = f"{self.key}: {self.argv[0]} ended at {when} while no run watched"
         self.host.note(f"{what}, with status {result['status']}; this is its result")
         return self._take(result)
 
     # -- doing ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, stdin: bytes, env: Mapping[str, str], user: str | None) -> None:
         """Start the unit; returns when the work has begun.
 
         Raises:
@@ -171,19 +153,12 @@ class _Unit:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder.mkdir(mode=0o700)
-        work = self.work
-        environment = {
-            "PATH": self.host.search_path,
-            "LANG": "C.UTF-8",
-            "HOME": "/root",
-            **work.env,
-        }
         document = {
-            "argv": work.argv,
-            "env": environment,
-            "stdin": base64.b64encode(work.stdin).decode("ascii"),
-            "user": work.user,
-            "timeout": work.timeout,
+            "argv": self.argv,
+            "env": environment(self.host.search_path, **env),
+            "stdin": base64.b64encode(stdin).decode("ascii"),
+            "user": user,
+            "timeout": self.timeout,
         }
         (self.folder / "asked").write_text(json.dumps(worker.now()))
         handle = os.open(self.folder / "work", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -201,7 +176,7 @@ class _Unit:
             if time.monotonic() > until:
                 self._stop()
                 raise ResourceError(
-                    f"{self.work.key}: its unit {self.name} does not begin", self._advice()
+                    f"{self.key}: its unit {self.name} does not begin", self._advice()
                 )
             if self.host.processes.cancelled.wait(0.01):
                 raise Cancelled
@@ -212,7 +187,7 @@ class _Unit:
             if done.status != 0:  # perhaps the one before it is still being ended
                 self._systemctl_stop(3 * ENDING_S)
                 done = self.host.run(self._systemd_run())
-            done.check(f"starting a unit for {self.work.key}")
+            done.check(f"starting a unit for {self.key}")
         except ResourceError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -226,16 +201,16 @@ class _Unit:
             ResourceError: it was not done in time, or was ended from outside.
             Cancelled: the laptop is gone; the work goes on, unless it shall not.
         """
-        on_output = self.work.on_output or _seldom(self.host.progress)
+        on_output = self.on_output or _seldom(self.host.progress)
         with (
             contextlib.closing(Tail(self.folder / "out", on_output)) as out,
             contextlib.closing(Tail(self.folder / "err", on_output)) as err,
         ):
             self._until_ended((out, err))
-        result = read_object(self.folder / "status")
+        result = durable.read_object(self.folder / "status")
         if not result:
             raise ResourceError(
-                f"{self.work.key}: {self.work.argv[0]} was ended from outside "
+                f"{self.key}: {self.argv[0]} was ended from outside "
                 "(killed, or the node ran out of memory)",
                 self._advice(),
             )
@@ -244,9 +219,9 @@ class _Unit:
     # -- inside --------------------------------------------------------------------------------
 
     def _until_ended(self, tails: tuple[Tail, ...]) -> None:
-        begun = read_object(self.folder / "begun") or worker.now()
+        begun = durable.read_object(self.folder / "begun") or worker.now()
         graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
-        limit = self.work.timeout + graces + ENDING_S
+        limit = self.timeout + graces + ENDING_S
         wait = 0.02
         while self.running():
             moved = [tail for tail in tails if tail.read()]
@@ -255,16 +230,14 @@ class _Unit:
                 self._abandon()
             if worker.age(begun) > limit:
                 self._stop()
-                raise processes.TooLong(
-                    f"{self.work.argv[0]}: not done after {self.work.timeout:g} s"
-                )
+                raise processes.TooLong(f"{self.argv[0]}: not done after {self.timeout:g} s")
         for tail in tails:
             tail.read(last=True)
 
     def _systemd_run(self) -> list[str]:
         properties = {
-            "Description": f"spark-cluster: {self.work.key}",
-            "RuntimeMaxSec": f"{self.work.timeout + LAST_RESORT_S:.0f}",
+            "Description": f"spark-cluster: {self.key}",
+            "RuntimeMaxSec": f"{self.timeout + LAST_RESORT_S:.0f}",
             "TimeoutStopSec": f"{ENDING_S:.0f}",
         }
         worker = own_program.argv("spark_cluster.node.worker", str(self.folder))
@@ -272,7 +245,7 @@ class _Unit:
 
     def _abandon(self) -> NoReturn:
         """Leave the work to itself, begun or not, or have it ended. Raises Cancelled."""
-        if not self.work.detach:
+        if not self.detach:
             self._stop(wait=False)
         raise Cancelled
 
@@ -298,10 +271,10 @@ class _Unit:
             raise ResourceError(result["error"], result.get("hint", ""))
         if result["status"] != 0 and free < ROOM_LEFT and not err.strip():
             raise ResourceError(
-                f"{self.work.key}: {self.work.argv[0]} ended with status {result['status']}: "
+                f"{self.key}: {self.argv[0]} ended with status {result['status']}: "
                 + explain(OSError(28, "", str(self.folder.parent)), self.host.root)
             )
-        return Completed(self.work.argv, int(result["status"]), out, err)
+        return Completed(self.argv, int(result["status"]), out, err)
 
     def _advice(self) -> str:
         return f"`journalctl -u {self.name}` and `journalctl -k` on the node"
@@ -323,13 +296,10 @@ def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
 def _running(folder: Path) -> bool:
     """Return whether a unit's worker is alive: it holds the lock all the time it runs."""
     try:
-        handle = os.open(folder / "lock", os.O_RDWR)
+        with closing_handle(os.open(folder / "lock", os.O_RDWR)) as handle:
+            return durable.is_lock_held(handle)
     except FileNotFoundError:
         return False
-    try:
-        return durable.is_lock_held(handle)
-    finally:
-        os.close(handle)
 
 
 def _forget_old(folder: Path) -> None:
@@ -339,7 +309,7 @@ def _forget_old(folder: Path) -> None:
     for old in folder.iterdir():
         if _running(old):
             continue
-        status, asked = read_object(old / "status"), read_object(old / "asked")
+        status, asked = durable.read_object(old / "status"), durable.read_object(old / "asked")
         if status:
             forgotten = worker.age(status) > 7 * STALE_S
         elif (old / "begun").exists():
@@ -369,4 +339,4 @@ def result_of(
         timeout=timeout,
         on_output=lambda line: None if line.startswith("{") else host.progress(line),
     ).check(key)
-    return answer_of(done.stdout, done.stderr, key)
+    return own_program.answer_of(done.stdout, done.stderr, key)

@@ -13,12 +13,12 @@ import json
 import re
 import shutil
 import traceback
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 
 class InvalidResource(ValueError):
@@ -244,20 +244,8 @@ def _base64(text: str) -> Iterator[str]:
             yield inner.replace("+", "-").replace("/", "_")
 
 
-def _json(text: str) -> str:
-    return json.dumps(text)[1:-1]
-
-
-def _json_utf8(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
 def _repr(text: str) -> str:
     return repr(text + "'\"")[1:-4].replace("\\'", "'")  # both quotes in it: as it is in "..."
-
-
-def _repr_single(text: str) -> str:
-    return _repr(text).replace("'", "\\'")
 
 
 def _repr_bytes(text: str) -> str:
@@ -265,39 +253,24 @@ def _repr_bytes(text: str) -> str:
     return repr(data + b"'\"")[2:-4].replace("\\'", "'")
 
 
-def _repr_bytes_single(text: str) -> str:
-    return _repr_bytes(text).replace("'", "\\'")
-
-
-def _shell(text: str) -> str:
-    return text.replace("'", "'\"'\"'")
-
-
-def _shell_backslash(text: str) -> str:
-    return text.replace("'", "'\\''")
-
-
-def _url(text: str) -> str:
-    return urllib.parse.quote(text, safe="", errors="surrogateescape")
-
-
-def _url_path(text: str) -> str:
-    return urllib.parse.quote(text, errors="surrogateescape")
-
-
-def _url_form(text: str) -> str:
-    return urllib.parse.quote_plus(text, errors="surrogateescape")
-
-
 _ESCAPES: tuple[Callable[[str], str], ...] = (
-    *(_json, _json_utf8, _repr, _repr_single, _repr_bytes, _repr_bytes_single),
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    _repr,
+    lambda text: _repr(text).replace("'", "\\'"),
+    _repr_bytes,
+    lambda text: _repr_bytes(text).replace("'", "\\'"),
 )
-"""Also used twice: a traceback that shows JSON."""
-
+"""JSON in ASCII and UTF-8; Python's text and bytes, each in double and in single quotes. Also used
+twice: a traceback that shows JSON."""
 _WRITERS: tuple[Callable[[str], str], ...] = (
     *_ESCAPES,
-    *(_shell, _shell_backslash, _url, _url_path, _url_form),
+    lambda text: text.replace("'", "'\"'\"'"),
+    lambda text: text.replace("'", "'\\''"),
+    *(partial(quote, safe="", errors="surrogateescape"), partial(quote, errors="surrogateescape")),
+    partial(quote_plus, errors="surrogateescape"),
 )
+"""A shell's two ways, and those of a URL: a value, a path, a form."""
 
 
 def secrets_in(value: Any) -> set[str]:

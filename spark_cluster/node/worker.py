@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.output import LINE_LIMIT
+from spark_cluster.node.output import Lines
 from spark_cluster.node.processes import Running
 from spark_cluster.node.values import ResourceError, explain, unforeseen
 
@@ -141,9 +141,8 @@ class Tail:
 
     def __init__(self, path: Path, on_output: Callable[[str], None]) -> None:
         self._path = path
-        self._on_output = on_output
+        self._lines = Lines(lambda line: on_output(line) if line else None)
         self._source: int | None = None
-        self._rest = b""
 
     def read(self, *, last: bool = False) -> bool:
         """Tell what has come, or some of it, however fast it grows; whether anything has.
@@ -192,13 +191,7 @@ class Tail:
             os.close(handle)
 
     def _tell(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        if len(self._rest) > LINE_LIMIT:
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            if line.strip():
-                self._on_output(line.decode(errors="replace").rstrip())
+        self._lines.add(data.replace(b"\r", b"\n"))
 
 
 ROOM = 4096

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.processes import SEARCH_PATH, Processes
+from spark_cluster.node.processes import Processes, environment
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.download import Later
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
@@ -293,9 +294,8 @@ def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:
     own = folder / "key.pem"
     argv = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
     words = ("-nodes", "-subj", "/CN=spark-cluster copy", "-days", "365")
-    environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8"}
     command = (*argv, *words, "-keyout", str(own), "-out", str(own))  # one file for both
-    made = processes.run(command, env=environment, timeout=30.0, umask=0o077)
+    made = processes.run(command, env=environment(), timeout=30.0, umask=0o077)
     made.check("making a certificate for a copy")
     return {"key": own.read_text()}
 
@@ -438,10 +438,8 @@ class StoredFiles:
             self._must_be_written(file)
             stream.answer(LATER)
             return
-        try:
+        with closing_handle(handle):
             stream.answer_file(handle, begin, file.size)
-        finally:
-            os.close(handle)
 
     def _must_be_written(self, file: StoredFile) -> None:
         """Raise OSError where nobody has written into the repository for a while."""

@@ -26,25 +26,9 @@ from typing import IO, Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.beneath import write_all
-from spark_cluster.node.store.copy_channel import (
-    DATA,
-    FAILED,
-    PIECE,
-    Broken,
-    CopyChannel,
-    CopyRefused,
-    Give,
-    Sender,
-    StoredFiles,
-    Stream,
-)
-from spark_cluster.node.store.copy_receiving import (
-    RECONNECT_S,
-    SILENT_S,
-    STREAMS,
-    Receiver,
-    silent,
-)
+from spark_cluster.node.store import copy_channel, copy_receiving
+from spark_cluster.node.store.copy_channel import Broken, CopyChannel, Stream
+from spark_cluster.node.store.copy_receiving import Receiver
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import ByteProgress, PlainFolder
@@ -118,7 +102,7 @@ def work(given: Given) -> dict[str, Any]:
             f"`spark-cluster models pull {manifest.repository}` on each node",
         )
     cache = cache_of(given, manifest)
-    with _sending(given, StoredFiles(cache, manifest)):
+    with _sending(given, copy_channel.StoredFiles(cache, manifest)):
         return _receive(given, cache, manifest) if given["receive"] else nothing
 
 
@@ -136,7 +120,7 @@ def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache
 
 
 @contextlib.contextmanager
-def _sending(given: Given, give: Give) -> Iterator[None]:
+def _sending(given: Given, give: copy_channel.Give) -> Iterator[None]:
     """Send meanwhile, if this node is to, and afterwards until a receiver has everything.
 
     Raises:
@@ -146,7 +130,7 @@ def _sending(given: Given, give: Give) -> Iterator[None]:
     if serve is None:
         yield
         return
-    sender = Sender(_channel(given, "serve"), serve["addresses"], serve["spare"], give)
+    sender = copy_channel.Sender(_channel(given, "serve"), serve["addresses"], serve["spare"], give)
     thread = threading.Thread(target=sender.run, daemon=True)  # an error ends the process
     thread.start()
     yield
@@ -168,7 +152,7 @@ def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any
         asked["addresses"],
         sender=str(asked["sender"]),
         spare=asked["spare"],
-        streams=int(asked.get("streams") or STREAMS),
+        streams=int(asked.get("streams") or copy_receiving.STREAMS),
         revision=str(asked.get("revision", "")),
     )
     try:
@@ -190,12 +174,12 @@ def send_image(ref: str, stream: Stream, _number: int, _begin: int) -> None:
         assert saving.stdout is not None  # noqa: S101  (both are pipes)
         assert packing.stdout is not None  # noqa: S101
         saving.stdout.close()  # it is zstd's now
-        while piece := packing.stdout.read(PIECE):
-            stream.answer(DATA, piece)
+        while piece := packing.stdout.read(copy_channel.PIECE):
+            stream.answer(copy_channel.DATA, piece)
         if saving.wait():
-            stream.answer(FAILED, _text(said).strip().encode())
+            stream.answer(copy_channel.FAILED, _text(said).strip().encode())
         else:
-            stream.answer(DATA)
+            stream.answer(copy_channel.DATA)
 
 
 def _receive_image(given: Given) -> dict[str, Any]:
@@ -212,7 +196,7 @@ def _receive_image(given: Given) -> dict[str, Any]:
             stream.request(0, 0)
             printed = _load(stream, progress.add)
             stream.leave()
-    except CopyRefused as error:
+    except copy_channel.CopyRefused as error:
         raise ResourceError(f"{sender} gives no image: {error}") from None
     except Broken as error:
         raise ResourceError(
@@ -230,23 +214,17 @@ def _connected(given: Given) -> Stream:
     Raises:
         ResourceError: none does, or another program answers.
     """
-    asked, channel, until = (
-        given["receive"],
-        _channel(given, "receive"),
-        time.monotonic() + SILENT_S,
-    )
-    addresses, sender = (
-        itertools.cycle([*asked["addresses"], *asked["spare"]]),
-        str(asked["sender"]),
-    )
-    while True:
-        address = next(addresses)
+    asked, channel = given["receive"], _channel(given, "receive")
+    limit_s = copy_receiving.SILENT_S
+    sender, until = str(asked["sender"]), time.monotonic() + limit_s
+    for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
         try:
             return channel.connect(address, sender)
         except Broken as error:
             if time.monotonic() > until:
-                raise silent(sender, SILENT_S, f"{address}: {error}") from None
-        time.sleep(RECONNECT_S)
+                raise copy_receiving.silent(sender, limit_s, f"{address}: {error}") from None
+        time.sleep(copy_receiving.RECONNECT_S)
+    raise AssertionError  # a route has an address
 
 
 def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
@@ -268,7 +246,7 @@ def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
         passing = (unpacking.stdout, loading.stdin, on_bytes)
         threading.Thread(target=_pass_on, args=passing, daemon=True).start()
         with contextlib.suppress(BrokenPipeError), unpacking.stdin:  # Docker says why itself
-            for data in stream.answered(memoryview(bytearray(PIECE))):
+            for data in stream.answered(memoryview(bytearray(copy_channel.PIECE))):
                 write_all(unpacking.stdin.fileno(), data)
         status, printed = loading.wait(), _text(said)
     if status:
@@ -279,7 +257,7 @@ def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
 def _pass_on(source: IO[bytes], target: IO[bytes], on_bytes: Callable[[int], None]) -> None:
     """Write all that comes from a pipe into another one, unless that is closed."""
     with contextlib.suppress(BrokenPipeError), source, target:
-        while piece := source.read(PIECE):
+        while piece := source.read(copy_channel.PIECE):
             write_all(target.fileno(), piece)
             on_bytes(len(piece))
 
@@ -294,8 +272,7 @@ def _must_be_alone(printed: str, given: Given) -> None:
     others = sorted(loaded - {shown(given["image"])})
     if others or len(printed) == MOST_SAID:  # more names than are read
         names = ("docker", "image", "rm", "--", *others)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(names, capture_output=True, timeout=REMOVE_S, check=False)
+        own_program.printed(names, REMOVE_S)
         raise ResourceError(
             f"{given['receive']['sender']} sent other images than {given['image']}: "
             f"{', '.join(others)[:300]}",

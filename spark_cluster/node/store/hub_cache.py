@@ -22,8 +22,8 @@ from typing import Any
 
 from spark_cluster.node import durable
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, is_own, pieces, write_all
-from spark_cluster.node.durable import make_folder, read_object, sync_folder, write_file
 from spark_cluster.node.replies import decoded
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.manifest import (
     INCOMPLETE,
     LOCKS,
@@ -148,15 +148,15 @@ class HubCache:
     def incomplete(self, repository: str, blob: str) -> Path:
         return self.blobs(repository) / f"{blob}{INCOMPLETE}"
 
-    @contextlib.contextmanager
     def half(
         self,
         repository: str,
         file: StoredFile,
         on_read: OnRead = lambda _read: None,
         source: int = -1,
-    ) -> Iterator[HalfBlob]:
-        """Yield a blob to be completed. Only while the caller has the repository `alone`.
+    ) -> contextlib.closing[HalfBlob]:
+        """Open a blob to be completed, for a block. Only while the caller has the repository
+        `alone`.
 
         Args:
             on_read: gets the bytes of each piece that was there already, as it is hashed.
@@ -166,11 +166,7 @@ class HubCache:
         Raises:
             OSError: it cannot be read or written.
         """
-        half = HalfBlob(self, repository, file, on_read, source)
-        try:
-            yield half
-        finally:
-            half.close()
+        return contextlib.closing(HalfBlob(self, repository, file, on_read, source))
 
     def snapshot(self, repository: str, commit: str) -> Path:
         return self.folder(repository) / "snapshots" / commit
@@ -479,8 +475,7 @@ def alone(
     Raises:
         ResourceError: another one has not ended in time.
     """
-    handle = durable.open_lock(_lock_of(cache, repository))
-    try:
+    with closing_handle(durable.open_lock(_lock_of(cache, repository))) as handle:
         if not durable.take_lock(handle, min(TELL_S, limit_s)):
             tell(f"{repository}: waiting for another pull or copy of it on this node")
             if not durable.take_lock(handle, limit_s - TELL_S):
@@ -489,17 +484,12 @@ def alone(
                     "`systemctl list-units 'spark-cluster-*'` on the node shows it",
                 )
         yield
-    finally:
-        os.close(handle)
 
 
 def is_locked(cache: HubCache, repository: str) -> bool:
     """Return whether somebody writes into a repository of the cache (`alone`)."""
-    handle = durable.open_lock(_lock_of(cache, repository))
-    try:
+    with closing_handle(durable.open_lock(_lock_of(cache, repository))) as handle:
         return durable.is_lock_held(handle)
-    finally:
-        os.close(handle)
 
 
 def _lock_of(cache: HubCache, repository: str) -> Path:
@@ -530,7 +520,7 @@ class Records:
     def manifest(self, repository: str, commit: str) -> Manifest | None:
         """The manifest that a pull or copy has kept; None without one, or if it is damaged."""
         try:
-            found = Manifest.from_document(read_object(self._manifest(repository, commit)))
+            found = Manifest.from_document(durable.read_object(self._manifest(repository, commit)))
         except BadManifest:
             return None
         return found if (found.repository, found.commit) == (repository, commit) else None
@@ -538,16 +528,16 @@ class Records:
     def keep(self, manifest: Manifest) -> None:
         """Keep a manifest, durably."""
         path = self._manifest(manifest.repository, manifest.commit)
-        make_folder(self.folder)
-        make_folder(path.parent)
-        write_file(path, json.dumps(manifest.document()).encode())
+        durable.make_folder(self.folder)
+        durable.make_folder(path.parent)
+        durable.write_file(path, json.dumps(manifest.document()).encode())
 
     def forget(self, repository: str, commit: str) -> None:
         """Forget the manifest of a revision that was removed."""
         path = self._manifest(repository, commit)
         path.unlink(missing_ok=True)
         if path.parent.is_dir():
-            sync_folder(path.parent)
+            durable.sync_folder(path.parent)
 
     def pins(self) -> frozenset[str]:
         """The pinned ones: ORG/NAME for all revisions, ORG/NAME@COMMIT for one.
@@ -562,18 +552,16 @@ class Records:
         found = _NAME.fullmatch(name)
         if found is None or not is_repository(found["repository"]):
             raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")
-        make_folder(self.folder)
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
+        durable.make_folder(self.folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with closing_handle(os.open(self.folder / "lock", flags, 0o600)) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of one write
             pins = self._pins()
             if (name in pins) == pinned:
                 return False
             kept = {one: since for one, since in pins.items() if one != name}
             kept |= {name: now} if pinned else {}
-            write_file(self.folder / PINS, json.dumps(kept, sort_keys=True).encode())
-        finally:
-            os.close(handle)
+            durable.write_file(self.folder / PINS, json.dumps(kept, sort_keys=True).encode())
         return True
 
     def _manifest(self, repository: str, commit: str) -> Path:

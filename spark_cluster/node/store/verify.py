@@ -24,6 +24,7 @@ from spark_cluster.node import own_program
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, pieces, write_all
 from spark_cluster.node.durable import make_folder, read_object, write_file
 from spark_cluster.node.output import duration
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.hub_cache import HubCache, MissingFiles, OnRead, alone
 from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError, explain
@@ -126,22 +127,18 @@ class PlainFolder(HubCache):
             if path != source:
                 self._duplicate(file, source, path)
             if file.changed:
-                handle = self.files.open(path)
-                try:
+                with closing_handle(self.files.open(path)) as handle:
                     os.utime(handle, ns=(file.changed, file.changed))
-                finally:
-                    os.close(handle)
         self.files.remove(INCOMING)
         self.manifest()
 
     def _duplicate(self, file: StoredFile, source: Path, target: Path) -> None:
         staged = target.with_name(f".{target.name}{STAGED}")
         self.files.remove(staged)
-        with contextlib.ExitStack() as stack:
-            opened = self._opened(source)
-            stack.callback(os.close, opened)
-            new = self.files.create(staged)
-            stack.callback(os.close, new)
+        with (
+            closing_handle(self._opened(source)) as opened,
+            closing_handle(self.files.create(staged)) as new,
+        ):
             if not clone(opened, new):
                 for piece in pieces(opened, file.size):
                     write_all(new, piece)
@@ -174,13 +171,11 @@ class PlainFolder(HubCache):
         """Return the hash of a file, which is read where it has changed."""
         if self._is_known(path, about):
             return self._hashes[path][2]
-        found, handle = hashlib.sha256(), self._opened(path)
-        try:
+        found = hashlib.sha256()
+        with closing_handle(self._opened(path)) as handle:
             for piece in pieces(handle, about.st_size, _BLOCK):
                 found.update(piece)
                 progress(len(piece))
-        finally:
-            os.close(handle)
         self._hashes[path] = (about.st_size, about.st_mtime_ns, found.hexdigest())
         return found.hexdigest()
 
@@ -359,14 +354,11 @@ def _paths(manifest: Manifest, blobs: set[str]) -> tuple[str, ...]:
 
 def _is_sound(cache: HubCache, manifest: Manifest, file: StoredFile, progress: OnRead) -> bool:
     hasher = file.hasher()
-    handle = cache.open(manifest.repository, file)
-    try:
+    with closing_handle(cache.open(manifest.repository, file)) as handle:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for piece in pieces(handle, file.size, PIECE):
             hasher.update(piece)
             progress(len(piece))
-    finally:
-        os.close(handle)
     return file.fits(hasher)
 
 
@@ -443,7 +435,10 @@ def _copied(
     """
     cache.files.remove(cache.incomplete(repository, file.blob))
     try:
-        with cache.half(repository, file, progress, source) as half:
+        with (
+            closing_handle(source),
+            cache.half(repository, file, progress, source) as half,
+        ):
             for piece in pieces(source, file.size, at=half.size):
                 half.add(piece)
                 progress(len(piece))
@@ -451,8 +446,6 @@ def _copied(
     except BaseException:
         cache.files.remove(cache.incomplete(repository, file.blob))
         raise
-    finally:
-        os.close(source)
 
 
 def homes(root: Path, user: str) -> dict[str, HubCache]:

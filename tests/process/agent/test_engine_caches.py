@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +193,8 @@ def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
     found = ask(host, run="c1", **asked)
     assert found["known"] is False
     assert found["found"] == [f"torch_compile_cache/{key}/rank" for key in (SHORT, AOT)]
-    record = replace(ONE, keys=(SHORT, AOT), run="c1").to_dict()
-    ask(host, what="record", record=json.loads(json.dumps(record)))
+    record = replace(ONE, keys=(SHORT, AOT), run="c1")
+    ask(host, what="record", record=json.loads(json.dumps(asdict(record))))
     kept = engine_caches.launches(tmp_path)[0]
     assert kept.keys == (SHORT, AOT)
     assert kept.last > 1e9

@@ -40,7 +40,8 @@ def test_the_versions_that_programs_use(agent, tmp_path: Path):
     put(root / "usr/local/bin/docker", docker, 0o755)
     put(tmp_path / "venv/bin/python", f"#!/bin/sh\n{inside}", 0o755)
     for runtime in ("docker", "venv"):
-        deployment: Any = SimpleNamespace(runtime=runtime, venv=str(tmp_path / "venv"))
+        recipe = SimpleNamespace(runtime=runtime)
+        deployment: Any = SimpleNamespace(recipe=recipe, venv=str(tmp_path / "venv"))
         found = describe.program_versions(agent(), deployment)
         assert found == {"torch": "2.11.0+cu130", "nccl": "2.29.3"}, runtime
 
@@ -48,7 +49,7 @@ def test_the_versions_that_programs_use(agent, tmp_path: Path):
 @pytest.mark.parametrize("said", [Output(1, "", "no such container"), Output(0, "nonsense", "")])
 def test_no_versions_where_nothing_answers(said):
     session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
-    deployment: Any = SimpleNamespace(runtime="docker", venv="")
+    deployment: Any = SimpleNamespace(recipe=SimpleNamespace(runtime="docker"), venv="")
     assert describe.program_versions(session, deployment) == {}
 
 

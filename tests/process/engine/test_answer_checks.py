@@ -47,13 +47,13 @@ def test_a_healthy_server(server: ChatServer, check: str) -> None:
 def test_every_rung_has_checks_and_every_check_is_described() -> None:
     for kind in CHECKS_OF_KIND:
         for rung in CHECKS_OF_KIND[kind]:
-            assert readiness_checks.checks_of(rung), rung
+            assert readiness_checks.CHECKS_BY_NAME[rung], rung
         for check in readiness_checks.of_kind(kind):
             assert check.title and check.request and check.expected, check.id
     ids = [
         check.id
         for rung in readiness_checks.CHECKS_BY_NAME
-        for check in readiness_checks.checks_of(rung)
+        for check in readiness_checks.CHECKS_BY_NAME[rung]
     ]
     assert len(set(ids)) == len(ids)
 

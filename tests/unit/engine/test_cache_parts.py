@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,7 @@ class Node:
         if what["what"] == "remove":
             self.removed += what["paths"]
             return {"removed": what["paths"][:1]}
-        launches = [record.to_dict() for record in self.records]
+        launches = [json.loads(json.dumps(asdict(record))) for record in self.records]
         return {"entries": ENTRIES, "launches": launches, "now": NOW}
 
 

@@ -15,7 +15,7 @@ from model_content import content
 from waiting import HANG_S
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
-from spark_cluster.node.store import copy_channel, copy_work
+from spark_cluster.node.store import copy_channel, copy_receiving, copy_work
 from spark_cluster.node.store.copy_channel import Broken, CopyChannel
 from spark_cluster.node.values import ResourceError
 
@@ -44,7 +44,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
-    monkeypatch.setattr(copy_work, "SILENT_S", 2.0)
+    monkeypatch.setattr(copy_receiving, "SILENT_S", 2.0)
 
     def copy(ref: str) -> dict[str, Any]:
         place = tmp_path / "sender"
