@@ -211,7 +211,7 @@ def _fitted(
         measured: neither weights nor cache, of own starts, GiB a node; None: counted.
     """
     weights, loaded = _weights(launch, serving, whole)
-    beside = _runtime(launch, serving, rooms, measured)
+    beside = _runtime(launch, serving, rooms, weights, measured)
     total = beside.total + _weights_spread(launch, serving, weights)
     smallest = min(room.total_gib for room in rooms)
     highest = min(memory_share.utilization(room.memory) for room in rooms)
@@ -262,10 +262,14 @@ def _weights_spread(launch: Launch, serving: ServingSetup, weights: float) -> Ra
 
 
 def _runtime(
-    launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory], measured: float | None
+    launch: Launch,
+    serving: ServingSetup,
+    rooms: Sequence[NodeMemory],
+    weights_gib: float,
+    measured: float | None,
 ) -> Runtime:
     """Return what the server takes beside weights and cache: as measured, else counted."""
-    counted = runtime(launch, serving, rooms)
+    counted = runtime(launch, serving, rooms, weights_gib)
     if measured is None:
         return counted
     gib = measured + for_batch_gib(batched_tokens(launch), own=has_own_memory(rooms))

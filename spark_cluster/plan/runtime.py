@@ -122,6 +122,11 @@ HOST_GIB = (3.0, 4.45, 5.6)
 Spark agree within 0.2 GiB (Gemma 4 26B and 31B with 0.19, MedGemma 27B with 0.24, source:
 published-kv-share); a fourth, with a vision tower, is above. The range is
 assumed: firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
+HOST_OF_SMALL_GIB = (0.0, 1.1, 2.6)
+"""The same of small models: 1.1, 2.0 and 0.1 GiB in three published starts with weights of 0.4, 1.1
+and 2.0 GiB, vLLM 0.27 (source: small-kv-share). The upper end is assumed."""
+HOST_GROWS_GIB = (2.0, 17.0)
+"""Weights on a node between which it grows evenly; assumed, since no start with such is known."""
 RANKS_GIB = (0.6, 1.9, 3.0)
 """More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
 start, MiniMax-M2.7 over two Sparks; the range is assumed)."""
@@ -180,13 +185,19 @@ class Runtime(Document):
         return self.activations + self.graphs + self.outside
 
 
-def runtime(launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) -> Runtime:
-    """Count what a launch takes beside weights and cache on nodes like these."""
+def runtime(
+    launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory], weights_gib: float
+) -> Runtime:
+    """Count what a launch takes beside weights and cache on nodes like these.
+
+    Args:
+        weights_gib: of a node.
+    """
     case = _Case.of(launch, serving, rooms)
     return Runtime(
         _activations(case),
         _graphs(case) if case.graphs_counted else NOTHING,
-        _outside(case),
+        _outside(case, weights_gib),
         (len(case.piecewise), len(case.full)),
         max((*case.piecewise, *case.full), default=0),
         (FIRST_TP_GIB if case.tp > 1 else FIRST_GIB) if case.own else 0.0,
@@ -456,11 +467,14 @@ def _graphs(case: _Case) -> Range:
     return Range(*ends)
 
 
-def _outside(case: _Case) -> Range:
+def _outside(case: _Case, weights_gib: float) -> Range:
     """CUDA's and NCCL's own memory; on unified memory that of the host's processes too."""
     mib = OUTSIDE_TP_MIB if case.tp > 1 else OUTSIDE_MIB
     own = Range((mib - 60) / MIB_OF_GIB, mib / MIB_OF_GIB, (mib + 60) / MIB_OF_GIB)
     if case.own:
         return own
-    host = Range(*HOST_GIB)
+    few, many = HOST_GROWS_GIB
+    large = min(max((weights_gib - few) / (many - few), 0.0), 1.0)
+    ends = zip(HOST_OF_SMALL_GIB, HOST_GIB, strict=True)
+    host = Range(*(least + large * (most - least) for least, most in ends))
     return own + host + (Range(*RANKS_GIB) if case.tp > 1 else NOTHING)

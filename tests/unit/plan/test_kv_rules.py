@@ -287,7 +287,7 @@ def test_every_part_of_a_plan_takes_it_for_the_same(text: str | None) -> None:
     assert sequences(none, rooms) == sequences(newest, rooms)
     batches = (with_default_batch(one, rooms).args for one in (none, newest))
     assert next(batches) == next(batches)
-    parts = [runtime(one, of_launch(one, geometry), rooms) for one in (none, newest)]
+    parts = [runtime(one, of_launch(one, geometry), rooms, 1.0) for one in (none, newest)]
     assert parts[0] == parts[1]
     layouts = [KvLayout(geometry, vllm=one.vllm) for one in (none, newest)]
     assert layouts[0].rule == layouts[1].rule
@@ -300,7 +300,7 @@ def test_what_is_no_version_is_refused_everywhere(text: str) -> None:
         lambda: vllm_version(text),
         lambda: for_version(text),
         lambda: sequences(wrong, rooms),
-        lambda: runtime(wrong, of_launch(replace(wrong, vllm=None), geometry), rooms),
+        lambda: runtime(wrong, of_launch(replace(wrong, vllm=None), geometry), rooms, 1.0),
     ):
         with pytest.raises(UsageError, match="is not a version of vLLM"):
             ask()

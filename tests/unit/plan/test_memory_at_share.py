@@ -144,6 +144,17 @@ def test_a_published_start_on_a_spark() -> None:
     assert found.kv_low_gib < 76.93 < found.kv_high_gib
 
 
+@pytest.mark.parametrize(
+    ("model", "share", "logged"),
+    [("LiquidAI/LFM2.5-350M", 0.8, 95.78), ("Qwen/Qwen3-0.6B", 0.6, 69.4)],
+)
+def test_a_small_model_leaves_more_of_a_sparks_share(model: str, share: float, logged: float):
+    launch = Launch(model, vllm="0.27.1", args={"gpu-memory-utilization": share})
+    found = fit(launch, find(model), assumed(1))
+    assert found.kv_gib == pytest.approx(logged, rel=0.015)
+    assert found.kv_low_gib < logged < found.kv_high_gib
+
+
 @pytest.mark.parametrize(("share", "logged", "fits"), [(0.80, 22.5, False), (0.85, 28.74, True)])
 def test_go_only_if_the_low_end_holds_the_request(share: float, logged: float, fits: bool) -> None:
     """MiniMax-M2.7 AWQ on two Sparks, vLLM 0.29.1: refused at 0.80, served at 0.85 (eugr 396)."""
