@@ -7,6 +7,7 @@ silent node in some steps without a limit: all that is put right here and in wha
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import re
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fabric
@@ -109,6 +111,8 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         self.connect_kwargs.update(password=password, allow_agent=keys, look_for_keys=keys)
         try:
             with explained(self.hop, password):
+                if keys:  # paramiko asks the agent of $SSH_AUTH_SOCK where it is given none
+                    self.client._agent = Agent(self.hop)
                 if self.gateway:
                     self.gateway.log_in(None, sock)
                 else:
@@ -207,6 +211,50 @@ class SshChannel(Channel):
 
 
 # -- below fabric ----------------------------------------------------------------------------------
+
+
+class Agent(paramiko.agent.AgentSSH):
+    """The SSH agent that ssh_config names for a host, and those of its keys that ssh would offer.
+
+    Keys that a file names come first: sshd lets one connection try six (MaxAuthTries).
+    """
+
+    _keys: tuple[paramiko.AgentKey, ...]
+
+    def __init__(self, hop: SshHop) -> None:
+        super().__init__()
+        conn = socket.socket(socket.AF_UNIX)
+        try:
+            conn.connect(hop.agent_socket)
+        except OSError:  # there is none, or it has ended
+            conn.close()
+            return
+        self._connect(conn)  # type: ignore[attr-defined]  # paramiko's own stubs lack it
+        files = [Path(f"{path}{end}") for path in hop.named_keys for end in ("", ".pub")]
+        named = list(map(_public_in, files))
+        keys = sorted(self._keys, key=lambda key: not _is_in(key, named))
+        self._keys = tuple(key for key in keys if not hop.identities_only or _is_in(key, named))
+
+    def close(self) -> None:
+        """End the connection to the agent."""
+        self._close()  # type: ignore[attr-defined]
+
+
+def _is_in(key: paramiko.AgentKey, named: Sequence[bytes]) -> bool:
+    return any(key.blob in content for content in named)
+
+
+def _public_in(path: Path) -> bytes:
+    """Return what holds a file's public key: that of a private key stands in it in plain form, too.
+
+    Empty where there is none.
+    """
+    try:
+        first, *more = path.read_bytes().splitlines()
+        is_private = first.startswith(b"-----")
+        return base64.b64decode(b"".join(more[:-1]) if is_private else first.split()[1])
+    except (OSError, ValueError, IndexError):
+        return b""
 
 
 class Transport(paramiko.Transport):
@@ -323,6 +371,9 @@ _NOTHING_ACCEPTED = re.compile(
 )
 """paramiko's words for keys that it could not use, and for a user that has none."""
 
+_TOO_MANY, _NO_KEY = "No existing session", "not a valid OPENSSH private key file"
+"""Its words for a server that hangs up between two keys, and for a file that it cannot read."""
+
 
 class KeysRefused(Unreachable):
     """The node was reached, but takes none of the keys; a password may do."""
@@ -347,15 +398,24 @@ def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
         what = f"the jump host does not reach {hop.place}: {error.text}"
         hint = "check on the jump host that it can: its sshd may forbid AllowTcpForwarding"
     except paramiko.PasswordRequiredException:
-        key = hop.target.identity_file
+        key = shlex.quote(str(hop.identity_files[-1])) if hop.identity_files else ""
         kind, what = KeysRefused, "the private key has a passphrase"
-        hint = f"add it to your agent first: ssh-add {key or ''}"
+        hint = f"add it to your agent first: ssh-add {key}".rstrip()
     except (paramiko.SSHException, OSError, EOFError) as error:
         # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
         # Without any key of the user's it has nothing to try.
         refused = isinstance(error, paramiko.AuthenticationException)
         if refused or _NOTHING_ACCEPTED.fullmatch(str(error)):
             kind, what, hint = _refused_login(hop, password)
+        elif str(error) == _TOO_MANY:
+            kind, what = KeysRefused, f"{hop.place} ended the login: too many keys were offered"
+            hint = "give it `IdentityFile` and `IdentitiesOnly yes` in ~/.ssh/config"
+        elif str(error) == _NO_KEY:
+            kind, what = KeysRefused, f"{hop.identity_files[-1]} is not a private key"
+            hint = "check `identity_file` in the inventory, or IdentityFile in ~/.ssh/config"
+        elif isinstance(error, OSError) and error.filename is not None:
+            what = f"the key {error.filename}: {str(error.strerror).lower()}"
+            hint = "check `identity_file` in the inventory, or IdentityFile in ~/.ssh/config"
         elif str(error) == "Timeout opening channel.":
             limit_s = hop.target.connect_timeout_s
             what = f"the jump host did not reach {hop.place} within {limit_s:g} s"

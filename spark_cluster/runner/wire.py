@@ -121,16 +121,15 @@ ProjectFiles = tuple[tuple[str, bytes], ...]
 MARKER = b"spark-cluster:begin"
 
 COMMAND = (
-    "import os\n"
-    "f=os.fdopen(0,'rb')\n"
-    "for l in f:\n"
-    f" if l.strip()=={MARKER!r}:exec(f.read(int(f.readline())));boot(f);break\n"
+    "import os;f=os.fdopen(0,'rb');"
+    f"any(l.strip()=={MARKER!r} for l in f)and(exec(f.read(int(f.readline()))),boot(f))"
 )
-"""Drops lines up to the marker (sudo may not have taken the password), then runs the bootstrap."""
+"""Drops lines up to the marker (sudo may not have taken the password), then runs the bootstrap. It
+is one line, because csh ends a quoted word where a line ends."""
 
 READY = b'{"event":"ready"}'
 
-READY_COMMAND = f"import os\nos.write(1,{len(READY).to_bytes(4, 'big') + READY!r})\n{COMMAND}"
+READY_COMMAND = f"import os;os.write(1,{len(READY).to_bytes(4, 'big') + READY!r});{COMMAND}"
 """The same for who waits until sudo has let it through."""
 
 ROOT_FOLDER = paths.AGENT

@@ -1,0 +1,123 @@
+"""Keys that an SSH agent holds: which agent is asked, and which of its keys is offered first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from own_sshd import Sshd, keygen
+from waiting import until
+
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner.dialer import SshConnection
+from spark_cluster.runner.ssh import KeysRefused
+
+Ssh = Callable[..., SshConnection]
+MAX_AUTH_TRIES = 6
+"""sshd's own limit."""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """`agent(key, ...)`: the socket of an agent that holds these keys."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*keys: Path) -> Path:
+        sock = tmp_path / f"a b{len(started)}"  # a blank, as in that of 1Password
+        argv = ["ssh-agent", "-D", "-a", str(sock)]
+        started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
+        until(sock.exists)
+        env = {**os.environ, "SSH_AUTH_SOCK": str(sock)}
+        subprocess.run(["ssh-add", "-q", *map(str, keys)], env=env, check=True)
+        return sock
+
+    yield start
+    for one in started:
+        one.terminate()
+        one.wait()
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> list[Path]:
+    """More keys than sshd lets one connection try."""
+    return [keygen(tmp_path / f"other{n}") for n in range(MAX_AUTH_TRIES + 2)]
+
+
+def logs_in(ssh: Ssh, **options: object) -> None:
+    assert ssh(**{"identity_file": None, **options}).user
+
+
+@pytest.mark.parametrize("named", ["{sock}", "$OTHER_AGENT", "SSH_AUTH_SOCK"])
+def test_the_agent_of_ssh_config(ssh, sshd, trusted, home, agent, tmp_path, monkeypatch, named):
+    """1Password, Secretive and gpg-agent are set up with IdentityAgent."""
+    sock = agent(sshd.key)
+    wrong = tmp_path / "none"
+    monkeypatch.setenv("OTHER_AGENT", str(sock))
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(sock if named == "SSH_AUTH_SOCK" else wrong))
+    (home / ".ssh/config").write_text(f'Host *\n IdentityAgent "{named.format(sock=sock)}"\n')
+    logs_in(ssh)
+
+
+@pytest.mark.parametrize("sock", ["none", "/dev/null"])
+def test_no_agent_of_ssh_config(ssh, sshd, trusted, home, agent, monkeypatch, sock):
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(sshd.key)))
+    (home / ".ssh/config").write_text(f"Host *\n IdentityAgent {sock}\n")
+    with pytest.raises(KeysRefused):
+        ssh(identity_file=None).open()
+
+
+@pytest.mark.parametrize("named", ["public", "locked", "locked without .pub", "inventory"])
+def test_the_named_key_of_an_agent_comes_first(
+    ssh: Ssh, sshd: Sshd, trusted, home, agent, others, monkeypatch, tmp_path, named
+):
+    """The agent has more keys than sshd lets one try; the file tells which of them it is."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(*others, sshd.key)))
+    file = tmp_path / "mine"
+    if named == "public":
+        shutil.copy(sshd.folder / "key.pub", file)
+    else:
+        shutil.copy(sshd.key, file)
+        change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(file)]
+        subprocess.run(change, check=True, stdout=subprocess.DEVNULL)
+    if named == "locked":
+        shutil.copy(sshd.folder / "key.pub", tmp_path / "mine.pub")
+    if named == "inventory":
+        logs_in(ssh, identity_file=file)
+        return
+    (home / ".ssh/config").write_text(f"Host *\n IdentityFile {file}\n")
+    logs_in(ssh)
+
+
+def test_only_the_named_keys(ssh, sshd, trusted, home, agent, others, monkeypatch):
+    """The key of the node is in the agent, but another is named."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(*others, sshd.key)))
+    only = f"Host *\n IdentitiesOnly yes\n IdentityFile {others[0]}\n"
+    (home / ".ssh/config").write_text(only)
+    with pytest.raises(KeysRefused, match="accepts none of the offered keys"):
+        ssh(identity_file=None).open()
+
+
+def test_more_keys_than_sshd_takes(ssh, sshd, trusted, home, agent, others, monkeypatch):
+    """A password may do all the same, over another connection."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(*others, sshd.key)))
+    with pytest.raises(KeysRefused, match="ended the login: too many keys were offered") as caught:
+        ssh(identity_file=None).open()
+    assert "IdentitiesOnly" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [(None, "no such file"), ("no key\n", "is not a private key")]
+)
+def test_an_identity_file_that_is_none(ssh, trusted, tmp_path, content, what):
+    file = tmp_path / "gone"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(Unreachable) as caught:
+        ssh(identity_file=file).open()
+    assert str(file) in caught.value.message
+    assert what in caught.value.message.lower()
+    assert "ssh -v" not in caught.value.hint
