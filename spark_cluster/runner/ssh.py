@@ -112,7 +112,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         try:
             with explained(self.hop, password):
                 if keys:  # paramiko asks the agent of $SSH_AUTH_SOCK where it is given none
-                    self.client._agent = Agent(self.hop)
+                    self.client._agent = HopAgent(self.hop)
                 if self.gateway:
                     self.gateway.log_in(None, sock)
                 else:
@@ -213,7 +213,7 @@ class SshChannel(Channel):
 # -- below fabric ----------------------------------------------------------------------------------
 
 
-class Agent(paramiko.agent.AgentSSH):
+class HopAgent(paramiko.agent.AgentSSH):
     """The SSH agent that ssh_config names for a host, and those of its keys that ssh would offer.
 
     Keys that a file names come first: sshd lets one connection try six (MaxAuthTries).
@@ -407,15 +407,8 @@ def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
         refused = isinstance(error, paramiko.AuthenticationException)
         if refused or _NOTHING_ACCEPTED.fullmatch(str(error)):
             kind, what, hint = _refused_login(hop, password)
-        elif str(error) == _TOO_MANY:
-            kind, what = KeysRefused, f"{hop.place} ended the login: too many keys were offered"
-            hint = "give it `IdentityFile` and `IdentitiesOnly yes` in ~/.ssh/config"
-        elif str(error) == _NO_KEY:
-            kind, what = KeysRefused, f"{hop.identity_files[-1]} is not a private key"
-            hint = "check `identity_file` in the inventory, or IdentityFile in ~/.ssh/config"
-        elif isinstance(error, OSError) and error.filename is not None:
-            what = f"the key {error.filename}: {str(error.strerror).lower()}"
-            hint = "check `identity_file` in the inventory, or IdentityFile in ~/.ssh/config"
+        elif said := _unusable_keys(hop, error):
+            kind, what, hint = said
         elif str(error) == "Timeout opening channel.":
             limit_s = hop.target.connect_timeout_s
             what = f"the jump host did not reach {hop.place} within {limit_s:g} s"
@@ -442,6 +435,19 @@ def _refused_login(hop: SshHop, password: str | None) -> tuple[type[Unreachable]
         "and so does `spark-cluster provision --ask-password`"
     )
     return KeysRefused, f"{where} accepts none of the offered keys", hint
+
+
+def _unusable_keys(hop: SshHop, error: Exception) -> tuple[type[Unreachable], str, str] | None:
+    """Return what is wrong with the keys, or their number; None where it is something else."""
+    hint = "check `identity_file` in the inventory, or IdentityFile in ~/.ssh/config"
+    if str(error) == _TOO_MANY:
+        hint = "give it `IdentityFile` and `IdentitiesOnly yes` in ~/.ssh/config"
+        return KeysRefused, f"{hop.place} ended the login: too many keys were offered", hint
+    if str(error) == _NO_KEY:
+        return KeysRefused, f"{hop.identity_files[-1]} is not a private key", hint
+    if isinstance(error, OSError) and error.filename is not None:
+        return Unreachable, f"the key {error.filename}: {str(error.strerror).lower()}", hint
+    return None
 
 
 def silent(hop: SshHop, step: str) -> Unreachable:
