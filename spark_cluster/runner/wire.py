@@ -532,7 +532,11 @@ class Wire(ABC):
                 hint="install Python 3.10 or newer there",
             )
         else:
-            raise Failed(f"the agent cannot be stored there: {event['error']}", where=self.node)
+            raise Failed(
+                f"the agent cannot be stored there: {event['error']}",
+                where=self.node,
+                hint="its disk may be full (df -h), out of inodes (df -i) or read-only (mount)",
+            )
 
     # -- the end ---------------------------------------------------------------------------------
 
