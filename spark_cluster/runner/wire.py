@@ -324,6 +324,9 @@ class Channel(ABC):
 LOST_AFTER = 15.0
 """Seconds of silence (the agent gives a sign of life every 5) after which the node is lost."""
 
+QUOTED = 200
+"""Characters of a login shell's text that an error quotes."""
+
 START_WITHIN = 30.0
 """Seconds an agent may take to say its first word."""
 
@@ -363,6 +366,8 @@ class Wire(ABC):
     _sent_code: set[str] = field(default_factory=set, init=False)
     _closing: bool = field(default=False, init=False)
     _data: bytearray = field(default_factory=bytearray, init=False)
+    _head: bytes = field(default=b"", init=False)
+    """What the first message began with; text, where a login shell has printed it."""
     _taken: int = field(default=0, init=False)
     """Bytes of the current frame that were read from `_data`."""
     _begun: float = field(default=0.0, init=False)
@@ -459,7 +464,7 @@ class Wire(ABC):
         except SparkClusterError as error:
             why = self.end(error)
         except ValueError as fault:
-            why = self.refuse(str(fault))
+            why = self.refuse(self._printed() or str(fault))
         except Exception as fault:  # noqa: BLE001  (without a reader every request would wait)
             why = self.refuse(f"{type(fault).__name__}: {fault}")
         self.ended(why)
@@ -476,8 +481,17 @@ class Wire(ABC):
                 self._must_go_on(size)
         data = bytes(self._data[:size])
         del self._data[:size]
+        self._head = self._head or data
         self._taken += size
         return data
+
+    def _printed(self) -> str:
+        """Return what came in place of the first message, where it is a line of text."""
+        came = (self._head + self._data[:QUOTED]).partition(b"\0")[0].strip()
+        if self._spoken or not came or not self._head[:2].isascii():
+            return ""
+        line = came.decode(errors="replace").splitlines()[0][:QUOTED]
+        return f"the login shell printed {line!r}" if line.isprintable() else ""
 
     def _receive(self) -> None:
         """Take what comes, for at most half a second."""
