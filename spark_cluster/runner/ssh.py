@@ -367,7 +367,7 @@ REVOKED_HINT = (
     "systemctl restart ssh), then accept that one with `spark-cluster trust --replace`"
 )
 _NOTHING_ACCEPTED = re.compile(
-    r"encountered \w+ key, expected \w+ key|No authentication methods available"
+    r"encountered \w+ key, expected \w+ key|Invalid key|No authentication methods available"
 )
 """paramiko's words for keys that it could not use, and for a user that has none."""
 
@@ -402,7 +402,7 @@ def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
         kind, what = KeysRefused, "the private key has a passphrase"
         hint = f"add it to your agent first: ssh-add {key}".rstrip()
     except (paramiko.SSHException, OSError, EOFError) as error:
-        # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
+        # Of a refused key, but for Ed25519, paramiko keeps only that it tried other forms last.
         # Without any key of the user's it has nothing to try.
         refused = isinstance(error, paramiko.AuthenticationException)
         if refused or _NOTHING_ACCEPTED.fullmatch(str(error)):
@@ -430,6 +430,11 @@ def _refused_login(hop: SshHop, password: str | None) -> tuple[type[Unreachable]
     if not hop.is_node:
         hint = "check its user and key in `jump` of the inventory, or in ~/.ssh/config"
         return Unreachable, f"the jump host {where} accepts none of the offered keys", hint
+    if token := next((k for k in hop.named_keys if k.name.endswith("_sk") and k.is_file()), None):
+        hint = (
+            f"a key on a security token is used through an agent: ssh-add {shlex.quote(str(token))}"
+        )
+        return KeysRefused, f"{where} accepts none of the offered keys", hint
     hint = (
         "check `user` and `identity_file` in the inventory; ssh-copy-id installs a key, "
         "and so does `spark-cluster provision --ask-password`"
@@ -444,7 +449,9 @@ def _unusable_keys(hop: SshHop, error: Exception) -> tuple[type[Unreachable], st
         hint = "give it `IdentityFile` and `IdentitiesOnly yes` in ~/.ssh/config"
         return KeysRefused, f"{hop.place} ended the login: too many keys were offered", hint
     if str(error) == _NO_KEY:
-        return KeysRefused, f"{hop.identity_files[-1]} is not a private key", hint
+        file = hop.identity_files[-1]
+        hint += f"; `ssh-keygen -p -f {shlex.quote(str(file))}` writes a key anew in that form"
+        return KeysRefused, f"{file} is not a private key in the form of OpenSSH or PEM", hint
     if isinstance(error, OSError) and error.filename is not None:
         return Unreachable, f"the key {error.filename}: {str(error.strerror).lower()}", hint
     return None

@@ -121,3 +121,28 @@ def test_an_identity_file_that_is_none(ssh, trusted, tmp_path, content, what):
     assert str(file) in caught.value.message
     assert what in caught.value.message.lower()
     assert "ssh -v" not in caught.value.hint
+
+
+def test_a_form_of_keys_that_only_ssh_knows(ssh, trusted, tmp_path):
+    file = tmp_path / "pkcs8"
+    make = ["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-m", "PKCS8", "-N", "", "-f", str(file)]
+    subprocess.run(make, check=True)
+    with pytest.raises(KeysRefused) as caught:
+        ssh(identity_file=file).open()
+    assert f"ssh-keygen -p -f {file}" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
+def test_a_key_that_is_refused_leaves_the_password(ssh, trusted, home, tmp_path, kind):
+    """paramiko tries each file as a key of each kind, and keeps only what it said of the last."""
+    other = keygen(tmp_path / "other", kind=kind)
+    (home / ".ssh/config").write_text(f"Host *\n IdentityFile {other}\n")
+    with pytest.raises(KeysRefused, match="accepts none of the offered keys"):
+        ssh(identity_file=None).open()
+
+
+def test_a_key_on_a_security_token_needs_an_agent(ssh, trusted, home):
+    (home / ".ssh/id_ed25519_sk").write_text("its handle")
+    with pytest.raises(KeysRefused) as caught:
+        ssh(identity_file=None).open()
+    assert "ssh-add" in caught.value.hint
