@@ -175,7 +175,10 @@ def why_no_agent(node: str, user: str, stderr: str, status: int | None) -> Faile
     if status is None:
         return None
     tail = stderr.strip().splitlines()[-1:] or [f"it ended with status {status}"]
-    return Failed(f"the agent did not start: {tail[0]}", where=node)
+    hint = ""
+    if tail[0].startswith("sudo: "):  # in whatever language
+        hint = f"`sudo -n true` as {user} there says the same; does it want `become.password`?"
+    return Failed(f"the agent did not start: {tail[0]}", where=node, hint=hint)
 
 
 # The machine itself as a node: agents over pipes (`connection: local`).
