@@ -386,6 +386,9 @@ def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path):
 def test_where_the_record_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert folders.state_folder() == tmp_path / "state" / "spark-cluster"
+    for relative in ("state", ""):
+        monkeypatch.setenv("XDG_STATE_HOME", relative)
+        assert folders.state_folder() == Path.home() / ".local/state/spark-cluster"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folders.state_folder() == tmp_path / ".local/state/spark-cluster"
