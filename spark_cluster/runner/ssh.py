@@ -38,6 +38,9 @@ NEXT_LINE_S = 2.0
 CLOSES_WITHIN_S = 10.0
 """Seconds in which the end of a channel can be sent; if not, its connection is closed."""
 
+APPROVAL_S = 60.0
+"""Seconds for a login with an agent's key: its user may have to approve it, or to touch a token."""
+
 STATUS_WITHIN_S = 2.0
 """Seconds after its output in which a command's exit status comes."""
 
@@ -302,9 +305,20 @@ class Transport(paramiko.Transport):
         finally:
             self.packetizer.complete_handshake()  # its timer would hold up the program's end
 
-    def auth_publickey(self, *args: Any, **options: Any) -> list[str]:
-        with self.limited("answer the login"):
-            return super().auth_publickey(*args, **options)
+    def auth_publickey(self, username: str, key: paramiko.PKey, *args: Any) -> list[str]:
+        if not isinstance(key, paramiko.AgentKey):
+            with self.limited("answer the login"):
+                return super().auth_publickey(username, key, *args)
+        limit_s = self.auth_timeout
+        self.auth_timeout = max(limit_s, APPROVAL_S)
+        what = f"no login with a key of the SSH agent within {self.auth_timeout:g} s"
+        hint = "approve it where the agent asks for that, or touch the token; then run it again"
+        error = Unreachable(what, where=self._hop.target.name, hint=hint)
+        try:
+            with limited(self, self.auth_timeout, error):
+                return super().auth_publickey(username, key, *args)
+        finally:
+            self.auth_timeout = limit_s
 
     def auth_password(self, *args: Any, **options: Any) -> list[str]:
         with self.limited("answer the login"):
@@ -445,13 +459,14 @@ def _refused_login(hop: SshHop, password: str | None) -> tuple[type[Unreachable]
 def _unusable_keys(hop: SshHop, error: Exception) -> tuple[type[Unreachable], str, str] | None:
     """Return what is wrong with the keys, or their number; None where it is something else."""
     hint = "check `identity_file` in the inventory, or IdentityFile in ~/.ssh/config"
+    kind = KeysRefused if hop.is_node else Unreachable  # a password is for the node alone
     if str(error) == _TOO_MANY:
         hint = "give it `IdentityFile` and `IdentitiesOnly yes` in ~/.ssh/config"
-        return KeysRefused, f"{hop.place} ended the login: too many keys were offered", hint
+        return kind, f"{hop.place} ended the login: too many keys were offered", hint
     if str(error) == _NO_KEY:
         file = hop.identity_files[-1]
         hint += f"; `ssh-keygen -p -f {shlex.quote(str(file))}` writes a key anew in that form"
-        return KeysRefused, f"{file} is not a private key in the form of OpenSSH or PEM", hint
+        return kind, f"{file} is not a private key in the form of OpenSSH or PEM", hint
     if isinstance(error, OSError) and error.filename is not None:
         return Unreachable, f"the key {error.filename}: {str(error.strerror).lower()}", hint
     return None

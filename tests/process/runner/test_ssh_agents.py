@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +18,13 @@ from own_sshd import Sshd, keygen
 from waiting import until
 
 from spark_cluster.errors import Unreachable
+from spark_cluster.runner import ssh as module
 from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh import KeysRefused
 
 Ssh = Callable[..., SshConnection]
+SIGN_REQUEST = 13
+"""SSH_AGENTC_SIGN_REQUEST."""
 MAX_AUTH_TRIES = 6
 """sshd's own limit."""
 
@@ -99,6 +107,48 @@ def test_only_the_named_keys(ssh, sshd, trusted, home, agent, others, monkeypatc
     (home / ".ssh/config").write_text(only)
     with pytest.raises(KeysRefused, match="accepts none of the offered keys"):
         ssh(identity_file=None).open()
+
+
+@contextmanager
+def asking_first(path: Path, agent: Path, seconds: float) -> Iterator[Path]:
+    """An agent before another one, which lets its user approve each signature, or touch a token."""
+
+    def serve() -> None:
+        with (
+            contextlib.suppress(OSError),
+            listener.accept()[0] as client,
+            socket.socket(socket.AF_UNIX) as behind,
+        ):
+            behind.connect(str(agent))
+            while request := client.recv(1 << 16):
+                if request[4] == SIGN_REQUEST:
+                    time.sleep(seconds)
+                behind.sendall(request)
+                client.sendall(behind.recv(1 << 16))
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield path
+
+
+def test_a_user_who_has_to_approve_takes_longer_than_a_node(
+    ssh, sshd, trusted, agent, tmp_path, monkeypatch
+):
+    with asking_first(tmp_path / "asks", agent(sshd.key), seconds=3.0) as sock:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+        logs_in(ssh, connect_timeout_s=2.0)
+
+
+def test_a_user_who_does_not_approve(ssh, sshd, trusted, agent, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "APPROVAL_S", 2.0)
+    with asking_first(tmp_path / "asks", agent(sshd.key), seconds=5.0) as sock:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+        with pytest.raises(Unreachable, match="key of the SSH agent") as caught:
+            ssh(identity_file=None, connect_timeout_s=2.0).open()
+    assert "approve" in caught.value.hint
 
 
 def test_more_keys_than_sshd_takes(ssh, sshd, trusted, home, agent, others, monkeypatch):
