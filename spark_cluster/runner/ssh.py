@@ -38,6 +38,9 @@ NEXT_LINE_S = 2.0
 CLOSES_WITHIN_S = 10.0
 """Seconds in which the end of a channel can be sent; if not, its connection is closed."""
 
+REQUEST_IDENTITIES, IDENTITIES_ANSWER = b"\x0b", 12
+"""The first bytes of two messages of an SSH agent (draft-ietf-sshm-ssh-agent, section 6.1)."""
+
 APPROVAL_S = 60.0
 """Seconds for a login with an agent's key: its user may have to approve it, or to touch a token."""
 
@@ -226,17 +229,28 @@ class HopAgent(paramiko.agent.AgentSSH):
 
     def __init__(self, hop: SshHop) -> None:
         super().__init__()
-        conn = socket.socket(socket.AF_UNIX)
+        self._conn: Any = socket.socket(socket.AF_UNIX)
+        self._conn.settimeout(hop.target.connect_timeout_s)
         try:
-            conn.connect(hop.agent_socket)
-        except OSError:  # there is none, or it has ended
-            conn.close()
+            self._conn.connect(hop.agent_socket)
+            keys = self._listed()
+        except (OSError, paramiko.SSHException):  # there is none, or it has ended, or it hangs
+            self.close()
             return
-        self._connect(conn)  # type: ignore[attr-defined]  # paramiko's own stubs lack it
+        self._conn.settimeout(None)  # paramiko cannot bear it in a login, which has its own limit
         files = [Path(f"{path}{end}") for path in hop.named_keys for end in ("", ".pub")]
         named = list(map(_public_in, files))
-        keys = sorted(self._keys, key=lambda key: not _is_in(key, named))
+        keys.sort(key=lambda key: not _is_in(key, named))
         self._keys = tuple(key for key in keys if not hop.identities_only or _is_in(key, named))
+
+    def _listed(self) -> list[paramiko.AgentKey]:
+        """Return the agent's keys. paramiko raises at a comment that is not UTF-8."""
+        kind, answer = self._send_message(REQUEST_IDENTITIES)  # type: ignore[attr-defined]
+        keys = []
+        for _ in range(answer.get_int() if kind == IDENTITIES_ANSWER else 0):
+            keys.append(paramiko.AgentKey(self, answer.get_binary()))
+            answer.get_string()  # its comment
+        return keys
 
     def close(self) -> None:
         """End the connection to the agent."""

@@ -197,7 +197,7 @@ class SshHop:
         identity_files: private keys to offer, next to the usual ones of ~/.ssh.
         named_keys: every file of a key that is named, the usual ones too; it need not be there.
         identities_only: of an agent's keys only those of `named_keys` are offered.
-        agent_socket: of the SSH agent; empty where there is none.
+        agent_socket: where the SSH agent listens; another path where there is none.
         proxy_jump: `[user@]host[:port],...`, or empty.
         proxy_command: a command line for the shell, without tokens, or empty.
         own_known_hosts: files of host keys that the user writes, the first one first.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh import KeysRefused
 
 Ssh = Callable[..., SshConnection]
+EMPTY = 1
+"""What `ssh-add -l` ends with when the agent answers and has no keys."""
 SIGN_REQUEST = 13
 """SSH_AGENTC_SIGN_REQUEST."""
 MAX_AUTH_TRIES = 6
@@ -38,8 +41,9 @@ def agent(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         sock = tmp_path / f"a b{len(started)}"  # a blank, as in that of 1Password
         argv = ["ssh-agent", "-D", "-a", str(sock)]
         started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL))
-        until(sock.exists)
         env = {**os.environ, "SSH_AUTH_SOCK": str(sock)}
+        ask = partial(subprocess.run, ["ssh-add", "-l"], env=env, check=False, capture_output=True)
+        until(lambda: ask().returncode == EMPTY)
         subprocess.run(["ssh-add", "-q", *map(str, keys)], env=env, check=True)
         return sock
 
@@ -98,6 +102,39 @@ def test_the_named_key_of_an_agent_comes_first(
         return
     (home / ".ssh/config").write_text(f"Host *\n IdentityFile {file}\n")
     logs_in(ssh)
+
+
+def test_a_comment_of_a_key_may_be_any_bytes(ssh, sshd, trusted, agent, tmp_path, monkeypatch):
+    """As an older Windows, or an editor of its, wrote them."""
+    other = tmp_path / "other"
+    argv = [b"ssh-keygen", b"-q", b"-t", b"ed25519", b"-N", b"", b"-C", b"j\xf6rg@pc", b"-f"]
+    subprocess.run([*argv, os.fsencode(other)], check=True)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(other, sshd.key)))
+    logs_in(ssh)
+
+
+def test_an_agent_that_gives_no_keys(ssh, trusted, agent, tmp_path, monkeypatch):
+    """It is locked."""
+    sock = agent(keygen(tmp_path / "other"))
+    asked = tmp_path / "askpass"
+    asked.write_text("#!/bin/sh\necho x\n")
+    asked.chmod(0o755)
+    env = {"SSH_AUTH_SOCK": str(sock), "SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force"}
+    subprocess.run(["ssh-add", "-q", "-x"], env={**os.environ, **env}, check=True)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+    with pytest.raises(KeysRefused):
+        ssh(identity_file=None).open()
+    logs_in(ssh, identity_file=ssh().target.identity_file)
+
+
+def test_an_agent_that_hangs(ssh, trusted, tmp_path, monkeypatch):
+    """As one that is forwarded over a connection which is dead."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "hangs"))
+        listener.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "hangs"))
+        with pytest.raises(KeysRefused):
+            ssh(identity_file=None, connect_timeout_s=2.0).open()
 
 
 def test_only_the_named_keys(ssh, sshd, trusted, home, agent, others, monkeypatch):
