@@ -203,6 +203,7 @@ def main() -> NoReturn:
     gc.disable()  # importing makes nothing that a collection could free; a run enables it again
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them takes 10 ms
     as_json = _wants_json(sys.argv[1:])
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it is closed: `>&-`  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):  # what a terminal's encoding lacks is no traceback
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

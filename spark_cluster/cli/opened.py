@@ -500,7 +500,7 @@ def public_key(node: InventoryNode, *, search: bool, home: Path | None = None) -
     if not private and search:
         private = [(home or Path.home()) / ".ssh" / name for name in USUAL_KEYS]
     for path in private:
-        public = path.with_name(f"{path.name}.pub")
+        public = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
         if public.is_file():
-            return public.read_text().strip()
+            return public.read_text(encoding="utf-8", errors="replace").strip()
     return None

@@ -31,14 +31,18 @@ def laptop_cache() -> Path:
     """
     if given := os.environ.get("SPARK_CLUSTER_CACHE"):
         return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "spark-cluster"
+    return base_folder("XDG_CACHE_HOME", "~/.cache") / "spark-cluster"
 
 
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/spark-cluster`, by default under ~/.local/state: what runs leave here."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "spark-cluster"
+    return base_folder("XDG_STATE_HOME", "~/.local/state") / "spark-cluster"
+
+
+def base_folder(variable: str, usual: str) -> Path:
+    """Return a base folder; a relative one does not count (XDG Base Directory Specification)."""
+    given = Path(os.environ.get(variable, "")).expanduser()
+    return given if given.is_absolute() else Path(usual).expanduser()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from spark_cluster.config import extension
+from spark_cluster.config.folders import base_folder
 from spark_cluster.config.schema import Schema, Word, matching, validate
 from spark_cluster.config.yamlfile import did_you_mean, load, shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
@@ -187,8 +187,7 @@ class TakenRevisions(Schema):
 
 def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/spark-cluster/registries`, by default under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "spark-cluster" / "registries"
+    return base_folder("XDG_CACHE_HOME", "~/.cache") / "spark-cluster" / "registries"
 
 
 def registries(folder: Path) -> tuple[Registry, ...]:

@@ -66,7 +66,7 @@ def _first_line(path: Path, what: str) -> str:
     try:
         with path.open("rb") as file:
             _check_mode(os.fstat(file.fileno()), path, what)
-            text = file.read().decode()
+            text = file.read().decode("utf-8-sig")  # as an editor of Windows writes it
     except OSError as error:
         raise UsageError(f"{what}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import stat
 import time
@@ -114,6 +115,9 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 def _no_blob(blob: Blob) -> Iterable[bytes]:
     raise ResourceError(f"the content {blob.sha256[:12]} did not come with the document")
+
+
+_PROXY = re.compile(r"(?im)^[ \t]*(?:export )?((?:https?|all|no)_proxy)=[\"']?([^\"'#\n]+)")
 
 
 def _silent(_: str) -> None:
@@ -446,6 +450,15 @@ class Host:
             must_finish=must_finish,
             user=user,
         )
+
+    def proxies(self) -> dict[str, str]:
+        """Return what /etc/environment, which sudo leaves out, says of proxies, for commands that
+        download; each name in small and in capital letters, since programs know one of them."""
+        text = (self.read("/etc/environment") or b"").decode(errors="replace")
+        found = _PROXY.findall(text)
+        return {
+            cased: value.strip() for name, value in found for cased in (name.lower(), name.upper())
+        }
 
     def which(self, command: str) -> str | None:
         """Path of a command on the node."""

@@ -10,8 +10,8 @@ import base64
 import errno
 import hashlib
 import json
+import os
 import re
-import shutil
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -154,7 +154,10 @@ def explain(error: OSError, root: Path = Path("/")) -> str:
         folder = Path(name).parent if name else root
         while not folder.exists():
             folder = folder.parent
-        free = shutil.disk_usage(folder).free // 1024
+        found = os.statvfs(folder)
+        if error.errno == errno.ENOSPC and found.f_bavail and found.f_files and not found.f_favail:
+            return f"no inode left on the disk of {folder} (df -i shows it)"
+        free = found.f_bavail * found.f_frsize // 1024
         return f"no space left on the disk of {folder} ({free} KiB free)"
     text = error.strerror or str(error)
     return f"{name}: {text.lower()}" if name else text

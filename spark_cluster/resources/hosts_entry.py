@@ -37,7 +37,7 @@ class HostsEntry(EditedFile):
     reverts = ""
     edits = HOSTS
     valid = checks(
-        host=like("[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", "a host name"),
+        host=like("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "a host name"),
         address=_ipv4,
     )
 

@@ -84,7 +84,8 @@ class HubModel(Resource):
     def preview(self, host: Host) -> dict[str, Any]:
         """Ask the hub what a pull would fetch; nothing is fetched. Raises ResourceError."""
         argv = own_program.in_environment(self.library, PROGRAM)
-        done = host.run(argv, stdin=self._request(host, preview=True), timeout=PREVIEW_S)
+        request = self._request(host, preview=True)
+        done = host.run(argv, stdin=request, env=host.proxies(), timeout=PREVIEW_S)
         return own_program.answer_of(done.stdout, done.stderr, f"the pull of {self.repository}")
 
     def _pull(self, host: Host) -> dict[str, Any]:
@@ -94,6 +95,7 @@ class HubModel(Resource):
             self.id,
             own_program.in_environment(self.library, PROGRAM, *work),
             stdin=self._request(host),
+            env=host.proxies(),
             timeout=self.timeout_s,
             reuse_result=False,
         )

@@ -18,7 +18,10 @@ from spark_cluster.resources.base import PRESENCE, Resource, State, checks, give
 
 APT_S = 3600.0
 LOCK_WAIT_S = 120.0
-OFFLINE = "check the node's network, DNS and proxy (`apt-get update` on the node shows more)"
+OFFLINE = (
+    "check the node's network, DNS and proxy (apt's own, or that of /etc/environment) and, by "
+    "`timedatectl`, its clock (`apt-get update` on the node shows more)"
+)
 
 _LISTS = ("/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists/partial")
 _ENV = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
@@ -86,7 +89,8 @@ def apt(host: Host, *arguments: str) -> Completed:
 
     def run() -> Completed:
         argv = ("apt-get", *_OPTIONS, *arguments)
-        return units.run(host, host.current, argv, env=_ENV, timeout=APT_S, on_output=on_output)
+        env = {**host.proxies(), **_ENV}
+        return units.run(host, host.current, argv, env=env, timeout=APT_S, on_output=on_output)
 
     done = patiently(host, run)
     if "dpkg --configure -a" in done.stderr:
@@ -301,7 +305,9 @@ class Package(Resource):
         if not unknown:
             return
         failed = re.search(
-            r"^[WE]: .*(?:Failed to fetch|Could not|Temporary failure).*", printed, re.M
+            r"^[WE]: .*(?:Failed to fetch|Could not|Temporary failure|is not valid yet).*",
+            printed,
+            re.M,
         )
         if failed:
             raise ResourceError(

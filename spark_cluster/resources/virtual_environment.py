@@ -104,6 +104,7 @@ class VirtualEnvironment(Resource):
             self.id,
             ("sh", "-c", SCRIPT, "venv", path, self.python, MARKER),
             stdin=self._text.encode(),
+            env=host.proxies(),
             timeout=self.timeout_s,
             on_output=host.progress,
         )

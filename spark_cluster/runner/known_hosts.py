@@ -23,15 +23,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from spark_cluster.config.fact_gathering import is_whole, kind_of
 from spark_cluster.errors import Failed
 from spark_cluster.runner.ssh_route import SshHop
-
-if TYPE_CHECKING:
-    pass
-
 
 LIMIT_S = 30.0
 """For ssh-keygen, seconds."""

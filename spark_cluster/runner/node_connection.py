@@ -32,17 +32,27 @@ PROMPT = "spark-cluster-sudo:"
 
 _REFUSALS = (
     (
+        r"account expired|account validation failure|password expired|password is expired",
+        "the account {user} has expired or is locked, so that sudo does not take it",
+        "as root on the node: chage -l {user}, passwd -S {user}",
+    ),
+    (
         r"try again|incorrect password",
         "sudo does not accept the password of {user}",
         "check `become.password` in the inventory",
     ),
     (
-        r"a password is required|a terminal is required",
+        r"a password is required|a terminal is required|authentication is required",
         "sudo asks for the password of {user}",
         "set `become.password` in the inventory (from env, a file or a prompt)",
     ),
     (
-        r"not in the sudoers|is not allowed to|may not run sudo",
+        r"you must have a tty",
+        "sudo runs on a terminal only there (`requiretty`)",
+        "as root on the node, with visudo: Defaults:{user} !requiretty",
+    ),
+    (
+        r"not in the sudoers|is not allowed to|may not run sudo|afraid i can't do that",
         "{user} may not use sudo there",
         "as root on the node: usermod -aG sudo {user}",
     ),
@@ -53,7 +63,8 @@ _REFUSALS = (
     ),
     (r"(?s)(?=.*sudo).*not found", "there is no sudo on the node", "log in as root"),
 )
-"""Known errors: the pattern of what was printed, in lower case; message and hint for `user`."""
+"""Known errors of sudo, of sudo-rs and of shells: the pattern of what was printed, in lower case;
+message and hint for `user`."""
 
 
 class NodeConnection(ABC):
@@ -164,7 +175,10 @@ def why_no_agent(node: str, user: str, stderr: str, status: int | None) -> Faile
     if status is None:
         return None
     tail = stderr.strip().splitlines()[-1:] or [f"it ended with status {status}"]
-    return Failed(f"the agent did not start: {tail[0]}", where=node)
+    hint = ""
+    if tail[0].startswith("sudo: "):  # in whatever language
+        hint = f"`sudo -n true` as {user} there says the same; does it want `become.password`?"
+    return Failed(f"the agent did not start: {tail[0]}", where=node, hint=hint)
 
 
 # The machine itself as a node: agents over pipes (`connection: local`).

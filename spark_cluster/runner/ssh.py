@@ -7,6 +7,7 @@ silent node in some steps without a limit: all that is put right here and in wha
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import re
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fabric
@@ -35,6 +37,12 @@ NEXT_LINE_S = 2.0
 
 CLOSES_WITHIN_S = 10.0
 """Seconds in which the end of a channel can be sent; if not, its connection is closed."""
+
+REQUEST_IDENTITIES, IDENTITIES_ANSWER = b"\x0b", 12
+"""The first bytes of two messages of an SSH agent (draft-ietf-sshm-ssh-agent, section 6.1)."""
+
+APPROVAL_S = 60.0
+"""Seconds for a login with an agent's key: its user may have to approve it, or to touch a token."""
 
 STATUS_WITHIN_S = 2.0
 """Seconds after its output in which a command's exit status comes."""
@@ -109,6 +117,8 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         self.connect_kwargs.update(password=password, allow_agent=keys, look_for_keys=keys)
         try:
             with explained(self.hop, password):
+                if keys:  # paramiko asks the agent of $SSH_AUTH_SOCK where it is given none
+                    self.client._agent = HopAgent(self.hop)
                 if self.gateway:
                     self.gateway.log_in(None, sock)
                 else:
@@ -209,6 +219,61 @@ class SshChannel(Channel):
 # -- below fabric ----------------------------------------------------------------------------------
 
 
+class HopAgent(paramiko.agent.AgentSSH):
+    """The SSH agent that ssh_config names for a host, and those of its keys that ssh would offer.
+
+    Keys that a file names come first: sshd lets one connection try six (MaxAuthTries).
+    """
+
+    _keys: tuple[paramiko.AgentKey, ...]
+
+    def __init__(self, hop: SshHop) -> None:
+        super().__init__()
+        self._conn: Any = socket.socket(socket.AF_UNIX)
+        self._conn.settimeout(hop.target.connect_timeout_s)
+        try:
+            self._conn.connect(hop.agent_socket)
+            keys = self._listed()
+        except (OSError, paramiko.SSHException):  # there is none, or it has ended, or it hangs
+            self.close()
+            return
+        self._conn.settimeout(None)  # paramiko cannot bear it in a login, which has its own limit
+        files = [Path(f"{path}{end}") for path in hop.named_keys for end in ("", ".pub")]
+        named = list(map(_public_in, files))
+        keys.sort(key=lambda key: not _is_in(key, named))
+        self._keys = tuple(key for key in keys if not hop.identities_only or _is_in(key, named))
+
+    def _listed(self) -> list[paramiko.AgentKey]:
+        """Return the agent's keys. paramiko raises at a comment that is not UTF-8."""
+        kind, answer = self._send_message(REQUEST_IDENTITIES)  # type: ignore[attr-defined]
+        keys = []
+        for _ in range(answer.get_int() if kind == IDENTITIES_ANSWER else 0):
+            keys.append(paramiko.AgentKey(self, answer.get_binary()))
+            answer.get_string()  # its comment
+        return keys
+
+    def close(self) -> None:
+        """End the connection to the agent."""
+        self._close()  # type: ignore[attr-defined]
+
+
+def _is_in(key: paramiko.AgentKey, named: Sequence[bytes]) -> bool:
+    return any(key.blob in content for content in named)
+
+
+def _public_in(path: Path) -> bytes:
+    """Return what holds a file's public key: that of a private key stands in it in plain form, too.
+
+    Empty where there is none.
+    """
+    try:
+        first, *more = path.read_bytes().splitlines()
+        is_private = first.startswith(b"-----")
+        return base64.b64decode(b"".join(more[:-1]) if is_private else first.split()[1])
+    except (OSError, ValueError, IndexError):
+        return b""
+
+
 class Transport(paramiko.Transport):
     """A transport that asks for host keys that are known, by quick ciphers, with limits.
 
@@ -254,9 +319,20 @@ class Transport(paramiko.Transport):
         finally:
             self.packetizer.complete_handshake()  # its timer would hold up the program's end
 
-    def auth_publickey(self, *args: Any, **options: Any) -> list[str]:
-        with self.limited("answer the login"):
-            return super().auth_publickey(*args, **options)
+    def auth_publickey(self, username: str, key: paramiko.PKey, *args: Any) -> list[str]:
+        if not isinstance(key, paramiko.AgentKey):
+            with self.limited("answer the login"):
+                return super().auth_publickey(username, key, *args)
+        limit_s = self.auth_timeout
+        self.auth_timeout = max(limit_s, APPROVAL_S)
+        what = f"no login with a key of the SSH agent within {self.auth_timeout:g} s"
+        hint = "approve it where the agent asks for that, or touch the token; then run it again"
+        error = Unreachable(what, where=self._hop.target.name, hint=hint)
+        try:
+            with limited(self, self.auth_timeout, error):
+                return super().auth_publickey(username, key, *args)
+        finally:
+            self.auth_timeout = limit_s
 
     def auth_password(self, *args: Any, **options: Any) -> list[str]:
         with self.limited("answer the login"):
@@ -319,9 +395,12 @@ REVOKED_HINT = (
     "systemctl restart ssh), then accept that one with `spark-cluster trust --replace`"
 )
 _NOTHING_ACCEPTED = re.compile(
-    r"encountered \w+ key, expected \w+ key|No authentication methods available"
+    r"encountered \w+ key, expected \w+ key|Invalid key|No authentication methods available"
 )
 """paramiko's words for keys that it could not use, and for a user that has none."""
+
+_TOO_MANY, _NO_KEY = "No existing session", "not a valid OPENSSH private key file"
+"""Its words for a server that hangs up between two keys, and for a file that it cannot read."""
 
 
 class KeysRefused(Unreachable):
@@ -347,15 +426,17 @@ def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
         what = f"the jump host does not reach {hop.place}: {error.text}"
         hint = "check on the jump host that it can: its sshd may forbid AllowTcpForwarding"
     except paramiko.PasswordRequiredException:
-        key = hop.target.identity_file
+        key = shlex.quote(str(hop.identity_files[-1])) if hop.identity_files else ""
         kind, what = KeysRefused, "the private key has a passphrase"
-        hint = f"add it to your agent first: ssh-add {key or ''}"
+        hint = f"add it to your agent first: ssh-add {key}".rstrip()
     except (paramiko.SSHException, OSError, EOFError) as error:
-        # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
+        # Of a refused key, but for Ed25519, paramiko keeps only that it tried other forms last.
         # Without any key of the user's it has nothing to try.
         refused = isinstance(error, paramiko.AuthenticationException)
         if refused or _NOTHING_ACCEPTED.fullmatch(str(error)):
             kind, what, hint = _refused_login(hop, password)
+        elif said := _unusable_keys(hop, error):
+            kind, what, hint = said
         elif str(error) == "Timeout opening channel.":
             limit_s = hop.target.connect_timeout_s
             what = f"the jump host did not reach {hop.place} within {limit_s:g} s"
@@ -377,11 +458,32 @@ def _refused_login(hop: SshHop, password: str | None) -> tuple[type[Unreachable]
     if not hop.is_node:
         hint = "check its user and key in `jump` of the inventory, or in ~/.ssh/config"
         return Unreachable, f"the jump host {where} accepts none of the offered keys", hint
+    if token := next((k for k in hop.named_keys if k.name.endswith("_sk") and k.is_file()), None):
+        hint = (
+            f"a key on a security token is used through an agent: ssh-add {shlex.quote(str(token))}"
+        )
+        return KeysRefused, f"{where} accepts none of the offered keys", hint
     hint = (
         "check `user` and `identity_file` in the inventory; ssh-copy-id installs a key, "
         "and so does `spark-cluster provision --ask-password`"
     )
     return KeysRefused, f"{where} accepts none of the offered keys", hint
+
+
+def _unusable_keys(hop: SshHop, error: Exception) -> tuple[type[Unreachable], str, str] | None:
+    """Return what is wrong with the keys, or their number; None where it is something else."""
+    hint = "check `identity_file` in the inventory, or IdentityFile in ~/.ssh/config"
+    kind = KeysRefused if hop.is_node else Unreachable  # a password is for the node alone
+    if str(error) == _TOO_MANY:
+        hint = "give it `IdentityFile` and `IdentitiesOnly yes` in ~/.ssh/config"
+        return kind, f"{hop.place} ended the login: too many keys were offered", hint
+    if str(error) == _NO_KEY:
+        file = hop.identity_files[-1]
+        hint += f"; `ssh-keygen -p -f {shlex.quote(str(file))}` writes a key anew in that form"
+        return kind, f"{file} is not a private key in the form of OpenSSH or PEM", hint
+    if isinstance(error, OSError) and error.filename is not None:
+        return Unreachable, f"the key {error.filename}: {str(error.strerror).lower()}", hint
+    return None
 
 
 def silent(hop: SshHop, step: str) -> Unreachable:

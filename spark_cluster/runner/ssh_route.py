@@ -195,6 +195,9 @@ class SshHop:
         user, port: to log in as, and at.
         key_alias: the HostKeyAlias, or empty.
         identity_files: private keys to offer, next to the usual ones of ~/.ssh.
+        named_keys: every file of a key that is named, the usual ones too; it need not be there.
+        identities_only: of an agent's keys only those of `named_keys` are offered.
+        agent_socket: where the SSH agent listens; another path where there is none.
         proxy_jump: `[user@]host[:port],...`, or empty.
         proxy_command: a command line for the shell, without tokens, or empty.
         own_known_hosts: files of host keys that the user writes, the first one first.
@@ -228,8 +231,15 @@ class SshHop:
             "r": self.user, "u": getpass.getuser(), "d": str(Path.home()), "i": str(os.getuid()),
             "l": socket.gethostname(), "L": socket.gethostname().split(".")[0],
         }  # fmt: skip
+        named = printed.get("identityfile", [])
         self.identity_files = [] if key is None else [key]
-        self.identity_files += _identities(printed.get("identityfile", []), tokens)
+        self.identity_files += _identities(named, tokens)
+        usual = [_home_expanded(_expand(name, tokens)) for name in named if name]
+        self.named_keys = [*self.identity_files, *usual]
+        self.identities_only = one("identitiesonly") == "yes"
+        given = printed.get("identityagent", ["SSH_AUTH_SOCK"])[0]
+        given = os.environ.get("SSH_AUTH_SOCK", "") if given == "SSH_AUTH_SOCK" else given
+        self.agent_socket = str(_home_expanded(os.path.expandvars(_expand(given, tokens))))
         self.proxy_jump, self.proxy_command = one("proxyjump"), _expand(one("proxycommand"), tokens)
         self.own_known_hosts = _paths(one("userknownhostsfile"))
         if (file := target.known_hosts) is not None:

@@ -121,16 +121,15 @@ ProjectFiles = tuple[tuple[str, bytes], ...]
 MARKER = b"spark-cluster:begin"
 
 COMMAND = (
-    "import os\n"
-    "f=os.fdopen(0,'rb')\n"
-    "for l in f:\n"
-    f" if l.strip()=={MARKER!r}:exec(f.read(int(f.readline())));boot(f);break\n"
+    "import os;f=os.fdopen(0,'rb');"
+    f"any(l.strip()=={MARKER!r} for l in f)and(exec(f.read(int(f.readline()))),boot(f))"
 )
-"""Drops lines up to the marker (sudo may not have taken the password), then runs the bootstrap."""
+"""Drops lines up to the marker (sudo may not have taken the password), then runs the bootstrap. It
+is one line, because csh ends a quoted word where a line ends."""
 
 READY = b'{"event":"ready"}'
 
-READY_COMMAND = f"import os\nos.write(1,{len(READY).to_bytes(4, 'big') + READY!r})\n{COMMAND}"
+READY_COMMAND = f"import os;os.write(1,{len(READY).to_bytes(4, 'big') + READY!r});{COMMAND}"
 """The same for who waits until sudo has let it through."""
 
 ROOT_FOLDER = paths.AGENT
@@ -325,6 +324,9 @@ class Channel(ABC):
 LOST_AFTER = 15.0
 """Seconds of silence (the agent gives a sign of life every 5) after which the node is lost."""
 
+QUOTED = 200
+"""Characters of a login shell's text that an error quotes."""
+
 START_WITHIN = 30.0
 """Seconds an agent may take to say its first word."""
 
@@ -364,6 +366,8 @@ class Wire(ABC):
     _sent_code: set[str] = field(default_factory=set, init=False)
     _closing: bool = field(default=False, init=False)
     _data: bytearray = field(default_factory=bytearray, init=False)
+    _head: bytes = field(default=b"", init=False)
+    """What the first message began with; text, where a login shell has printed it."""
     _taken: int = field(default=0, init=False)
     """Bytes of the current frame that were read from `_data`."""
     _begun: float = field(default=0.0, init=False)
@@ -460,7 +464,7 @@ class Wire(ABC):
         except SparkClusterError as error:
             why = self.end(error)
         except ValueError as fault:
-            why = self.refuse(str(fault))
+            why = self.refuse(self._printed() or str(fault))
         except Exception as fault:  # noqa: BLE001  (without a reader every request would wait)
             why = self.refuse(f"{type(fault).__name__}: {fault}")
         self.ended(why)
@@ -477,8 +481,17 @@ class Wire(ABC):
                 self._must_go_on(size)
         data = bytes(self._data[:size])
         del self._data[:size]
+        self._head = self._head or data
         self._taken += size
         return data
+
+    def _printed(self) -> str:
+        """Return what came in place of the first message, where it is a line of text."""
+        came = (self._head + self._data[:QUOTED]).partition(b"\0")[0].strip()
+        if self._spoken or not came or not self._head[:2].isascii():
+            return ""
+        line = came.decode(errors="replace").splitlines()[0][:QUOTED]
+        return f"the login shell printed {line!r}" if line.isprintable() else ""
 
     def _receive(self) -> None:
         """Take what comes, for at most half a second."""
@@ -533,7 +546,11 @@ class Wire(ABC):
                 hint="install Python 3.10 or newer there",
             )
         else:
-            raise Failed(f"the agent cannot be stored there: {event['error']}", where=self.node)
+            raise Failed(
+                f"the agent cannot be stored there: {event['error']}",
+                where=self.node,
+                hint="its disk may be full (df -h), out of inodes (df -i) or read-only (mount)",
+            )
 
     # -- the end ---------------------------------------------------------------------------------
 

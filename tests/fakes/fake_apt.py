@@ -1,7 +1,7 @@
 """apt-get, apt-cache, apt-mark, dpkg and dpkg-query over a mirror that is given as data.
 
-`held` are the names on hold, `mirror` is what update would find, `lists` what apt knows,
-`installed` name to status and version.
+`early` has the node's clock be slow, `held` are the names on hold, `mirror` is what update would
+find, `lists` what apt knows, `installed` name to status and version.
 """
 
 import sys
@@ -118,6 +118,12 @@ def apt_get(state: dict[str, Any], root: Path, argv: list[str]) -> None:
 
 
 def update(state: dict[str, Any], root: Path, _more: Any, _names: Any) -> None:
+    if state.get("early"):  # the node's clock is behind the mirror's
+        raise Refuse(
+            100,
+            "E: Release file for http://mirror/debian/dists/trixie/InRelease is not valid yet "
+            "(invalid for another 3d 4h 5min 6s). Updates for this repository will not be applied.",
+        )
     if state.get("offline"):
         sys.stderr.write(
             "W: Failed to fetch http://mirror/debian/dists/trixie/InRelease  Temporary failure "

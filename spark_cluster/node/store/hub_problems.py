@@ -66,8 +66,8 @@ PROBLEMS = {
     ),
     "unreachable": (
         "the hub cannot be reached: {reason}",
-        "check the network and HTTPS_PROXY; --offline uses what is known here, and a folder "
-        "with the model's config.json works without the hub",
+        "check the network and HTTPS_PROXY (of a node in its /etc/environment); --offline uses "
+        "what is known here, and a folder with the model's config.json works without the hub",
     ),
     "server": (
         "the hub's answer cannot be used: {what}",

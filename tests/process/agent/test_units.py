@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 import pytest
+from factories import put
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, until
 
@@ -337,3 +338,22 @@ def test_apt_goes_on_and_is_waited_for(host, systemd, gate):
     later.note = opens(gate, later.notes.append)
     assert apt(later, "install", "x").status == 0
     assert [unit["starts"] for unit in systemd.units()] == [1]
+
+
+def test_the_proxies_of_a_node_are_those_of_apt(host, systemd):
+    """sudo leaves them out of what PAM takes from the file."""
+    put(
+        systemd.root / "etc/environment",
+        'PATH="/x"\n# http_proxy=no\nhttp_proxy="http://proxy.lan:3128"  # ours\n'
+        "export HTTPS_PROXY=http://proxy.lan:3129\r\nno_proxy='localhost, .lan'\nall_proxy=\n",
+    )
+    systemd.command("apt-get", "#!/bin/sh\nenv\n")
+    one = host()
+    one.current = Package("tree").id
+    found = dict(line.split("=", 1) for line in apt(one, "update").stdout.splitlines())
+    assert {name: found[name] for name in found if name.lower().endswith("_proxy")} == {
+        **dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://proxy.lan:3128"),
+        **dict.fromkeys(("https_proxy", "HTTPS_PROXY"), "http://proxy.lan:3129"),
+        **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost, .lan"),
+    }
+    assert found["PATH"] != "/x"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from spark_cluster.cli import cli, main
 
@@ -51,6 +52,17 @@ def test_a_full_disk_under_the_output(tmp_path, words):
     assert "free space" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_a_closed_stream(tmp_path, closed):
+    """As a service or a script may start it."""
+    argv = ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, *SHORT]
+    done = subprocess.run(
+        argv, check=False, text=True, cwd=tmp_path, env=ENV, capture_output=True, timeout=HANG_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (closed != ">&-")
 
 
 def test_a_terminal_that_has_ascii_only(tmp_path):

@@ -124,6 +124,16 @@ def test_an_error_in_settings_names_its_own_line(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("content", ["s\u00e9cret\n", "\ufeffs\u00e9cret\r\n", "s\u00e9cret"])
+def test_a_secret_of_an_editor_of_windows(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pw").write_bytes(content.encode())
+    (tmp_path / "pw").chmod(0o600)
+    inventory = make_inventory(tmp_path, HEAD + "become: {password: {file: pw}}\n")
+    password = inventory.head.become.password
+    assert password is not None
+    assert password.read("the password") == "s\u00e9cret"
+
+
 def test_secrets_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pw").write_text("from-file\n")
     (tmp_path / "pw").chmod(0o600)

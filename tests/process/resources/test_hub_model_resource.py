@@ -67,6 +67,19 @@ def test_a_branch_is_asked_for_at_each_run(hub: LabHub, node: Any) -> None:
         assert node.apply(model(hub, "main")).verdict == "change"
 
 
+def test_the_proxy_of_the_node_is_used(hub: LabHub, node: Any) -> None:
+    """Nothing listens at this one."""
+    node.put("/etc/environment", "http_proxy=http://127.0.0.1:1\n")
+    with pytest.raises(ResourceError, match="cannot be reached"):
+        model(hub).preview(node.host())
+    result = node.apply(model(hub))
+    assert "cannot be reached" in result.error
+    assert "/etc/environment" in result.error
+    assert not hub.requests
+    node.put("/etc/environment", "http_proxy=http://127.0.0.1:1\nno_proxy=127.0.0.1\n")
+    assert node.apply(model(hub)).verdict == "change"
+
+
 def test_a_refusal_says_what_to_do(hub: LabHub, node: Any) -> None:
     hub.conduct["org/model"] = Conduct(gated=True)
     result = node.apply(model(hub, token="hf_wrong"))

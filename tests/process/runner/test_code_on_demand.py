@@ -186,8 +186,11 @@ def test_no_room_for_a_part_of_the_code(fresh, begin):
 
 def test_no_room_for_the_code(fresh, begin):
     put(fresh.parents[1], "a file where a folder should be")
-    with pytest.raises(Failed, match=r"the agent cannot be stored there: .*\.cache.*directory"):
+    said = r"the agent cannot be stored there: .*\.cache.*directory"
+    with pytest.raises(Failed, match=said) as caught:
         begin().run(["true"])
+    assert "df -h" in caught.value.hint
+    assert "df -i" in caught.value.hint
 
 
 def test_content_travels_only_when_it_is_lacking(agents_home, begin, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -172,6 +173,33 @@ def start(source, sent):
         timeout=HANG_S,
     )
     return frames.read(io.BytesIO(done.stdout)), done
+
+
+def test_the_command_is_one_line_for_the_login_shell():
+    """A csh ends a quoted word where a line ends; fish takes a backslash before a quote away."""
+    for says_ready in (False, True):
+        words = wire.argv("test", says_ready=says_ready)
+        assert not re.search(r"[\n!]|\\['\\]", " ".join(words)), words
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "fish", "tcsh", "ksh"])
+@pytest.mark.parametrize("says_ready", [False, True])
+def test_login_shells_start_the_agent(tmp_path, shell, says_ready):
+    """sshd has the user's login shell run the command."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    line = shlex.join([*wire.argv("test", says_ready=says_ready)])
+    source = b"print('started', flush=True)\ndef boot(f): print(f.read().decode())\n"
+    done = subprocess.run(
+        [shell, "-c", line],
+        input=b"a password\n" + wire.MARKER + b"\n%d\n" % len(source) + source + b"the rest",
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    ready = frames.pack({"event": "ready"}) if says_ready else b""
+    assert done.stdout.replace(b" ", b"") == ready.replace(b" ", b"") + b"started\ntherest\n", done
 
 
 def test_bootstrap_on_an_old_python():
@@ -358,6 +386,9 @@ def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path):
 def test_where_the_record_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert folders.state_folder() == tmp_path / "state" / "spark-cluster"
+    for relative in ("state", ""):
+        monkeypatch.setenv("XDG_STATE_HOME", relative)
+        assert folders.state_folder() == Path.home() / ".local/state/spark-cluster"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folders.state_folder() == tmp_path / ".local/state/spark-cluster"

@@ -195,3 +195,7 @@ def test_the_laptops_key(tmp_path):
     assert public_key(named, search=True, home=tmp_path) is None
     (tmp_path / "other.pub").write_text("ssh-ed25519 CCC\n")
     assert public_key(named, search=False) == "ssh-ed25519 CCC"
+    in_agent = replace(node, identity_file=tmp_path / "other.pub")
+    assert public_key(in_agent, search=False) == "ssh-ed25519 CCC"
+    (tmp_path / "other.pub").write_bytes("ssh-ed25519 CCC jörg".encode("latin-1"))
+    assert (public_key(named, search=False) or "").startswith("ssh-ed25519 CCC j")

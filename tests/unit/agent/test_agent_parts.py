@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import urllib.parse
+from types import SimpleNamespace
 
 import pytest
 from factories import apply
@@ -37,6 +38,21 @@ def test_no_space_says_where_and_how_much(tmp_path, code):
     assert text.startswith(f"no space left on the disk of {tmp_path} (")
     assert text.endswith(" KiB free)")
     assert "no space left on the disk of /" in explain(OSError(code, os.strerror(code)))
+
+
+def test_inodes_that_are_used_up_are_told_from_a_full_disk(tmp_path, monkeypatch):
+    """`df -h` shows free space then, and only `df -i` the reason."""
+    names = ("f_frsize", "f_bavail", "f_files", "f_favail")
+    for free, files, left, says in (
+        (900, 1000, 0, "no inode left on the disk of /x (df -i shows it)"),
+        (0, 1000, 0, "no space left on the disk of /x (0 KiB free)"),
+        (0, 0, 0, "no space left on the disk of /x (0 KiB free)"),  # btrfs counts none
+        (900, 0, 0, "no space left on the disk of /x (900 KiB free)"),
+    ):
+        told = SimpleNamespace(**dict(zip(names, (1024, free, files, left), strict=True)))
+        monkeypatch.setattr(os, "statvfs", lambda _, told=told: told)
+        error = OSError(errno.ENOSPC, "", str(tmp_path / "file"))
+        assert explain(error) == says.replace("/x", str(tmp_path))
 
 
 def test_other_errors_name_the_file():

@@ -12,7 +12,7 @@ from cases import cases
 from hostile.agent import DEEP, Frame, Played, ended, raw, said
 from waiting import HANG_S
 
-from spark_cluster.agent import messages
+from spark_cluster.agent import frames, messages
 from spark_cluster.agent.operations import ACTIONS_OF, OPERATIONS, AgentNode, Laptop, carry_out
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner import wire as wire_module
@@ -67,6 +67,28 @@ def error_of(channel, op="gather", **what):
     assert isinstance(error, SparkClusterError), repr(error)
     assert error.where == "spark1"
     return error
+
+
+@pytest.mark.parametrize(
+    ("printed", "quoted"),
+    [
+        (
+            b"This account is currently not available.\n",
+            "'This account is currently not available.'",
+        ),
+        (b"Welcome\r\nto DGX OS \xff\n" + b"x" * 99_999, "'Welcome'"),
+        (b"x" * 99_999, f"'{'x' * 200}'"),
+        (b"hi" + frames.pack({"event": "alive"}), "'hi'"),
+        (b"\x1b[31mred\x1b[0m\n", "a frame of"),
+        (b"\xff\xff\xff\xff", "a frame of"),
+    ],
+)
+def test_what_a_login_shell_prints_is_quoted(printed, quoted):
+    channel = Played([Frame(printed, 1)], "alive")
+    error = error_of(channel, commands={"ss": ["ss", "-H"]})
+    assert "not the agent's protocol" in error.message
+    assert quoted in error.message
+    assert len(error.message) < 400
 
 
 @pytest.mark.parametrize("name", NONSENSE)
