@@ -36,7 +36,7 @@ def test_what_does_not_fit_has_its_own_status(project: Path, run: Any) -> None:
     serving(project)
     status, out, _ = run("plan", "--offline", "--available", "30")
     assert status == 4
-    assert "a: 2 models need 52.9 GiB together" in out
+    assert "a: 2 models need 51.7 GiB together" in out
 
 
 def test_models_on_two_nodes_each_have_one_to_themselves(project: Path, run: Any) -> None:
