@@ -20,7 +20,7 @@ from test_layers import MODULES, PACKAGE, imports, layer, statements, tree
 
 BUDGETS = {
     "errors": 40,
-    "node": 8_280,
+    "node": 8_290,  # host.py: proxies of a node; values.py: a disk without inodes
     "resources": 4_050,
     "agent": 2_150,
     "config": 5_850,
