@@ -98,19 +98,6 @@ def test_a_limit_ends_all_that_was_started(host, tmp_path, case):
     ended(pid_in(pid))
 
 
-def test_a_limit_with_lines_that_are_told(host):
-    heard = []
-    script = f"echo one; (setsid sleep {FAR_S} &); sleep {FAR_S}"
-
-    def attempt(limit_s):
-        with pytest.raises(ResourceError, match=f"not done after {limit_s:g} s"):
-            host.run(("sh", "-c", script), timeout=limit_s, on_output=heard.append)
-        return heard
-
-    with_a_limit(attempt)
-    assert heard == ["one"]
-
-
 def test_large_input_to_one_that_does_not_read(host):
     with pytest.raises(ResourceError, match="not done after 1 s"):
         host.run(("sleep", str(FAR_S)), stdin=b"x" * 1_000_000, timeout=1)

@@ -148,24 +148,6 @@ def test_dpkg():
     assert fact_gathering.dpkg("dpkg-query: no packages found matching docker-ce\n") == {}
 
 
-@given(st.text() | st.sampled_from([DGX_RELEASE, IBDEV2NETDEV, MEMINFO, HEADER]).flatmap(
-    lambda text: st.integers(0, len(text)).map(lambda n: text[:n])
-))  # fmt: skip
-def test_no_text_breaks_a_parser(text):
-    for parse in (
-        fact_gathering.os_name,
-        fact_gathering.dgx_version,
-        fact_gathering.meminfo,
-        fact_gathering.compute_apps,
-        fact_gathering.gpu,
-        fact_gathering.ibdev2netdev,
-        fact_gathering.rdma_link,
-        fact_gathering.ip_addr,
-        fact_gathering.dpkg,
-    ):
-        parse(text)
-
-
 # -- put together ------------------------------------------------------------------------------
 
 
@@ -218,13 +200,6 @@ def test_a_driver_that_was_updated_and_not_rebooted():
         {"commands": {"apps": done(MISMATCH, 18)}, "files": {"meminfo": MEMINFO}}
     )
     assert processes is None, "never taken for: nothing is held"
-
-
-def test_docker_that_may_not_be_asked():
-    said = (
-        "permission denied while trying to connect to the docker API at unix:///var/run/docker.sock"
-    )
-    assert fact_gathering.facts(answer(docker=done("", 1, said))).docker is None
 
 
 def test_memory_of_an_idle_node():

@@ -257,15 +257,6 @@ def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory() -> None:
     assert command[command.index("--") + 1] == sys.executable
 
 
-def test_memory_is_given_back(spark: Spark) -> None:
-    """P07: caches are dropped first, so that compaction has pages to move."""
-    load_watch.drop(spark.root)
-    assert spark.dropped
-    (spark.root / "proc/sys/vm").rename(spark.root / "proc/sys/none")
-    with pytest.raises(FileNotFoundError):
-        load_watch.drop(spark.root)
-
-
 def test_pressure(spark: Spark) -> None:
     assert load_watch.pressure(spark.root) == 42.17
     for text in ("", "some avg10=1.00 avg60=0\n", "full avg10=nan avg60=0\n"):

@@ -10,7 +10,6 @@ from cases import each_case
 from small_server import answering
 from waiting import FAR_S, HANG_S
 
-from spark_cluster.agent import frames
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
@@ -81,12 +80,6 @@ def test_run(agent):
         session.run(["sleep", str(FAR_S)], timeout=0.1)
     with pytest.raises(Failed, match="no user 'nobody-there'"):
         session.run(["true"], user="nobody-there")
-
-
-def test_what_is_printed_cannot_be_taken_for_the_protocol(agent):
-    frame = frames.pack({"event": "done", "req": 1, "status": 0}).decode()
-    done = agent().run(["printf", "%s", frame.replace("\0", "")])
-    assert done.stdout.endswith('"status":0}')
 
 
 def test_http(agent, monkeypatch):

@@ -207,16 +207,11 @@ def test_a_secret_of_it_is_nowhere(folder: Path, node: PipedNode, tmp_path: Path
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
 
 
-def test_a_changed_file_is_another_code(folder: Path, node: PipedNode) -> None:
-    source = KEY.replace("Key", "Note").replace("value: Secret", "value: str")
-    load(folder, note=source)
+def test_a_changed_file_is_another_code(folder: Path) -> None:
+    load(folder, key=KEY)
     first = wire.digest()
-    assert run(folder, node, resources.Note("/n", "a")) == {"Note:/n": "change"}
-    load(folder, note=source.replace("self.value.encode()", "self.value.upper().encode()"))
+    load(folder, key=f"{KEY}# changed")
     assert wire.digest() != first
-    with pytest.raises(Failed, match="it did not converge"):
-        run(folder, node, resources.Note("/n", "b"), run="r2")
-    assert node.text("n") == "B"
 
 
 def test_a_resource_of_the_project_can_use_any_module_of_ours(folder, node):
@@ -224,13 +219,6 @@ def test_a_resource_of_the_project_can_use_any_module_of_ours(folder, node):
     models = "from spark_cluster.node.store.manifest import HUB\nassert HUB\n"
     load(folder, broken=models + BROKEN.replace('{}["nothing"]', "1"))
     assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
-
-
-def test_an_agent_without_them_says_so(folder: Path, node: PipedNode) -> None:
-    load(folder, broken=BROKEN)
-    broken = resources.Broken("/x")
-    with using(None), pytest.raises(Failed, match="no resource of type 'Broken'"):
-        run(folder, node, broken)
 
 
 def test_the_command_line_sends_them(folder: Path, tmp_path: Path) -> None:

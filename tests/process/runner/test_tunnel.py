@@ -17,7 +17,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,17 +129,6 @@ def write_host_key(known, port):
     lines = path.read_text()
     key = public(known.identity_file.with_name("host_key"))
     path.write_text(f"{lines}[127.0.0.1]:{port} {key}\n")
-
-
-def test_requests_pass_and_the_url_is_told(run, endpoint):
-    running, _ = run(endpoint)
-    event = running.next("open")
-    assert event.url == f"http://127.0.0.1:{running.port}/v1"
-    assert event.to == f"http://127.0.0.1:{endpoint}/v1"
-    assert running.get("/a") == "/a"
-    paths = [f"/{n}" for n in range(8)]
-    with ThreadPoolExecutor(8) as at_once:
-        assert list(at_once.map(running.get, paths)) == paths
 
 
 def test_a_cut_connection_is_made_again_and_a_cut_answer_is_an_error(run, endpoint):
