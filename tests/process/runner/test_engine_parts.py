@@ -94,13 +94,16 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
         modules = ("supervisor", "local_server:limit_restarts", "model_loader")
         return [wire.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
+    before = paths()
+
     def changed(name):
-        before = paths()
+        nonlocal before
         with (copy / name).open("a") as file:
             file.write("# changed\n")
-        return [one != other for one, other in zip(before, paths(), strict=True)]
+        former, before = before, paths()
+        return [one != other for one, other in zip(former, before, strict=True)]
 
-    assert paths() == paths()
+    assert paths() == before
     assert changed("node/supervisor.py") == [True, False, False]
     assert changed("node/local_server.py") == [True, True, True]
     assert changed("node/model_loader.py") == [False, False, True]

@@ -35,17 +35,13 @@ BROKEN = """
 from dataclasses import dataclass
 from spark_cluster.resources import Resource
 
-
 @dataclass(frozen=True)
 class Broken(Resource):
     path: str
-
     def desired(self):
         return {"x": 1}
-
     def observe(self, host):
         return {"x": {}["nothing"]} if self.path == "/observe" else {"x": 0}
-
     def converge(self, host, actual):
         host.write(self.path, "text, not bytes")
 """
@@ -54,18 +50,14 @@ KEY = """
 from dataclasses import dataclass, field
 from spark_cluster.resources import Resource, Secret
 
-
 @dataclass(frozen=True)
 class Key(Resource):
     path: str
     value: Secret
-
     def desired(self):
         return {"value": str(self.value)}
-
     def observe(self, host):
         return {"value": (host.read(self.path) or b"").decode()}
-
     def converge(self, host, actual):
         host.write(self.path, self.value.encode(), mode=0o600)
 """
@@ -164,8 +156,8 @@ def test_the_example_of_the_page(folder: Path, node: PipedNode) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/observe", r"Broken:/observe: KeyError: 'nothing' \(resources/broken\.py:14\)"),
-        ("/converge", r"Broken:/converge: TypeError: .* \(resources/broken\.py:17\)"),
+        ("/observe", r"Broken:/observe: KeyError: 'nothing' \(resources/broken\.py:11\)"),
+        ("/converge", r"Broken:/converge: TypeError: .* \(resources/broken\.py:13\)"),
     ],
 )
 def test_a_fault_of_its_code(folder: Path, node: PipedNode, path: str, message: str) -> None:

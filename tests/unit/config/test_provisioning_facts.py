@@ -42,13 +42,6 @@ def test_gid_index_is_the_roce_v2_entry_with_an_ipv4_address():
     assert fact_gathering.gid_indexes(files) == {"rocep1s0f1": 3, "roceP2p1s0f1": 4}
 
 
-def test_dpkg_with_and_without_what_is_wanted():
-    text = "a\t1.0\tinstalled\tinstall\nb\t2\tinstalled\thold\n"
-    text += "c\t\tnot-installed\thold\nd\t3\tinstalled\n"
-    assert fact_gathering.dpkg(text) == {"a": "1.0", "b": "2", "d": "3"}
-    assert fact_gathering.dpkg_held(text) == ("b", "c")
-
-
 def test_public_keys_lose_their_comments():
     assert fact_gathering.public_keys([f"{RSA} root@x\n", ED25519, ECDSA, "", "nothing"]) == (
         ECDSA,
