@@ -76,12 +76,6 @@ def test_a_node_that_can_start_no_process(host, monkeypatch):
         host.run(("true",))
 
 
-def test_output_after_the_end_of_the_one_who_was_started_is_read(host):
-    script = "(sleep 0.1; echo later) & echo first"
-    assert host.run(("sh", "-c", script)).stdout in ("first\nlater\n", "first\n")
-    assert host.run(("sh", "-c", "head -c 3000000 /dev/zero")).stdout == "\0" * 3_000_000
-
-
 @each_case(__file__, "endless.json")
 def test_a_limit_ends_all_that_was_started(host, tmp_path, case):
     pid = tmp_path / "pid"

@@ -119,7 +119,6 @@ def run(folder, node, *wanted, run="r1", **options):
 def test_the_example_of_the_page(folder: Path, node: PipedNode) -> None:
     """Absent, converged, unchanged, what it wrote undone, and drifted."""
     write_files(PAGE, folder)
-    use(folder)
     playbook = use(folder).load_playbook(folder / "models.py")
     before = node.text("etc/fstab")
 
@@ -151,6 +150,7 @@ def test_the_example_of_the_page(folder: Path, node: PipedNode) -> None:
     assert go("r3") == ["ok", "change"]
     assert node.text("etc/fstab") == before + line
     assert node.text("proc/self/mounts").count("/models") == 2, "mounted twice"
+    assert not list(folder.rglob("resources/__pycache__"))
 
 
 @pytest.mark.parametrize(
