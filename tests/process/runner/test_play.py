@@ -145,15 +145,6 @@ def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
     assert play.recap.nodes["spark2"].change == 2
 
 
-def test_a_command_that_fails_is_named_once(make):
-    play = make()
-    wanted = Command("/data is mounted", ("false",), reads=True)
-    with pytest.raises(Failed) as caught:
-        play.apply(play.nodes, [wanted])
-    assert caught.value.message.count("is mounted") == 1
-    assert caught.value.message.startswith("Command:/data is mounted: false ended with status 1")
-
-
 def test_a_failure_that_may_be(make, tmp_path):
     play = make()
     both = play.nodes

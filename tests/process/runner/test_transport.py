@@ -67,23 +67,6 @@ def test_a_connection_and_its_socket(ssh, trusted):
     assert transport.auth_timeout == transport.banner_timeout == HANG_S
 
 
-def test_the_users_own_key_without_an_identity_file(ssh, sshd, trusted, home):
-    for suffix in ("", ".pub"):
-        (home / f".ssh/id_ed25519{suffix}").write_bytes((sshd.folder / f"key{suffix}").read_bytes())
-    assert run(ssh(identity_file=None), "echo", "x") == "x\n"
-
-
-def test_an_alias_of_ssh_config(ssh, sshd, trusted, home):
-    (home / ".ssh/config").write_text(
-        f"Host spark-one\n  HostName 127.0.0.1\n  Port {sshd.port}\n  User {ME}\n"
-        f"  IdentityFile {sshd.key}\n"
-    )
-    connection = ssh(host="spark-one", user=None, port=None, identity_file=None)
-    assert run(connection, "echo", "x") == "x\n"
-    transport = connection.open().transport
-    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-
-
 def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
     """It ignores SIGHUP."""
     (tmp_path / "proxy.py").write_text(STUBBORN_PROXY)
