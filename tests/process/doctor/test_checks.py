@@ -181,6 +181,12 @@ def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
         assert result.status == "unknown", result
 
 
+def test_versions_that_nothing_reports() -> None:
+    result = PAIR["pair.ray-version"].result([seen(1), seen(2, versions="")], "spark1+spark2")
+    assert result.status == "unknown"
+    assert "spark2: nothing reports the versions of Ray and vLLM" in result.found
+
+
 SOURCES = sorted({need for check in examine.NODE for need in check.needs})
 
 

@@ -14,7 +14,7 @@ from waiting import HANG_S
 from spark_cluster.cli.results import Recap
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
 from spark_cluster.runner.events import Bus, Options, Selection
@@ -82,6 +82,15 @@ def test_a_role_on_both_nodes(make, tmp_path):
     assert not again.changed
     assert [(t.ok, t.change) for t in play.recap.nodes.values()] == [(2, 2), (2, 2)]
     assert play.recap.changed == 4
+
+
+def test_settings_of_the_playbook_lie_over_the_inventorys(make, tmp_path):
+    play = make()
+    play.apply(play.head, play.role("greet", more=7))
+    assert (tmp_path / "spark1/srv/greeting").read_text() == "spark1 one 7\n"
+    assert not (tmp_path / "spark2/srv").exists()
+    with pytest.raises(UsageError, match=r"role greet on spark1: more:"):
+        play.apply(play.head, play.role("greet", more="many"))
 
 
 def test_nodes_work_in_parallel(make, tmp_path):
