@@ -76,12 +76,6 @@ def test_a_node_that_can_start_no_process(host, monkeypatch):
         host.run(("true",))
 
 
-def test_output_after_the_end_of_the_one_who_was_started_is_read(host):
-    script = "(sleep 0.1; echo later) & echo first"
-    assert host.run(("sh", "-c", script)).stdout in ("first\nlater\n", "first\n")
-    assert host.run(("sh", "-c", "head -c 3000000 /dev/zero")).stdout == "\0" * 3_000_000
-
-
 @each_case(__file__, "endless.json")
 def test_a_limit_ends_all_that_was_started(host, tmp_path, case):
     pid = tmp_path / "pid"
@@ -96,19 +90,6 @@ def test_a_limit_ends_all_that_was_started(host, tmp_path, case):
     with_a_limit(attempt)
     assert time.monotonic() - began < FAR
     ended(pid_in(pid))
-
-
-def test_a_limit_with_lines_that_are_told(host):
-    heard = []
-    script = f"echo one; (setsid sleep {FAR_S} &); sleep {FAR_S}"
-
-    def attempt(limit_s):
-        with pytest.raises(ResourceError, match=f"not done after {limit_s:g} s"):
-            host.run(("sh", "-c", script), timeout=limit_s, on_output=heard.append)
-        return heard
-
-    with_a_limit(attempt)
-    assert heard == ["one"]
 
 
 def test_large_input_to_one_that_does_not_read(host):
@@ -204,17 +185,6 @@ def test_files_after_one_that_hangs_are_read(tmp_path, monkeypatch):
 
 
 # -- output --------------------------------------------------------------------------------------
-
-
-def test_of_a_long_output_begin_and_end_are_kept(host, monkeypatch):
-    monkeypatch.setattr(output, "OUTPUT_LIMIT", 1000)
-    done = host.run(("sh", "-c", "echo begin; seq 100000; echo end; exit 3"))
-    assert done.status == 3
-    assert done.stdout.startswith("begin\n1\n2\n")
-    assert done.stdout.endswith("99999\n100000\nend\n")
-    assert "KiB left out: the output is too long to be kept whole" in done.stdout
-    assert len(done.stdout) < 1200
-    assert done.left_out == 6 + 588895 + 4 - 1000
 
 
 def test_pieces_of_any_size_are_kept_in_bounded_memory():

@@ -167,21 +167,6 @@ def test_a_file_that_gets_a_secret_by_the_way_is_treated_as_one(node):
     assert left == {"/config", "/env"}
 
 
-def test_the_power_was_cut_before_the_change(node):
-    """The entry is written first, so there can be one of a change that never came."""
-    node.put("/a", "old")
-    journal = Journal(node.path("/var/lib/spark-cluster/journal"), "r1")
-    after = {"kind": "file", "sha256": "0" * 64, "mode": 0o644, "uid": 0, "gid": 0}
-    journal.keep("File:/a", node.path("/a"), "/a", after)
-    journal.keep("File:/b", node.path("/b"), "/b", after)
-    node.run("r1", File("/c", content="x"))
-    with (journal.folder / "changes.jsonl").open("a") as out:
-        out.write('{"action": "file", "path": "/torn')
-    reply, events = node.revert("r1")
-    assert (reply["ok"], set(events)) == (True, {"File:/c"})
-    assert node.path("/a").read_text() == "old"
-
-
 def test_a_journal_of_before_that_did_not_say_what_became(node):
     node.put("/a", "x")
     journal = Journal(node.path("/var/lib/spark-cluster/journal"), "r1")

@@ -69,6 +69,20 @@ def test_nodes_are_resolved(tmp_path: Path) -> None:
     assert {head: 1, worker: 2}[worker] == 2
 
 
+def test_nodes_that_are_this_machine(tmp_path: Path) -> None:
+    """Itself, and in namespaces of it; the SSH defaults of all nodes may be for the others."""
+    found = make_inventory(
+        tmp_path,
+        "ssh: {user: me}\nnodes:\n"
+        "  a: {address: 10.0.0.1, connection: local, namespaces_of: pid, roles: [head]}\n"
+        "  b: {address: 10.0.0.2, connection: local, namespaces_of: /p}\n"
+        "  c: {address: 10.0.0.3, connection: local}\n  d: {address: 10.0.0.4}\n",
+    ).nodes
+    assert [node.is_local for node in found.values()] == [True, True, True, False]
+    assert [node.is_this_machine for node in found.values()] == [False, False, True, False]
+    assert (found["a"].namespaces_of, found["b"].namespaces_of) == (tmp_path / "pid", Path("/p"))
+
+
 def test_a_lone_node_is_the_head(tmp_path: Path) -> None:
     inventory = make_inventory(tmp_path, "nodes: {a: {address: x}}")
     assert inventory.head.name == "a"

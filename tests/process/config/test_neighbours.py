@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cases import cases
 
 from spark_cluster.config import discovery
 from spark_cluster.config.discovery import Neighbour
 
-LINUX = (
-    '[{"dst":"10.89.0.13","dev":"br-spark","lladdr":"4C:BB:47:00:03:00","state":["REACHABLE"]},'
-    '{"dst":"192.0.2.1","dev":"eth0","lladdr":"02:fc:00:00:00:05","state":["STALE"]},'
-    '{"dst":"10.89.0.14","dev":"br-spark","lladdr":"4c:bb:47:00:04:00","state":["FAILED"]},'
-    '{"dst":"fd00::1","dev":"eth0","state":["FAILED"]}]'
-)
-"""`ip -j neigh` of iproute2 6.1 (Debian 12), one hardware address in capitals."""
-
-MACOS = """\
-? (169.254.77.120) at (incomplete) on en1 [ethernet]
-rtr.example (192.168.1.1) at 0:18:1:8f:23:ed on en1 ifscope [ethernet]
-? (192.168.1.2) at 4c:bb:47:2b:6:c4 on en1 ifscope [ethernet]
-? (224.0.0.251) at 1:0:5e:0:0:fb on en1 ifscope permanent [ethernet]
-? (192.168.1.255) at ff:ff:ff:ff:ff:ff on en1 ifscope [ethernet]
-"""
-"""`arp -a` in the form of macOS' manual page (source: macos-arp), with a Spark's address."""
+LINUX, MACOS = cases(__file__, "neighbours.toml").values()
 
 
 def test_linux() -> None:

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from cases import cases
-from example_pages import write_files
 
 from spark_cluster import resources as shipped
 from spark_cluster.config.project import LARGEST, Project
 from spark_cluster.errors import InvalidFile, Refused
-from spark_cluster.resources.base import from_wire, resource_class, to_wire
+from spark_cluster.resources.base import resource_class
 from spark_cluster.runner import wire
 
 CASES = cases(__file__, "own_resources.toml")
@@ -56,23 +55,6 @@ def error_of(project: Project) -> str:
     return str(caught.value).replace(f"{project.folder}/", "")
 
 
-def test_the_example_of_the_page_is_imported_as_ours_are(project: Project) -> None:
-    write_files("extend-resource.md", project.folder)
-    plain = wire.digest()
-    project.load_resources()
-    mount = shipped.Mount("/models", "nas:/models")
-    assert type(mount).__module__ == f"{project.extensions.package}.resources.mount"
-    assert from_wire(to_wire(mount)) == mount
-    assert [name for name, _ in project.extensions.resource_files] == [
-        "spark_cluster_project/__init__.py",
-        "spark_cluster_project/resources/__init__.py",
-        "spark_cluster_project/resources/mount.py",
-    ]
-    assert wire.digest() != plain
-    project.load_playbook(project.folder / "models.py")
-    assert not list(project.folder.rglob("resources/__pycache__"))
-
-
 def test_a_role_imports_them_without_more_ado(project: Project) -> None:
     put(project, "thing.py")
     role = project.folder / "roles/r/__init__.py"
@@ -83,14 +65,6 @@ def test_a_role_imports_them_without_more_ado(project: Project) -> None:
     )
     (found,) = project.load_role("r").function(None, None)
     assert found.id == "Thing:/x"
-
-
-def test_a_project_without_any_costs_and_changes_nothing(project: Project) -> None:
-    before, digest = set(sys.modules), wire.digest()
-    project.load_resources()
-    assert wire.digest() == digest
-    assert "spark_cluster.config.project" not in set(sys.modules) - before
-    assert project.extensions.resource_files == ()
 
 
 def test_another_project_has_none_of_the_first(project: Project, tmp_path: Path) -> None:
@@ -199,10 +173,3 @@ def test_a_file_of_another_user(project: Project, monkeypatch: pytest.MonkeyPatc
     os.chown(put(project, "thing.py"), 12345, 12345)
     with pytest.raises(Refused, match=r"thing\.py belongs to another user"):
         project.load_resources()
-
-
-def test_the_agents_name_of_the_package_is_the_bootstraps(project: Project) -> None:
-    from spark_cluster.agent import bootstrap
-    from spark_cluster.node.values import PROJECT_PACKAGE
-
-    assert f'"{PROJECT_PACKAGE}"' in Path(bootstrap.__file__).read_text()

@@ -16,7 +16,7 @@ from cases import cases
 
 from spark_cluster.config.extension import load_module
 from spark_cluster.config.inventory import read_inventory
-from spark_cluster.config.project import Project, shipped_folder
+from spark_cluster.config.project import Project
 from spark_cluster.config.topology import render
 from spark_cluster.errors import InvalidFile, UsageError
 
@@ -88,18 +88,6 @@ def test_missing_project_folder(tmp_path: Path) -> None:
         Project(tmp_path / "none")
 
 
-def test_shipped_things_are_found(tmp_path: Path) -> None:
-    assert (shipped_folder() / "inventories").is_dir()
-    assert "two-sparks" in Project(tmp_path).list("inventories")
-
-
-def test_a_role_is_loaded_once(project: Project) -> None:
-    put(project.folder, "roles/r/__init__.py", GOOD_ROLE)
-    role = project.load_role("r")
-    assert project.load_role("r") is role
-    assert list(role.function(None, role.settings_model(size=3))) == [3]
-
-
 def test_two_projects_have_their_own_role(project: Project, tmp_path: Path) -> None:
     put(project.folder, "roles/r/__init__.py", GOOD_ROLE + "from .part import *\n")
     put(project.folder, "roles/r/part.py", "WHOSE = 'first'\n")
@@ -132,11 +120,6 @@ def test_settings_of_a_role(project: Project, tmp_path: Path) -> None:
     role, node = project.load_role("r"), read_inventory(path).head
     assert role.settings_for(node) == role.settings_model(size=2)
     assert role.settings_for(node, name="y") == role.settings_model(size=2, name="y")
-    with pytest.raises(UsageError) as refused:
-        role.settings_for(node, nmae="y")
-    assert str(refused.value) == (
-        "settings of role r on a: nmae: unknown field; did you mean 'name'?"
-    )
 
 
 def test_wrong_settings_name_the_side_that_wrote_them(project: Project, tmp_path: Path) -> None:
@@ -247,11 +230,3 @@ def test_a_file_that_is_changed_twice_within_a_second_is_read_again(tmp_path):
         second = int(time.time())
         os.utime(path, (second, second))
         assert text == load_module(path, "a_play", "playbook play").SAYS
-
-
-def test_compiled_code_of_a_file_that_stays_is_kept(tmp_path):
-    path = tmp_path / "play.py"
-    path.write_text("SAYS = 'old'\n")
-    os.utime(path, (1, 1))
-    load_module(path, "a_play", "playbook play")
-    assert list((tmp_path / "__pycache__").iterdir())

@@ -16,23 +16,13 @@ from spark_cluster.config import extension
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Refused, SparkClusterError
 
-CODE = """
+CODE = """\
 from pathlib import Path
 from pydantic import BaseModel
-
 Path(__file__).with_name("was-run").touch()
-
-
-class Settings(BaseModel):
-    pass
-
-
-def role(node, settings):
-    yield from ()
-
-
-def main(play):
-    pass
+class Settings(BaseModel): pass
+def role(node, settings): yield from ()
+def main(play): pass
 """
 OTHER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases, each_case
+from cases import cases, each_case, each_row
 from doctor_cases import ALL_DOWN, NOT_SICK, SICK, SWAP, UNLIKE
 from doctor_samples import (
     answer,
@@ -380,18 +380,7 @@ def test_a_link_that_the_inventory_names_is_compared() -> None:
     assert NODE["link.twin-address"].result(bare, "gpu2").status == "fail"
 
 
-@pytest.mark.parametrize(
-    ("id", "changes", "status", "words"),
-    [
-        ("pair.ray-version", {}, "ok", ""),
-        ("pair.ray-version", {"versions": "==> spark-ray\nray=2.59.0\nvllm=0.26.0\n"}, "fail", ""),
-        ("pair.model-files", {}, "ok", "/srv/models/paris: the same files"),
-        ("pair.model-files", {"models": "==> /srv/models/paris\n1024 config.json\n"}, "fail",
-         "gpu2: 1 files of /srv/models/paris"),
-        ("pair.images", {}, "ok", "no container runs over two nodes"),
-        ("pair.host-keys", {}, "ok", ""),
-    ],
-)  # fmt: skip
+@each_row(__file__, "in_environments.json", "compared")
 def test_what_serves_in_an_environment_is_compared(
     id: str, changes: dict[str, Any], status: str, words: str
 ) -> None:

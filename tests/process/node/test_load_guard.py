@@ -23,19 +23,8 @@ from spark_cluster.node.load_watch import FLOOR_KIB, GuardSettings, Reason, pars
 
 GIB = 2**20
 GOOD = {"available_kib": 1.5, "free_kib": 1, "swap_free_kib": 1, "pressure": 1, "at": 1}
-DOCKER = """\
-#!/bin/sh
-echo "$@" >> {root}/asked
-case "$*" in
-  "container ls"*) ! test -e {root}/running || cat {root}/running ;;
-  stop*) rm -f {root}/running ;;
-esac
-"""
-SYSTEMCTL = """\
-#!/bin/sh
-echo "$@" >> {root}/asked
-case "$1" in show) cat {root}/unit-state ;; stop) echo failed > {root}/unit-state ;; esac
-"""
+DOCKER = Path(__file__).with_name("guarded_docker.sh").read_text()
+SYSTEMCTL = Path(__file__).with_name("guarded_systemctl.sh").read_text()
 PRESSURE = (
     "some avg10=61.02 avg60=1.00 avg300=0.00 total=9\n"
     "full avg10=42.17 avg60=0.50 avg300=0.00 total=7\n"
@@ -255,15 +244,6 @@ def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory() -> None:
         "--property=KillMode=mixed",
     } <= {*command}
     assert command[command.index("--") + 1] == sys.executable
-
-
-def test_memory_is_given_back(spark: Spark) -> None:
-    """P07: caches are dropped first, so that compaction has pages to move."""
-    load_watch.drop(spark.root)
-    assert spark.dropped
-    (spark.root / "proc/sys/vm").rename(spark.root / "proc/sys/none")
-    with pytest.raises(FileNotFoundError):
-        load_watch.drop(spark.root)
 
 
 def test_pressure(spark: Spark) -> None:

@@ -14,7 +14,7 @@ from test_agent_over_pipe import apply, verdicts
 
 from spark_cluster.config.extension import using
 from spark_cluster.errors import Failed
-from spark_cluster.resources import File, HubModel, Line
+from spark_cluster.resources import File, Line
 from spark_cluster.runner import wire
 from spark_cluster.runner.session import Session
 
@@ -163,13 +163,6 @@ def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, begin):
     assert sent == [1, 0]
     assert [path.name for path in fresh.iterdir()] == [wire.digest()]
     assert not list(fresh.rglob("kernel_tuner.py"))
-
-
-def test_a_resource_brings_its_part(fresh, begin):
-    session = begin()
-    results = apply(session, HubModel("org/model", "a" * 40, "/srv/hub"), check=True)
-    assert results["HubModel:org/model"]["verdict"] == "change"
-    assert was_sent(session, "store")
 
 
 def test_no_room_for_a_part_of_the_code(fresh, begin):

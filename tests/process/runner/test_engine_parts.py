@@ -29,7 +29,7 @@ from spark_cluster.cli.run import RunRecord
 from spark_cluster.config import folders
 from spark_cluster.config.topology import tagged
 from spark_cluster.errors import Failed
-from spark_cluster.node.values import Blob, Secret
+from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.runner import wire
 from spark_cluster.runner.delivery import INLINE, check, document
@@ -85,23 +85,6 @@ def test_what_every_agent_gets_is_small():
     assert sum(len(wire.code(part)) for part in wire.PARTS) < 315_000
 
 
-def test_what_every_agent_gets_imports_nothing_of_a_part():
-    later = {name for part in wire.PARTS if part for name in unpacked(wire.code(part))}
-    for name, source in unpacked(wire.code()).items():
-        if name.endswith(".py") and name != "spark_cluster/resources/__init__.py":
-            imported = set(wire.imported(name[:-3].replace("/", ".")))
-            assert not imported & later, f"{name} needs {imported & later}: {source[:60]!r}"
-
-
-def test_a_program_of_a_unit_is_all_that_it_imports_and_no_more():
-    found = wire.program("/x", "spark_cluster.node.local_server:limit_restarts")
-    names = set(unpacked(found.content))
-    assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "local_server")} <= names
-    assert "spark_cluster/node/supervisor.py" not in names
-    guards = unpacked(wire.program("/x", "spark_cluster.node.supervisor").content)
-    assert "spark_cluster/node/load_watch.py" in guards, "it is started by its name"
-
-
 def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
     """A new version restarts those units only whose program is another one."""
     copy = shutil.copytree(wire.PACKAGE, tmp_path / "spark_cluster")
@@ -112,13 +95,16 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
         modules = ("supervisor", "local_server:limit_restarts", "model_loader")
         return [wire.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
+    before = paths()
+
     def changed(name):
-        before = paths()
+        nonlocal before
         with (copy / name).open("a") as file:
             file.write("# changed\n")
-        return [one != other for one, other in zip(before, paths(), strict=True)]
+        former, before = before, paths()
+        return [one != other for one, other in zip(former, before, strict=True)]
 
-    assert paths() == paths()
+    assert paths() == before
     assert changed("node/supervisor.py") == [True, False, False]
     assert changed("node/local_server.py") == [True, True, True]
     assert changed("node/model_loader.py") == [False, False, True]
@@ -269,24 +255,13 @@ def test_a_document_is_checked():
 
 
 def test_long_contents_stay_here_until_they_are_asked_for():
-    long, short = "é" * INLINE, "x" * INLINE
-    secret = Secret("s" * 2 * INLINE)
-    packed = document(
-        [
-            File("/long", content=long),
-            File("/short", content=short),
-            File("/secret", content=secret),
-            File("/gone", state="absent"),
-        ]
-    )
-    kinds = [d.get("content") for d in packed.resources]
+    long, short, secret = "é" * INLINE, "x" * INLINE, Secret("s" * 2 * INLINE)
+    packed = document([File("/a", content=content) for content in (long, short, secret)])
     (digest,) = packed.blobs
     assert packed.blobs[digest] == long.encode()
-    assert kinds[0] == {"$blob": digest, "size": 2 * INLINE}
-    assert kinds[1] == short
-    assert kinds[2] == {"$secret": secret}
-    assert kinds[3] is None
-    assert Blob(digest, 2 * INLINE)
+    assert [each["content"] for each in packed.resources] == [
+        {"$blob": digest, "size": 2 * INLINE}, short, {"$secret": secret},
+    ]  # fmt: skip
 
 
 def test_roles_are_tags():

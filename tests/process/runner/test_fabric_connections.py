@@ -5,7 +5,6 @@ import runpy
 from types import SimpleNamespace
 
 import fabric
-import invoke
 import pytest
 from factories import put
 
@@ -23,20 +22,6 @@ from fabric import task
 def where(c, name="it"):
     return c.run(f"echo {name} is $SSH_CONNECTION", hide=True).stdout
 """
-
-
-def test_run_get_and_put(ssh, trusted, tmp_path):
-    with ssh().fabric(owned=True) as connection:
-        assert isinstance(connection, fabric.Connection)
-        assert connection.run("echo $0 hello", hide=True).stdout.endswith("hello\n")
-        with pytest.raises(invoke.UnexpectedExit):
-            connection.run("exit 3", hide=True)
-        there = tmp_path / "there"
-        connection.put(str(put(tmp_path / "here", "text")), str(there))
-        assert there.read_text() == "text"
-        connection.get(str(there), str(tmp_path / "back"))
-        assert (tmp_path / "back").read_text() == "text"
-    assert not connection.is_connected
 
 
 def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trusted):

@@ -26,12 +26,6 @@ def known(tmp_path):
     return tmp_path / "known_hosts"
 
 
-def test_a_line_with_other_names_keeps_them(known):
-    known.write_text(f"github.com,[127.0.0.1]:22022,gitlab.com {KEY} both\n")
-    write(known, shown())
-    assert known.read_text() == f"github.com,gitlab.com {KEY} both\n[127.0.0.1]:22022 {NEW}\n"
-
-
 def test_all_else_stays_byte_for_byte(known):
     """Also the lines of other hosts whose names are hashed; of this host's none is left."""
     other, own = hashed("example.org"), hashed("[127.0.0.1]:22022")

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from piped_cluster import BOOT_ID, PipedNode
+from piped_cluster import PipedNode
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.resources import File, Reboot
+from spark_cluster.resources import File
 
 FILE = File("/one", content="1")
 
@@ -77,17 +77,6 @@ def test_one_that_does_not_answer_leaves_and_the_others_go_on(start, monkeypatch
     with pytest.raises(Unreachable, match="gone"):
         _ = worker.links
     assert not events.of("NodeFailed")
-
-
-def test_what_is_known_is_renewed_after_a_reboot_and_what_is_not_is_not_asked(start, nodes, asked):
-    play, _ = start(gather_facts=False)
-    reboot = Reboot("new kernel", allowed=True, when_changed=(FILE,))
-    play.apply(play.nodes, [FILE, reboot])
-    assert asked() == {"spark1": 0, "spark2": 0}
-    assert play.head.facts.boot_id == nodes["spark1"].text(BOOT_ID)
-    more = File("/two", content="2")
-    play.apply(play.nodes, [more, Reboot("more", allowed=True, when_changed=(more,))])
-    assert play.connections.facts["spark2"].boot_id == nodes["spark2"].text(BOOT_ID)
 
 
 def _raise(error):

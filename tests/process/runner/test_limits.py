@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
 import threading
 import time
 from functools import partial
@@ -12,6 +11,7 @@ import pipe_channel
 import pytest
 from cases import each_case
 from pipe_channel import PipeChannel
+from small_server import answering
 from test_agent_over_pipe import apply, verdicts
 from waiting import FAR_S, HANG_S, until
 
@@ -256,26 +256,17 @@ def settled(mailbox):
 # -- HTTP from a node ----------------------------------------------------------------------------
 
 
-ENDLESS = """
-import socket
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-while True:
-    connection, _ = server.accept()
-    connection.recv(65536)
-    for data in [b"HTTP/1.0 200 OK\\r\\n\\r\\n", *[b"x" * 65536] * 100000]:
-        try:
-            connection.send(data)
-        except OSError:
-            break
-"""
+def endless(request):
+    request.send_response(200)
+    request.end_headers()
+    with contextlib.suppress(OSError):
+        for _ in range(100_000):
+            request.wfile.write(b"x" * 65536)
 
 
 def test_an_http_answer_that_never_ends_is_cut(agent):
-    with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE) as server:
-        port = int(server.stdout.readline())
-        session = agent()
+    session = agent()
+    with answering(endless) as port:
         said = session.http(f"http://127.0.0.1:{port}/", timeout=FAR_S / 4)
-        server.kill()
     assert (said.status, said.reason) == (0, "the answer (status 200) has more than 16 MiB")
     assert peak_mib(session) < 150

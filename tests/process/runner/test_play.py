@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 
 import pytest
@@ -15,7 +14,7 @@ from waiting import HANG_S
 from spark_cluster.cli.results import Recap
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
-from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
+from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
 from spark_cluster.runner.events import Bus, Options, Selection
@@ -94,29 +93,6 @@ def test_settings_of_the_playbook_lie_over_the_inventorys(make, tmp_path):
         play.apply(play.head, play.role("greet", more="many"))
 
 
-def test_several_roles_and_resources_are_one_document(make):
-    play = make()
-    play.apply(play.head, "greet", [File("/srv/x", content=""), File("/srv/y", content="")])
-    (applying,) = play.events.of("Applying")
-    assert (applying.role, applying.resources) == ("greet, playbook", 4)
-    results = play.events.of("Result")
-    assert [r.role for r in results] == ["greet", "greet", "playbook", "playbook"]
-
-
-def test_events_come_while_things_happen_and_in_order(make):
-    play = make()
-    play.apply(play.head, [Command("a", ("true",)), File("/x", content="1")])
-    names = [(type(e).__name__, getattr(e, "resource", "")) for e in play.events]
-    assert names == [
-        ("Applying", ""),
-        ("Changing", "Command:a"),
-        ("Result", "Command:a"),
-        ("Changing", "File:/x"),
-        ("Result", "File:/x"),
-    ]
-    assert [e.at for e in play.events] == sorted(e.at for e in play.events)
-
-
 def test_nodes_work_in_parallel(make, tmp_path):
     """Each command ends only when the other node is at work at the same time."""
     play = make()
@@ -178,15 +154,6 @@ def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
     assert play.recap.nodes["spark2"].change == 2
 
 
-def test_a_command_that_fails_is_named_once(make):
-    play = make()
-    wanted = Command("/data is mounted", ("false",), reads=True)
-    with pytest.raises(Failed) as caught:
-        play.apply(play.nodes, [wanted])
-    assert caught.value.message.count("is mounted") == 1
-    assert caught.value.message.startswith("Command:/data is mounted: false ended with status 1")
-
-
 def test_a_failure_that_may_be(make, tmp_path):
     play = make()
     both = play.nodes
@@ -223,28 +190,6 @@ def test_a_role_that_raises(make, tmp_path, case):
     assert "bad" in caught.value.hint
     assert not (tmp_path / "spark1/srv").exists(), "something was sent"
     assert play.events.of("Applying") == []
-
-
-def test_wrong_settings_in_the_inventory_name_the_line(make, tmp_path):
-    put(tmp_path / "inventory.yaml", INVENTORY)
-    play = make()
-    put(tmp_path / "inventory.yaml", INVENTORY.replace("{text: two}", "{texts: two, more: x}"))
-    play.inventory = read_inventory(tmp_path / "inventory.yaml")
-    with pytest.raises(InvalidFile, match=r"inventory\.yaml:3.*more"):
-        play.apply(play.nodes, "greet")
-    assert not (tmp_path / "spark1/srv").exists()
-
-
-def test_twice_the_same_resource(make):
-    play = make()
-    with pytest.raises(Failed, match="spark1: File:/srv/greeting is declared twice"):
-        play.apply(play.nodes, "greet", [File("/srv/greeting", content="")])
-
-
-def test_an_unknown_role(make):
-    with pytest.raises(UsageError, match="no role 'gret'"):
-        play = make()
-        play.apply(play.nodes, "gret")
 
 
 # -- check mode, selection, secrets --------------------------------------------------------------
@@ -318,8 +263,6 @@ def test_stages(make):
 
 def test_together(make):
     play = make()
-    here = threading.Barrier(2, timeout=HANG_S)  # passed only by two at once
-    assert play.together(here.wait, here.wait) in ([0, 1], [1, 0])
     done = []
 
     def fail():

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +18,7 @@ from free_ports import free_port
 from hung_processes import ended
 from own_sshd import STUBBORN_PROXY, keygen, public
 from relay import Relay
+from small_server import answering
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
@@ -64,23 +65,6 @@ def test_a_connection_and_its_socket(ssh, trusted):
     assert transport.local_cipher == transport.remote_cipher == CIPHERS[0]
     assert "gcm" in transport.local_cipher
     assert transport.auth_timeout == transport.banner_timeout == HANG_S
-
-
-def test_the_users_own_key_without_an_identity_file(ssh, sshd, trusted, home):
-    for suffix in ("", ".pub"):
-        (home / f".ssh/id_ed25519{suffix}").write_bytes((sshd.folder / f"key{suffix}").read_bytes())
-    assert run(ssh(identity_file=None), "echo", "x") == "x\n"
-
-
-def test_an_alias_of_ssh_config(ssh, sshd, trusted, home):
-    (home / ".ssh/config").write_text(
-        f"Host spark-one\n  HostName 127.0.0.1\n  Port {sshd.port}\n  User {ME}\n"
-        f"  IdentityFile {sshd.key}\n"
-    )
-    connection = ssh(host="spark-one", user=None, port=None, identity_file=None)
-    assert run(connection, "echo", "x") == "x\n"
-    transport = connection.open().transport
-    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
@@ -241,29 +225,6 @@ def test_a_key_that_opens_nothing(ssh, trusted, tmp_path, key, message, hint):
     assert hint in error.hint
 
 
-@contextmanager
-def silent(greeting=b""):
-    """A port that accepts connections and says only `greeting`."""
-    held = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept():
-            while True:
-                try:
-                    held.append(server.accept()[0])
-                except OSError:
-                    return
-                held[-1].sendall(greeting)
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-    thread.join(HANG_S)
-    for connection in held:
-        connection.close()
-
-
 def test_what_cannot_be_reached(ssh, trusted):
     port = free_port()
     error = refusal(ssh(port=port))
@@ -275,12 +236,12 @@ def test_what_cannot_be_reached(ssh, trusted):
     assert "no address is known for 'no-such-host.invalid'" in error.message
 
 
-@pytest.mark.parametrize(
-    ("greeting", "said"), [(b"", "banner"), (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 5, "SSH failed")]
-)
-def test_a_port_that_does_not_speak_ssh(ssh, trusted, greeting, said):
-    with silent(greeting) as port:
-        assert said in refusal(ssh(port=port, connect_timeout_s=0.4)).message
+def test_a_port_that_does_not_speak_ssh(ssh, trusted):
+    with socket.create_server(("127.0.0.1", 0)) as says_nothing:
+        port = says_nothing.getsockname()[1]
+        assert "banner" in refusal(ssh(port=port, connect_timeout_s=0.4)).message
+    with answering(lambda _request: (200, {}, "")) as port:  # an HTTP server
+        assert "SSH failed" in refusal(ssh(port=port)).message
 
 
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])

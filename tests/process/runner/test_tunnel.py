@@ -17,7 +17,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,6 +63,11 @@ def endpoint():
         go_on.set()
 
 
+def fetched(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=HANG_S) as answer:
+        return answer.read().decode()
+
+
 class Running:
     """A tunnel in a thread, until its test ends."""
 
@@ -99,9 +103,7 @@ class Running:
         return event
 
     def get(self, path="/models"):
-        url = f"http://127.0.0.1:{self.port}{path}"
-        with urllib.request.urlopen(url, timeout=HANG_S) as answer:
-            return answer.read().decode()
+        return fetched(self.port, path)
 
 
 @pytest.fixture
@@ -130,17 +132,6 @@ def write_host_key(known, port):
     lines = path.read_text()
     key = public(known.identity_file.with_name("host_key"))
     path.write_text(f"{lines}[127.0.0.1]:{port} {key}\n")
-
-
-def test_requests_pass_and_the_url_is_told(run, endpoint):
-    running, _ = run(endpoint)
-    event = running.next("open")
-    assert event.url == f"http://127.0.0.1:{running.port}/v1"
-    assert event.to == f"http://127.0.0.1:{endpoint}/v1"
-    assert running.get("/a") == "/a"
-    paths = [f"/{n}" for n in range(8)]
-    with ThreadPoolExecutor(8) as at_once:
-        assert list(at_once.map(running.get, paths)) == paths
 
 
 def test_a_cut_connection_is_made_again_and_a_cut_answer_is_an_error(run, endpoint):
@@ -251,9 +242,7 @@ def test_the_command_carries_until_ctrl_c(sshd, trusted, endpoint, tmp_path, hom
         assert process.stdout is not None
         event = json.loads(process.stdout.readline())
         assert (event["event"], event["url"]) == ("open", f"http://127.0.0.1:{port}/v1")
-        url = f"http://127.0.0.1:{port}/health"
-        with urllib.request.urlopen(url, timeout=HANG_S) as answer:
-            assert answer.read() == b"/health"
+        assert fetched(port, "/health") == "/health"
         process.send_signal(signal.SIGINT)
         assert process.wait(HANG_S) == 0
 
@@ -280,8 +269,7 @@ def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint
     with forward(target(), "127.0.0.1", endpoint) as port:
         processes = group_of(port)
         assert len(processes) > 1
-        url = f"http://127.0.0.1:{port}/x"
-        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/x"
+        assert fetched(port, "/x") == "/x"
     until(lambda: not any(map(lives, processes)))
     socket.create_server(("127.0.0.1", port)).close()
 
@@ -392,8 +380,7 @@ def test_a_tunnel_goes_through_a_jump_host(target, sshd, second_sshd, trusted, e
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", trusted], check=True, capture_output=True)
     jump = f"{getpass.getuser()}@127.0.0.1:{second_sshd.port}"
     with forward(target(jump=jump), "127.0.0.1", endpoint) as port:
-        url = f"http://127.0.0.1:{port}/jumped"
-        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/jumped"
+        assert fetched(port, "/jumped") == "/jumped"
 
 
 def test_the_known_hosts_of_the_inventory_count_too(target, sshd, trusted, endpoint, tmp_path):
@@ -401,8 +388,7 @@ def test_the_known_hosts_of_the_inventory_count_too(target, sshd, trusted, endpo
     known = tmp_path / "known hosts"
     known.write_text(sshd.host_line)
     with forward(target(known_hosts=known), "127.0.0.1", endpoint) as port:
-        url = f"http://127.0.0.1:{port}/known"
-        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/known"
+        assert fetched(port, "/known") == "/known"
 
 
 def test_no_name_becomes_an_option(target, tmp_path):
@@ -422,8 +408,7 @@ def test_a_forward_that_ssh_config_has_already_does_no_harm_or_is_said(target, h
     taken, config = free_port(), home / ".ssh" / "config"
     config.write_text(f"Host *\n  LocalForward {taken} 127.0.0.1:1\n")
     with carried(target(), taken, "127.0.0.1", endpoint):
-        url = f"http://127.0.0.1:{taken}/ours"
-        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/ours"
+        assert fetched(taken, "/ours") == "/ours"
     config.write_text(f"Host *\n  LocalForward 127.0.0.1:{taken} 127.0.0.1:1\n")
     with (
         pytest.raises(UsageError, match=f"port {taken} .*cannot be used") as caught,

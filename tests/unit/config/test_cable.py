@@ -5,30 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from cases import cases
+
 from spark_cluster.config.discovery import Peer, peers
 
-HCAS = """\
-rocep1s0f0 port 1 ==> enp1s0f0np0 (Down)
-rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)
-roceP2p1s0f0 port 1 ==> enP2p1s0f0np0 (Down)
-roceP2p1s0f1 port 1 ==> enP2p1s0f1np1 (Up)
-"""
-MDNS = """\
-+;enp1s0f1np1;IPv4;spark-1b3b;SSH Remote Terminal;local
-=;enp1s0f1np1;IPv4;spark-1b3b;SSH Remote Terminal;local;spark-1b3b.local;169.254.10.20;22;
-=;enp1s0f1np1;IPv6;spark-1b3b;SSH Remote Terminal;local;spark-1b3b.local;fe80::4ebb:47ff:fe2c:1;22;
-=;docker0;IPv4;spark-1b3b;SSH Remote Terminal;local;spark-1b3b.local;172.17.0.1;22;
-=;enP7s7;IPv4;spark-1b3b;SSH Remote Terminal;local;spark-1b3b.local;192.168.1.21;22;
-=;enP7s7;IPv4;nas\\032two;SSH Remote Terminal;local;nas.local;192.168.1.3;22;
-"""
-"""The format of `avahi-browse -p -r` as NVIDIA's discover-sparks reads it."""
-
-NEIGH = (
-    '[{"dst":"fe80::4ebb:47ff:fee9:a10","dev":"enp1s0f1np1","lladdr":"4c:bb:47:e9:0a:10",'
-    '"state":["STALE"]},{"dst":"fe80::4ebb:47ff:fee9:a14","dev":"enP2p1s0f1np1",'
-    '"lladdr":"4c:bb:47:e9:0a:14","state":["STALE"]},'
-    '{"dst":"192.168.1.1","dev":"enP7s7","lladdr":"02:00:00:00:00:01","state":["REACHABLE"]}]'
-)
+HCAS, MDNS, NEIGH = cases(__file__, "cable.toml").values()
 
 
 def answer(**printed: str) -> dict[str, Any]:

@@ -35,6 +35,9 @@ def test_nothing_is_missing_before_it_is_changed():
     assert [str(a) for a in found.interfaces[0].addresses] == ["192.168.177.11/24"]
     assert (found.hcas[0].gid_index, found.ssh_ports) == (3, (22, 2222))
     assert len(found.host_keys) == len(found.given_addresses) == 1
+    assert (found.packages, found.held) == ({"docker-ce": "5:29.1.3"}, ("docker-ce",))
+    assert (found.cmdline, found.reboot_required) == ("quiet kho=off", True)
+    assert found.mesh_key == found.host_keys[0]
     assert discovery.peers(SPARK)[0].host == "spark2"
     assert fact_gathering.memory(SPARK)[0][0].pid == 4711
     assert fact_gathering.listeners(LISTENERS)[0].pid == 4711

@@ -42,13 +42,6 @@ def test_gid_index_is_the_roce_v2_entry_with_an_ipv4_address():
     assert fact_gathering.gid_indexes(files) == {"rocep1s0f1": 3, "roceP2p1s0f1": 4}
 
 
-def test_dpkg_with_and_without_what_is_wanted():
-    text = "a\t1.0\tinstalled\tinstall\nb\t2\tinstalled\thold\n"
-    text += "c\t\tnot-installed\thold\nd\t3\tinstalled\n"
-    assert fact_gathering.dpkg(text) == {"a": "1.0", "b": "2", "d": "3"}
-    assert fact_gathering.dpkg_held(text) == ("b", "c")
-
-
 def test_public_keys_lose_their_comments():
     assert fact_gathering.public_keys([f"{RSA} root@x\n", ED25519, ECDSA, "", "nothing"]) == (
         ECDSA,
@@ -75,33 +68,3 @@ def test_public_keys_lose_their_comments():
 def test_what_is_no_whole_key_of_a_known_kind_is_left_out(text):
     """A node's files are its own: what they hold goes into known_hosts and authorized_keys."""
     assert fact_gathering.public_keys([text, RSA]) == (RSA,)
-
-
-def test_facts_of_an_answer():
-    answer = {
-        "commands": {
-            "hcas": {"status": 0, "stdout": "rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)\n"},
-            "dpkg": {"status": 1, "stdout": "fwupd\t2.0.20\tinstalled\thold\n"},
-        },
-        "files": {
-            "cmdline": "quiet kho=off\n",
-            "reboot_required": "*** System restart required ***\n",
-            "mesh_key": f"{ED25519} spark1\n",
-        },
-        "trees": {
-            "host_keys": {"/etc/ssh/ssh_host_ed25519_key.pub": f"{ECDSA} root@spark1\n"},
-            "gids?": {f"{SYS}/rocep1s0f1/ports/1/gids/3": IPV4},
-            "types?": {f"{SYS}/rocep1s0f1/ports/1/gid_attrs/types/3": "RoCE v2\n"},
-        },
-        "machine": {
-            "hostname": "spark1", "kernel": "6.17.0-1021-nvidia", "arch": "aarch64",
-            "python": "3.12.3", "cpus": 20, "disk_total": 1, "disk_free": 1,
-        },
-    }  # fmt: skip
-    facts = fact_gathering.facts(answer)
-    assert facts.hcas[0].gid_index == 3
-    assert (facts.packages, facts.held) == ({"fwupd": "2.0.20"}, ("fwupd",))
-    assert (facts.cmdline, facts.reboot_required) == ("quiet kho=off", True)
-    assert (facts.host_keys, facts.mesh_key) == ((ECDSA,), ED25519)
-    names = {"host_keys", "gids?", "gids1?", "types?", "types1?"}
-    assert set(fact_gathering.TREES) == names | set(fact_gathering.NETPLAN)

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
+from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import InvalidFile, Refused
 
-BASE = """\
-name: r
-model: {name: org/m, served_name: m}
-image: {ref: "repo/image:1"}
-"""
-CASES = cases(__file__, "recipe.toml", BASE=BASE.rstrip())
+BARE = "name: r\nmodel: {name: org/m, served_name: m}\n"
+VENV = BARE + "runtime: venv\nvenv: {path: /opt/vllm, requirements: [vllm==0.32.0]}\n"
+BASE = BARE + "image: {ref: 'repo/image:1'}\n"
+TEXTS = {"BASE": BASE.rstrip(), "BARE": BARE.rstrip(), "VENV": VENV.rstrip()}
+CASES = cases(__file__, "recipe.toml", **TEXTS)
 
 
 def load(folder: Path, text: str) -> Recipe:
@@ -60,6 +60,13 @@ def test_defaults(tmp_path: Path) -> None:
     assert recipe.image.reference == "repo/image:1"
     assert recipe.gpu_memory_utilization is None
     assert recipe.probe.expect == "Paris"
+
+
+def test_a_virtual_environment(tmp_path: Path) -> None:
+    recipe = load(tmp_path, VENV)
+    assert recipe.venv is not None
+    assert (recipe.venv.path, recipe.venv.python) == ("/opt/vllm", "python3")
+    assert of_recipe(recipe, 1).image == ""
 
 
 def test_every_kind_of_argument() -> None:

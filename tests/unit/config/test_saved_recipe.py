@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import program
 import pytest
 
 from spark_cluster.config.launch import override, read_overrides
@@ -93,15 +94,10 @@ def test_a_secret_stays_a_reference() -> None:
     assert "HF_TOKEN:\n    env: HF_TOKEN" in text(made, "mine")
 
 
-def test_the_command_saves_it(tmp_path: Path, monkeypatch, capsys) -> None:
-    from spark_cluster.cli import main
-
-    monkeypatch.chdir(tmp_path)
+def test_the_command_saves_it(tmp_path: Path) -> None:
     words = ["recipes", "save", "mine", "--from", RECIPE, "--max-num-seqs", "2", "--json"]
-    monkeypatch.setattr("sys.argv", ["spark-cluster", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    done = program.run(*words, cwd=tmp_path)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
     assert (found["from"], found["overrides"]) == (RECIPE, {"max-num-seqs": 2})
     assert load_recipe("mine", Project(tmp_path)).engine_args["max-num-seqs"] == 2

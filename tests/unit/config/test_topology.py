@@ -6,11 +6,11 @@ from ipaddress import IPv4Interface
 
 import factories
 import pytest
+from cases import each_case
 
 from spark_cluster.config.facts import Facts, Hca, Interface
 from spark_cluster.config.topology import cabled_port, links, links_of, topology_of
 
-PORT_0 = ("enp1s0f0np0", "enP2p1s0f0np0")
 PORT_1 = ("enp1s0f1np1", "enP2p1s0f1np1")
 HCAS = {
     "enp1s0f0np0": "rocep1s0f0",
@@ -20,7 +20,7 @@ HCAS = {
 }
 
 
-def facts(up, addresses=None, hcas=True, given_here=()):
+def facts(up, addresses=None, given_here=()):
     """Facts of a Spark whose interfaces `up` have a carrier; of its addresses we gave these."""
     given = addresses or {}
     return Facts(
@@ -28,7 +28,7 @@ def facts(up, addresses=None, hcas=True, given_here=()):
             Interface(name, up=name in up, addresses=tuple(map(IPv4Interface, given.get(name, ()))))
             for name in HCAS
         ),
-        hcas=tuple(Hca(hca, name, name in up) for name, hca in HCAS.items()) if hcas else (),
+        hcas=tuple(Hca(hca, name, name in up) for name, hca in HCAS.items()),
         given_addresses=tuple(map(IPv4Interface, given_here)),
     )
 
@@ -48,97 +48,20 @@ def inventory(tmp_path):
     return make
 
 
-def told(found):
-    return [(k.interface, str(k.address), k.hca, k.ours) for k in found]
-
-
-@pytest.mark.parametrize(
-    ("up", "port"),
-    [
-        ((), ()),
-        (PORT_1, PORT_1),
-        (PORT_0, PORT_0),
-        (PORT_0 + PORT_1, PORT_0),
-        (PORT_1[:1], PORT_1[:1]),
-        (PORT_0[:1] + PORT_1, PORT_1),
-    ],
-    ids=["none", "second", "first", "two cables", "one twin", "one twin of two cables"],
-)
-def test_the_port_with_the_cable(up, port):
-    assert tuple(h.interface for h in cabled_port(facts(up))) == port
+@each_case(__file__, "links.json")
+def test_the_links_of_a_node(inventory, case):
+    """Of the port with the cable; addresses that a user configured are not changed. Those of an
+    earlier pool were taken for the user's, and gone with the `netplan apply` of our file."""
+    made = inventory(**case.get("inventory", {}))
+    seen = facts(case["up"], case.get("has"), given_here=case.get("ours", ()))
+    found = links(made, made.nodes["spark2"], seen)
+    assert [[k.interface, str(k.address), k.hca, k.ours] for k in found] == case["links"]
 
 
 def test_an_interface_of_another_name():
     assert [h.interface for h in cabled_port(Facts(hcas=(Hca("mlx5_0", "fabric0", True),)))] == [
         "fabric0"
     ]
-
-
-def test_addresses_of_the_pool(inventory):
-    made = inventory()
-    assert told(links(made, made.nodes["spark2"], facts(PORT_1))) == [
-        ("enp1s0f1np1", "192.168.177.12/24", "rocep1s0f1", True),
-        ("enP2p1s0f1np1", "192.168.178.12/24", "roceP2p1s0f1", True),
-    ]
-    assert links(made, made.nodes["spark1"], facts(())) == ()
-
-
-def test_one_twin_and_a_pool_of_one(inventory):
-    made = inventory()
-    one = links(made, made.nodes["spark1"], facts(PORT_1[:1]))
-    assert told(one) == [("enp1s0f1np1", "192.168.177.11/24", "rocep1s0f1", True)]
-    short = inventory(pool="[192.168.177.0/24]")
-    assert len(links(short, short.nodes["spark1"], facts(PORT_1))) == 1
-
-
-def test_addresses_that_the_user_gave_are_kept(inventory):
-    """Addresses that a user configured are not changed; those of an earlier run are still ours."""
-    made = inventory()
-    theirs = {PORT_1[0]: ["10.1.1.5/24"], PORT_1[1]: ["192.168.178.12/24"]}
-    assert told(links(made, made.nodes["spark2"], facts(PORT_1, theirs))) == [
-        ("enp1s0f1np1", "10.1.1.5/24", "rocep1s0f1", False),
-        ("enP2p1s0f1np1", "192.168.178.12/24", "roceP2p1s0f1", True),
-    ]
-    both = {PORT_1[0]: ["10.1.1.5/24", "192.168.177.12/24"]}
-    first = links(made, made.nodes["spark2"], facts(PORT_1, both))[0]
-    assert (str(first.address), first.ours) == ("192.168.177.12/24", True)
-
-
-def test_addresses_of_an_earlier_pool_are_ours_and_change(inventory):
-    """They were taken for the user's, left out of our file, and gone with its `netplan apply`."""
-    made = inventory()
-    earlier = {PORT_1[0]: ["10.77.0.12/24"], PORT_1[1]: ["192.168.178.12/24"]}
-    seen = facts(PORT_1, earlier, given_here=["10.77.0.12/24", "192.168.178.12/24"])
-    assert told(links(made, made.nodes["spark2"], seen)) == [
-        ("enp1s0f1np1", "192.168.177.12/24", "rocep1s0f1", True),
-        ("enP2p1s0f1np1", "192.168.178.12/24", "roceP2p1s0f1", True),
-    ]
-    theirs = {PORT_1[0]: ["10.77.0.12/24", "10.1.1.5/24"]}
-    first = links(made, made.nodes["spark2"], facts(PORT_1, theirs, given_here=["10.77.0.12/24"]))[
-        0
-    ]
-    assert (str(first.address), first.ours) == ("10.1.1.5/24", False)
-
-
-def test_addresses_of_the_inventory(inventory):
-    fabric = (
-        "{interfaces: [{name: enp1s0f1np1, address: 10.9.0.2/24},"
-        " {name: eth7, address: 10.9.1.2/24}]}"
-    )
-    made = inventory(fabric, pool="[10.9.0.0/24, 10.9.1.0/24]")
-    # As written, whatever is up and whatever is there; an interface without an HCA has none.
-    for seen in (facts(PORT_0), facts(PORT_1, {PORT_1[0]: ["10.1.1.5/24"]})):
-        assert told(links(made, made.nodes["spark2"], seen)) == [
-            ("enp1s0f1np1", "10.9.0.2/24", "rocep1s0f1", True),
-            ("eth7", "10.9.1.2/24", None, True),
-        ]
-
-
-def test_an_address_that_the_node_has_by_itself(inventory):
-    fabric = "{interfaces: [{name: fabric0, address: 10.9.0.2/24, configure: false}]}"
-    made = inventory(fabric, pool="[10.9.0.0/24]")
-    found = links(made, made.nodes["spark2"], facts(PORT_1))
-    assert told(found) == [("fabric0", "10.9.0.2/24", None, False)]
 
 
 def test_sparks_know_each_other(inventory):

@@ -122,12 +122,6 @@ def test_a_revision_arrives_whole_in_the_standard_layout(puller: Puller) -> None
     assert [path.name for path in manifests] == [f"models--org--model@{commit}.json"]
 
 
-def test_nothing_is_fetched_twice(puller: Puller) -> None:
-    first = puller.pull()
-    assert puller.pull()["came"] == 0
-    assert puller.hub.sent_of(MODEL) == first["came"] == first["size"]
-
-
 def test_all_files_on_request(puller: Puller) -> None:
     found = puller.pull(all_files=True)
     assert "pytorch_model.bin" in puller.content(found["commit"])

@@ -21,15 +21,7 @@ from spark_cluster.node.values import ResourceError
 
 REF = "repo/image:1"
 ARCHIVE = content(3_000_000, 7) + bytes(2_000_000)
-DOCKER = """\
-#!/bin/sh
-case "$1" in
-save) [ "$2" = "%s" ] && cat "$0.saved" || { echo "No such image: $2" >&2; exit 1; } ;;
-load) cat > "$0.loaded"; cmp -s "$0.loaded" "$0.wanted" || { echo "unexpected EOF"; exit 1; }
-    echo "Loaded image: %s"; cat "$0.others" 2>/dev/null || : ;;
-image) echo "$*" >> "$0.removed" ;;
-esac
-"""
+DOCKER = Path(__file__).with_name("docker.sh").read_text()
 
 
 @pytest.fixture

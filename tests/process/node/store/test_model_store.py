@@ -63,12 +63,6 @@ def blob_of(cache, manifest, path):
     return cache.blob(REPOSITORY, file.blob)
 
 
-def test_nothing_is_there(host):
-    found = state(host)
-    assert (found["commit"], found["manifest"], found["elsewhere"]) == (None, None, "")
-    assert ask(host, "usage")["revisions"] == []
-
-
 def test_a_whole_model_is_known_by_its_branch_and_its_commit(host, cache):
     manifest = model(cache.root, CONTENTS)
     for revision in ("main", COMMIT):

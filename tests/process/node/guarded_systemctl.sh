@@ -1,0 +1,3 @@
+#!/bin/sh
+echo "$@" >> {root}/asked
+case "$1" in show) cat {root}/unit-state ;; stop) echo failed > {root}/unit-state ;; esac
