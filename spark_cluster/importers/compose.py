@@ -398,7 +398,9 @@ def _command(file: ComposeFile, key: Key, given: Any) -> list[str]:
 
 
 _ARGUMENT = re.compile(r"[ \t]*ARG[ \t]+(\w+)(?:=(\S*))?[ \t]*", re.IGNORECASE)
-_CONTEXT = re.compile(r"(?im)^[ \t]*(?:COPY|ADD)[ \t]+(?!.*--from=|https?://)(.*)$")
+_CONTEXT = re.compile(
+    r"(?im)^[ \t]*(?:COPY|ADD)[ \t]+(?![ \t]|.*--from=|(?:--\S+[ \t]+)*https?://)(.*)$"
+)
 
 
 _ENTRYPOINT = re.compile(r'(?im)^[ \t]*ENTRYPOINT[ \t]+\[[ \t]*"([^"]+)"[ \t]*\]')
