@@ -489,10 +489,8 @@ def _plain(text: str, arguments: Mapping[str, str | None]) -> str:
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     variables = Variables(values)
-    return (
-        "\n".join(_line(line, arguments, variables) for line in lines[start:] if line.strip())
-        + "\n"
-    )
+    made = (_line(line, arguments, variables) for line in lines[start:] if line.strip())
+    return "\n".join(made) + "\n"
 
 
 def _line(line: str, arguments: Mapping[str, str | None], variables: Variables) -> str:

@@ -67,7 +67,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         choice: its variant is a file of the kit, which may be one of variables, or a service of its
             compose file.
         read_one: reads a file of any kind.
-        origin: where the folder comes from, if it is no folder of this machine.
+        origin: where the folder comes from, if it is not a folder of this machine.
 
     Raises:
         InvalidFile: no file of it starts an engine, or several start different servers.
