@@ -178,8 +178,8 @@ def no_choice(choice: Choice) -> None:
     """Raise UsageError when a variant or feature was chosen for a file that has none."""
     if choice != Choice():
         raise UsageError(
-            "there is no variant or feature to choose here",
-            hint="leave --variant and --feature out: kits, compose files and vLLM's recipes have them",
+            "--variant and --feature choose nothing here",
+            hint="leave them out; kits, compose files and vllm-project/recipes have variants",
         )
 
 

@@ -113,8 +113,8 @@ NETWORK_ALLREDUCE_MIB = 0.48
 eugr-kv-share); one report, so it is the upper end of the range too."""
 SPLITS, LARGEST_SPLIT = 32, 992
 """Partial results for each head that FlashAttention 3 holds in full graphs (Hopper only;
-`flash_attn_max_num_splits_for_cuda_graph`), up to `LARGEST_SPLIT` requests: a batch of 1,024 held none
-(measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
+`flash_attn_max_num_splits_for_cuda_graph`), and most requests for which it does: a batch of 1,024
+held none (measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
 
 HOST_GIB = (3.0, 4.45, 5.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own
