@@ -134,19 +134,20 @@ class Gathering:
 
     def _read(self, kind: str, name: str, path: str) -> None:
         """Read a file, or the files of a glob; one that hangs is left behind with its thread."""
-        until = time.monotonic() + FILE_S
+        left = threading.Event()
 
         def take() -> None:
             if kind == "files":
                 self._found[kind][name] = _text(self._host, path)
                 return
-            found = _tree(self._host, path, lambda: time.monotonic() < until, links=self._links)
+            found = _tree(self._host, path, lambda: not left.is_set(), links=self._links)
             self._found[kind][name] = found
 
         reader = threading.Thread(target=take, daemon=True)
         reader.start()
         reader.join(FILE_S)
         if reader.is_alive():
+            left.set()
             self._found["late"][name] = f"{path}: reading it hangs"
 
 

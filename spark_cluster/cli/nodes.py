@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from spark_cluster.config.topology import Node
     from spark_cluster.runner.session import Output
 
-SHELLS = frozenset(";|&<>*$`")
+SHELL_SIGNS = frozenset(";|&<>*$`")
 """Characters that mean something to a shell only."""
+
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "fish"))
 
 FACT_WIDTH = 30
 """Columns that the facts of one node want; further nodes are shown below."""
@@ -141,7 +143,8 @@ def exec_(
         o.exit_code if isinstance(o, SparkClusterError) else int(o.status != 0)
         for o in outcomes.values()
     ]
-    if any(codes) and any(SHELLS & set(word) for word in argv) and not app.as_json:
+    without = SHELLS.isdisjoint(word.rpartition("/")[2] for word in argv)
+    if any(codes) and without and any(SHELL_SIGNS & set(word) for word in argv) and not app.as_json:
         tell(f"the words go to no shell; to one: {app.command('exec -- sh -c ...')}")
     return max(codes)
 

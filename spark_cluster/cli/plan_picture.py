@@ -183,8 +183,8 @@ def _cache(fit: Fit) -> Text:
         f"at a time{limit}"
     )
     prints = "vLLM prints" if dialect(fit.launch.engine).planned else "vLLM would print"
-    alike = cache.tokens < ALIKE * cache.max_concurrency * fit.max_model_len
-    why = "; it counts each layer as one that keeps all tokens" if alike else ""
+    fewer = cache.tokens < ALIKE * cache.max_concurrency * fit.max_model_len
+    why = "; it counts each layer as one that keeps all tokens" if fewer else ""
     return styled("{}  [dim]({} {:,} tokens{})[/]", size, prints, cache.tokens, why)
 
 
@@ -194,12 +194,12 @@ def before(fit: Fit) -> str:
     low, high = duration(found["load_low"]), duration(found["load_high"])
     alike = low.rpartition(" ")[2] == high.rpartition(" ")[2]
     load = low if low == high else f"{low.rpartition(' ')[0] if alike else low} to {high}"
-    copy = f", {duration(found['copy'])} to copy to the next node" if "copy" in found else ""
+    copy = f", {duration(found['copy'])} to copy to the next node" if found.get("copy") else ""
     how = "send" if fit.launch.directory else "download"
-    if not fit.disk_gib or all(room.has_model for room in fit.rooms):
-        return f"nothing to {how}, {load} to load"
+    if not found["download"]:
+        return f"nothing to {how}{copy}, {load} to load"
     where = " from this machine" if fit.launch.directory else ""
-    span = f" ({duration(found['download'])} at 100 MB/s)" if found["download"] else ""
+    span = f" ({duration(found['download'])} at 100 MB/s)"
     size = f"{fit.disk_gib:.1f}" if fit.disk_gib >= 0.1 else "under 0.1"
     return f"{size} GiB to {how}{where}{span}{copy}, {load} to load"
 

@@ -392,15 +392,17 @@ def _launch(model: str, speculative_config: str | None) -> Launch:
     """Return the launch of a model with a drafter, as far as its KV cache depends on it.
 
     Raises:
-        UsageError: the drafter is not an object with a method, in JSON.
+        UsageError: the drafter is not an object with a method, in JSON, or its tokens are no count.
     """
     if speculative_config is None:
         return Launch(model)
     launch = Launch(model, args={"speculative-config": speculative_config})
-    if not launch.speculative.get("method"):
+    given = launch.speculative
+    uncounted = "num_speculative_tokens" in given and not launch.drafted_tokens
+    if not given.get("method") or not isinstance(given["method"], str) or uncounted:
         raise UsageError(
             f"--speculative-config: found '{speculative_config}', expected a JSON object with a "
-            "method",
+            "method, and 1 or more num_speculative_tokens",
             hint="""such as '{"method": "mtp", "num_speculative_tokens": 2}'""",
         )
     return launch

@@ -73,7 +73,7 @@ class Launches:
     Attributes:
         programs: each launch; of a container also one that starts something else.
         notes: what was read with goodwill.
-        others: commands that are no launch.
+        others: commands that are not a launch.
     """
 
     programs: list[ProgramCall] = field(default_factory=list)

@@ -398,7 +398,9 @@ def _command(file: ComposeFile, key: Key, given: Any) -> list[str]:
 
 
 _ARGUMENT = re.compile(r"[ \t]*ARG[ \t]+(\w+)(?:=(\S*))?[ \t]*", re.IGNORECASE)
-_CONTEXT = re.compile(r"(?im)^[ \t]*(?:COPY|ADD)[ \t]+(?!.*--from=|https?://)(.*)$")
+_CONTEXT = re.compile(
+    r"(?im)^[ \t]*(?:COPY|ADD)[ \t]+(?![ \t]|.*--from=|(?:--\S+[ \t]+)*https?://)(.*)$"
+)
 
 
 _ENTRYPOINT = re.compile(r'(?im)^[ \t]*ENTRYPOINT[ \t]+\[[ \t]*"([^"]+)"[ \t]*\]')
@@ -487,10 +489,8 @@ def _plain(text: str, arguments: Mapping[str, str | None]) -> str:
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     variables = Variables(values)
-    return (
-        "\n".join(_line(line, arguments, variables) for line in lines[start:] if line.strip())
-        + "\n"
-    )
+    made = (_line(line, arguments, variables) for line in lines[start:] if line.strip())
+    return "\n".join(made) + "\n"
 
 
 def _line(line: str, arguments: Mapping[str, str | None], variables: Variables) -> str:

@@ -192,13 +192,13 @@ def expanded(text: str, start: int, variables: Variables, depth: int = 0) -> tup
 def _expanded(text: str, start: int, variables: Variables, depth: int) -> tuple[str | None, int]:
     if variables.doubled and text.startswith("$$", start):
         return "$", start + 2
-    if text.startswith("$((", start) and (end := closing(text, start + 1)) > 0:
-        return _sum(text[start + 3 : end - 1], variables, depth), end + 1
-    if text.startswith("${", start):
+    if text.startswith(("$((", "${"), start):
         end = closing(text, start + 1)
         if end < 0:
             variables.room.take(len(text) - start)  # it was read in vain
             return None, start + 2
+        if text[start + 1] == "(":
+            return _sum(text[start + 3 : end - 1], variables, depth), end + 1
         body = text[start + 2 : end]
         return (_parameter(body, variables, depth) if depth < DEEPEST else None), end + 1
     if found := _PLAIN.match(text, start + 1):

@@ -70,7 +70,7 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
     """Return what a file says, whichever kind it is.
 
     Args:
-        choice: variant and features, for a model file of vllm-project/recipes.
+        choice: variant and features, of a model file of vllm-project/recipes or a kit.
 
     Raises:
         InvalidFile: it is none of the kinds, or wrong, with the line.

@@ -166,7 +166,7 @@ class Choice:
     """The user's choice in a file that offers several configurations.
 
     Args:
-        variant: of the checkpoint.
+        variant: of the checkpoint; of a kit or a compose file the file or the service.
         features: to switch on, `NAME=MODE` for one of its modes, `no-NAME` to switch off.
     """
 
@@ -178,8 +178,8 @@ def no_choice(choice: Choice) -> None:
     """Raise UsageError when a variant or feature was chosen for a file that has none."""
     if choice != Choice():
         raise UsageError(
-            "--variant and --feature are for model files of vllm-project/recipes",
-            hint="leave them out for this file",
+            "--variant and --feature choose nothing here",
+            hint="leave them out; kits, compose files and vllm-project/recipes have variants",
         )
 
 

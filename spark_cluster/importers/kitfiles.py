@@ -63,7 +63,8 @@ class KitFolder:
     def is_missing(self, name: str, beside: Path) -> bool:
         """Return whether a name leads to a place in the kit at which there is nothing."""
         place = Path(os.path.normpath(beside.absolute() / name.replace("\0", "")))
-        return place.is_relative_to(self.root) and not os.path.lexists(place)
+        inside = any(map(place.is_relative_to, (self.root, self.root.resolve())))
+        return inside and not os.path.lexists(place)
 
     def _seen(self, name: str, beside: Path | None) -> tuple[Path, os.stat_result | None]:
         """A place with all links followed, and what is there; nothing outside of the kit, and

@@ -67,7 +67,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         choice: its variant is a file of the kit, which may be one of variables, or a service of its
             compose file.
         read_one: reads a file of any kind.
-        origin: where the folder comes from, if it is no folder of this machine.
+        origin: where the folder comes from, if it is not a folder of this machine.
 
     Raises:
         InvalidFile: no file of it starts an engine, or several start different servers.
@@ -79,7 +79,8 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
     if named is not None and PRESET.fullmatch(named.name):
         kit, choice = replace(kit, preset=named), replace(choice, variant="default")
     elif named is not None:
-        tiers, choice = [[kit.root / choice.variant]], replace(choice, variant="default")
+        place = kit.root / named.relative_to(kit.root.resolve())
+        tiers, choice = [[place]], replace(choice, variant="default")
     failed: dict[str, SparkClusterError] = {}
     found: dict[str, Source] = {}
     for paths in tiers:
@@ -128,7 +129,7 @@ def _of_readme(kit: KitFolder) -> dict[str, Source]:
     source = max(found, key=lambda one: one.launch.nodes)
     others = f"; it has {len(found) - 1} other commands" if found[1:] else ""
     source.notes.append(f"no file starts a server: this is README.md, {source.title}{others}")
-    source.path, source.title = path, ""
+    source.path, source.title = kit.root / "README.md", ""
     return {"README.md": source}
 
 

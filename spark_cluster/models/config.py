@@ -181,6 +181,8 @@ def _compressed(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
     own = [ratio if isinstance(ratio, int) and ratio > 1 else 1 for ratio in ratios]
     own = own[: len(of_layers)] or [1]
     rope, width = keys.positive("qk_rope_head_dim"), keys.positive("head_dim")
+    if rope >= width:
+        raise keys.wrong(f"'qk_rope_head_dim' {rope} should be below 'head_dim' {width}")
     keys.get("num_hash_layers")  # layers that choose experts by a hash: no matrix of their own
     return Latent(
         layers=len(of_layers),

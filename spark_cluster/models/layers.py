@@ -363,7 +363,7 @@ def _layers(keys: Keys, layers: int) -> int:
 
 
 def _in_steps(keys: Keys, layers: int) -> int | None:
-    """Return how many layers have experts where every so many have them; None for other rules."""
+    """Return how many layers have experts where every Nth has them; None for other rules."""
     if keys.says("interleave_moe_layer_step"):  # Llama 4
         return layers // keys.positive("interleave_moe_layer_step")
     if keys.says("expert_layer_period"):  # Jamba

@@ -186,7 +186,7 @@ class Element:
     packed: bool = False
 
     def slot(self, key: int, value: int) -> int:
-        """Bytes of a token's key and value of one head, of so many elements."""
+        """Return the bytes of a token's key and value in one head, by their numbers of elements."""
         kind = TURBOQUANT["types"].get(self.name)
         if kind is None:
             return self.width(key) + self.width(value)

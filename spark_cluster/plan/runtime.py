@@ -84,7 +84,7 @@ CUDA's context, and with TP over nodes NCCL's buffers for sockets (measured-kv-s
 measured-on-h100). Between GPUs of one host it was 1.45 and 1.91."""
 
 MLA_ROWS, MLA_BLOCK = 65_536, 64
-"""At most so many tokens of context are unpacked for latent attention; tokens of its blocks."""
+"""Most tokens of context that are unpacked for latent attention, and tokens of its blocks."""
 
 NARROW, WIDE = 3, 4
 """Hidden states alive at the peak of a feed-forward layer: compiled, eager (measured-kv-share)."""
@@ -113,8 +113,8 @@ NETWORK_ALLREDUCE_MIB = 0.48
 eugr-kv-share); one report, so it is the upper end of the range too."""
 SPLITS, LARGEST_SPLIT = 32, 992
 """Partial results for each head that FlashAttention 3 holds in full graphs (Hopper only;
-`flash_attn_max_num_splits_for_cuda_graph`), up to so many requests: a batch of 1,024 held none
-(measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
+`flash_attn_max_num_splits_for_cuda_graph`), and most requests for which it does: a batch of 1,024
+held none (measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
 
 HOST_GIB = (3.0, 4.45, 5.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own

@@ -173,6 +173,14 @@ def test_doctor_tells_a_program_that_hangs_from_one_that_is_missing(tmp_path):
     assert not any("there is no nvidia-smi" in f.found for f in others)
 
 
+def test_a_glob_that_takes_too_long_is_said_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "FILE_S", 0.05)
+    for number in range(4000):
+        (tmp_path / f"{number}.txt").write_text("x")
+    answer = gathered(tmp_path, trees={"c": "/*.txt"})
+    assert "c" in answer["late"] or len(answer["trees"]["c"]) == 4000
+
+
 def test_files_after_one_that_hangs_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(operations, "FILE_S", 0.3)
     os.mkfifo(tmp_path / "hangs")  # nobody ever writes to it

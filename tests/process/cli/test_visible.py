@@ -249,7 +249,13 @@ def test_exec_passes_on_what_a_command_prints(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [(["uname", "-a;", "ip", "a"], True), (["nosuch", "-a"], False)]
+    ("words", "told"),
+    [
+        (["uname", "-a;", "ip", "a"], True),
+        (["nosuch", "-a"], False),
+        (["sh", "-c", "uname -a; ip a"], False),
+        (["sudo", "/bin/bash", "-lc", "uname -a | nosuch"], False),
+    ],
 )
 def test_exec_of_what_is_meant_for_a_shell(run, monkeypatch, words, told):
     monkeypatch.setattr("spark_cluster.cli.nodes._run_on", lambda *_: Output(1, "", "no\n"))

@@ -111,6 +111,30 @@ def test_a_kit_is_reached_through_a_link(tmp_path: Path) -> None:
     assert [note for note in source.notes if "q.env" in note and "another file" not in note]
 
 
+@pytest.mark.parametrize(
+    ("files", "variant"),
+    [
+        ({"README.md": f"```\n{SERVE}\n```\n"}, "default"),
+        ({"start.sh": f"#!/bin/sh\n{SERVE}\n"}, "{real}/start.sh"),
+        (
+            {
+                "compose.yaml": service(extends="{file: sub/base.yaml, service: b}"),
+                "sub/base.yaml": "services: {b: {env_file: missing.env}}\n",
+            },
+            "default",
+        ),
+    ],
+    ids=["readme", "variant", "env_file"],
+)
+def test_files_of_a_kit_are_found_through_a_link_to_it(
+    tmp_path: Path, files: dict[str, str], variant: str
+) -> None:
+    folder = kit(tmp_path, files)
+    (tmp_path / "link").symlink_to(folder)
+    source = read_file(tmp_path / "link", Choice(variant.format(real=folder)))
+    assert source.launch.model == "Qwen/Qwen3-8B"
+
+
 def test_no_name_writes_lines_of_its_own(tmp_path: Path) -> None:
     script = f'#!/bin/sh\n. "presets/$1.env"\n{SERVE} --seed $SEED\n'
     files = {"start.sh": script, "a.env": "SEED=1\n", "b\nmodel: {name: x}\n.env": "SEED=2\n"}
@@ -118,6 +142,25 @@ def test_no_name_writes_lines_of_its_own(tmp_path: Path) -> None:
     assert not [note for note in source.notes if "\n" in note]
     head = write(source, name="kit").text.partition("\nname: ")[0]
     assert all(line.startswith("#") for line in head.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("line", "is_carried"),
+    [
+        ("ADD https://example.org/a /a", True),
+        ("ADD  https://example.org/a /a", True),
+        ("ADD --checksum=sha256:0 https://example.org/a /a", True),
+        ("COPY --from=base /a /a", True),
+        ("COPY  a.py /a", False),
+        ("COPY --chown=0:0 a.py /a", False),
+    ],
+)
+def test_an_image_is_built_where_it_needs_no_file_of_the_kit(
+    tmp_path: Path, line: str, is_carried: bool
+) -> None:
+    files = {"compose.yaml": service(build="."), "Dockerfile": f"FROM x\n{line}\n"}
+    files["compose.yaml"] = files["compose.yaml"].replace("org/engine:1", "mine:1")
+    assert (f"{line}\n" in read(tmp_path, files)) is is_carried
 
 
 @pytest.mark.parametrize("build", ["..", "/etc", "{context: ., dockerfile: ../secret.env}"])
@@ -241,8 +284,9 @@ def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path, env, field
             ".env": f"A={LONG}\n",
         },
         {"compose.yaml": SERVICE, ".env": "A=" + "${" * 60_000},
+        {"compose.yaml": SERVICE, ".env": "A=" + "$((" * 60_000},
     ],
-    ids=["words", "sum", "empty", "array", "containers", "env", "compose", "unclosed"],
+    ids=["words", "sum", "empty", "array", "containers", "env", "compose", "unclosed", "sums"],
 )  # fmt: skip
 def test_values_cannot_fill_the_memory(tmp_path: Path, files: dict[str, str]) -> None:
     assert "more than 2,000,000 characters" in read(tmp_path, files)

@@ -167,6 +167,9 @@ def test_what_the_nodes_have_is_not_downloaded_again():
     assert times(fitted(two, rooms))["download"] == times(fitted(two, rooms))["copy"] == 0
     one_has_it = times(fitted(two, [rooms[0], assumed(2)[1]]))
     assert one_has_it["download"] == 0 < one_has_it["copy"]
+    words = before(fitted(two, [rooms[0], assumed(2)[1]])).split(", ")
+    assert words[0] == "nothing to download"
+    assert words[1].endswith("to copy to the next node")
     assert times(fitted(two))["download"] > 0
 
 

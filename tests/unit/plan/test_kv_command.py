@@ -111,6 +111,9 @@ def test_a_folder_and_an_unknown_family(tmp_path) -> None:
         [*PLAIN, "--max-model-len", "0"],
         [*PLAIN, "--speculative-config", "mtp"],
         [*PLAIN, "--speculative-config", '{"num_speculative_tokens": 2}'],
+        [*PLAIN, "--speculative-config", '{"method": ["mtp"]}'],
+        [*PLAIN, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": -5}'],
+        [*PLAIN, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": "x"}'],
     ],
 )
 def test_mistakes(words: list[str]) -> None:
