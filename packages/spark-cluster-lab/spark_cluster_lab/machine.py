@@ -37,6 +37,8 @@ TOOLS = {
 
 TEST_TOOLS = {
     "sshd": "openssh-server",
+    "ssh-agent": "openssh-client",
+    "ssh-add": "openssh-client",
     "zstd": "zstd",
     "haproxy": "haproxy",
     "openssl": "openssl",

@@ -116,13 +116,13 @@ def test_what_is_started_leaves_room_for_one_that_is_loaded_later(spark):
     found = admitted(spark(), GONE, made("21.8", "running"), models=ON_REQUEST)
     assert found.shares[CHATS] == 0.74
     assert (found.new, found.needs_gib) == ({CHATS}, {LOADS: 21.8})
-    with pytest.raises(DoesNotFit, match=r"a: 2 models need 52.9 GiB together"):
+    with pytest.raises(DoesNotFit, match=r"a: 2 models need 51.7 GiB together"):
         admitted(spark(40), GONE, made("21.8"), models=ON_REQUEST)
 
 
 def test_what_does_not_fit_is_refused_with_the_sum_or_forced(spark):
     cluster = spark(40)
-    with pytest.raises(DoesNotFit, match=r"a: 2 models need 52.9 GiB together") as refused:
+    with pytest.raises(DoesNotFit, match=r"a: 2 models need 51.7 GiB together") as refused:
         admitted(cluster, GONE, GONE)
     assert "--force launches anyway" in refused.value.hint
     admitted(cluster, GONE, GONE, force=True)

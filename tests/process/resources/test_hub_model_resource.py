@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cases import each_case
+from web_server import WebServer
 
 from spark_cluster.agent import operations
 from spark_cluster.agent.messages import ACTIONS, check_reply
@@ -68,16 +69,17 @@ def test_a_branch_is_asked_for_at_each_run(hub: LabHub, node: Any) -> None:
 
 
 def test_the_proxy_of_the_node_is_used(hub: LabHub, node: Any) -> None:
-    """Nothing listens at this one."""
-    node.put("/etc/environment", "http_proxy=http://127.0.0.1:1\n")
-    with pytest.raises(ResourceError, match="cannot be reached"):
-        model(hub).preview(node.host())
-    result = node.apply(model(hub))
-    assert "cannot be reached" in result.error
-    assert "/etc/environment" in result.error
-    assert not hub.requests
-    node.put("/etc/environment", "http_proxy=http://127.0.0.1:1\nno_proxy=127.0.0.1\n")
-    assert node.apply(model(hub)).verdict == "change"
+    with WebServer(lambda _asked: (404, "none")) as proxy:
+        node.put("/etc/environment", f"http_proxy={proxy.url}\n")
+        with pytest.raises(ResourceError):
+            model(hub).preview(node.host())
+        before = len(proxy.asked)
+        assert node.apply(model(hub)).verdict != "change"
+        assert len(proxy.asked) > before > 0
+        assert all(asked.path.startswith(hub.url) for asked in proxy.asked)
+        assert not hub.requests
+        node.put("/etc/environment", f"http_proxy={proxy.url}\nno_proxy=127.0.0.1\n")
+        assert node.apply(model(hub)).verdict == "change"
 
 
 def test_a_refusal_says_what_to_do(hub: LabHub, node: Any) -> None:

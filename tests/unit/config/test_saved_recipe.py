@@ -95,8 +95,8 @@ def test_a_secret_stays_a_reference() -> None:
 
 
 def test_the_command_saves_it(tmp_path: Path) -> None:
-    words = ["recipes", "save", "mine", "--from", RECIPE, "--max-num-seqs", "2", "--json"]
-    done = program.run(*words, cwd=tmp_path)
+    words = ["save", "mine", "--from", RECIPE, "--max-num-seqs", "2", "--json"]
+    done = program.run("recipes", *words, cwd=tmp_path)
     assert done.returncode == 0
     found = json.loads(done.stdout)
     assert (found["from"], found["overrides"]) == (RECIPE, {"max-num-seqs": 2})
