@@ -148,6 +148,11 @@ def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str |
         )
     if output is None:
         return app.project.folder / "recipes", name
+    if output == "-":
+        raise UsageError(
+            "--output: found '-', expected a file or folder; a recipe is not printed",
+            hint="leave --output out, and recipes/NAME.yaml is written",
+        )
     path = Path(output).expanduser()
     if path.suffix != ".yaml":
         return path, name

@@ -107,6 +107,12 @@ def test_output(run: Import, output: str, expected: str) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_a_recipe_is_not_written_to_standard_output(run: Import) -> None:
+    with pytest.raises(UsageError, match="expected a file or folder"):
+        run("--command", LINE, "--output", "-")
+    assert [path.name for path in run.folder.iterdir()] == []
+
+
 def test_a_file_with_a_variant_and_a_feature(run: Import) -> None:
     source = run.folder / "wren.yaml"
     source.write_text(VLLM_RECIPE)
