@@ -2,7 +2,7 @@
 
 vLLM takes off a share, before the rest becomes the KV cache: the weights as loaded, the peak of one
 profiling pass (`profile_run`: a forward of --max-num-batched-tokens, then the sampler for
---max-num-seqs), memory outside PyTorch, and since 0.21 an estimate of its CUDA graphs. Each part is
+--max-num-seqs), memory outside PyTorch, and since 0.20 an estimate of its CUDA graphs. Each part is
 counted here from the launch line, the model's shape and the version; what cannot be known ahead is
 a range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`,
 `gpu/model_runner.py` of 0.19 to 0.33) and measured-kv-share (`tests/data/gpu/kv-share`).
@@ -34,9 +34,9 @@ from spark_cluster.plan.serving import ServingSetup
 MIB = 1024**2
 MIB_OF_GIB = 1024.0
 
-GRAPHS_PROFILED = Version("0.21")
-"""From here on the estimate of CUDA graphs is taken off (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
-"""
+GRAPHS_PROFILED = Version("0.20")
+"""From here on the estimate of CUDA graphs is taken off (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS,
+1 in `envs.py` of 0.20.0 and 0 in that of 0.19.0; vLLM's log line says 0.21.0)."""
 NEW_RUNNER_PROFILED = Version("0.29")
 """Before, the newer model runner estimated its graphs as 0 (`gpu/model_runner.py`)."""
 NEW_RUNNER_DENSE = Version("0.25")
@@ -123,10 +123,10 @@ Spark agree within 0.2 GiB (Gemma 4 26B and 31B with 0.19, MedGemma 27B with 0.2
 published-kv-share); a fourth, with a vision tower, is above. The range is
 assumed: firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
 HOST_OF_SMALL_GIB = (0.0, 1.1, 2.6)
-"""The same of small models: 1.1, 2.0 and 0.1 GiB in three published starts with weights of 0.4, 1.1
-and 2.0 GiB, vLLM 0.27 (source: small-kv-share). The upper end is assumed."""
+"""The same of small models: 0.2, 1.8 and about none in three published starts with weights of 0.4,
+1.1 and 2.0 GiB, vLLM 0.27 (source: small-kv-share). The range is assumed."""
 HOST_GROWS_GIB = (2.0, 17.0)
-"""Weights on a node between which it grows evenly; assumed, since no start with such is known."""
+"""Weights on a node between which it grows evenly; assumed (one start with 7.4 GiB took 1.5)."""
 RANKS_GIB = (0.6, 1.9, 3.0)
 """More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
 start, MiniMax-M2.7 over two Sparks; the range is assumed)."""

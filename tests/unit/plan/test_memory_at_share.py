@@ -167,9 +167,9 @@ def test_go_only_if_the_low_end_holds_the_request(share: float, logged: float, f
     assert short is not fits
 
 
-def test_graphs_are_taken_off_from_0_21_on_and_in_the_newer_runner_from_0_29() -> None:
-    without = ("0.20.2", "0.25.1", "0.28.0")
-    for version in (*without, "0.22.1", "0.24.0", "0.29.0"):
+def test_graphs_are_taken_off_from_0_20_on_and_in_the_newer_runner_from_0_29() -> None:
+    without = ("0.19.0", "0.25.1", "0.28.0")
+    for version in (*without, "0.20.0", "0.22.1", "0.24.0", "0.29.0"):
         assert (spark(version).runtime.graphs.expected > 0) is (version not in without), version
     assert spark("0.24.0", **{"enforce-eager": True}).runtime.graphs.expected == 0
 
