@@ -268,7 +268,8 @@ class PipedNode:
             channel.kill()
 
     def close(self) -> None:
-        """End the agents, each of which has to go by itself, then the programs."""
+        """End the agents, each of which has to go by itself, then the programs; none begins now."""
+        self.away = sys.maxsize
         for session in self.sessions:
             session.close()
         assert not any(channel.was_killed for channel in self.channels), "an agent hung"
@@ -343,21 +344,32 @@ class Dials(Dialer):
 
 
 class PipedNodes(dict[str, PipedNode]):
-    """Nodes by name, each of which is made when it is first asked for: a folder in `folder`."""
+    """Nodes by name, each of which is made when it is first asked for: a folder in `folder`.
+
+    A run that was ended may still be dialling from its threads: after `close` it finds no node.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+        self._lock = threading.Lock()
+        self._closed = False
 
     def __missing__(self, name: str) -> PipedNode:
-        number = len(self) + 1
-        self[name] = PipedNode(self.folder, name, f"10.0.0.{number}", number)
-        return self[name]
+        with self._lock:
+            if self._closed:
+                raise Unreachable("the test is over", where=name, hint="end its runs first")
+            if name not in self:
+                number = len(self) + 1
+                self[name] = PipedNode(self.folder, name, f"10.0.0.{number}", number)
+            return self[name]
 
     def dial(self, node: InventoryNode) -> Piped:
         return Piped(self[node.name])
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
         for node in self.values():
             node.close()
 

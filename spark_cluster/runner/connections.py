@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.facts import Facts
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, Interrupted, SparkClusterError, Unreachable
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Connected, NodeFailed
 from spark_cluster.runner.node_connection import NodeConnection
@@ -243,11 +243,25 @@ class Connections:
         self._seconds[name] = time.monotonic() - started
 
     def _join(self, name: str) -> Session:
-        """An agent over a connection of its own."""
+        """An agent over a connection of its own.
+
+        Raises:
+            Interrupted: the run ended meanwhile; nothing of them is left.
+        """
         connection = self.dialer.dial(self.nodes[name])
         self._connections[name] = connection
-        self._sessions[name] = connection.session(self.run, become=True)
-        return self._sessions[name]
+        self._ended_with_the_run(connection)
+        session = self._sessions[name] = connection.session(self.run, become=True)
+        self._ended_with_the_run(session, connection)
+        return session
+
+    def _ended_with_the_run(self, *opened: Session | NodeConnection) -> None:
+        """End what was opened while the run ended: `close` may not have seen it."""
+        if self.closing:
+            for one in opened:
+                with contextlib.suppress(SparkClusterError, OSError):
+                    one.close()
+            raise Interrupted("the run has ended")
 
 
 def _locked(name: str, owner: dict[str, object]) -> Failed:

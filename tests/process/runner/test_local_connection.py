@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ import pytest
 from factories import put
 from piped_cluster import Dials
 from program import invoke
-from waiting import FAR_S, until
+from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed, Interrupted, SparkClusterError, Unreachable
 from spark_cluster.resources import File
 from spark_cluster.runner import delivery, host_key_change, node_connection, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.node_connection import LocalConnection
+from spark_cluster.runner.session import Session
 
 SUDO = """
 import os, sys
@@ -192,6 +194,48 @@ def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
         delivery.reboot(connections, "spark1", {"id": "Reboot:x"}, print)
     assert "run the same command again" in caught.value.hint
     connections.close()
+
+
+@pytest.mark.parametrize("late", ["dial", "session"])
+def test_a_connection_that_comes_after_the_end_of_its_run_is_ended(
+    connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    connection = connect()
+    begin = connection.session
+    closed: list[object] = []
+    sessions: list[Session] = []
+
+    def wait(point: str) -> None:
+        if point == late:
+            begun.set()
+            assert go.wait(HANG_S)
+
+    def dial(_node: InventoryNode) -> LocalConnection:
+        wait("dial")
+        return connection
+
+    def session(run: str, *, become: bool) -> Session:
+        sessions.append(begin(run, become=become))
+        wait("session")
+        return sessions[-1]
+
+    monkeypatch.setattr(connection, "session", session)
+    monkeypatch.setattr(connection, "close", lambda: closed.append(connection))
+    connections = Connections(
+        {"spark1": HERE}, Bus(), "r1", command="test", change=True, dialer=Dials(dial)
+    )
+    connections.begin()
+    assert begun.wait(HANG_S)
+    connections.close()
+    closed.clear()
+    go.set()
+    assert isinstance(connections.open()["spark1"], Interrupted)
+    assert closed, "the connection is left open"
+    for one in sessions:
+        with pytest.raises(SparkClusterError):
+            one.run(["true"])
+    assert len(sessions) == (1 if late == "session" else 0)
 
 
 def test_commands_need_no_ssh(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
