@@ -20,10 +20,10 @@ from spark_cluster.config.schema import Document, Hidden, Rounded, printed
 from spark_cluster.errors import UsageError
 from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.models.naming import has_trait
-from spark_cluster.models.shape import MATRICES, Geometry
+from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import drafter_bytes
 from spark_cluster.plan.kv import is_mtp, vllm_version
-from spark_cluster.plan.serving import BATCHED_TOKENS, ServingSetup
+from spark_cluster.plan.serving import BATCHED_TOKENS, ServingSetup, mtp_layer
 
 SPARK = Memory(total_kib=127_600_748, available_kib=123_731_900)
 """A Spark after boot without a desktop (current firmware): 121.69 GiB, 118 of them available."""
@@ -232,12 +232,11 @@ def _held_more_bytes(serving: ServingSetup) -> float:
 
 
 def _mtp_bytes(serving: ServingSetup) -> float:
-    """Bytes of MTP layers by the model's shape: each as its average layer, and the matrix that
-    joins the embedding with the hidden state (`mimo_mtp.py`, `glm4_moe_lite_mtp.py`)."""
-    geometry, weights = serving.geometry, serving.weights
-    layers = sum(weights.part(name).bytes for name in (*MATRICES, "router"))
+    """Bytes of MTP layers, each with the matrix that joins the embedding with the hidden state
+    (`mimo_mtp.py`, `glm4_moe_lite_mtp.py`)."""
+    geometry = serving.geometry
     joined = 2 * geometry.hidden**2 * EMBEDDING_BYTES
-    return geometry.mtp_layers * (layers / geometry.layers + joined)
+    return geometry.mtp_layers * (sum(mtp_layer(serving)) + joined)
 
 
 def largest_stage(geometry: Geometry, pp: int) -> Geometry:

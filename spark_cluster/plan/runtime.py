@@ -40,20 +40,39 @@ GRAPHS_PROFILED = Version("0.20")
 NEW_RUNNER_PROFILED = Version("0.29")
 """Before, the newer model runner estimated its graphs as 0 (`gpu/model_runner.py`)."""
 NEW_RUNNER_DENSE = Version("0.25")
-"""From here on every dense model without recurrent layers takes the newer runner; 0.23 and 0.24
-name a few classes (`config/vllm.py`, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)."""
+"""From here on every dense model without recurrent layers takes the newer runner."""
+NEW_RUNNER_QUANTIZED = Version("0.24")
+"""Before, neither a quantized checkpoint nor one with experts takes it."""
 NEW_RUNNER_ALL = Version("0.29")
 """From here on every model takes it but with a drafter that it does not know."""
 NEW_RUNNER_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
-NEW_RUNNER_NAMED = Version("0.23")
-NAMED_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
-NEW_RUNNER_MOE = (
-    "DeepseekV2ForCausalLM",
-    "GraniteMoeForCausalLM",
-    "InklingForCausalLM",
-    "LongcatFlashNgramForCausalLM",
-    "Qwen2MoeForCausalLM",
+NEW_RUNNER_CLASSES = (
+    (
+        Version("0.26"),
+        (
+            "DeepseekV2ForCausalLM",
+            "GraniteMoeForCausalLM",
+            "InklingForCausalLM",
+            "LongcatFlashNgramForCausalLM",
+            "Qwen2MoeForCausalLM",
+        ),
+    ),
+    (
+        Version("0.24"),
+        (
+            "DeepseekV2ForCausalLM",
+            "GraniteMoeForCausalLM",
+            "LlamaForCausalLM",
+            "MistralForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "Qwen3ForCausalLM",
+        ),
+    ),
+    (Version("0.23"), ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")),
+    (Version("0.22"), ("Qwen3ForCausalLM",)),
 )
+"""Classes that take it, from a version on until the next (`config/vllm.py` of 0.22 to 0.28,
+DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES and _is_default_v2_model_runner_model)."""
 ALL_COUNTED = Version("0.27.1")
 """From here on everything that a process allocated counts, also what the newer runner allocates
 before the weights (`utils/mem_utils.py`, total_consumed)."""
@@ -116,12 +135,12 @@ SPLITS, LARGEST_SPLIT = 32, 992
 `flash_attn_max_num_splits_for_cuda_graph`), and most requests for which it does: a batch of 1,024
 held none (measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
 
-HOST_GIB = (3.0, 4.45, 5.6)
+HOST_GIB = (1.0, 3.6, 5.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own
-(`MemorySnapshot.measure` reads psutil there): least, usual, most. Three published starts on one
-Spark agree within 0.2 GiB (Gemma 4 26B and 31B with 0.19, MedGemma 27B with 0.24, source:
-published-kv-share); a fourth, with a vision tower, is above. The range is
-assumed: firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
+(`MemorySnapshot.measure` reads psutil there): least, usual, most. Eleven published starts on Sparks
+with vLLM 0.19 to 0.27 and weights of 22 to 75 GiB: 1.2, 2.4 to 2.9 (four), 4.4 to 5.0 (five), and
+one above 5 with a vision tower (source: published-kv-share). One launch line took 5.0 and, eleven
+minutes later, 2.4. Firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
 HOST_OF_SMALL_GIB = (0.0, 1.1, 2.6)
 """The same of small models: 0.2, 1.8 and about none in three published starts with weights of 0.4,
 1.1 and 2.0 GiB, vLLM 0.27 (source: small-kv-share). The range is assumed."""
@@ -130,6 +149,11 @@ HOST_GROWS_GIB = (2.0, 17.0)
 RANKS_GIB = (0.6, 1.9, 3.0)
 """More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
 start, MiniMax-M2.7 over two Sparks; the range is assumed)."""
+
+UNIFIED_GRAPHS = (0.75, 2.5, 4.6)
+"""Times what graphs take on a GPU of its own, on one Spark: there the readings before and after a
+capture hold what the host took meanwhile (source: published-kv-share, eight starts: 0.76 to 4.6).
+Over several it is part of what one report says of NCCL (NETWORK_ALLREDUCE_MIB)."""
 
 PATCHES = {"qwen": 65_536}
 """Image patches that a vision tower is profiled with, by the word in the model type: Qwen's
@@ -241,7 +265,7 @@ class _Case:
         geometry, version = serving.geometry, vllm_version(launch.vllm)
         requests = sequences(launch, rooms)
         tokens = batched_tokens(launch)
-        newer = _newer_runner(launch, geometry, version)
+        newer = _newer_runner(launch, serving, version)
         own = has_own_memory(rooms)
         piecewise, full = ((), ()) if serving.eager else _captured(launch, geometry, requests)
         return cls(
@@ -282,7 +306,7 @@ class _Case:
         return self.own and any(name in self.gpu for name in PROCESSORS)
 
 
-def _newer_runner(launch: Launch, geometry: Geometry, version: Version) -> bool:
+def _newer_runner(launch: Launch, serving: ServingSetup, version: Version) -> bool:
     """Return whether vLLM takes `v1/worker/gpu/model_runner.py` (`use_v2_model_runner`)."""
     asked = launch.env.get("VLLM_USE_V2_MODEL_RUNNER")
     if asked is not None:
@@ -290,12 +314,13 @@ def _newer_runner(launch: Launch, geometry: Geometry, version: Version) -> bool:
     method = str(launch.speculative.get("method") or "")
     if method and method not in NEW_RUNNER_DRAFTERS:
         return False
-    if version >= NEW_RUNNER_ALL or version < NEW_RUNNER_NAMED:
-        return version >= NEW_RUNNER_ALL
-    named = NEW_RUNNER_MOE if geometry.is_moe else NAMED_CLASSES
-    by_name = any(name in named for name in geometry.architectures)
-    dense = not geometry.is_moe and not geometry.recurrent
-    return by_name or (dense and version >= NEW_RUNNER_DENSE)
+    if version >= NEW_RUNNER_ALL:
+        return True
+    geometry = serving.geometry
+    named = next((names for since, names in NEW_RUNNER_CLASSES if version >= since), ())
+    if any(name in named for name in geometry.architectures):
+        return version >= NEW_RUNNER_QUANTIZED or serving.quantization in ("bf16", "fp8-online")
+    return version >= NEW_RUNNER_DENSE and not geometry.is_moe and not geometry.recurrent
 
 
 def _captured(
@@ -458,9 +483,10 @@ def _graphs(case: _Case) -> Range:
     ends = []
     for n, (whole, first) in enumerate(zip(FULL_GRAPH_MIB, FIRST_GRAPH_MIB, strict=True)):
         reduced = (least, usual, each)[n] * reductions
-        piece = (0.75, 1.0, 1.3)[n] * GRAPH_MIB_PER_LAYER * layers + reduced
-        step = whole + 0.85 * reduced
-        total = max(first + unpacked[n] if case.piecewise else 0.0, split)
+        read = 1.0 if case.own or case.tp > 1 else UNIFIED_GRAPHS[n]
+        piece = (0.75, 1.0, 1.3)[n] * GRAPH_MIB_PER_LAYER * layers * read + reduced
+        step = whole * read + 0.85 * reduced
+        total = max(first * read + unpacked[n] if case.piecewise else 0.0, split)
         total += max(1.0, piece) * max(0, len(case.piecewise) - 1)
         total += max(1.0, step) * max(0, len(case.full) - 1)
         ends.append(total / MIB_OF_GIB)

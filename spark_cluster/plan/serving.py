@@ -262,17 +262,35 @@ def least_read(serving: ServingSetup) -> float:
 
 
 def draft_read(serving: ServingSetup) -> float:
-    """Bytes that a node reads for one drafted token with the model's own MTP head: one more layer
-    of the usual kind, and the output layer. 0 with a drafter of its own weights, which are not
-    known here.
+    """Bytes that a node reads for one drafted token with the model's own MTP head: its layer, and
+    the output layer. 0 with a drafter of its own weights, which are not known here.
     """
     if not serving.own_head:
         return 0.0
-    stored, layers = serving.weights, serving.geometry.layers
+    stored = serving.weights
     chosen = stored.experts_share(1) if stored.experts else 0.0
-    layer = sum(_unquantized(stored.part(name)) for name in EVERY_TOKEN)
-    layer += _unquantized(stored.part("experts")) * chosen
-    return (layer / layers + stored.part(_output(stored)).bytes) / serving.tp
+    passed, experts = mtp_layer(serving)
+    return (passed + experts * chosen + stored.part(_output(stored)).bytes) / serving.tp
+
+
+def mtp_layer(serving: ServingSetup) -> tuple[float, float]:
+    """Bytes of one MTP layer: what every token passes, and all of its experts.
+
+    It has full attention, no recurrent state, and the feed-forward block of most of the model's
+    layers (`deepseek_mtp.py`, `qwen3_next_mtp.py`, `nemotron_h_mtp.py`).
+    """
+    geometry, stored = serving.geometry, serving.weights
+    mixers = sum(part.layers for part in geometry.attention)
+    mixers += geometry.latent.layers if geometry.latent else 0
+    sparse = geometry.experts.layers if geometry.experts else 0
+    dense = geometry.dense_layers if geometry.dense_layers > sparse / 2 else 0
+    kinds: dict[Part, int] = {
+        "attention": mixers, "mlp": dense, "shared": sparse, "router": sparse, "experts": sparse,
+        "norms": geometry.layers,
+    }  # fmt: skip
+    size = {n: _unquantized(stored.part(n)) / count if count else 0.0 for n, count in kinds.items()}
+    experts = size.pop("experts")
+    return sum(size.values()), experts
 
 
 def _kind_of_experts(form: str, serving: ServingSetup) -> str:

@@ -54,8 +54,8 @@ def fitted(one: Launch, rooms=None, geometry=DENSE):
 def test_part_9_as_its_log_has_it():
     found = fitted(launch(gpu_memory_utilization=0.85))
     assert found.fits
-    assert found.kv_gib == pytest.approx(66.95, rel=0.01)
-    assert found.cache.max_concurrency == pytest.approx(27.57, rel=0.01)
+    assert found.kv_gib == pytest.approx(66.95, rel=0.02)
+    assert found.cache.max_concurrency == pytest.approx(27.57, rel=0.02)
     assert found.reserved_gib * 1024 == pytest.approx(105_919, rel=0.001), "as two nodes held it"
 
 
