@@ -11,9 +11,11 @@ a range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`,
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from packaging.version import Version
 
@@ -39,40 +41,9 @@ GRAPHS_PROFILED = Version("0.20")
 1 in `envs.py` of 0.20.0 and 0 in that of 0.19.0; vLLM's log line says 0.21.0)."""
 NEW_RUNNER_PROFILED = Version("0.29")
 """Before, the newer model runner estimated its graphs as 0 (`gpu/model_runner.py`)."""
-NEW_RUNNER_DENSE = Version("0.25")
-"""From here on every dense model without recurrent layers takes the newer runner."""
-NEW_RUNNER_QUANTIZED = Version("0.24")
-"""Before, neither a quantized checkpoint nor one with experts takes it."""
-NEW_RUNNER_ALL = Version("0.29")
-"""From here on every model takes it but with a drafter that it does not know."""
 NEW_RUNNER_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
-NEW_RUNNER_CLASSES = (
-    (
-        Version("0.26"),
-        (
-            "DeepseekV2ForCausalLM",
-            "GraniteMoeForCausalLM",
-            "InklingForCausalLM",
-            "LongcatFlashNgramForCausalLM",
-            "Qwen2MoeForCausalLM",
-        ),
-    ),
-    (
-        Version("0.24"),
-        (
-            "DeepseekV2ForCausalLM",
-            "GraniteMoeForCausalLM",
-            "LlamaForCausalLM",
-            "MistralForCausalLM",
-            "Qwen2MoeForCausalLM",
-            "Qwen3ForCausalLM",
-        ),
-    ),
-    (Version("0.23"), ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")),
-    (Version("0.22"), ("Qwen3ForCausalLM",)),
-)
-"""Classes that take it, from a version on until the next (`config/vllm.py` of 0.22 to 0.28,
-DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES and _is_default_v2_model_runner_model)."""
+_RULES = tomllib.loads((Path(__file__).parent / "data/runner_rules.toml").read_text())["rule"]
+"""Models that take the newer runner, by version; the newest first."""
 ALL_COUNTED = Version("0.27.1")
 """From here on everything that a process allocated counts, also what the newer runner allocates
 before the weights (`utils/mem_utils.py`, total_consumed)."""
@@ -155,10 +126,15 @@ UNIFIED_GRAPHS = (0.75, 2.5, 4.6)
 capture hold what the host took meanwhile (source: published-kv-share, eight starts: 0.76 to 4.6).
 Over several it is part of what one report says of NCCL (NETWORK_ALLREDUCE_MIB)."""
 
-PATCHES = {"qwen": 65_536}
-"""Image patches that a vision tower is profiled with, by the word in the model type: Qwen's
-processors allow 16,384 tokens of four patches each; others fixed sizes of at most 8,192."""
+IMAGES = {"qwen": (16_384, 65_536), "gemma3": (256, 4096)}
+"""Tokens and patches of the largest image, by the word in the model type: Qwen's processors allow
+16,384 tokens of four patches each, Gemma 3's make 256 of 896 by 896 pixels. The tower is profiled
+with as many as fill --max-num-batched-tokens, at least one (`encoder_budget.py`,
+measured-kv-unseen-3)."""
 USUAL_PATCHES = 8192
+"""Patches of one image of other models, whose number of tokens is not known."""
+DEEPSTACK_LEVELS = 4
+"""Vectors that Qwen3-VL's tower makes of a token: its output, and three for layers of the model."""
 PATCH_BYTES = 2 * (2 * 4304 + 4 * 1152)
 """Of a patch at the peak of a tower of 1,152 and 4,304 (SigLIP so400m, Qwen3-VL), 16 bits."""
 
@@ -295,6 +271,12 @@ class _Case:
         return math.ceil(self.geometry.vocab / 64) * 64
 
     @property
+    def dense_first(self) -> bool:
+        """True if a few layers before those with experts are dense."""
+        experts = self.geometry.experts
+        return experts is not None and 0 < self.geometry.dense_layers < experts.layers / 2
+
+    @property
     def graphs_counted(self) -> bool:
         """True if an estimate of the graphs is taken off the share."""
         since = NEW_RUNNER_PROFILED if self.newer else GRAPHS_PROFILED
@@ -314,13 +296,12 @@ def _newer_runner(launch: Launch, serving: ServingSetup, version: Version) -> bo
     method = str(launch.speculative.get("method") or "")
     if method and method not in NEW_RUNNER_DRAFTERS:
         return False
-    if version >= NEW_RUNNER_ALL:
-        return True
     geometry = serving.geometry
-    named = next((names for since, names in NEW_RUNNER_CLASSES if version >= since), ())
-    if any(name in named for name in geometry.architectures):
-        return version >= NEW_RUNNER_QUANTIZED or serving.quantization in ("bf16", "fp8-online")
-    return version >= NEW_RUNNER_DENSE and not geometry.is_moe and not geometry.recurrent
+    rule: dict[str, Any] = next((rule for rule in _RULES if version >= Version(rule["since"])), {})
+    if any(name in rule.get("classes", ()) for name in geometry.architectures):
+        return "quantized" in rule or serving.quantization in ("bf16", "fp8-online")
+    dense = not geometry.is_moe and not geometry.recurrent
+    return "all" in rule or ("dense" in rule and dense)
 
 
 def _captured(
@@ -361,7 +342,7 @@ def _activations(case: _Case) -> Range:
     lower end is a later start's, and a first start is what is expected.
     """
     kept = LIBRARIES_MIB + _experts_mib(case)
-    forward = _forward_mib(case)
+    forward = max(_forward_mib(case), _dense_mib(case) - _experts_mib(case))
     hidden = case.tokens * case.geometry.hidden * 2 / MIB
     sampled = hidden + _sampler_mib(case)
     tower = _tower_mib(case)
@@ -395,11 +376,8 @@ def _forward_mib(case: _Case) -> float:
     """What one layer of the widest kind holds at its peak, for a batch of tokens."""
     geometry, tp = case.geometry, case.tp
     hidden = geometry.hidden
-    widths = [0.0]
-    if geometry.dense_layers or not geometry.is_moe:
-        inner = geometry.intermediate / tp
-        states = WIDE if case.eager else NARROW
-        widths.append(3 * inner + states * hidden)
+    dense = geometry.dense_layers or not geometry.is_moe
+    widths = [_dense_width(case) if dense and not case.dense_first else 0.0]
     for part in geometry.attention:
         queries = part.q_heads * part.head_dim / tp
         keys = max(1.0, part.kv_heads / tp) * part.head_dim
@@ -421,6 +399,20 @@ def _forward_mib(case: _Case) -> float:
         joined = state.conv_elements / max(1, state.conv_width) * 1.5 / tp
         widths.append(STATE_PASSES[case.eager] * joined)
     return max(2 * case.tokens * max(widths) / MIB + _quantized_mib(case), 2 * context / MIB)
+
+
+def _dense_width(case: _Case) -> float:
+    """Elements a token that a dense feed-forward layer holds at its peak."""
+    states = WIDE if case.eager else NARROW
+    return 3 * case.geometry.intermediate / case.tp + states * case.geometry.hidden
+
+
+def _dense_mib(case: _Case) -> float:
+    """The first layers of a model with experts, where they are dense: they run before the experts'
+    workspaces are there (measured-kv-unseen-3)."""
+    if not case.dense_first:
+        return 0.0
+    return 2 * case.tokens * _dense_width(case) / MIB
 
 
 def _quantized_mib(case: _Case) -> float:
@@ -461,16 +453,21 @@ def _tower_mib(case: _Case) -> float:
     if not case.vision or (case.newer and case.version < ALL_COUNTED):
         return 0.0
     words = case.geometry.model_type
-    patches = next((n for word, n in PATCHES.items() if word in words), USUAL_PATCHES)
-    return patches * PATCH_BYTES / MIB
+    usual = (max(1, case.tokens), USUAL_PATCHES)
+    tokens, patches = next((image for word, image in IMAGES.items() if word in words), usual)
+    images = max(1, case.tokens // tokens)
+    levels = DEEPSTACK_LEVELS if "qwen3_vl" in words else 1
+    made = levels * tokens * case.geometry.hidden * 2
+    return images * (patches * PATCH_BYTES + made) / MIB
 
 
 def _graphs(case: _Case) -> Range:
     """As vLLM estimates them: the larger first capture, and the second one's size for the others
     (`profile_cudagraph_memory`). A piecewise capture knows no batch, so that MLA unpacks its
-    context once more (measured-kv-unseen-2); whether the newer runner's does is not known.
+    context once more (measured-kv-unseen-2), and the MTP layers too (measured-kv-unseen-3);
+    whether the newer runner's does is not known.
     """
-    context = _context_mib(case)
+    context = _context_mib(case) * (2 if case.drafted else 1)
     unpacked = (0.0, 0.0, context) if case.newer else (context,) * 3
     layers = case.geometry.layers + (1 if case.drafted else 0)
     reductions = 2 * layers if case.tp > 1 else 0

@@ -26,7 +26,7 @@ BUDGETS = {
     "config": 5_850,
     "runner": 2_850,
     "models": 2_105,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
-    "plan": 3_840,  # runtime.py: what a server takes beside weights and cache; packed caches
+    "plan": 3_865,  # runtime.py: what a server takes beside weights and cache; towers, MTP layers
     "issues": 2_680,  # pasted and wrapped lines, floods; literals prepared once a process
     "importers": 4_610,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_860,
