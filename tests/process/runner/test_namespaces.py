@@ -220,6 +220,18 @@ def test_the_relay_ends_when_nobody_reads_it():
         assert (client.recv(1), accepted.recv(1)) == (b"", b"")
 
 
+def test_the_relay_ends_while_connections_are_being_made():
+    """Twenty times, since it takes one that is made in the moment of the end."""
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as clients:
+        for _ in range(20):
+            with relay(server.getsockname()[1]) as (process, here):
+                for _ in range(40):
+                    clients.enter_context(socket.create_connection(("127.0.0.1", here), HANG_S))
+                server.accept()[0].close()
+                process.stdout.close()
+                assert process.wait(HANG_S) == 0
+
+
 def test_a_port_at_which_nothing_listens():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
