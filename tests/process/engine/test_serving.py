@@ -260,6 +260,10 @@ WAYS = {
     "proxied": (behind_a_proxy, nothing),
     "replicas": (partial(a_node, description=REPLICAS), a_node),
     "models": (partial(of_model, "paris", description=MODELS), partial(of_model, "words")),
+    "moved": (
+        partial(of_model, "paris", description=MODELS.replace('"spark2"', '"elsewhere"')),
+        nothing,
+    ),
     "on_request": (
         partial(of_model, "paris", description=models_of("words")),
         partial(of_model, "words", labels={NEEDS: "9"}),
@@ -343,32 +347,6 @@ def test_ray_and_the_server_are_asked_in_parallel(status):
     assert status(play_of(spark1=head, spark2=worker()), TWO).state == "serving"
 
 
-def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
-    node = behind_a_proxy()
-    found = status(play_of(spark1=node, spark2=FakeSession()))
-    assert (found.state, found.problems) == ("serving", ())
-    assert found.endpoint == "https://10.0.0.1:8443/v1"
-    assert [url for url, _ in node.asked] == [
-        "https://10.0.0.1:8443/health", "https://10.0.0.1:8443/v1/chat/completions",
-    ]  # fmt: skip
-    assert {o["certificate"] for _, o in node.asked} == {
-        "/etc/spark-cluster/endpoint/self-signed.pem"
-    }
-    assert found.to_dict()["access"] == {
-        "api_key": True, "tls": "self-signed", "certificate_sha256": "ab" * 32,
-    }  # fmt: skip
-    assert "with the API key; TLS with a self-signed certificate" in str(found.access)
-    assert "AB:AB:AB" in str(found.access)
-
-
-def test_a_model_on_a_node_that_is_not_in_the_inventory(status):
-    """The proxy's description is of the node, and may be of another inventory."""
-    text = MODELS.replace('"spark2"', '"elsewhere"')
-    found = status(play_of(spark1=of_model("paris", description=text), spark2=FakeSession()))
-    assert [one.state for one in found.models] == ["serving", "unreachable"]
-    assert "words on elsewhere: its server was not seen: the node does not answer" in found.problems
-
-
 # -- the answer --------------------------------------------------------------------------------
 
 
@@ -383,12 +361,9 @@ def answers(server, content):
     server.change = lambda _request, _reply: Reply(content)
 
 
-def test_the_right_answer(server, ask):
+def test_a_right_answer_a_wrong_one_and_none(server, ask):
     answers(server, "It is PARIS.")
     assert ask() == "It is PARIS."
-
-
-def test_a_wrong_answer_and_none(server, ask):
     answers(server, "the the the")
     with pytest.raises(VerificationFailed, match="'the the the'; expected 'Paris'") as caught:
         ask()
