@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
+from checkpoints import SMALL
 from factories import make_node, make_recipe, put
 from piped_cluster import Make, PipedCluster
 from serve_plans import server_for
@@ -20,6 +22,8 @@ from spark_cluster.node.beneath import Folder
 from spark_cluster.node.engine_caches import TUNED_VARIABLE, keep_tuned, tuned_folder
 from spark_cluster.node.kernel_tuner import CONTAINER
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+EXPERTS |= {"model_type": "qwen3_moe"}
 FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
 
 
@@ -107,18 +111,6 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: PipedCluste
     assert cluster.notes == ["the tuner is already running there; waiting for it"]
 
 
-DENSE = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
-    "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "head_dim": 32, "intermediate_size": 128, "max_position_embeddings": 512,
-}  # fmt: skip
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-MOE = {**DENSE, "model_type": "qwen3_moe", **EXPERTS}
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-NVFP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
-MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
-
-
 def arguments(cluster: PipedCluster, config: str, **flags: Any) -> tuple[str, ...]:
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     if config:
@@ -126,29 +118,20 @@ def arguments(cluster: PipedCluster, config: str, **flags: Any) -> tuple[str, ..
     return tuning.arguments(cluster.play, server)
 
 
-@pytest.mark.parametrize(
-    ("config", "flags", "more", "reason"),
-    [
-        (MOE, {}, (), ""),
-        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8"), ""),
-        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8"), ""),
-        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",), ""),
-        (DENSE, {}, (), "it has no experts"),
-        ({**MOE, **NVFP4}, {}, (), "its weights are nvfp4"),
-        ({**MOE, **MXFP4}, {}, (), "its weights are mxfp4"),
-        (MOE, {"moe-backend": "marlin"}, (), "--moe-backend marlin leaves out"),
-    ],
-)
+@each_case(__file__, "tunable.json")
 def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
-    cluster: PipedCluster, config: Any, flags: Any, more: tuple[str, ...], reason: str
+    cluster: PipedCluster, case: dict[str, Any]
 ) -> None:
-    if reason:
-        with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
+    flags, config = case.get("flags", {}), {**SMALL, **(EXPERTS if case["experts"] else {})}
+    if "quantized" in case:
+        config = {**config, "quantization_config": case["quantized"]}
+    if "reason" in case:
+        with pytest.raises(Refused, match=f"nothing to tune for .*: {case['reason']}"):
             arguments(cluster, json.dumps(config), **flags)
         return
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     found = arguments(cluster, json.dumps(config), **flags)
-    assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
+    assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *case["more"]))
     wanted = tuning.resource(server, found, (1, 2), tuner="", limit_s=60.0, renew=False)
     assert (wanted.words, wanted.model) == (found, server.recipe.model.name)
 
