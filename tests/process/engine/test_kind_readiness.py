@@ -147,11 +147,7 @@ def test_what_is_wrong_is_found(server: Server, rung: str, title: str) -> None:
         fields["vectors"] = VECTORS | {TEXTS[name]: row for name, row in fields["vectors"].items()}
     for name, value in fields.items():
         setattr(server, name, value)
-    failed(server, rung, title)
-
-
-def test_embeddings_of_another_size_than_the_config_says(server: Server) -> None:
-    failed(server, "embedding", "vectors have 3 numbers, expected 1024", dimensions=(1024,))
+    assert WRONG[title].get("hint", "") in failed(server, rung, title).hint
 
 
 def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Server) -> None:
@@ -160,13 +156,6 @@ def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Serve
     assert server.climb("embedding", normalized=False)
     server.vectors[TEXTS["related"]] = [0.0, 0.0, 0.0]
     failed(server, "embedding", "is nearer to 'The central bank", normalized=False)
-
-
-def test_a_chat_model_behind_a_recipe_of_another_kind(server: Server) -> None:
-    server.paths = {"/v1/chat/completions"}
-    assert "--runner pooling" in failed(server, "embedding", "/v1/embeddings is not there").hint
-    assert "--convert" in failed(server, "reranking", "nor /rerank nor /score is there").hint
-    assert "vllm[audio]" in failed(server, "transcription", "transcriptions is not there").hint
 
 
 def test_a_server_that_is_not_there(server: Server) -> None:
