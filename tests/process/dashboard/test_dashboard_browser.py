@@ -16,11 +16,12 @@ import pytest
 import replayed
 import waiting
 from browser import Browser, browser, installed
+from cases import each_case
+from json_schema import document
 from web_server import WebServer
 
 from spark_cluster.cli.top import leading_to
 from spark_cluster.dashboard.server import QUESTIONS
-from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status
 
 PROGRAM = installed()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
@@ -131,40 +132,19 @@ def test_each_command_has_a_view_of_its_own(page: Browser) -> None:
     assert end < 2, "the newest line is seen"
 
 
-DOWN = NodeState("spark2", reachable=False, error="no route")
-URL = "http://10.0.0.1:8000/v1"
-STATES = {
-    "stopped": (Status("stopped", [NodeState("spark1", True)], []), "stopped"),
-    "replicas": (
-        Status("serving", [NodeState("spark1", True), DOWN], [], model="paris", tp=1,
-               replicas=(ServerState("spark1", URL, "serving"),
-                         ServerState("spark2", URL, "failed")),
-               tuned=("E=8.json",)),
-        "serving model paris size 2 replicas started with tuned kernels: E=8.json unreachable "
-        "replica spark2 failed",
-    ),
-    "models": (
-        Status("serving", [], [], endpoint=URL, models=(
-            ModelState("spark1", URL, "serving", model="paris", recipe="lab-paris"),
-            ModelState("spark1", URL, "on request", model="rome", recipe="lab-rome"),
-        )),
-        f"serving model paris, rome recipe lab-paris, lab-rome address {URL} on request",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", STATES)
-def test_each_state_of_serving_can_be_shown(page: Browser, name: str) -> None:
-    found, said = STATES[name]
+@each_case(__file__, "states.json")
+def test_each_state_of_serving_can_be_shown(page: Browser, case: dict[str, Any]) -> None:
+    text = json.dumps(case["document"])
+    document("status", text)
     words = f"""import("/answers.js").then(({{ shown }}) => shown("status",
-        {json.dumps(found.to_dict())}).map((part) => {{
+        {text}).map((part) => {{
           document.querySelector("#answer").append(part); return part.innerText;
         }}).join(" ").replace(/\\s+/g, " "))"""
     page.evaluate("document.querySelector('#answer').replaceChildren()")
     answer = page.call("Runtime.evaluate", expression=words, awaitPromise=True, returnByValue=True)
-    text = answer["result"]["value"]
-    assert '"state"' not in text, "JSON, which stands for what cannot be shown"
-    assert all(word in text for word in said.split()), text
+    shown = answer["result"]["value"]
+    assert '"state"' not in shown, "JSON, which stands for what cannot be shown"
+    assert all(word in shown for word in case["words"].split()), shown
 
 
 def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
