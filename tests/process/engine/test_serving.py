@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 from cases import cases, holds
 from chat_server import Reply
-from fake_programs import Said, missing
+from fake_programs import missing
 
-from spark_cluster.config.facts import Facts, GpuProcess, Hca
+from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import ray, readiness, runtime, state, vram
+from spark_cluster.engine import ray, readiness, runtime, state
 from spark_cluster.engine.deployment import probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
-from spark_cluster.engine.vram import NodeVram
-from spark_cluster.errors import Failed, Unreachable, VerificationFailed
+from spark_cluster.errors import Unreachable, VerificationFailed
 from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.play import Play
@@ -402,42 +401,6 @@ def test_a_body_that_is_no_completion(server, ask, text, why):
     assert said.why.startswith(f"the server's reply is {why}")
     with pytest.raises(VerificationFailed, match=f"the server's reply is {why}"):
         ask()
-
-
-# -- VRAM --------------------------------------------------------------------------------------
-
-
-def test_vram_sample(piped_cluster):
-    cluster = piped_cluster("spark1", "spark2")
-    cluster.head.held = [GpuProcess(7, "VLLM::Worker_TP0", 102843), GpuProcess(8, "x", None)]
-    for node in cluster.nodes.values():
-        node.put("/proc/meminfo", "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n")
-    one, two = vram.sample(cluster.play.sessions)
-    memory = {"mem_total_mib": 124610, "mem_available_mib": 20000}
-    assert two.to_dict() == {"name": "spark2", "processes": [], "used_mib": 0, **memory}
-    assert holds(one.to_dict(), {"used_mib": 102843, **memory})
-    assert one.to_dict()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
-
-
-def test_vram_that_cannot_be_asked_is_not_taken_for_none(piped_cluster):
-    cluster = piped_cluster("spark1")
-    refused = "Failed to initialize NVML: Driver/library version mismatch\n"
-    cluster.head.programs["nvidia-smi"] = lambda *_: Said(refused, status=18)
-    with pytest.raises(Failed, match="Driver/library version mismatch") as caught:
-        vram.sample(cluster.play.sessions)
-    assert "reboot" in caught.value.hint
-    cluster.head.programs["nvidia-smi"] = missing
-    with pytest.raises(Failed, match="nvidia-smi"):
-        vram.sample(cluster.play.sessions)
-
-
-def test_the_peak_is_node_by_node():
-    def reading(name, used):
-        return NodeVram(name, (GpuProcess(1, "x", used),), 100, 50)
-
-    peak = vram.peak([reading("a", 5), reading("b", 9)], [reading("a", 7), reading("b", 1)])
-    assert [(r.name, r.used_mib) for r in peak] == [("a", 7), ("b", 9)]
-    assert vram.peak([], [reading("a", 1)])[0].used_mib == 1
 
 
 def test_reading_a_log(piped_cluster):
