@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from chat_server import ChatServer
 from factories import make_recipe, put
 from fake_programs import Said
@@ -114,27 +115,19 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
 
 @pytest.mark.usefixtures("for_long")
 @pytest.mark.parametrize(
-    ("what", "text", "told"),
-    [
-        ("processes", IDLE + "8 {} ptxas\n", "compilers on spark1 (ptxas 8: "),
-        ("log", "[AutoTuner]: Tuning fp4_gemm: {}%\n", "log on spark1 ([AutoTuner]: Tuning"),
-        ("processes", IDLE + "8 {} VLLM::Worker_TP0\n", ""),
-        ("log", "INFO [shm_broadcast.py:501] {} No available shared memory broadcast block found "
-         "in 60 seconds. This typically happens when some processes are hanging or doing some "
-         "time-consuming work (e.g. compilation, weight/kv cache quantization).\n", ""),
-    ],
-)  # fmt: skip
-def test_what_counts_as_work(start, engine, what, text, told):
+    "case", cases(__file__, "logs.toml")["work"], ids=lambda case: case["text"]
+)
+def test_what_counts_as_work(start, engine, case):
     """P12: compilers and lines about work do; a busy engine may wait for a peer that is gone."""
 
     def works() -> None:
-        start.tells(what, text.format(len(engine.asked)))
+        start.tells(case["where"], case["text"].format(len(engine.asked)))
         engine.status = 200 if start.notes else 503
 
     engine.when_asked = works
-    if told:
+    if "told" in case:
         start.wait()
-        assert told in start.notes[0]
+        assert case["told"] in start.notes[0]
     else:
         with pytest.raises(VerificationFailed, match="nothing has moved"):
             start.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from cases import cases
 from piped_cluster import Make, PipedCluster
 from serve_plans import bare_server
 from waiting import HANG_S
@@ -71,16 +72,13 @@ def state(run) -> ContainerState:
     return containers.parse(next((text for text in answers if text), ""))
 
 
-def test_a_container_where_there_is_no_unit(run) -> None:
-    assert state(run) == ContainerState("running")
-
-
 @pytest.mark.parametrize(
     ("active", "status"),
     [("active", "running"), ("activating", "restarting"), ("failed", "exited"),
      ("inactive", "exited"), ("deactivating", "deactivating")],
 )  # fmt: skip
 def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, status: str) -> None:
+    assert state(run) == ContainerState("running"), "a container, where there is no unit"
     made(tmp_path)
     (tmp_path / "active").write_text(active)
     found = state(run)
@@ -118,9 +116,7 @@ def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) 
 
 
 MARLIN = "(EngineCore pid=96) INFO 06-07 13:19:44 [nvfp4.py:1] Using 'MARLIN' NvFp4 MoE backend\n"
-CUTLASS = MARLIN.replace("MARLIN", "VLLM_CUTLASS")
 WANTED = "Using '?MARLIN'? NvFp4 MoE backend"
-SOCKET = "\x1b[36m(w pid=7)\x1b[0m spark2:7 [0] NCCL INFO Channel 00/0 : 0 -> 1 via NET/Socket/0\n"
 
 
 @pytest.fixture(scope="module")
@@ -151,22 +147,12 @@ def test_a_line_of_any_rank_counts(look):
 
 
 @pytest.mark.parametrize(
-    ("expect", "forbid", "printed", "said"),
-    [
-        ([WANTED], [], {"spark1": {"spark-vllm": CUTLASS}},
-         r"does not contain .*it says: \(EngineCore pid=96\).*'VLLM_CUTLASS' NvFp4 MoE backend"),
-        ([WANTED], [], {"spark1": {"spark-vllm": "nothing of it"}}, r"does not contain [^;]*$"),
-        ([], ["via NET/Socket"], {"spark2": {"spark-ray": f"ok\n{SOCKET}ok\n"}},
-         r"forbidden line: \(w pid=7\) spark2:7 .*NET/Socket/0"),
-        (["a{3}", "b"], ["c"], {"spark1": {"spark-vllm": "c"}},
-         r"does not contain 'a\{3\}' \(and 2 more\)"),
-    ],
-    ids=["another line", "no such line", "TCP instead of RoCE", "several"],
-)  # fmt: skip
-def test_a_log_that_is_not_as_the_recipe_wants_it(look, expect, forbid, printed, said):
+    "case", cases(__file__, "logs.toml")["unfit"], ids=lambda case: case["said"]
+)
+def test_a_log_that_is_not_as_the_recipe_wants_it(look, case):
     """It is told without the colours of the log, and with what is there instead."""
-    with pytest.raises(VerificationFailed, match=said) as caught:
-        look(expect, forbid, **printed)
+    with pytest.raises(VerificationFailed, match=case["said"]) as caught:
+        look(case.get("expect", ()), case.get("forbid", ()), **case["logs"])
     assert "log_expect" in caught.value.hint
 
 

@@ -60,15 +60,7 @@ def test_what_is_an_error(case):
     assert (found.text if found else None) == case.get("text")
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n", "one"),
-        ("2026-11-25T07:40:28.9Z (EngineCore pid=2388) WARNING 11-25 07:40:28 [ray_utils.py:321] "
-         "Waiting for Ray\n", "Waiting for Ray"),
-        ("", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "line"), LOGS["last"])
 def test_last_line(text, line):
     assert runtime.last_line(text) == line
 

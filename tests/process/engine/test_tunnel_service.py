@@ -59,14 +59,6 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
     assert path.name not in done.stderr
 
 
-def test_remove_stops_it_and_removes_its_file(systemctl, tmp_path):
-    systemctl()
-    path = client_target.install(tmp_path, "spark1", ARGV)
-    assert client_target.remove(tmp_path, "spark1")
-    assert not path.exists()
-    assert not client_target.remove(tmp_path, "spark1")
-
-
 def test_without_systemd_or_its_session_the_reason_and_another_way_are_given(
     systemctl, tmp_path, monkeypatch
 ):
@@ -121,3 +113,4 @@ def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):
             assert words in file.read_text()
         else:
             assert not file.exists()
+            assert not client_target.remove(file.parent, "spark1"), "it is gone"
