@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from piped_cluster import PipedCluster
+from stored_models import model
 from waiting import until
 
 from spark_cluster.config.topology import Node
@@ -24,7 +24,6 @@ from spark_cluster.node import paths
 from spark_cluster.node.store import copy_work
 from spark_cluster.node.store.copy_channel import CopyChannel
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.parallel import start
 
 HUB = "/hub"
@@ -39,21 +38,15 @@ class Copy:
     def __init__(self, cluster: PipedCluster) -> None:
         self.play, (self.head, *self.others) = cluster.play, cluster.play.nodes
         self.roots = {name: node.root for name, node in cluster.nodes.items()}
-        content = b"config"
-        files = [
-            {"path": "config", "size": len(content), "blob": hashlib.sha256(content).hexdigest()},
-            {"path": "model", "size": 10**6, "blob": "f" * 64},
-        ]
-        files = [{**file, "algorithm": "sha256"} for file in files]
         # Of this test alone: no other test's processes are taken for its own.
-        repository = f"org/{cluster.project.parents[1].name}"
-        document = {"repository": repository, "commit": "c" * 40, "files": files}
-        self.manifest = Manifest.from_document(document)
-        root = self.roots["spark1"]
-        self.source = HubCache(root / "hub", root / paths.MODELS.lstrip("/"))
-        blob = self.source.blob(repository, files[0]["blob"])
-        blob.parent.mkdir(parents=True)
-        blob.write_bytes(content)
+        repository, root = f"org/{cluster.project.parents[1].name}", self.roots["spark1"]
+        ours = root / paths.MODELS.lstrip("/")
+        self.manifest, self.source = (
+            model(root / "hub", repository, ours),
+            HubCache(root / "hub", ours),
+        )
+        _, self.small, large = self.manifest.files
+        self.source.blob(repository, large.blob).unlink()
         self.done: Future[Any]
 
     def start(self, targets: Sequence[Node]) -> None:
@@ -61,10 +54,9 @@ class Copy:
         self.done = start(
             lambda: node_copies.copy(self.play, self.manifest, self.head, targets, hub=HUB)
         )
-        name = self.manifest.files[0].blob
         for node in targets:
             there = HubCache(self.roots[node.name] / "hub")
-            blob = there.blob(self.manifest.repository, name)
+            blob = there.blob(self.manifest.repository, self.small.blob)
             until(lambda blob=blob: blob.exists() or self.done.done(), what="the first file")
         parts = 1 + len(targets)
         until(lambda: len(self.processes()) == parts or self.done.done(), what="all parts")
@@ -108,8 +100,9 @@ def kept_busy(copy: Copy) -> Iterator[None]:
     (place,) = copy.roots["spark1"].glob("run/spark-cluster/copies/*/offered.json")
     channel = CopyChannel.of(json.loads(place.read_text()), sender=False, encrypted=True)
     with channel.connected("127.0.0.11", "spark1") as stream:
-        stream.request(0, 0)
-        assert b"".join(map(bytes, stream.answered(memoryview(bytearray(99))))) == b"config"
+        stream.request(1, 0)
+        told = b"".join(map(bytes, stream.answered(memoryview(bytearray(99)))))
+        assert len(told) == copy.small.size
         yield
 
 
