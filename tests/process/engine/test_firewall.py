@@ -21,6 +21,7 @@ from spark_cluster.config.recipe_schema import Ray, Vllm
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import firewall
 from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.firewall import wrong_with
 from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.containers import ENDPOINT
@@ -207,3 +208,20 @@ def test_listeners():
     assert (one.blocks("127.0.0.1"), two.blocks("127.0.0.1"), one.blocks("*")) == (
         False, True, True,
     )  # fmt: skip
+
+
+# -- what is wrong with a table -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (None, "there is no nft"),
+        ({"status": 1, "stdout": ""}, "not in force"),
+        ({"status": 0, "stdout": '{"nftables": []}'}, "were changed"),
+        ({"status": 0, "stdout": "{ }"}, "not known"),
+        ({"status": 0, "stdout": "table inet {"}, "not known"),
+    ],
+)
+def test_each_reason_is_told_apart(listed: dict[str, Any] | None, said: str) -> None:
+    assert said in wrong_with(listed, '[{"table": {}}]')
