@@ -81,8 +81,7 @@ def sent(source: int, target: int) -> str:
 @each_case(__file__, "images.toml")
 def test_how_each_node_gets_it(cluster, case):
     two = cluster(case.get("settings", ""), fabric="unlinked" not in case)
-    for name, how in case.get("there", ()):
-        digests = (PIN,) if how.pop("pinned", False) else ()
+    for name, digests, how in case.get("there", ()):
         two.nodes[name].have_image(REF, *digests, **how)
     for node in two.nodes.values():
         node.put("/srv/image.tar")
