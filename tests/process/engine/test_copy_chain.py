@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from waiting import until
 
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import node_copies
-from spark_cluster.engine.node_copies import bring_folder, copy_folder
+from spark_cluster.engine.node_copies import bring_folder
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import paths
 from spark_cluster.node.store import copy_work
@@ -111,26 +110,6 @@ def test_a_node_sends_two_at_the_same_time(chain):
     assert ports == set(node_copies.COPIES)
     for manifest in manifests:
         assert chain.sound(1, manifest)
-
-
-def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(chain):
-    weights, head = random.Random(1).randbytes(9_000_000), chain.cluster.head
-    for node in chain.cluster.nodes.values():
-        (node.root / "srv").mkdir()
-    head.put("/srv/model/config.json", "{}")
-    head.put("/srv/model/sub/weights.bin", weights)
-    chain.cluster.nodes["spark2"].put("/srv/model/sub/weights.bin", bytes(9_000_000))
-    first, *others = chain.nodes
-    done = copy_folder(chain.play, "/srv/model", first, others)
-    assert [(one.node, one.moved) for one in done] == [("spark2", 9_000_002), ("spark3", 9_000_002)]
-    for number in (1, 2):
-        there = chain.root(number) / "srv/model"
-        assert (there / "config.json").read_text() == "{}"
-        assert (there / "sub/weights.bin").read_bytes() == weights
-    before = len(chain.kinds)
-    again = copy_folder(chain.play, "/srv/model", first, others)
-    assert [one.moved for one in again] == [0, 0]
-    assert len(chain.kinds) == before + 3, "what is there is compared, and nothing sent"
 
 
 def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):

@@ -104,6 +104,10 @@ def test_a_folder_goes_from_the_first_node_or_the_one_named(linked, given, sent)
     done = model_upkeep.copy_model(linked.play, "/srv/model", **given)
     assert ways(done) == sent
     assert all(linked.nodes[name].text("/srv/model/config.json") == "{}" for _, name in sent)
+    asked = [len(node.requests("copy")) for node in linked.nodes.values()]
+    assert {one.moved for one in model_upkeep.copy_model(linked.play, "/srv/model", **given)} == {0}
+    again = sum(len(node.requests("copy")) for node in linked.nodes.values()) - sum(asked)
+    assert again == 1 + len(sent), "what is there is compared, and nothing sent"
 
 
 # --- which engine caches are copied, and to which nodes ------------------------------------------
