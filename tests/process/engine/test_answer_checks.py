@@ -49,7 +49,7 @@ def test_every_rung_has_checks_and_every_check_has_an_id_of_its_own() -> None:
     assert len(set(ids)) == len(ids)
 
 
-CASES = cases(__file__, "wrong_answers.toml")["case"]
+WRONG = cases(__file__, "wrong_answers.toml")
 GROUPS = {
     "asking": ASKING,
     "tools": TOOLS,
@@ -61,7 +61,7 @@ GROUPS = {
     ("check", "case"),
     [
         pytest.param(check, case, id=f"{check}: {case['found']}"[:60])
-        for case in CASES
+        for case in WRONG["case"]
         for check in (GROUPS.get(str(case["checks"])) or case["checks"])
     ],
 )
@@ -113,13 +113,7 @@ def test_what_is_asked(server: ChatServer) -> None:
     assert url.startswith("data:image/png;base64,")
 
 
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("Paris", True), ("Paris.", True), (" **Paris**\n", True), ('"paris"', True),
-        ("", False), ("Paris!!!! Paris", False), ("Lyon", False), ("The capital is Paris", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "right"), WRONG["short"])
 def test_which_short_answers_are_right(text: str, right: bool) -> None:
     assert (answer_checks.wrong_short(text, ("paris",)) == "") is right
 

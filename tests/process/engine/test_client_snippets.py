@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases import each_case, holds
+from cases import cases, each_case, holds
 from ruamel.yaml import YAML
 from waiting import HANG_S
 from web_server import WebServer
@@ -137,18 +137,10 @@ def test_llm_finds_the_model_in_its_file(server, tmp_path):
     assert seen(server)[0][1] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize(
-    ("client", "variables"),
-    [
-        ("claude-code", {
-            "ANTHROPIC_BASE_URL": "https://10.0.0.5:8443", "ANTHROPIC_MODEL": "gemma",
-            "ANTHROPIC_AUTH_TOKEN": KEY, "NODE_EXTRA_CA_CERTS": KEYED.ca_file,
-        }),
-        ("env", {
-            "OPENAI_BASE_URL": KEYED.url, "OPENAI_API_KEY": KEY, "SSL_CERT_FILE": KEYED.ca_file,
-        }),
-    ],
-)  # fmt: skip
+VARIABLES = cases(__file__, "client_variables.json", KEY=KEY, URL=KEYED.url, CA_FILE=KEYED.ca_file)
+
+
+@pytest.mark.parametrize(("client", "variables"), VARIABLES.items(), ids=VARIABLES)
 def test_the_variables_are_set_by_a_shell(client, variables):
     """Claude Code gets the address below which the messages are."""
     script = text(client, KEYED) + "".join(f'echo "${name}"\n' for name in variables)

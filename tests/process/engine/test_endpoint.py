@@ -108,18 +108,9 @@ def test_where_a_server_that_runs_answers(case):
         assert (found.model, found.api_key) == ("m", "k")
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (Endpoint("127.0.0.1", 1, "m"), "reached on the head only, without a key; plain HTTP"),
-        (Endpoint("10.0.0.1", 1, "m"), "reached from the network, without a key; plain HTTP"),
-        (Endpoint("10.0.0.1", 1, "m", "k", 2, "certificate"),
-         "reached from the network, with the API key; TLS with your certificate, SHA-256 "
-         "fingerprint 0A:1B"),
-    ],
-)  # fmt: skip
-def test_how_it_is_guarded_in_words(found, words):
-    assert str(found.access("0a1b")) == words
+@pytest.mark.parametrize("case", CASES["guarded"], ids=lambda case: case["words"])
+def test_how_it_is_guarded_in_words(case):
+    assert str(Endpoint(port=1, model="m", **case["endpoint"]).access("0a1b")) == case["words"]
 
 
 # -- the user's certificate --------------------------------------------------------------------

@@ -213,15 +213,6 @@ def test_listeners():
 # -- what is wrong with a table -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("listed", "said"),
-    [
-        (None, "there is no nft"),
-        ({"status": 1, "stdout": ""}, "not in force"),
-        ({"status": 0, "stdout": '{"nftables": []}'}, "were changed"),
-        ({"status": 0, "stdout": "{ }"}, "not known"),
-        ({"status": 0, "stdout": "table inet {"}, "not known"),
-    ],
-)
-def test_each_reason_is_told_apart(listed: dict[str, Any] | None, said: str) -> None:
-    assert said in wrong_with(listed, '[{"table": {}}]')
+@pytest.mark.parametrize("case", CASES["verdict"], ids=lambda case: case["said"])
+def test_what_is_wrong_with_a_table_is_told_apart(case: dict[str, Any]) -> None:
+    assert case["said"] in wrong_with(case.get("listed"), '[{"table": {}}]')

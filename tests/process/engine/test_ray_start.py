@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import cases
 from factories import make_recipe
 from fake_programs import Said
 from free_ports import free_port
@@ -104,16 +105,7 @@ def test_a_node_that_does_not_join_is_named_and_only_a_new_server_is_stopped(
     assert (found[SERVER], found[RAY]) == ("running" if ran else "exited", "running")
 
 
-@pytest.mark.parametrize(
-    ("gone", "again"),
-    [
-        ([], {"spark1": [], "spark2": []}),
-        ([("spark1", RAY)], {"spark1": [RAY, SERVER], "spark2": [RAY]}),
-        ([("spark2", RAY)], {"spark1": [SERVER], "spark2": [RAY]}),
-        ([("spark1", SERVER)], {"spark1": [SERVER], "spark2": []}),
-        ([("spark1", RAY), ("spark1", SERVER)], {"spark1": [RAY, SERVER], "spark2": [RAY]}),
-    ],
-)
+@pytest.mark.parametrize(("gone", "again"), cases(__file__, "ray_again.json"))
 def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(starts, gone, again):
     """Neither a worker follows to another head, nor does a server find another Ray."""
     starts()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import cases, holds
+from cases import cases, each_case, holds
 from chat_server import Reply
 from fake_programs import missing
 
@@ -82,20 +82,15 @@ def inspected(status="running", tp=1, **more):
     return json.dumps([{"State": state, "RestartCount": more.get("restarts", 0), "Config": config}])
 
 
-def test_parse_state():
-    found = parse_state(inspected("exited", exit_code=137, restarts=2))
-    assert (found.status, found.exit_code, found.restarts) == ("exited", 137, 2)
-    assert found.labels["spark-cluster.model"] == "paris"
-    assert found.command == ("vllm", "serve")
-    bare = {"State": {"Status": "created"}, "Config": {"Labels": None, "Cmd": None}}
-    assert parse_state(json.dumps([bare])) == ContainerState("created")
-    for nothing in ("", "[]", "[]\n", "Error: No such container"):
-        assert parse_state(nothing) == ContainerState("absent")
-    for odd in ('{"a": 1}', "[1]", '[{"State": []}]', '[{"State": {"Status": null}}]'):
-        found = parse_state(odd)
-        assert (found.status, odd in found.error) == ("unknown", True)
-    odd = {"State": {"Status": "running", "ExitCode": "x"}, "Config": {"Labels": [], "Cmd": 5}}
-    assert parse_state(json.dumps([odd])) == ContainerState("running")
+@each_case(__file__, "containers.json")
+def test_what_docker_says_of_a_container(case):
+    text, expected = case
+    found = parse_state(text)
+    assert holds({**asdict(found), "command": list(found.command)}, expected)
+    assert (text in found.error) == (found.status == "unknown") or not text
+
+
+def test_what_is_nested_too_deeply_is_no_container():
     assert parse_state("[" * 100_000) == ContainerState("absent"), "no RecursionError"
 
 
@@ -364,15 +359,7 @@ def test_a_right_answer_a_wrong_one_and_none(server, ask):
         ask()
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        ({"content": " Paris "}, "Paris"),
-        ({"content": None, "reasoning": "Paris, I think"}, "Paris, I think"),
-        ({"content": "", "reasoning_content": "Paris"}, "Paris"),
-        ({"content": None}, ""),
-    ],
-)
+@pytest.mark.parametrize(("message", "text"), cases(__file__, "answers.json")["texts"])
 def test_where_the_text_is(server, message, text):
     server.raw = (200, json.dumps({"choices": [{"message": message}]}))
     assert probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60).text == text
