@@ -24,12 +24,8 @@ from spark_cluster.node.kernel_tuner import CONTAINER
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 EXPERTS |= {"model_type": "qwen3_moe"}
+OTHERS = ({"tp": 1}, {"model": "o/other"})
 FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
-
-
-def entry(**changed: Any) -> dict[str, Any]:
-    usual = {"model": make_recipe().model.name, "tp": 2, "file": FILE}
-    return {**usual, "image": "1" * 12, **changed}
 
 
 @pytest.fixture
@@ -42,13 +38,18 @@ def cluster(piped_cluster: Make) -> PipedCluster:
 
 
 def started(cluster: PipedCluster, **tuned_on: list[dict[str, Any]]) -> Any:
-    """Return what is started on nodes where this is tuned."""
+    """Return what is started on nodes where this is tuned.
+
+    Args:
+        tuned_on: node to how each result differs from one for the model at two nodes.
+    """
     for name, entries in tuned_on.items():
         caches = cluster.nodes[name].root / CACHE_ROOT.lstrip("/")
         caches.mkdir(parents=True)
         for one in entries:
-            put(caches / "output" / one["file"], json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
-            folder = tuned_folder(str(caches), one["image"], one["model"], one["tp"])
+            put(caches / "output" / FILE, json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
+            of = {"image": "1" * 12, "model": make_recipe().model.name, "tp": 2, **one}
+            folder = tuned_folder(str(caches), **of)
             keep_tuned(Folder(caches), Path(folder), caches / "output")
     play = cluster.play
     server = server_for(make_recipe(), *play.nodes)
@@ -56,7 +57,7 @@ def started(cluster: PipedCluster, **tuned_on: list[dict[str, Any]]) -> Any:
 
 
 def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(cluster):
-    made = started(cluster, a=[entry(), entry(tp=1)], b=[entry()])
+    made = started(cluster, a=[{}, OTHERS[0]], b=[{}])
     folder = tuned_folder(made.cache_root, "1" * 12, make_recipe().model.name, 2)
     assert made.env[TUNED_VARIABLE] == folder
     assert f"{folder}:{folder}:ro" in made.mounts
@@ -65,13 +66,7 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(cluster):
 
 
 @pytest.mark.parametrize(
-    "there",
-    [
-        {},
-        {"a": [entry()]},
-        {"a": [entry(tp=1)], "b": [entry(tp=1)]},
-        {"a": [entry(model="o/other")], "b": [entry(model="o/other")]},
-    ],
+    "there", [{}, {"a": [{}]}, *({"a": [other], "b": [other]} for other in OTHERS)], ids=str
 )
 def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
     made = started(cluster, **there)
@@ -80,14 +75,15 @@ def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
 
 
 def test_another_image_is_another_version(cluster: PipedCluster) -> None:
-    made = started(cluster, a=[entry(image="c" * 12)], b=[entry(image="c" * 12)])
+    other = {"image": "c" * 12}
+    made = started(cluster, a=[other], b=[other])
     assert TUNED_VARIABLE not in made.env
     (said,) = cluster.notes
     assert "tuned for this model with another image" in said
 
 
 def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: PipedCluster) -> None:
-    started(cluster, a=[entry()], b=[entry()])
+    started(cluster, a=[{}], b=[{}])
     server = server_for(make_recipe(env={TUNED_VARIABLE: "/nothing"}), *cluster.play.nodes)
     assert tuning.tuned_on(cluster.play, server, server.nodes) == {}
     with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
