@@ -23,7 +23,7 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
 from spark_cluster.errors import Unreachable, VerificationFailed
-from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
+from spark_cluster.node.containers import ContainerState, parse_state
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
@@ -191,71 +191,31 @@ def status():
     return look
 
 
-GUARDED = {"spark-cluster.firewall": "present"}
-PROXIED = json.dumps({"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"})
-REPLICAS = json.dumps(
-    {
-        **json.loads(PROXIED),
-        "replicas": [
-            {"node": "spark1", "address": "127.0.0.1", "port": 18000},
-            {"node": "spark2", "address": "192.168.177.12", "port": 18000},
-        ],
-    }
-)
+STATES = cases(__file__, "states.toml")
+WAYS, DESCRIPTIONS = STATES.pop("ways"), STATES.pop("descriptions")
+OF_SESSION = ("health", "answer", "firewall", "proxy", "loader")
 
 
-def models_of(*on_request):
-    """Return the proxy's description of the models paris and words, and which are on request."""
-    places = {"paris": ("spark1", "127.0.0.1"), "words": ("spark2", "192.168.177.12")}
-    models = [
-        {"node": node, "address": address, "port": port, "names": [name, f"{name}-alias"],
-         "program": f"spark-vllm-{name}", "kind": "chat", "on_request": name in on_request}
-        for port, (name, (node, address)) in enumerate(places.items(), 18000)
-    ]  # fmt: skip
-    return json.dumps({**json.loads(PROXIED), "models": models})
-
-
-MODELS = models_of()
-OF_SESSION = ("health", "answer", "firewall", "description", "proxy", "loader")
-
-
-def a_node(server="running", *, ray="absent", program=SERVER, **given):
-    """Return a node with containers of the engine; the rest is of FakeSession or `inspected`."""
+def a_node(way, name, **changed):
+    """Return a node of a way to serve; what is changed is of FakeSession or of `inspected`."""
+    usual = WAYS[way].get(name, {})
+    given = {**usual, **changed, "labels": {**usual.get("labels", {}), **changed.get("labels", {})}}
+    statuses = {given.pop("program", SERVER): given.pop("server", "running")}
+    told = given.pop("description", None)
     ours = {name: given.pop(name) for name in OF_SESSION if name in given}
+    statuses[RAY] = given.pop("ray", "absent")
+    program, server = next(iter(statuses.items()))
     containers = {
         name: inspected(status, **(given if name == program or server == "absent" else {}))
-        for name, status in ((program, server), (RAY, ray))
+        for name, status in statuses.items()
         if status != "absent"
     }
-    return FakeSession(containers, **{"health": 200, "answer": "Paris", **ours})
+    described = json.dumps(DESCRIPTIONS[told]) if told in DESCRIPTIONS else told
+    usually = {"health": 200, "answer": "Paris", "description": described}
+    return FakeSession(containers, **{**usually, **ours})
 
 
-def of_model(name, labels=(), **given):
-    ours = {"spark-cluster.recipe": f"lab-{name}", **GUARDED, **dict(labels)}
-    return a_node(program=f"spark-vllm-{name}", labels=ours, **given)
-
-
-serving = partial(a_node, ray="running", tp=2)
-worker = partial(a_node, server="absent", ray="running")
-nothing = partial(a_node, server="absent")
-behind_a_proxy = partial(a_node, description=PROXIED)
-WAYS = {
-    "ray": (serving, worker),
-    "ranks": (partial(a_node, tp=2, executor="mp"),) * 2,
-    "alone": (a_node, nothing),
-    "proxied": (behind_a_proxy, nothing),
-    "replicas": (partial(a_node, description=REPLICAS), a_node),
-    "models": (partial(of_model, "paris", description=MODELS), partial(of_model, "words")),
-    "moved": (
-        partial(of_model, "paris", description=MODELS.replace('"spark2"', '"elsewhere"')),
-        nothing,
-    ),
-    "on_request": (
-        partial(of_model, "paris", description=models_of("words")),
-        partial(of_model, "words", labels={NEEDS: "9"}),
-    ),
-}
-"""The two nodes of each way to serve in states.toml."""
+serving, worker = partial(a_node, "ray", "spark1"), partial(a_node, "ray", "spark2")
 
 
 def asked_for(node):
@@ -275,14 +235,14 @@ TWO = told_by_ray(1.0, 1.0)
     ("way", "case"),
     [
         pytest.param(way, case, id=f"{way}: {case.get('found') or case['problems'] or 'well'}"[:60])
-        for way, cases in cases(__file__, "states.toml").items()
-        for case in cases
+        for way in STATES
+        for case in STATES[way]
     ],
 )
 def test_the_state_of_two_nodes(status, way, case):
     sessions = {
-        name: None if name in case.get("lost", ()) else make(**case.get(name, {}))
-        for name, make in zip(("spark1", "spark2"), WAYS[way], strict=True)
+        name: None if name in case.get("lost", ()) else a_node(way, name, **case.get(name, {}))
+        for name in ("spark1", "spark2")
     }
     play = play_of(lost=case.get("lost", ()), cable=case.get("cable", True), **sessions)
     gpus = case.get("ray", [1.0, 1.0] if way == "ray" else [])
