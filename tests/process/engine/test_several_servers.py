@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 
 import pytest
+from cases import each_case
 from factories import make_node, make_recipe
 from piped_cluster import Make, PipedCluster
-from serve_plans import inventory_of, linked_nodes, starting
+from serve_plans import deployment_for, inventory_of, starting
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import proxy, readiness, supervision
 from spark_cluster.engine import start as starts
 from spark_cluster.engine.admission import Admitted, admit
-from spark_cluster.engine.deployment import Deployment, Key
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, Replica
 from spark_cluster.engine.readiness import Member, behind
@@ -60,9 +61,9 @@ def running(index: int, share: float | None = None) -> ContainerState:
     return ContainerState("running", labels=dict(labels), command=("vllm", *flags))
 
 
-def made(needs: str, status: str = "exited") -> ContainerState:
+def made(status: str) -> ContainerState:
     """The container of the model that is loaded on request."""
-    labels = {**DEPLOYMENT.servers[1].labels, NEEDS: needs}
+    labels = {**DEPLOYMENT.servers[1].labels, NEEDS: "21.8"}
     return ContainerState(status, labels=labels)
 
 
@@ -84,44 +85,25 @@ def admitted(
     return admit(cluster.play, found, [{"a": inf}] * len(found), [], force=force)
 
 
-def shares(cluster: PipedCluster, *states: ContainerState) -> Mapping[Key, float | None]:
-    return admitted(cluster, *states).shares
+@each_case(__file__, "shares.toml")
+def test_the_share_of_each_of_two_models(spark, case):
+    models = ON_REQUEST if case.get("on_request") else MODELS
+    chat = running(0, case["runs"]) if "runs" in case else GONE
+    embedding = made(case["made"]) if "made" in case else GONE
+    if "refused" in case:
+        with pytest.raises(DoesNotFit, match=case["refused"]) as refused:
+            admitted(spark(case["gib"]), chat, embedding, models=models)
+        assert "--force launches anyway" in refused.value.hint
+        return
+    found = admitted(spark(case["gib"]), chat, embedding, models=models)
+    assert (found.shares[CHATS], found.shares.get(LOADS)) == (case["share"], None)
+    assert sorted(program for _, program in found.new) == case["new"]
+    needs = {LOADS: pytest.approx(21.8, abs=0.1)} if models is ON_REQUEST else {}
+    assert found.needs_gib == needs
 
 
-def test_a_server_that_runs_keeps_its_share_and_the_other_takes_what_it_leaves(spark):
-    assert shares(spark(25), running(0, 0.74), GONE)[CHATS] == 0.74
-    with pytest.raises(DoesNotFit, match=r"a: qwen3-embedding-0\.6b needs 21\.8 GiB"):
-        shares(spark(20), running(0, 0.74), GONE)
-
-
-def test_each_gets_the_share_of_the_plan_of_all_also_one_that_is_loaded_on_request(spark):
-    found = admitted(spark(), GONE, GONE, models=ON_REQUEST)
-    assert shares(spark(), GONE, GONE) == found.shares == {CHATS: 0.74, LOADS: None}, (
-        "the embedding model's recipe says 0.10 itself"
-    )
-    assert found.needs_gib == {LOADS: pytest.approx(21.8, abs=0.1)}
-    assert found.new == {CHATS, LOADS}
-
-
-@pytest.mark.parametrize("status", ["created", "exited", "running"])
-def test_one_that_is_made_already_is_left_as_it_is(spark, status):
-    found = admitted(spark(1), running(0, 0.5), made("21.8", status), models=ON_REQUEST)
-    assert (found.new, found.needs_gib) == (frozenset(), {LOADS: 21.8})
-
-
-def test_what_is_started_leaves_room_for_one_that_is_loaded_later(spark):
-    found = admitted(spark(), GONE, made("21.8", "running"), models=ON_REQUEST)
-    assert found.shares[CHATS] == 0.74
-    assert (found.new, found.needs_gib) == ({CHATS}, {LOADS: 21.8})
-    with pytest.raises(DoesNotFit, match=r"a: 2 models need 51.7 GiB together"):
-        admitted(spark(40), GONE, made("21.8"), models=ON_REQUEST)
-
-
-def test_what_does_not_fit_is_refused_with_the_sum_or_forced(spark):
+def test_what_does_not_fit_is_forced_with_a_word(spark):
     cluster = spark(40)
-    with pytest.raises(DoesNotFit, match=r"a: 2 models need 51.7 GiB together") as refused:
-        admitted(cluster, GONE, GONE)
-    assert "--force launches anyway" in refused.value.hint
     admitted(cluster, GONE, GONE, force=True)
     assert cluster.notes[0].startswith("--force: a: 2 models need")
 
@@ -159,32 +141,13 @@ def test_what_may_have_been_loaded_meanwhile_is_unloaded_too(spark, status):
     cluster = spark()
     cluster.head.run_container(LOADS[1], status="running")
     deployment = deployment_of(ON_REQUEST)
-    found = members(cluster, running(0), made("21.8", status), deployment=deployment)
+    found = members(cluster, running(0), made(status), deployment=deployment)
     supervision.unload_models(cluster.play, found)
     assert cluster.head.calls("systemctl") == [["stop", LOADER_UNIT]], "or it loads them again"
     assert cluster.head.containers == {LOADS[1]: "exited"}
 
 
 # -- replicas behind one endpoint ------------------------------------------------------------------
-
-NODES = linked_nodes("a", "b")
-
-
-def test_one_server_in_place_of_several_is_said(piped_cluster: Make) -> None:
-    """A plain `up` after `up --replicas` is no wish to end them."""
-    cluster = piped_cluster("a", "b")
-    one, two = (
-        resolve(make_recipe(), inventory_of(*NODES), NODES, tp, replicas=count)
-        for tp, count in ((2, 1), (1, 2))
-    )
-    described = {"replicas": [asdict(replica) for replica in two.endpoint.replicas]}
-    cluster.head.put(proxy.DESCRIPTION, json.dumps(described))
-    now = proxy.replicas_of(behind(cluster.play))
-    (said,) = starts.taken_away(one, now, ())
-    assert "2 replicas (a, b)" in said
-    assert "--tp 2" in said
-    assert "`up --replicas 2` keeps them" in said
-    assert starts.taken_away(one, (), ()) == starts.taken_away(two, now, ()) == []
 
 
 @pytest.fixture
@@ -204,6 +167,19 @@ def start(cluster: PipedCluster, share: float | None = None) -> None:
     now = starting(cluster.play, replicas(cluster), share)
     starts.end_others(cluster.play, now.deployment, now.members, {})
     starts.start(cluster.play, now)
+
+
+def test_one_server_in_place_of_several_is_said(cluster: PipedCluster) -> None:
+    """A plain `up` after `up --replicas` is no wish to end them."""
+    one, two = deployment_for(make_recipe(), *cluster.play.nodes), replicas(cluster)
+    described = {"replicas": [asdict(replica) for replica in two.endpoint.replicas]}
+    cluster.head.put(proxy.DESCRIPTION, json.dumps(described))
+    now = proxy.replicas_of(behind(cluster.play))
+    (said,) = starts.taken_away(one, now, ())
+    assert "2 replicas (a, b)" in said
+    assert "--tp 2" in said
+    assert "`up --replicas 2` keeps them" in said
+    assert starts.taken_away(one, (), ()) == starts.taken_away(two, now, ()) == []
 
 
 def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: PipedCluster) -> None:

@@ -140,20 +140,13 @@ def test_the_memory_that_is_held_meanwhile(verified, piped_cluster, monkeypatch)
     """The largest reading of each node; a reading that fails ends no check."""
     monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
     cluster = piped_cluster("spark1")
-    readings = iter([5, 9, 7])
-
-    def nvidia_smi(_words: list[str], _stdin: str) -> Said:
-        used = next(readings, None)
-        if used is None:
-            return Said(stderr="NVRM: no answer\n", status=9)
-        return Said(f"7, VLLM::Worker, {used}\n")
-
-    cluster.head.programs["nvidia-smi"] = nvidia_smi
-    whole = verified()
+    readings = [Said(f"7, VLLM::Worker, {used}\n") for used in (5, 9, 7)]
+    fails = Said(stderr="NVRM: no answer\n", status=9)
+    cluster.head.programs["nvidia-smi"] = lambda *_: readings.pop(0) if readings else fails
 
     def check() -> Verification:
         until(lambda: bool(cluster.notes), what="a reading that fails")
-        return whole
+        return verified(only=("answer",))
 
     found = verify.with_memory(cluster.play, check)
     assert [one.used_mib for one in found.under_load] == [9]
