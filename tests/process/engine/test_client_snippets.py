@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cases import cases, each_case, holds
+from factories import put
 from ruamel.yaml import YAML
 from waiting import HANG_S
 from web_server import WebServer
@@ -262,17 +263,12 @@ ARGV = ["/opt/python 3/bin/python", "-m", "spark_cluster", "--project", '/home/a
 @pytest.fixture
 def systemctl(tmp_path, monkeypatch):
     """`systemctl(status)`: a program of that name, which notes its arguments in `calls`."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    calls = tmp_path / "calls"
+    folder, calls = tmp_path / "bin", tmp_path / "calls"
 
     def make(status=0):
-        program = folder / "systemctl"
-        script = f'echo "$*" >> {calls}\n'
-        if status:
-            script += f"echo 'Failed to connect to bus: No medium found' >&2\nexit {status}\n"
-        program.write_text("#!/bin/sh\n" + script)
-        program.chmod(0o755)
+        said = "echo 'Failed to connect to bus: No medium found' >&2\n" if status else ""
+        script = f'#!/bin/sh\necho "$*" >> {calls}\n{said}exit {status}\n'
+        put(folder / "systemctl", script, 0o755)
         return calls
 
     monkeypatch.setenv("PATH", str(folder))

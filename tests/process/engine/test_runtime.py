@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -24,33 +25,11 @@ from spark_cluster.resources import Unit
 
 UNIT = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "2"})
 
-DOCKER = """#!/bin/sh
-case "$1" in
-  logs) echo "$@"; echo "on standard error" >&2 ;;
-  *) echo '[{"State": {"Status": "running"}}]' ;;
-esac
-"""
-JOURNALCTL = """#!/bin/sh
-echo "$@" >> "$(dirname "$0")/asked"
-echo "2026-11-20T14:03:30.123456+00:00 spark1 spark-vllm[7]: ValueError: no room: 5"
-"""
-SYSTEMCTL = """#!/bin/sh
-echo "ActiveState=$(cat "$(dirname "$0")/active")"
-echo NRestarts=2
-echo ExecMainStatus=3
-echo Result=exit-code
-case "$*" in *--timestamp=us+utc*)
-  echo "ExecMainStartTimestamp=Fri 2026-11-20 14:02:01.250000 UTC" ;;
-esac
-"""
-
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a command where the three tools are stand-ins, and units are in a scratch folder."""
-    for name, text in (("docker", DOCKER), ("journalctl", JOURNALCTL), ("systemctl", SYSTEMCTL)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+    shutil.copytree(Path(__file__).with_name("node_programs"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "active").write_text("active")
     monkeypatch.setattr(paths, "SYSTEMD_UNITS", str(tmp_path))
 
