@@ -76,6 +76,30 @@ class Cluster:
     def bring(self) -> dict[str, str]:
         return fetch.bring(self, self.nodes, self.stored)  # type: ignore[arg-type]
 
+    # -- in place of the functions of these names, whose first argument is the play ----------------
+
+    def preview(self, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
+        self.done.append(("preview", node.name))
+        return PullPreview(manifest(NEW), SIZE, 1 << 40)
+
+    def pull(self, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.copying.wait(10), "it is copied meanwhile"
+        self.done.append(("pull", node.name))
+        return manifest(self.pulled)
+
+    def copy(self, files: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
+        self.copying.set()
+        names = ",".join(node.name for node in targets)
+        if files.commit == NEW != self.pulled:
+            raise Failed("its download there has ended without it", where=targets[0].name)
+        self.done.append(("copy", source.name, names, files.commit[:1]))
+        return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
+
+    def must_be_the_hubs(self, _files: Any, holder: Any, receiver: Any, **_how: Any) -> None:
+        self.compared.append((holder.name, receiver.name))
+
 
 def must_be_present(stored: Stored, *, adopt: bool) -> None:
     recipe = make_recipe()
@@ -86,32 +110,8 @@ def must_be_present(stored: Stored, *, adopt: bool) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a cluster, whose pulls take until the copy has begun."""
-
-    def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
-        play.done.append(("preview", node.name))
-        return PullPreview(manifest(NEW), SIZE, 1 << 40)
-
-    def pull(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
-        if play.refusal is not None:
-            raise play.refusal
-        assert play.copying.wait(10), "it is copied meanwhile"
-        play.done.append(("pull", node.name))
-        return manifest(play.pulled)
-
-    def copy(play: Cluster, files: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
-        play.copying.set()
-        names = ",".join(node.name for node in targets)
-        if files.commit == NEW != play.pulled:
-            raise Failed("its download there has ended without it", where=targets[0].name)
-        play.done.append(("copy", source.name, names, files.commit[:1]))
-        return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
-
-    def compare(play: Cluster, _files: Manifest, holder: Any, receiver: Any, **_how: Any) -> None:
-        play.compared.append((holder.name, receiver.name))
-
-    stand_ins = {"preview": preview, "pull": pull, "copy": copy, "must_be_the_hubs": compare}
-    for name, function in stand_ins.items():
-        monkeypatch.setattr(fetch, name, function)
+    for name in ("preview", "pull", "copy", "must_be_the_hubs"):
+        monkeypatch.setattr(fetch, name, getattr(Cluster, name))
     return lambda **on: Cluster(tmp_path, **on)
 
 
