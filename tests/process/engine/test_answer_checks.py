@@ -253,6 +253,11 @@ def test_a_fact_that_is_lost_at_one_depth(server: ChatServer, depth: float, code
     assert "I do not know" in error.message
 
 
+def test_the_context_of_a_server_that_is_not_there(server: ChatServer) -> None:
+    server.close()
+    assert "refused" in failed(server, "context").message
+
+
 def test_a_prompt_that_is_cut(server: ChatServer) -> None:
     server.change = lambda _request, reply: replace(
         reply, prompt_tokens=min(reply.prompt_tokens, 2000)
