@@ -26,7 +26,7 @@ from spark_cluster.resources import File
 NODES = linked_nodes("a", "b", "c", "d")
 UNLINKED = (NODES[0], replace(NODES[1], links=()))
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
-MINIMAX, BOTH = "minimax-m2.5-awq", (CHAT, EMBEDDING)
+BOTH = (CHAT, EMBEDDING)
 RANKS: dict[str, Any] = {"executor": "ray", "data_parallel": 2}
 
 
@@ -233,18 +233,12 @@ def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
 # -- what cannot be ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("chosen", "why"),
-    [
-        ((served(CHAT), served(EMBEDDING, "a", "gemma-4-26b")), "'gemma-4-26b' is a name of"),
-        ((served(CHAT), served(MINIMAX)), "minimax-m2.5-awq takes 2 nodes"),
-        ((served(CHAT), served(EMBEDDING, served_name="it's")), "cannot look for the name"),
-        ((served(CHAT), served(EMBEDDING, served_name="a\nb")), "cannot look for the name"),
-    ],
-)
-def test_what_cannot_go_together_is_refused(chosen: tuple[ServedModel, ...], why: str) -> None:
-    with pytest.raises(Refused, match=why):
-        must_go_together(chosen)
+@pytest.mark.parametrize("case", CASES["together"], ids=lambda case: case["why"])
+def test_what_cannot_go_together_is_refused(case: dict[str, Any]) -> None:
+    recipe, name = case.get("recipe", EMBEDDING), case.get("served_name", "")
+    second = served(recipe, "a", *case.get("aliases", ()), served_name=name)
+    with pytest.raises(Refused, match=case["why"]):
+        must_go_together((served(CHAT), second))
 
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["why"])
