@@ -226,6 +226,7 @@ def test_each_ray_has_a_token_of_its_own_which_is_read_on_the_node(
 def test_a_ray_that_asks_no_one_is_reported(dashboard, piped_cluster, answers):
     """Seen in its answer to a request without a token, not concluded from a version."""
     cluster = piped_cluster("spark1")
+    cluster.head.put(TOKEN_FILE, TOKEN)
     if answers == "anyone":
         dashboard.token = ""
     port = free_port() if answers == "nobody" else dashboard.port
