@@ -16,11 +16,12 @@ import pytest
 import replayed
 import waiting
 from browser import Browser, browser, installed
+from cases import each_case
+from json_schema import document
 from web_server import WebServer
 
 from spark_cluster.cli.top import leading_to
 from spark_cluster.dashboard.server import QUESTIONS
-from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status
 
 PROGRAM = installed()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
@@ -69,6 +70,7 @@ def test_nodes_engine_and_memory_are_drawn(page: Browser) -> None:
     for text in ("spark1", "spark2", "VLLM::Worker_TP 56.6 GiB", "throttled: sw_thermal_slowdown",
                  "tokens/s", "live", "all else"):  # fmt: skip
         assert text in shown, shown
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     assert page.evaluate("document.querySelectorAll('article .memory path').length") >= 4
     drawn = page.evaluate("document.querySelector('#tokens path').getAttribute('d').length")
     assert drawn > 500
@@ -131,40 +133,19 @@ def test_each_command_has_a_view_of_its_own(page: Browser) -> None:
     assert end < 2, "the newest line is seen"
 
 
-DOWN = NodeState("spark2", reachable=False, error="no route")
-URL = "http://10.0.0.1:8000/v1"
-STATES = {
-    "stopped": (Status("stopped", [NodeState("spark1", True)], []), "stopped"),
-    "replicas": (
-        Status("serving", [NodeState("spark1", True), DOWN], [], model="paris", tp=1,
-               replicas=(ServerState("spark1", URL, "serving"),
-                         ServerState("spark2", URL, "failed")),
-               tuned=("E=8.json",)),
-        "serving model paris size 2 replicas started with tuned kernels: E=8.json unreachable "
-        "replica spark2 failed",
-    ),
-    "models": (
-        Status("serving", [], [], endpoint=URL, models=(
-            ModelState("spark1", URL, "serving", model="paris", recipe="lab-paris"),
-            ModelState("spark1", URL, "on request", model="rome", recipe="lab-rome"),
-        )),
-        f"serving model paris, rome recipe lab-paris, lab-rome address {URL} on request",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", STATES)
-def test_each_state_of_serving_can_be_shown(page: Browser, name: str) -> None:
-    found, said = STATES[name]
+@each_case(__file__, "states.json")
+def test_each_state_of_serving_can_be_shown(page: Browser, case: dict[str, Any]) -> None:
+    text = json.dumps(case["document"])
+    document("status", text)
     words = f"""import("/answers.js").then(({{ shown }}) => shown("status",
-        {json.dumps(found.to_dict())}).map((part) => {{
+        {text}).map((part) => {{
           document.querySelector("#answer").append(part); return part.innerText;
         }}).join(" ").replace(/\\s+/g, " "))"""
     page.evaluate("document.querySelector('#answer').replaceChildren()")
     answer = page.call("Runtime.evaluate", expression=words, awaitPromise=True, returnByValue=True)
-    text = answer["result"]["value"]
-    assert '"state"' not in text, "JSON, which stands for what cannot be shown"
-    assert all(word in text for word in said.split()), text
+    shown = answer["result"]["value"]
+    assert '"state"' not in shown, "JSON, which stands for what cannot be shown"
+    assert all(word in shown for word in case["words"].split()), shown
 
 
 def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
@@ -226,15 +207,8 @@ def test_a_file_leads_to_it(page: Browser, address: str, tmp_path, monkeypatch) 
         assert page.evaluate("location.href") == address.partition("#")[0]
 
 
-@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
-def test_it_fits_its_screen(page: Browser, address: str, width: int, dark: bool, tmp_path) -> None:
-    begin(page, address, width=width, dark=dark)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert len(page.screenshot(tmp_path / "page.png")) > 10_000
+def test_ctrl_c_ends_it_while_a_page_is_open_of_which_nothing_complained(page, server) -> None:
     assert page.complaints == []
-
-
-def test_ctrl_c_ends_it_while_a_page_is_open(page: Browser, server) -> None:
     assert page.evaluate("document.querySelector('#state').textContent") == "live"
     began = time.monotonic()
     server.send_signal(signal.SIGINT)

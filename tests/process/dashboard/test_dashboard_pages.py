@@ -93,7 +93,7 @@ def _latin(headers: dict[str, str]) -> dict[str, bytes]:
     return {name: value.encode("latin-1") for name, value in headers.items()}
 
 
-def test_the_page_itself_says_nothing_and_sets_no_cookie(client: TestClient) -> None:
+def test_the_page_itself_says_nothing_and_no_answer_sets_a_cookie(client: TestClient) -> None:
     """Browsers send the cookies of this address to every port of it."""
     for path in ASSETS:
         page = client.get(path)
@@ -102,11 +102,9 @@ def test_the_page_itself_says_nothing_and_sets_no_cookie(client: TestClient) -> 
         assert page.headers["cache-control"] == "no-store"
         assert TOKEN not in page.text
         assert "spark1" not in page.text
-
-
-def test_no_answer_sets_a_cookie(user: TestClient) -> None:
+    client.headers["Authorization"] = f"Bearer {TOKEN}"
     for path in PATHS[:3]:
-        answer = user.get(path)
+        answer = client.get(path)
         assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
 
 

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from checkpoints import LLAMA_70B
 from factories import make_node, make_recipe, put
 from piped_cluster import Make, PipedCluster
 from serve_plans import server_for
@@ -130,12 +131,8 @@ def test_a_model_of_unknown_shape_is_let_in_with_a_word(spark):
 @pytest.fixture
 def hub(tmp_path: Path, use_hub: Callable[[str], None]) -> Iterator[LabHub]:
     """A hub that knows the model: a large one."""
-    config = {
-        **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 64),
-        **{"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256},
-        **{"hidden_size": 32768, "intermediate_size": 131072},
-    }
-    put(tmp_path / "hub/nobody/knows/config.json", json.dumps(config))
+    config = json.dumps(LLAMA_70B | {"num_hidden_layers": 800})
+    put(tmp_path / "hub/nobody/knows/config.json", config)
     with serve(tmp_path / "hub") as served:
         use_hub(served.url)
         yield served

@@ -1,4 +1,4 @@
-"""Snippets for clients: they parse, and those that run do so against a server of this machine."""
+"""What clients are told: snippets, which run against a real server, and the unit of the tunnel."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases import each_case, holds
+from cases import cases, each_case, holds
+from factories import put
 from ruamel.yaml import YAML
 from waiting import HANG_S
 from web_server import WebServer
 
 from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.engine import client_target
 from spark_cluster.engine.client_target import (
     CLIENTS,
     ClientTarget,
@@ -29,7 +31,7 @@ from spark_cluster.engine.client_target import (
     write_certificate,
 )
 from spark_cluster.engine.proxy import Access
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, UsageError
 
 KEY = "abc-123"
 PLAIN = ClientTarget("http://127.0.0.1:8000/v1", "gemma", context=32768, tunnel=True)
@@ -136,18 +138,10 @@ def test_llm_finds_the_model_in_its_file(server, tmp_path):
     assert seen(server)[0][1] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize(
-    ("client", "variables"),
-    [
-        ("claude-code", {
-            "ANTHROPIC_BASE_URL": "https://10.0.0.5:8443", "ANTHROPIC_MODEL": "gemma",
-            "ANTHROPIC_AUTH_TOKEN": KEY, "NODE_EXTRA_CA_CERTS": KEYED.ca_file,
-        }),
-        ("env", {
-            "OPENAI_BASE_URL": KEYED.url, "OPENAI_API_KEY": KEY, "SSL_CERT_FILE": KEYED.ca_file,
-        }),
-    ],
-)  # fmt: skip
+VARIABLES = cases(__file__, "client_variables.json", KEY=KEY, URL=KEYED.url, CA_FILE=KEYED.ca_file)
+
+
+@pytest.mark.parametrize(("client", "variables"), VARIABLES.items(), ids=VARIABLES)
 def test_the_variables_are_set_by_a_shell(client, variables):
     """Claude Code gets the address below which the messages are."""
     script = text(client, KEYED) + "".join(f'echo "${name}"\n' for name in variables)
@@ -258,3 +252,104 @@ def test_a_certificate_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(Failed, match="cannot be written"):
         write_certificate(tmp_path, "spark1", "PEM")
     assert Path(tmp_path / "certificates").read_text() == "a file"
+
+
+# -- the tunnel as a systemd user service ---------------------------------------------------------
+
+
+ARGV = ["/opt/python 3/bin/python", "-m", "spark_cluster", "--project", '/home/a/50%"x$y', "tunnel"]
+
+
+@pytest.fixture
+def systemctl(tmp_path, monkeypatch):
+    """`systemctl(status)`: a program of that name, which notes its arguments in `calls`."""
+    folder, calls = tmp_path / "bin", tmp_path / "calls"
+
+    def make(status=0):
+        said = "echo 'Failed to connect to bus: No medium found' >&2\n" if status else ""
+        script = f'#!/bin/sh\necho "$*" >> {calls}\n{said}exit {status}\n'
+        put(folder / "systemctl", script, 0o755)
+        return calls
+
+    monkeypatch.setenv("PATH", str(folder))
+    return make
+
+
+def test_install_writes_the_unit_and_starts_it(systemctl, tmp_path):
+    calls, folder = systemctl(), tmp_path / "config" / "systemd" / "user"
+    path = client_target.install(folder, "spark1", ARGV)
+    name = "spark-cluster-tunnel-spark1.service"
+    assert path == folder / name
+    assert calls.read_text().splitlines() == [
+        "--user daemon-reload",
+        f"--user enable {name}",
+        f"--user restart {name}",
+    ]
+    assert '"/home/a/50%%\\"x$$y"' in path.read_text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+    path = tmp_path / client_target.unit_name("spark1")
+    path.write_text(client_target.unit_text("spark1", [sys.executable, *ARGV[1:]]))
+    argv = ["systemd-analyze", "verify", "--man=no", str(path)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert str(path) not in done.stderr
+    assert path.name not in done.stderr
+
+
+def test_without_systemd_or_its_session_the_reason_and_another_way_are_given(
+    systemctl, tmp_path, monkeypatch
+):
+    systemctl(status=1)
+    with pytest.raises(Failed, match="No medium found") as caught:
+        client_target.install(tmp_path / "new", "spark1", ARGV)
+    assert "login session" in caught.value.hint
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="systemd") as caught:
+        client_target.install(tmp_path / "other", "spark1", ARGV)
+    assert "launchd" in caught.value.hint
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_control_character_is_refused():
+    with pytest.raises(UsageError, match="control character"):
+        client_target.unit_text("spark1", ["/bin/a\nb"])
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "/home/a/.config/systemd/user"),
+        ({"XDG_CONFIG_HOME": "/conf"}, "/conf/systemd/user"),
+        ({"XDG_CONFIG_HOME": "relative"}, "/home/a/.config/systemd/user"),
+    ],
+)
+def test_the_folder_of_the_users_units(environment, expected):
+    assert str(client_target.unit_folder(environment, Path("/home/a"))) == expected
+
+
+def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):
+    from spark_cluster.cli import main
+
+    systemctl()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inventory.yaml").write_text(
+        "nodes: {spark1: {address: 10.0.0.1, roles: [head]}}\n"
+    )
+    for option in ("--install", "--remove"):
+        words = ["tunnel", option, "--json", "--port", "8123", "--remote-port", "9000"]
+        monkeypatch.setattr("sys.argv", ["spark-cluster", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["changed"]
+        file = Path(found["file"])
+        if option == "--install":
+            words = f'"--project" "{tmp_path}" "tunnel" "--port" "8123" "--remote-port" "9000"'
+            assert words in file.read_text()
+        else:
+            assert not file.exists()
+            assert not client_target.remove(file.parent, "spark1"), "it is gone"

@@ -1,9 +1,15 @@
-"""The copy of a model along a chain of nodes: real processes and sockets, nodes as folders."""
+"""The copy of a model along a chain of nodes, and its end when a part fails: real processes and
+sockets, nodes as folders."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import contextlib
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +18,20 @@ import pytest
 from fake_programs import missing
 from piped_cluster import PipedCluster
 from stored_models import COMMIT, model
+from waiting import until
 
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import node_copies
-from spark_cluster.engine.node_copies import bring_folder, copy_folder
+from spark_cluster.engine.node_copies import bring_folder
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.node import paths
 from spark_cluster.node.store import copy_work
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.copy_channel import CopyChannel
+from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import progress_line, verify
 from spark_cluster.runner.events import Options
-from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.parallel import in_parallel, start
 
 HUB = "/hub"
 
@@ -102,26 +112,6 @@ def test_a_node_sends_two_at_the_same_time(chain):
         assert chain.sound(1, manifest)
 
 
-def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(chain):
-    weights, head = random.Random(1).randbytes(9_000_000), chain.cluster.head
-    for node in chain.cluster.nodes.values():
-        (node.root / "srv").mkdir()
-    head.put("/srv/model/config.json", "{}")
-    head.put("/srv/model/sub/weights.bin", weights)
-    chain.cluster.nodes["spark2"].put("/srv/model/sub/weights.bin", bytes(9_000_000))
-    first, *others = chain.nodes
-    done = copy_folder(chain.play, "/srv/model", first, others)
-    assert [(one.node, one.moved) for one in done] == [("spark2", 9_000_002), ("spark3", 9_000_002)]
-    for number in (1, 2):
-        there = chain.root(number) / "srv/model"
-        assert (there / "config.json").read_text() == "{}"
-        assert (there / "sub/weights.bin").read_bytes() == weights
-    before = len(chain.kinds)
-    again = copy_folder(chain.play, "/srv/model", first, others)
-    assert [one.moved for one in again] == [0, 0]
-    assert len(chain.kinds) == before + 3, "what is there is compared, and nothing sent"
-
-
 def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
     local = tmp_path / "model"
     (local / ".cache").mkdir(parents=True)
@@ -162,13 +152,6 @@ def test_where_there_is_no_firewall_the_copy_goes_on_and_says_so(chain):
     assert "nftables does not work here" in note
 
 
-def test_a_trusted_network_has_no_firewall_for_copies_either(linked):
-    chain = Chain(linked)
-    chain.copy()
-    assert chain.cluster.roles() == ["copies"]
-    assert not chain.cluster.notes
-
-
 def test_a_second_copy_starts_nothing(chain):
     chain.copy()
     before = len(chain.kinds)
@@ -202,16 +185,6 @@ def test_a_sender_that_runs_is_joined_with_its_own_secrets(chain):
     assert ask()["secrets"]["key"] != first["key"]
 
 
-def test_a_damaged_source_is_named(chain):
-    blob = HubCache(chain.hub(0)).blob("org/model", chain.manifest.files[-1].blob)
-    with blob.open("r+b") as opened:
-        opened.seek(1000)
-        opened.write(b"flipped")
-    with pytest.raises(Failed, match=r"model\.safetensors from spark1 is not what its hash"):
-        chain.copy()
-    assert not HubCache(chain.hub(1)).commits("org/model")
-
-
 def test_check_mode_copies_nothing(chain):
     chain.play.options = Options(check=True)
     chain.copy()
@@ -236,3 +209,121 @@ def test_progress_says_bytes_speed_and_time_left():
     line = progress_line("from spark1", 6_000_000_000, 10_000_000_000, 4_000_000_000, 2.0)
     assert line == "6.0 of 10.0 GB from spark1, 2000 MB/s, 2 s left"
     assert progress_line("from spark1", 0, 10**9, 0, 0.0) == "0.0 of 1.0 GB from spark1"
+
+
+# -- a part that fails ends the others ------------------------------------------------------------
+
+
+PART = re.compile(r"(?P<repository>\S+)@\w+ from (?P<before>\w*) to ")
+"""In the argument list of a node's part in a copy."""
+NEXT = {"": "spark1", "spark1": "spark2", "spark2": "spark3"}
+
+
+class Copy:
+    """A copy that waits for a file which the source is still downloading."""
+
+    def __init__(self, cluster: PipedCluster) -> None:
+        self.play, (self.head, *self.others) = cluster.play, cluster.play.nodes
+        self.roots = {name: node.root for name, node in cluster.nodes.items()}
+        # Of this test alone: no other test's processes are taken for its own.
+        repository, root = f"org/{cluster.project.parents[1].name}", self.roots["spark1"]
+        ours = root / paths.MODELS.lstrip("/")
+        self.manifest, self.source = (
+            model(root / "hub", repository, ours),
+            HubCache(root / "hub", ours),
+        )
+        self.small, _, large = self.manifest.files
+        self.source.blob(repository, large.blob).unlink()
+        self.done: Future[Any]
+
+    def start(self, targets: Sequence[Node]) -> None:
+        """Start it, and wait until every target has the file that is there."""
+        self.done = start(
+            lambda: node_copies.copy(self.play, self.manifest, self.head, targets, hub=HUB)
+        )
+        for node in targets:
+            there = HubCache(self.roots[node.name] / "hub")
+            blob = there.blob(self.manifest.repository, self.small.blob)
+            until(lambda blob=blob: blob.exists() or self.done.done(), what="the first file")
+        parts = 1 + len(targets)
+        until(lambda: len(self.processes()) == parts or self.done.done(), what="all parts")
+        assert not self.done.done(), self.done.result()
+
+    def processes(self, node: str = "") -> list[int]:
+        """Return the processes of a node's part, or of all parts."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = place.read_bytes().decode(errors="replace").split("\0")
+                if f"{copy_work.__name__}:main" in words and (part := PART.search(" ".join(words))):
+                    own = part["repository"] == self.manifest.repository
+                    if own and node in ("", NEXT[part["before"]]):
+                        found.append(int(place.parent.name))
+        return found
+
+    def kill(self, node: str) -> None:
+        """Kill a node's part, so that it tells nobody."""
+        (process,) = self.processes(node)
+        os.kill(process, signal.SIGKILL)
+
+    def error(self) -> Exception:
+        outcome = self.done.result(30)
+        assert isinstance(outcome, Exception)
+        return outcome
+
+
+@pytest.fixture
+def copy(linked: PipedCluster) -> Iterator[Copy]:
+    """A copy that has not begun, over real agents and processes; no firewall is wanted."""
+    made = Copy(linked)
+    with alone(made.source, made.manifest.repository):  # as who downloads holds it
+        yield made
+    until(lambda: not made.processes(), what="no process of the copy is left")
+
+
+@contextlib.contextmanager
+def kept_busy(copy: Copy) -> Iterator[None]:
+    """A receiver that knows the secret and stays: by itself the sender would not end."""
+    (place,) = copy.roots["spark1"].glob("run/spark-cluster/copies/*/offered.json")
+    channel = CopyChannel.of(json.loads(place.read_text()), sender=False, encrypted=True)
+    with channel.connected("127.0.0.11", "spark1") as stream:
+        stream.request(0, 0)
+        told = b"".join(map(bytes, stream.answered(memoryview(bytearray(99)))))
+        blob = copy.source.blob(copy.manifest.repository, copy.small.blob)
+        assert told == blob.read_bytes() != b""
+        yield
+
+
+def test_a_sender_ends_when_its_receiver_has_failed(copy):
+    copy.start(copy.others[:1])
+    with kept_busy(copy):
+        copy.kill("spark2")
+        error = copy.error()
+    assert (type(error), error.where) == (Failed, "spark2")
+    assert not copy.processes()
+    left = [root.glob("run/spark-cluster/copies/*/*") for root in copy.roots.values()]
+    assert not any(map(list, left)), "nor are its secrets left"
+
+
+def test_a_receiver_ends_when_its_sender_has_failed(copy):
+    copy.start(copy.others[:1])
+    copy.kill("spark1")
+    error = copy.error()
+    assert (type(error), error.where) == (Failed, "spark1")
+    assert not copy.processes()
+
+
+def test_all_parts_of_a_chain_end_with_one(copy):
+    copy.start(copy.others)
+    with kept_busy(copy):
+        copy.kill("spark3")
+        error = copy.error()
+    assert error.where == "spark3", "the one that failed first is named"
+    assert not copy.processes()
+
+
+def test_the_next_copy_is_not_ended_by_the_last_one(copy):
+    for _ in range(2):
+        copy.start(copy.others[:1])
+        copy.kill("spark2")
+        assert copy.error().where == "spark2"

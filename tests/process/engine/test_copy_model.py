@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from cases import cases
 from piped_cluster import Make, PipedCluster, PipedNode
 from stored_models import COMMIT, model
 
@@ -36,13 +37,13 @@ def linked(linked: PipedCluster) -> PipedCluster:
     return linked
 
 
-def ways(done: list[Copied]) -> list[tuple[str, str]]:
-    return [(one.sender, one.node) for one in done]
+def ways(done: list[Copied]) -> list[list[str]]:
+    return [[one.sender, one.node] for one in done]
 
 
 def test_by_default_who_has_it_sends_to_all_others(linked: PipedCluster) -> None:
     done = model_upkeep.copy_model(linked.play, WANTED.repository)
-    assert ways(done) == [("spark2", "spark1"), ("spark1", "spark3")], "on, in a chain"
+    assert ways(done) == [["spark2", "spark1"], ["spark1", "spark3"]], "on, in a chain"
     assert all(one.fabric for one in done)
     for node in linked.nodes.values():
         assert cache_of(node).commit_of(WANTED.repository, "main") == COMMIT
@@ -52,7 +53,7 @@ def test_by_default_who_has_it_sends_to_all_others(linked: PipedCluster) -> None
 
 def test_targets_are_those_that_are_named_once(linked: PipedCluster) -> None:
     done = model_upkeep.copy_model(linked.play, WANTED.repository, targets=("spark3", "spark3"))
-    assert ways(done) == [("spark2", "spark3")]
+    assert ways(done) == [["spark2", "spark3"]]
     assert cache_of(linked.nodes["spark1"]).commit_of(WANTED.repository, "main") is None
 
 
@@ -87,16 +88,7 @@ def test_what_was_done_is_said_in_a_line() -> None:
     assert str(Copied("spark2", kept=5_000_000)) == ("spark2: nothing to copy, 5.0 MB are there")
 
 
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [
-        ({}, [("spark1", "spark2"), ("spark1", "spark3")]),
-        (
-            {"source": "spark3", "targets": ("spark1", "spark1", "spark3")},
-            [("spark3", "spark1")],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "sent"), cases(__file__, "folder_copies.json"))
 def test_a_folder_goes_from_the_first_node_or_the_one_named(linked, given, sent):
     for node in linked.nodes.values():
         (node.root / "srv").mkdir()
@@ -104,6 +96,10 @@ def test_a_folder_goes_from_the_first_node_or_the_one_named(linked, given, sent)
     done = model_upkeep.copy_model(linked.play, "/srv/model", **given)
     assert ways(done) == sent
     assert all(linked.nodes[name].text("/srv/model/config.json") == "{}" for _, name in sent)
+    asked = [len(node.requests("copy")) for node in linked.nodes.values()]
+    assert {one.moved for one in model_upkeep.copy_model(linked.play, "/srv/model", **given)} == {0}
+    again = sum(len(node.requests("copy")) for node in linked.nodes.values()) - sum(asked)
+    assert again == 1 + len(sent), "what is there is compared, and nothing sent"
 
 
 # --- which engine caches are copied, and to which nodes ------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from cases import cases
 from chat_server import ChatServer
 from factories import make_recipe
 from fake_programs import Said
@@ -87,9 +87,6 @@ def test_a_dead_engine_is_ended_on_all_nodes_and_the_proxy_before_it_not_asked(
     assert "has died" in cluster.notes[0]
 
 
-ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
-
-
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at it again at once, and not for long at one that shows no sign."""
@@ -126,19 +123,10 @@ def ends_at_the_second_look(node: PipedNode, **after: Any) -> None:
     node.programs["docker"] = looking
 
 
-@pytest.mark.parametrize(
-    ("state", "dead"),
-    [
-        ({}, False),
-        ({"raw": (429, "{}")}, False),
-        ({"raw": (503, "{}")}, False),
-        ({"raw": (504, "{}")}, False),
-        ({"delay_s": 0.5}, False),
-        ({"raw": (500, ERROR)}, True),
-        ({"health": 503}, True),
-    ],
-    ids=str,
-)
+SIGNS = cases(__file__, "answers.json")["signs_of_life"]
+
+
+@pytest.mark.parametrize(("state", "dead"), SIGNS, ids=str)
 def test_one_that_is_busy_or_late_lives(server, is_dead, state, dead):
     for name, value in state.items():
         setattr(server, name, value)

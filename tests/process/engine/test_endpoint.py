@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from factories import make_node, make_recipe
+from cases import cases
+from factories import make_node
 
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry, Tls
@@ -18,13 +19,13 @@ from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node.containers import ENDPOINT
 from spark_cluster.runner.session import Answer
 
-RECIPE = make_recipe("lab-paris")
+CASES = cases(__file__, "endpoint.toml")
 
 
 def of(address="10.0.0.1", own=("10.0.0.1/24", "192.168.177.11/24"), **serve):
     inventory = Inventory(Path("inventory.yaml"), {}, {}, ServeEntry(**serve), (), 9000)
     head = make_node("a", address=address, own=own)
-    return deployment.endpoint_of(inventory, head, RECIPE.model.served_name)
+    return deployment.endpoint_of(inventory, head, "paris")
 
 
 @pytest.fixture
@@ -98,37 +99,18 @@ def test_a_request_is_what_a_user_sends(key):
 # -- what runs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("label", "description", "url"),
-    [
-        ("http://127.0.0.1:8000/v1", None, "http://127.0.0.1:8000/v1"),
-        ("http://127.0.0.1:18000/v1", '{"url": "https://h:1/v1", "api_key": true, '
-         '"tls": "certificate"}', "https://h:1/v1"),
-        ("http://127.0.0.1:8000/v1", "damaged", "http://127.0.0.1:8000/v1"),
-        ("", None, None),
-        ("http://127.0.0.1/v1", None, None),
-        ("http://127.0.0.1:x/v1", None, None),
-    ],
-)  # fmt: skip
-def test_where_a_server_that_runs_answers(label, description, url):
-    found = deployment.running({ENDPOINT: label, "spark-cluster.model": "m"}, description, "k")
-    assert (found.url if found else None) == url
+@pytest.mark.parametrize("case", CASES["running"], ids=str)
+def test_where_a_server_that_runs_answers(case):
+    labels = {ENDPOINT: case["label"], "spark-cluster.model": "m"}
+    found = deployment.running(labels, case.get("description"), "k")
+    assert (found.url if found else None) == case.get("url")
     if found:
         assert (found.model, found.api_key) == ("m", "k")
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (Endpoint("127.0.0.1", 1, "m"), "reached on the head only, without a key; plain HTTP"),
-        (Endpoint("10.0.0.1", 1, "m"), "reached from the network, without a key; plain HTTP"),
-        (Endpoint("10.0.0.1", 1, "m", "k", 2, "certificate"),
-         "reached from the network, with the API key; TLS with your certificate, SHA-256 "
-         "fingerprint 0A:1B"),
-    ],
-)  # fmt: skip
-def test_how_it_is_guarded_in_words(found, words):
-    assert str(found.access("0a1b")) == words
+@pytest.mark.parametrize("case", CASES["guarded"], ids=lambda case: case["words"])
+def test_how_it_is_guarded_in_words(case):
+    assert str(Endpoint(port=1, model="m", **case["endpoint"]).access("0a1b")) == case["words"]
 
 
 # -- the user's certificate --------------------------------------------------------------------
@@ -138,18 +120,13 @@ def test_how_it_is_guarded_in_words(found, words):
 def pems(tmp_path_factory):
     """Two certificates with their keys, and one of the keys with a passphrase."""
     folder = tmp_path_factory.mktemp("pems")
-    for name in ("a", "b"):
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-             "-noenc", "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key",
-             "-out", folder / f"{name}.pem"],
-            check=True, capture_output=True,
-        )  # fmt: skip
-    subprocess.run(
-        ["openssl", "pkey", "-in", folder / "a.key", "-aes128", "-passout", "pass:secret",
-         "-out", folder / "locked.key"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -subj /CN=x"
+    for command in (
+        *(f"{new} -keyout {name}.key -out {name}.pem" for name in ("a", "b")),
+        "pkey -in a.key -aes128 -passout pass:secret -out locked.key",
+    ):
+        argv = ["openssl", *command.split()]
+        subprocess.run(argv, check=True, capture_output=True, cwd=folder)
     for file in folder.iterdir():
         file.chmod(0o600)
     (folder / "none.pem").write_text("no PEM\n")
@@ -168,17 +145,8 @@ def test_certificate_and_key_go_as_one_file(pems):
     assert found.certificate == proxy.CERTIFICATE
 
 
-@pytest.mark.parametrize(
-    ("certificate", "key", "said"),
-    [
-        ("a.pem", "shared.key", "others can read .*shared.key.*0640"),
-        ("a.pem", "b.key", "are not a certificate and its key"),
-        ("a.pem", "locked.key", "has a passphrase"),
-        ("none.pem", "a.key", "are not a certificate and its key"),
-        ("a.pem", "binary.pem", "is not PEM text"),
-        ("gone.pem", "a.key", "gone.pem cannot be read: No such file"),
-    ],
-)
-def test_a_certificate_that_cannot_be_used(pems, certificate, key, said):
-    with pytest.raises(UsageError, match=said):
-        of(tls=Tls(certificate=pems / certificate, key=pems / key))
+@pytest.mark.parametrize("case", CASES["certificate"], ids=lambda case: case["said"])
+def test_a_certificate_that_cannot_be_used(pems, case):
+    certificate, key = (pems / name for name in case["files"])
+    with pytest.raises(UsageError, match=case["said"]):
+        of(tls=Tls(certificate=certificate, key=key))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import each_case
 from factories import make_inventory, make_node, make_recipe
 
 from spark_cluster.engine import fetch
@@ -32,15 +33,16 @@ def manifest(commit: str = NEW) -> Manifest:
 def have(
     commit: str | None = None,
     *,
-    missing: int | None = None,
+    missing: int = 0,
     free: int = 1 << 40,
-    adoptable: Manifest | None = None,
+    adoptable: str | None = None,
 ) -> Have:
-    """What a node has: nothing, or a commit of which so many bytes are missing."""
-    known = manifest(commit) if commit else None
-    paths = ("w",) if missing else ()
-    elsewhere = "/root/.cache/huggingface/hub" if adoptable else ""
-    return Have(commit, known, paths, missing or 0, (), "", elsewhere, adoptable, free)
+    """What a node has: nothing, or a commit of which so many bytes are missing; and the commit that
+    another tool has downloaded there. A commit is told by its digit."""
+    known, other = (manifest(digit * 40) if digit else None for digit in (commit, adoptable))
+    elsewhere = "/root/.cache/huggingface/hub" if other else ""
+    at = known.commit if known else None
+    return Have(at, known, ("w",) if missing else (), missing, (), "", elsewhere, other, free)
 
 
 class Cluster:
@@ -74,6 +76,30 @@ class Cluster:
     def bring(self) -> dict[str, str]:
         return fetch.bring(self, self.nodes, self.stored)  # type: ignore[arg-type]
 
+    # -- in place of the functions of these names, whose first argument is the play ----------------
+
+    def preview(self, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
+        self.done.append(("preview", node.name))
+        return PullPreview(manifest(NEW), SIZE, 1 << 40)
+
+    def pull(self, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.copying.wait(10), "it is copied meanwhile"
+        self.done.append(("pull", node.name))
+        return manifest(self.pulled)
+
+    def copy(self, files: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
+        self.copying.set()
+        names = ",".join(node.name for node in targets)
+        if files.commit == NEW != self.pulled:
+            raise Failed("its download there has ended without it", where=targets[0].name)
+        self.done.append(("copy", source.name, names, files.commit[:1]))
+        return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
+
+    def must_be_the_hubs(self, _files: Any, holder: Any, receiver: Any, **_how: Any) -> None:
+        self.compared.append((holder.name, receiver.name))
+
 
 def must_be_present(stored: Stored, *, adopt: bool) -> None:
     recipe = make_recipe()
@@ -84,89 +110,38 @@ def must_be_present(stored: Stored, *, adopt: bool) -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a cluster, whose pulls take until the copy has begun."""
-
-    def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
-        play.done.append(("preview", node.name))
-        return PullPreview(manifest(NEW), SIZE, 1 << 40)
-
-    def pull(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
-        if play.refusal is not None:
-            raise play.refusal
-        assert play.copying.wait(10), "it is copied meanwhile"
-        play.done.append(("pull", node.name))
-        return manifest(play.pulled)
-
-    def copy(play: Cluster, files: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
-        play.copying.set()
-        names = ",".join(node.name for node in targets)
-        if files.commit == NEW != play.pulled:
-            raise Failed("its download there has ended without it", where=targets[0].name)
-        play.done.append(("copy", source.name, names, files.commit[:1]))
-        return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
-
-    def compare(play: Cluster, _files: Manifest, holder: Any, receiver: Any, **_how: Any) -> None:
-        play.compared.append((holder.name, receiver.name))
-
-    stand_ins = {"preview": preview, "pull": pull, "copy": copy, "must_be_the_hubs": compare}
-    for name, function in stand_ins.items():
-        monkeypatch.setattr(fetch, name, function)
+    for name in ("preview", "pull", "copy", "must_be_the_hubs"):
+        monkeypatch.setattr(fetch, name, getattr(Cluster, name))
     return lambda **on: Cluster(tmp_path, **on)
 
 
-def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):
+@each_case(__file__, "fetching.toml")
+def test_who_fetches_it_and_who_copies_it(cluster, case):
+    two = cluster(**{name: have(**case.get(name, {})) for name in ("spark1", "spark2")})
+    two.pulled = OLD if case.get("moved") else NEW
+    wish = case.get("adopt", {})
+    consent = (lambda _text: True) if wish.get("yes") else None
+    two.options = Options(adopt=wish.get("adopt", False), consent=consent)
+    if wish:
+        must_be_present(two.stored, adopt=two.options.may_adopt)
+    folder = f"{HUB}/models--org--model/snapshots/{case['served'] * 40}"
+    assert two.bring() == {"org/model": folder}
+    assert sorted(map(" ".join, two.done)) == case["done"]
+    assert two.compared == [tuple(pair) for pair in case.get("compared", ())]
+
+
+def test_a_large_download_and_its_copy_are_announced(cluster):
     two = cluster(spark1=have(), spark2=have())
-    assert two.bring() == {"org/model": f"{HUB}/models--org--model/snapshots/{NEW}"}
-    assert two.done[0] == ("preview", "spark1")
-    assert sorted(two.done[1:]) == [
-        ("copy", "spark1", "spark2", "b"), ("pull", "spark1"),
-    ]  # fmt: skip
+    two.bring()
     large, moved = two.notes
     assert large.startswith("org/model: 60 GB are to be fetched, which takes 10 min")
-    assert moved == ("org/model on spark2: 60.0 GB from spark1 over the fabric in 10.0 s, 6.0 GB/s")
-
-
-def test_who_has_most_of_it_goes_on_fetching_and_needs_no_room_for_that(cluster):
-    there = have(NEW, missing=SIZE - 20_000_000_000, free=SIZE)
-    two = cluster(spark1=have(), spark2=there)
-    two.bring()
-    assert ("pull", "spark2") in two.done
-    assert ("copy", "spark2", "spark1", "b") in two.done
-
-
-def test_a_branch_that_moved_during_the_pull_is_copied_afterwards(cluster):
-    two = cluster(spark1=have(), spark2=have())
-    two.pulled = OLD
-    assert two.bring()["org/model"].endswith(OLD)
-    assert two.done[-2:] == [("pull", "spark1"), ("copy", "spark1", "spark2", "a")]
-
-
-def test_who_has_it_sends_it_when_the_hub_has_the_same(cluster):
-    two = cluster(spark1=have(NEW, missing=5), spark2=have(NEW))
-    two.bring()
-    assert two.done == [("copy", "spark2", "spark1", "b")]
-    assert two.compared == [("spark2", "spark1")]
-
-
-def test_of_two_commits_the_heads_serves(cluster):
-    two = cluster(spark1=have(OLD), spark2=have(NEW))
-    assert two.bring()["org/model"].endswith(OLD)
-    assert two.done == [("copy", "spark1", "spark2", "a")]
-
-
-@pytest.mark.parametrize("options", [Options(adopt=True), Options(consent=lambda _text: True)])
-def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(cluster, options):
-    two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
-    two.options = options
-    must_be_present(two.stored, adopt=options.may_adopt)
-    assert two.bring()["org/model"].endswith(OLD)
-    assert two.done == [("adopt", "spark2", "a"), ("copy", "spark2", "spark1", "a")]
-    assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
+    assert moved == "org/model on spark2: 60.0 GB from spark1 over the fabric in 10.0 s, 6.0 GB/s"
 
 
 @pytest.mark.parametrize("asked", [None, []])
 def test_without_the_users_word_it_is_downloaded(cluster, asked):
     """A person is asked what and where; else it is said how it would be taken."""
-    two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
+    two = cluster(spark1=have(), spark2=have(adoptable="a"))
     if asked is not None:
         two.options = Options(consent=lambda text: bool(asked.append(text)))
     assert two.bring()["org/model"].endswith(NEW)
@@ -180,12 +155,12 @@ def test_without_the_users_word_it_is_downloaded(cluster, asked):
 
 
 def test_offline_each_nodes_lack_is_told_and_other_caches_count_with_adopt_only(cluster):
-    stored = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))).stored
+    stored = cluster(spark1=have(), spark2=have(adoptable="a")).stored
     with pytest.raises(Refused, match="no node has") as caught:
         must_be_present(stored, adopt=False)
     assert "--adopt" in caught.value.hint
     must_be_present(stored, adopt=True)
-    two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
+    two = cluster(spark1=have(), spark2=have("b", missing=2_000_000_000))
     with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
         must_be_present(two.stored, adopt=True)
 
@@ -214,7 +189,7 @@ def test_what_is_wanted_in_the_hub_cache():
 
 
 def test_what_is_there_counts_for_the_plan():
-    on = {"spark1": have(NEW), "spark2": have(NEW, missing=SIZE // 2), "spark3": have()}
+    on = {"spark1": have("b"), "spark2": have("b", missing=SIZE // 2), "spark3": have()}
     stored = Stored(HUB, {WANTED: on})
     assert stored.gib_present("org/drafter") == {}
     there = stored.gib_present("org/model")

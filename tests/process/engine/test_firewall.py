@@ -21,6 +21,7 @@ from spark_cluster.config.recipe_schema import Ray, Vllm
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import firewall
 from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.firewall import wrong_with
 from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.containers import ENDPOINT
@@ -207,3 +208,11 @@ def test_listeners():
     assert (one.blocks("127.0.0.1"), two.blocks("127.0.0.1"), one.blocks("*")) == (
         False, True, True,
     )  # fmt: skip
+
+
+# -- what is wrong with a table -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES["verdict"], ids=lambda case: case["said"])
+def test_what_is_wrong_with_a_table_is_told_apart(case: dict[str, Any]) -> None:
+    assert case["said"] in wrong_with(case.get("listed"), '[{"table": {}}]')

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from cases import cases
 from fake_programs import Said
 from health_server import HealthServer
 from piped_cluster import Make, PipedCluster, PipedNode
@@ -213,14 +214,7 @@ def test_one_that_ended_is_started_again_after_its_memory_was_prepared(loading: 
 # -- a program that ends while it loads ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("after", "text"),
-    [
-        ({"status": "exited", "exit_code": 1}, "the rank on spark2 is exited while loading"),
-        ({"status": "exited"}, "the rank on spark2 is exited while loading"),
-        ({"restarts": 1}, "the rank on spark2 restarted while loading"),
-    ],
-)
+@pytest.mark.parametrize(("after", "text"), cases(__file__, "logs.toml")["ended"])
 def test_a_rank_that_ends_while_loading(loading: Loading, after: dict[str, Any], text: str) -> None:
     """The server would wait ten minutes for it (DistStoreError)."""
     worker, asked = loading.worker.node, iter(range(9))

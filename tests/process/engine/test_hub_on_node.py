@@ -34,17 +34,17 @@ class Node:
     def request(self, op: str, requests: Any, timeout: float) -> dict[str, Any]:
         assert op == "gather"
         self.exchanges += 1
-        self.asked += [one["url"] for one in requests.values()]
-        real = {
-            name: one
-            for name, one in requests.items()
-            if not any(one["url"].startswith(url) for url in self.replies)
+        asked = {name: one["url"] for name, one in requests.items()}
+        self.asked += asked.values()
+        played = {
+            name: reply
+            for name, url in asked.items()
+            for begins, reply in self.replies.items()
+            if url.startswith(begins)
         }
+        real = {name: one for name, one in requests.items() if name not in played}
         answer = Gathering(Host(), timeout).all({}, {}, {}, real)
-        for name, one in requests.items():
-            for url, reply in self.replies.items():
-                if one["url"].startswith(url):
-                    answer["requests"][name] = reply
+        answer["requests"] |= played
         return answer
 
 

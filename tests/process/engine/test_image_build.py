@@ -35,22 +35,17 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+HASHES = {"SCRIPT": sha256(SCRIPT), "PATCH": sha256(PATCH)}
+RECIPE = cases(__file__, "image_recipe.json", BASE=BASE, DIGEST=DIGEST, COMMIT=COMMIT, **HASHES)
+BUILD = RECIPE["image"]["build"]
+
+
 def step(**changed: Any) -> dict[str, Any]:
-    return {
-        "name": "fix",
-        "origin": "https://example.org/mods",
-        "commit": COMMIT,
-        "files": [
-            {"path": "run.sh", "file": "r.mods/fix/run.sh", "sha256": sha256(SCRIPT)},
-            {"path": "fix/x.py", "file": "r.mods/fix/fix/x.py", "sha256": sha256(PATCH)},
-        ],
-        **changed,
-    }
+    return {**BUILD["steps"][0], **changed}
 
 
 def build(**changed: Any) -> dict[str, Any]:
-    base = {"ref": BASE, "digest": DIGEST}
-    return {"base": base, "steps": [step()], "why": "of a test", **changed}
+    return {**BUILD, **changed}
 
 
 @pytest.fixture
@@ -63,11 +58,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def recipe(project: Path, allow: Allowances = NOTHING, **changed: Any) -> Recipe:
-    data = {
-        "name": "r",
-        "model": {"name": "google/gemma-4-31B-it", "served_name": "m"},
-        "image": {"ref": "local/r:mods", "build": build(**changed)},
-    }
+    data = {**RECIPE, "image": {**RECIPE["image"], "build": build(**changed)}}
     (project / "recipes/r.yaml").write_text(json.dumps(data))
     return load_recipe("r", Project(project), allow)
 

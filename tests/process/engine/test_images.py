@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from cases import each_case
 from factories import make_recipe
 from fake_programs import Program, Said
 from piped_cluster import Make, PipedCluster
@@ -77,39 +78,26 @@ def sent(source: int, target: int) -> str:
     return f"{REF} on spark{target} from spark{source} over the fabric"
 
 
-def test_what_is_pinned_is_pulled_by_its_digest_on_each_node(cluster):
+@each_case(__file__, "images.toml")
+def test_how_each_node_gets_it(cluster, case):
+    two = cluster(case.get("settings", ""), fabric="unlinked" not in case)
+    for name, digests, how in case.get("there", ()):
+        two.nodes[name].have_image(REF, *digests, **how)
+    for node in two.nodes.values():
+        node.put("/srv/image.tar")
+        with node.state("docker") as docker:
+            docker["archives"] = {"image.tar": {REF: docker["registry"][REF]}}
+            if node.name == "spark2" and "refuses" in case:
+                docker["registry"][PINNED] = case["refuses"]
+    two.bring(**case.get("given", {}), **({"digest": PIN} if case.get("pinned") else {}))
+    assert sorted(two.done) == sorted(case["done"])
+    assert (two.docker["spark2"] == two.docker["spark1"]) is case.get("same", True)
+
+
+def test_the_pinned_image_is_pulled_by_its_digest(cluster):
     two = cluster()
     two.bring(digest=PIN)
-    assert two.done[0] == "registry spark2"
-    assert sorted(two.done[1:]) == ["pull spark1", "pull spark2"]
     assert all(node.calls("docker").count(["pull", PINNED]) == 1 for node in two.nodes.values())
-    assert two.docker["spark2"] == two.docker["spark1"]
-
-
-def test_what_may_move_is_pulled_by_the_head_and_copied(cluster):
-    two = cluster()
-    two.nodes["spark2"].have_image(REF, number="9", at="registry")
-    two.bring()
-    assert two.done == ["pull spark1", sent(1, 2)]
-    assert two.docker["spark2"] == two.docker["spark1"]
-
-
-def test_another_image_than_the_pinned_one_is_not_taken_from_a_node(cluster):
-    """A node says which digests its image has; only the registry knows."""
-    two = cluster()
-    two.nodes["spark1"].have_image(REF, PIN, number="6")
-    two.bring(digest=PIN)
-    assert two.done == ["registry spark2", "pull spark2"]
-
-
-def test_without_its_registry_it_is_copied_and_that_is_said(cluster):
-    two = cluster()
-    two.nodes["spark1"].have_image(REF, PIN)
-    with two.nodes["spark2"].state("docker") as docker:
-        docker["registry"][PINNED] = "no basic auth credentials"
-    two.bring(digest=PIN)
-    told = f"{PINNED} is not verified against its registry (no basic auth credentials)"
-    assert two.done == ["registry spark2", told, sent(1, 2)]
 
 
 def test_offline_no_registry_is_asked_and_what_all_have_is_not_moved(cluster):
@@ -136,10 +124,7 @@ def test_a_copy_that_is_another_image_is_refused(cluster):
     assert caught.value.where == "spark2: role images"
 
 
-def test_without_a_fabric_each_pulls_and_all_must_be_equal(cluster):
-    two = cluster(fabric=False)
-    two.bring()
-    assert two.done == ["pull spark1", "pull spark2"]
+def test_images_that_each_pulled_must_be_equal(cluster):
     two = cluster(fabric=False)
     two.nodes["spark2"].have_image(REF, number="3", at="registry")
     with pytest.raises(Failed, match="is not the same image on all nodes") as caught:
@@ -156,24 +141,6 @@ def test_dockers_with_different_stores_pull_it_each(cluster):
     two.bring()
     assert [done for done in two.done if done.startswith("pull")] == ["pull spark1", "pull spark2"]
     assert "different stores" in two.done[1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "given", "way"),
-    [
-        ("{copies: false}", {}, "pull"),
-        ("", {"archive": "/srv/image.tar"}, "load"),
-        ("", {"base_archive": "/srv/b"}, "pull"),
-    ],
-)
-def test_what_each_node_has_by_itself(cluster, settings, given, way):
-    two = cluster(settings)
-    for node in two.nodes.values():
-        node.put("/srv/image.tar")
-        with node.state("docker") as docker:
-            docker["archives"] = {"image.tar": {REF: docker["registry"][REF]}}
-    two.bring(**given)
-    assert sorted(two.done) == [f"{way} spark1", f"{way} spark2"]
 
 
 def test_an_image_that_was_built_anew_is_copied(cluster):

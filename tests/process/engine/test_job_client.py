@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from cases import cases
 from free_ports import free_port
 from ray_server import TOKEN, RayServer, ray_server
 from waiting import HANG_S, until
@@ -15,6 +16,7 @@ from spark_cluster.engine.ray_cluster import RayJobs, last_line
 from spark_cluster.errors import Failed, Unreachable, UsageError
 
 PYTHON = sys.executable
+ROWS = cases(__file__, "jobs.json")
 
 
 @pytest.fixture
@@ -183,19 +185,13 @@ def test_a_folder_that_is_too_large(server, jobs, tmp_path, monkeypatch):
     assert server.jobs == {}
 
 
-@pytest.mark.parametrize(
-    ("log", "line"),
-    [
-        ("", ""),
-        ("\n \n", ""),
-        ("a\n b \n\n", "b"),
-        ("x" * 900, "x" * 200),
-        ("Running entrypoint for job a: exec python3 -c ...\n", ""),
-        ("12:44 INFO job_manager.py:581 -- Runtime env is setting up.\n", ""),
-    ],
-)
+@pytest.mark.parametrize(("log", "line"), ROWS["last_lines"])
 def test_the_last_line(log, line):
     assert last_line(log) == line
+
+
+def test_a_last_line_has_a_limit():
+    assert last_line("x" * 900) == "x" * 200
 
 
 def test_a_row_that_is_no_job_and_figures_that_are_none():
@@ -206,12 +202,6 @@ def test_a_row_that_is_no_job_and_figures_that_are_none():
     assert job_of({**row, "driver_exit_code": "7"}) == Job("a", "RUNNING")
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "expected"),
-    [
-        ("SUCCEEDED", 0, 0), ("FAILED", 3, 3), ("FAILED", None, 1), ("FAILED", 0, 1),
-        ("FAILED", -15, 143), ("FAILED", 256, 1), ("STOPPED", None, 1), ("FAILED", -10**9, 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("status", "code", "expected"), ROWS["exit_statuses"])
 def test_the_exit_status_of_who_waited(status, code, expected):
     assert Job("a", status, exit_code=code).exit_status == expected

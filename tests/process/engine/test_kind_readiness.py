@@ -147,11 +147,7 @@ def test_what_is_wrong_is_found(server: Server, rung: str, title: str) -> None:
         fields["vectors"] = VECTORS | {TEXTS[name]: row for name, row in fields["vectors"].items()}
     for name, value in fields.items():
         setattr(server, name, value)
-    failed(server, rung, title)
-
-
-def test_embeddings_of_another_size_than_the_config_says(server: Server) -> None:
-    failed(server, "embedding", "vectors have 3 numbers, expected 1024", dimensions=(1024,))
+    assert WRONG[title].get("hint", "") in failed(server, rung, title).hint
 
 
 def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Server) -> None:
@@ -160,13 +156,6 @@ def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Serve
     assert server.climb("embedding", normalized=False)
     server.vectors[TEXTS["related"]] = [0.0, 0.0, 0.0]
     failed(server, "embedding", "is nearer to 'The central bank", normalized=False)
-
-
-def test_a_chat_model_behind_a_recipe_of_another_kind(server: Server) -> None:
-    server.paths = {"/v1/chat/completions"}
-    assert "--runner pooling" in failed(server, "embedding", "/v1/embeddings is not there").hint
-    assert "--convert" in failed(server, "reranking", "nor /rerank nor /score is there").hint
-    assert "vllm[audio]" in failed(server, "transcription", "transcriptions is not there").hint
 
 
 def test_a_server_that_is_not_there(server: Server) -> None:
@@ -203,32 +192,22 @@ def test_the_short_request_of_status(server: Server) -> None:
     assert (probed("embedding").status, probed("embedding").why) == (503, "loading")
 
 
-DENSE = json.dumps([
-    {"path": "", "type": "sentence_transformers.models.Transformer"},
-    {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    {"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
-    {"path": "../../etc", "type": "sentence_transformers.models.Dense"},
-])  # fmt: skip
+FILES = cases(__file__, "model_files.json")
 
 
-def test_the_size_of_embeddings_comes_from_the_models_files() -> None:
-    assert readiness_checks.dimensions('{"hidden_size": 1024}', []) == (1024,)
-    assert readiness_checks.dimensions(
-        '{"text_config": {"hidden_size": 8}, "projection_dim": 4}', []
-    )
-    assert readiness_checks.dimensions('{"hidden_size": 768}', ['{"out_features": 256}']) == (256,)
-    assert readiness_checks.dense_folders(DENSE) == ["2_Dense"]
-    for odd in (None, "", "[", "[]", '{"hidden_size": "x"}', '{"hidden_size": true}'):
-        assert readiness_checks.dimensions(odd, []) == ()
-        assert readiness_checks.dense_folders(odd) == []
-    assert readiness_checks.dimensions("{}", [None]) == ()
+@pytest.mark.parametrize(("config", "dense", "sizes"), FILES["dimensions"])
+def test_the_size_of_embeddings_comes_from_the_models_files(config, dense, sizes):
+    assert readiness_checks.dimensions(config, dense) == tuple(sizes)
 
 
-def test_a_recipe_may_switch_the_unit_length_off() -> None:
-    assert readiness_checks.normalized({})
-    assert readiness_checks.normalized({"pooler-config": "{broken"})
-    assert not readiness_checks.normalized({"pooler-config": '{"normalize": false}'})
-    assert not readiness_checks.normalized({"override-pooler-config": {"use_activation": False}})
+@pytest.mark.parametrize(("modules", "folders"), FILES["dense_folders"])
+def test_a_projection_is_looked_for_in_its_own_folder_only(modules, folders):
+    assert readiness_checks.dense_folders(modules) == folders
+
+
+@pytest.mark.parametrize(("flags", "normalized"), FILES["normalized"])
+def test_a_recipe_may_switch_the_unit_length_off(flags, normalized):
+    assert readiness_checks.normalized(flags) is normalized
 
 
 ODD = st.recursive(

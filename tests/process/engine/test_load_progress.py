@@ -5,81 +5,71 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from chat_server import ChatServer
 from factories import make_recipe, put
-from fake_programs import Said
 from health_server import HealthServer
 from piped_cluster import Make, PipedCluster
-from serve_plans import deployment_for, served_by, server_for
+from serve_plans import bare_server, deployment_for, served_by
 
 from spark_cluster.config.facts import GpuProcess
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.engine import readiness, ready
-from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.events import MemoryHeld
 
 LIMIT_S = 0.2
-IDLE = "PID TIME COMMAND\n7 9 python3\n"
+Works = Callable[[int], object]
 
 
 class Start:
-    """A start on one node: `up` waits for it.
+    """A start on one node, which `up` waits for.
 
     Attributes:
         processes: what `docker top` prints.
+        cache: the folder of its image's caches.
     """
 
-    def __init__(self, cluster: PipedCluster, server: HealthServer) -> None:
-        self.cluster, self.node, self.processes = cluster, cluster.head, IDLE
+    def __init__(self, cluster: PipedCluster, health: HealthServer) -> None:
+        self.cluster, self.node, self.health = cluster, cluster.head, health
         self.node.run_container(SERVER)
-        self.tells("log", "NCCL INFO Connected all rings\n")
-        self._docker = self.node.programs["docker"]
-        self.node.programs["docker"] = self._asked
-        made = server_for(make_recipe(), *cluster.play.nodes)
-        recipe = made.recipe.model_copy(update={"ready_timeout_s": LIMIT_S})
-        endpoint = Endpoint("127.0.0.1", server.server_port, "m")
-        self.plan = replace(made, recipe=recipe, endpoint=endpoint)
+        self.node.log(SERVER, "NCCL INFO Connected all rings\n")
+        self.processes, docker = "PID TIME COMMAND\n7 9 python3\n", self.node.programs["docker"]
+        self.node.programs["docker"] = lambda words, stdin: (
+            self.processes if words[0] == "top" else docker(words, stdin)
+        )
+        self.cache = self.node.root / CACHE_ROOT.lstrip("/") / "images" / ("1" * 12)
 
-    def _asked(self, words: list[str], stdin: str) -> Said | str:
-        return self.processes if words[0] == "top" else self._docker(words, stdin)
+    def wait(self, works: Works = lambda _look: None, *, serves: bool = True) -> list[str]:
+        """Wait for it, and return the notes.
 
-    def tells(self, what: str, text: str) -> None:
-        """Have its log, or its processes, be this."""
-        if what == "log":
-            self.node.log(SERVER, text)
-        else:
-            self.processes = text
+        Args:
+            works: is called at each look, with its number.
+            serves: whether it serves after a note that it is at work.
+        """
+        play = self.cluster.play
 
-    @property
-    def cache(self) -> Path:
-        return self.node.root / self.plan.cache_root.lstrip("/") / "images" / ("1" * 12)
+        def asked() -> None:
+            works(len(self.health.asked))
+            self.health.status = 200 if serves and self.cluster.notes else 503
 
-    def wait(self) -> None:
-        readiness.healthy(self.cluster.play, self.plan)
-
-    @property
-    def notes(self) -> list[str]:
+        self.health.when_asked = asked
+        how: dict[str, Any] = {"executor": "mp", "ready_timeout_s": LIMIT_S}
+        readiness.healthy(play, bare_server(*play.nodes, port=self.health.server_port, **how))
         return self.cluster.notes
 
 
 @pytest.fixture
-def engine() -> Iterator[HealthServer]:
-    """An engine that loads."""
-    with HealthServer(status=503) as made:
-        yield made
-
-
-@pytest.fixture
-def start(piped_cluster: Make, engine: HealthServer, no_pauses: None) -> Start:
-    return Start(piped_cluster("spark1"), engine)
+def start(piped_cluster: Make, no_pauses: None) -> Iterator[Start]:
+    with HealthServer(status=503) as health:
+        yield Start(piped_cluster("spark1"), health)
 
 
 @pytest.fixture
@@ -89,16 +79,9 @@ def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("for_long")
-def test_a_silent_server_whose_cache_grows_is_waited_for(start, engine):
+def test_a_silent_server_whose_cache_grows_is_waited_for(start):
     """P12: no line of log for 36 minutes while kernels are compiled; it serves after that."""
-
-    def works() -> None:
-        put(start.cache / f"triton/{len(engine.asked)}.cubin", "x" * 4096)
-        engine.status = 200 if start.notes else 503
-
-    engine.when_asked = works
-    start.wait()
-    (note,) = start.notes
+    (note,) = start.wait(lambda look: put(start.cache / f"triton/{look}.cubin", "x" * 4096))
     assert "not healthy after 0.2 s (ready_timeout_s), but at work: compiled code on spark1" in note
 
 
@@ -109,52 +92,41 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
         start.wait()
     assert "nothing has moved for" in caught.value.message
     assert caught.value.message.endswith("its log ends with: NCCL INFO Connected all rings")
-    assert not start.notes
+    assert not start.cluster.notes
 
 
 @pytest.mark.usefixtures("for_long")
-@pytest.mark.parametrize(
-    ("what", "text", "told"),
-    [
-        ("processes", IDLE + "8 {} ptxas\n", "compilers on spark1 (ptxas 8: "),
-        ("log", "[AutoTuner]: Tuning fp4_gemm: {}%\n", "log on spark1 ([AutoTuner]: Tuning"),
-        ("processes", IDLE + "8 {} VLLM::Worker_TP0\n", ""),
-        ("log", "INFO [shm_broadcast.py:501] {} No available shared memory broadcast block found "
-         "in 60 seconds. This typically happens when some processes are hanging or doing some "
-         "time-consuming work (e.g. compilation, weight/kv cache quantization).\n", ""),
-    ],
-)  # fmt: skip
-def test_what_counts_as_work(start, engine, what, text, told):
+@pytest.mark.parametrize("case", cases(__file__, "logs.toml")["work"], ids=lambda one: one["text"])
+def test_what_counts_as_work(start, case):
     """P12: compilers and lines about work do; a busy engine may wait for a peer that is gone."""
 
-    def works() -> None:
-        start.tells(what, text.format(len(engine.asked)))
-        engine.status = 200 if start.notes else 503
+    def works(look: int) -> None:
+        text = case["text"].format(look)
+        if case["where"] == "log":
+            start.node.log(SERVER, text)
+        else:
+            start.processes = text
 
-    engine.when_asked = works
-    if told:
-        start.wait()
-        assert told in start.notes[0]
+    if "told" in case:
+        assert case["told"] in start.wait(works)[0]
     else:
         with pytest.raises(VerificationFailed, match="nothing has moved"):
-            start.wait()
+            start.wait(works)
 
 
-def test_a_container_that_pretends_to_work_for_ever(start, engine):
+def test_a_container_that_pretends_to_work_for_ever(start):
     """P12: it is waited for three times the limit at most."""
-    engine.when_asked = lambda: put(start.cache / f"triton/{len(engine.asked)}", "x")
     with pytest.raises(VerificationFailed, match="3 times its limit, though something still moves"):
-        start.wait()
-    assert len(start.notes) == 1, "it is told once"
+        start.wait(lambda look: put(start.cache / f"triton/{look}", "x"), serves=False)
+    assert len(start.cluster.notes) == 1, "it is told once"
 
 
-def test_links_of_a_container_are_not_followed(start, engine, tmp_path):
+def test_links_of_a_container_are_not_followed(start, tmp_path):
     """P12: a folder of the node that others write is no work of this server."""
     start.cache.parent.mkdir(parents=True)
     start.cache.symlink_to(tmp_path)
-    engine.when_asked = lambda: put(tmp_path / f"other/{len(engine.asked)}", "x")
     with pytest.raises(VerificationFailed, match="nothing has moved"):
-        start.wait()
+        start.wait(lambda look: put(tmp_path / f"other/{look}", "x"))
 
 
 # --- the short load after a start: real requests to a server of this machine, readings meanwhile -

@@ -7,19 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import cases
 from factories import make_recipe
 from fake_programs import Said
 from free_ports import free_port
 from piped_cluster import Make, PipedCluster, PipedNode
-from ray_server import RayServer, ray_server
+from ray_server import TOKEN, RayServer, ray_server
 from serve_plans import deployment_for, located, own_programs, starting
 
 from spark_cluster.engine import readiness, runtime
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.ray import TOKEN_FILE, RayState
+from spark_cluster.engine.ray import TOKEN_FILE, RayNode, RayState
 from spark_cluster.engine.ray_cluster import must_keep_its_jobs
-from spark_cluster.engine.start import start, start_ray_alone
+from spark_cluster.engine.start import start, start_ray_alone, token
 from spark_cluster.errors import Failed, Refused, VerificationFailed
 
 ADDRESSES = ("192.168.177.11", "192.168.177.12")
@@ -36,7 +37,7 @@ class Starts:
         own_programs(cluster.project, "ray", "vllm")
         for node in cluster.nodes.values():
             node.have_image(self.deployment().first.image)
-            node.put(TOKEN_FILE, "5eed" * 16)
+            node.put(TOKEN_FILE, TOKEN)
 
     def deployment(self, join_timeout_s: float = 60) -> Deployment:
         recipe = located(make_recipe(executor="ray"))
@@ -57,9 +58,14 @@ class Starts:
 
 
 @pytest.fixture
-def starts(piped_cluster: Make, tmp_path: Path, no_pauses: None) -> Iterator[Starts]:
-    with ray_server(tmp_path) as ray:
-        yield Starts(piped_cluster(), ray)
+def dashboard(tmp_path: Path) -> Iterator[RayServer]:
+    with ray_server(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def starts(piped_cluster: Make, dashboard: RayServer, no_pauses: None) -> Starts:
+    return Starts(piped_cluster(), dashboard)
 
 
 def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> None:
@@ -77,7 +83,7 @@ def test_a_new_ray_has_no_token_that_was_read_before_the_last_one_ended(starts: 
     own_programs(starts.cluster.project, "ray", words='"ray", made.ray_token')
     start(play, replace(starting(play, starts.deployment(), 0.4), ray_token="told to others"))
     words = [word for call in starts.cluster.head.calls("docker") for word in call]
-    assert "5eed" * 16 in words
+    assert TOKEN in words
     assert "told to others" not in words
 
 
@@ -99,16 +105,7 @@ def test_a_node_that_does_not_join_is_named_and_only_a_new_server_is_stopped(
     assert (found[SERVER], found[RAY]) == ("running" if ran else "exited", "running")
 
 
-@pytest.mark.parametrize(
-    ("gone", "again"),
-    [
-        ([], {"spark1": [], "spark2": []}),
-        ([("spark1", RAY)], {"spark1": [RAY, SERVER], "spark2": [RAY]}),
-        ([("spark2", RAY)], {"spark1": [SERVER], "spark2": [RAY]}),
-        ([("spark1", SERVER)], {"spark1": [SERVER], "spark2": []}),
-        ([("spark1", RAY), ("spark1", SERVER)], {"spark1": [RAY, SERVER], "spark2": [RAY]}),
-    ],
-)
+@pytest.mark.parametrize(("gone", "again"), cases(__file__, "ray_again.json"))
 def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(starts, gone, again):
     """Neither a worker follows to another head, nor does a server find another Ray."""
     starts()
@@ -188,3 +185,51 @@ def test_what_ends_at_once_is_explained():
             raise Failed(text or "no idea", where="spark2", hint="docker logs x")
         assert found.value.hint.startswith(known)
         assert found.value.hint.endswith("docker logs x")
+
+
+# --- what Ray's dashboard answers, with the token and without ------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "{", "[]", "null", '{"data": null}', '{"data": {"result": {"result": {"state": 1}}}}'],
+)
+def test_an_answer_that_is_none_has_no_nodes(dashboard, one_node, body):
+    dashboard.replies["/api/v0/nodes"] = 200, body
+    assert RayState(one_node.play.session(one_node.play.head), dashboard.port).nodes() == []
+
+
+def test_only_nodes_that_are_alive_count(dashboard: RayServer, one_node: PipedCluster) -> None:
+    dashboard.has_nodes("192.168.177.11", "192.168.177.12", "192.168.177.13")
+    _, reply = dashboard.replies["/api/v0/nodes"]
+    _, dead, bare = reply["data"]["result"]["result"]
+    dead["state"], bare["resources_total"] = "DEAD", None
+    found = RayState(one_node.play.session(one_node.play.head), dashboard.port).nodes()
+    assert found == [RayNode(ADDRESSES[0], True, 1.0), RayNode("192.168.177.13", False, 0.0)]
+
+
+def test_each_ray_has_a_token_of_its_own_which_is_read_on_the_node(
+    dashboard: RayServer, piped_cluster: Make
+) -> None:
+    cluster = piped_cluster()
+    cluster.head.put(TOKEN_FILE, f"{TOKEN}\n")
+    head, worker = map(cluster.play.session, cluster.play.nodes)
+    assert RayState(head, dashboard.port).version() == "2.60.0"
+    assert RayState(worker, dashboard.port).version() == "", "it has no token"
+    made = {token(worker) for _ in range(3)}
+    assert len(made) == 3
+    assert all(len(bytes.fromhex(one)) == 32 for one in made)
+    assert token(head) == TOKEN
+
+
+@pytest.mark.parametrize("answers", ["anyone", "who has the token", "nobody"])
+def test_a_ray_that_asks_no_one_is_reported(dashboard, piped_cluster, answers):
+    """Seen in its answer to a request without a token, not concluded from a version."""
+    cluster = piped_cluster("spark1")
+    cluster.head.put(TOKEN_FILE, TOKEN)
+    if answers == "anyone":
+        dashboard.token = ""
+    port = free_port() if answers == "nobody" else dashboard.port
+    readiness.ray_asks_for_its_token(cluster.play, port)
+    assert {given for *_, given in dashboard.requests} <= {""}
+    assert ["2.52" in text for text in cluster.notes] == [True] * (answers == "anyone")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from cases import cases
 from piped_cluster import Make, PipedCluster
 from serve_plans import bare_server
 from waiting import HANG_S
@@ -23,33 +25,11 @@ from spark_cluster.resources import Unit
 
 UNIT = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "2"})
 
-DOCKER = """#!/bin/sh
-case "$1" in
-  logs) echo "$@"; echo "on standard error" >&2 ;;
-  *) echo '[{"State": {"Status": "running"}}]' ;;
-esac
-"""
-JOURNALCTL = """#!/bin/sh
-echo "$@" >> "$(dirname "$0")/asked"
-echo "2026-11-20T14:03:30.123456+00:00 spark1 spark-vllm[7]: ValueError: no room: 5"
-"""
-SYSTEMCTL = """#!/bin/sh
-echo "ActiveState=$(cat "$(dirname "$0")/active")"
-echo NRestarts=2
-echo ExecMainStatus=3
-echo Result=exit-code
-case "$*" in *--timestamp=us+utc*)
-  echo "ExecMainStartTimestamp=Fri 2026-11-20 14:02:01.250000 UTC" ;;
-esac
-"""
-
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a command where the three tools are stand-ins, and units are in a scratch folder."""
-    for name, text in (("docker", DOCKER), ("journalctl", JOURNALCTL), ("systemctl", SYSTEMCTL)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+    shutil.copytree(Path(__file__).with_name("node_programs"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "active").write_text("active")
     monkeypatch.setattr(paths, "SYSTEMD_UNITS", str(tmp_path))
 
@@ -71,16 +51,13 @@ def state(run) -> ContainerState:
     return containers.parse(next((text for text in answers if text), ""))
 
 
-def test_a_container_where_there_is_no_unit(run) -> None:
-    assert state(run) == ContainerState("running")
-
-
 @pytest.mark.parametrize(
     ("active", "status"),
     [("active", "running"), ("activating", "restarting"), ("failed", "exited"),
      ("inactive", "exited"), ("deactivating", "deactivating")],
 )  # fmt: skip
 def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, status: str) -> None:
+    assert state(run) == ContainerState("running"), "a container, where there is no unit"
     made(tmp_path)
     (tmp_path / "active").write_text(active)
     found = state(run)
@@ -118,9 +95,7 @@ def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) 
 
 
 MARLIN = "(EngineCore pid=96) INFO 06-07 13:19:44 [nvfp4.py:1] Using 'MARLIN' NvFp4 MoE backend\n"
-CUTLASS = MARLIN.replace("MARLIN", "VLLM_CUTLASS")
 WANTED = "Using '?MARLIN'? NvFp4 MoE backend"
-SOCKET = "\x1b[36m(w pid=7)\x1b[0m spark2:7 [0] NCCL INFO Channel 00/0 : 0 -> 1 via NET/Socket/0\n"
 
 
 @pytest.fixture(scope="module")
@@ -151,22 +126,12 @@ def test_a_line_of_any_rank_counts(look):
 
 
 @pytest.mark.parametrize(
-    ("expect", "forbid", "printed", "said"),
-    [
-        ([WANTED], [], {"spark1": {"spark-vllm": CUTLASS}},
-         r"does not contain .*it says: \(EngineCore pid=96\).*'VLLM_CUTLASS' NvFp4 MoE backend"),
-        ([WANTED], [], {"spark1": {"spark-vllm": "nothing of it"}}, r"does not contain [^;]*$"),
-        ([], ["via NET/Socket"], {"spark2": {"spark-ray": f"ok\n{SOCKET}ok\n"}},
-         r"forbidden line: \(w pid=7\) spark2:7 .*NET/Socket/0"),
-        (["a{3}", "b"], ["c"], {"spark1": {"spark-vllm": "c"}},
-         r"does not contain 'a\{3\}' \(and 2 more\)"),
-    ],
-    ids=["another line", "no such line", "TCP instead of RoCE", "several"],
-)  # fmt: skip
-def test_a_log_that_is_not_as_the_recipe_wants_it(look, expect, forbid, printed, said):
+    "case", cases(__file__, "logs.toml")["unfit"], ids=lambda case: case["said"]
+)
+def test_a_log_that_is_not_as_the_recipe_wants_it(look, case):
     """It is told without the colours of the log, and with what is there instead."""
-    with pytest.raises(VerificationFailed, match=said) as caught:
-        look(expect, forbid, **printed)
+    with pytest.raises(VerificationFailed, match=case["said"]) as caught:
+        look(case.get("expect", ()), case.get("forbid", ()), **case["logs"])
     assert "log_expect" in caught.value.hint
 
 

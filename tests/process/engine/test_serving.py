@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import cases, holds
+from cases import cases, each_case, holds
 from chat_server import Reply
-from fake_programs import Said, missing
+from fake_programs import missing
 
-from spark_cluster.config.facts import Facts, GpuProcess, Hca
+from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import ray, readiness, runtime, state, vram
+from spark_cluster.engine import ray, readiness, runtime, state
 from spark_cluster.engine.deployment import probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
-from spark_cluster.engine.vram import NodeVram
-from spark_cluster.errors import Failed, Unreachable, VerificationFailed
-from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
+from spark_cluster.errors import Unreachable, VerificationFailed
+from spark_cluster.node.containers import ContainerState, parse_state
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
@@ -61,15 +60,7 @@ def test_what_is_an_error(case):
     assert (found.text if found else None) == case.get("text")
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n", "one"),
-        ("2026-11-25T07:40:28.9Z (EngineCore pid=2388) WARNING 11-25 07:40:28 [ray_utils.py:321] "
-         "Waiting for Ray\n", "Waiting for Ray"),
-        ("", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "line"), LOGS["last"])
 def test_last_line(text, line):
     assert runtime.last_line(text) == line
 
@@ -91,20 +82,15 @@ def inspected(status="running", tp=1, **more):
     return json.dumps([{"State": state, "RestartCount": more.get("restarts", 0), "Config": config}])
 
 
-def test_parse_state():
-    found = parse_state(inspected("exited", exit_code=137, restarts=2))
-    assert (found.status, found.exit_code, found.restarts) == ("exited", 137, 2)
-    assert found.labels["spark-cluster.model"] == "paris"
-    assert found.command == ("vllm", "serve")
-    bare = {"State": {"Status": "created"}, "Config": {"Labels": None, "Cmd": None}}
-    assert parse_state(json.dumps([bare])) == ContainerState("created")
-    for nothing in ("", "[]", "[]\n", "Error: No such container"):
-        assert parse_state(nothing) == ContainerState("absent")
-    for odd in ('{"a": 1}', "[1]", '[{"State": []}]', '[{"State": {"Status": null}}]'):
-        found = parse_state(odd)
-        assert (found.status, odd in found.error) == ("unknown", True)
-    odd = {"State": {"Status": "running", "ExitCode": "x"}, "Config": {"Labels": [], "Cmd": 5}}
-    assert parse_state(json.dumps([odd])) == ContainerState("running")
+@each_case(__file__, "containers.json")
+def test_what_docker_says_of_a_container(case):
+    text, expected = case
+    found = parse_state(text)
+    assert holds({**asdict(found), "command": list(found.command)}, expected)
+    assert (text in found.error) == (found.status == "unknown") or not text
+
+
+def test_what_is_nested_too_deeply_is_no_container():
     assert parse_state("[" * 100_000) == ContainerState("absent"), "no RecursionError"
 
 
@@ -205,67 +191,31 @@ def status():
     return look
 
 
-GUARDED = {"spark-cluster.firewall": "present"}
-PROXIED = json.dumps({"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"})
-REPLICAS = json.dumps(
-    {
-        **json.loads(PROXIED),
-        "replicas": [
-            {"node": "spark1", "address": "127.0.0.1", "port": 18000},
-            {"node": "spark2", "address": "192.168.177.12", "port": 18000},
-        ],
-    }
-)
+STATES = cases(__file__, "states.toml")
+WAYS, DESCRIPTIONS = STATES.pop("ways"), STATES.pop("descriptions")
+OF_SESSION = ("health", "answer", "firewall", "proxy", "loader")
 
 
-def models_of(*on_request):
-    """Return the proxy's description of the models paris and words, and which are on request."""
-    places = {"paris": ("spark1", "127.0.0.1"), "words": ("spark2", "192.168.177.12")}
-    models = [
-        {"node": node, "address": address, "port": port, "names": [name, f"{name}-alias"],
-         "program": f"spark-vllm-{name}", "kind": "chat", "on_request": name in on_request}
-        for port, (name, (node, address)) in enumerate(places.items(), 18000)
-    ]  # fmt: skip
-    return json.dumps({**json.loads(PROXIED), "models": models})
-
-
-MODELS = models_of()
-OF_SESSION = ("health", "answer", "firewall", "description", "proxy", "loader")
-
-
-def a_node(server="running", *, ray="absent", program=SERVER, **given):
-    """Return a node with containers of the engine; the rest is of FakeSession or `inspected`."""
+def a_node(way, name, **changed):
+    """Return a node of a way to serve; what is changed is of FakeSession or of `inspected`."""
+    usual = WAYS[way].get(name, {})
+    given = {**usual, **changed, "labels": {**usual.get("labels", {}), **changed.get("labels", {})}}
+    statuses = {given.pop("program", SERVER): given.pop("server", "running")}
+    told = given.pop("description", None)
     ours = {name: given.pop(name) for name in OF_SESSION if name in given}
+    statuses[RAY] = given.pop("ray", "absent")
+    program, server = next(iter(statuses.items()))
     containers = {
         name: inspected(status, **(given if name == program or server == "absent" else {}))
-        for name, status in ((program, server), (RAY, ray))
+        for name, status in statuses.items()
         if status != "absent"
     }
-    return FakeSession(containers, **{"health": 200, "answer": "Paris", **ours})
+    described = json.dumps(DESCRIPTIONS[told]) if told in DESCRIPTIONS else told
+    usually = {"health": 200, "answer": "Paris", "description": described}
+    return FakeSession(containers, **{**usually, **ours})
 
 
-def of_model(name, labels=(), **given):
-    ours = {"spark-cluster.recipe": f"lab-{name}", **GUARDED, **dict(labels)}
-    return a_node(program=f"spark-vllm-{name}", labels=ours, **given)
-
-
-serving = partial(a_node, ray="running", tp=2)
-worker = partial(a_node, server="absent", ray="running")
-nothing = partial(a_node, server="absent")
-behind_a_proxy = partial(a_node, description=PROXIED)
-WAYS = {
-    "ray": (serving, worker),
-    "ranks": (partial(a_node, tp=2, executor="mp"),) * 2,
-    "alone": (a_node, nothing),
-    "proxied": (behind_a_proxy, nothing),
-    "replicas": (partial(a_node, description=REPLICAS), a_node),
-    "models": (partial(of_model, "paris", description=MODELS), partial(of_model, "words")),
-    "on_request": (
-        partial(of_model, "paris", description=models_of("words")),
-        partial(of_model, "words", labels={NEEDS: "9"}),
-    ),
-}
-"""The two nodes of each way to serve in states.toml."""
+serving, worker = partial(a_node, "ray", "spark1"), partial(a_node, "ray", "spark2")
 
 
 def asked_for(node):
@@ -285,14 +235,14 @@ TWO = told_by_ray(1.0, 1.0)
     ("way", "case"),
     [
         pytest.param(way, case, id=f"{way}: {case.get('found') or case['problems'] or 'well'}"[:60])
-        for way, cases in cases(__file__, "states.toml").items()
-        for case in cases
+        for way in STATES
+        for case in STATES[way]
     ],
 )
 def test_the_state_of_two_nodes(status, way, case):
     sessions = {
-        name: None if name in case.get("lost", ()) else make(**case.get(name, {}))
-        for name, make in zip(("spark1", "spark2"), WAYS[way], strict=True)
+        name: None if name in case.get("lost", ()) else a_node(way, name, **case.get(name, {}))
+        for name in ("spark1", "spark2")
     }
     play = play_of(lost=case.get("lost", ()), cable=case.get("cable", True), **sessions)
     gpus = case.get("ray", [1.0, 1.0] if way == "ray" else [])
@@ -343,32 +293,6 @@ def test_ray_and_the_server_are_asked_in_parallel(status):
     assert status(play_of(spark1=head, spark2=worker()), TWO).state == "serving"
 
 
-def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
-    node = behind_a_proxy()
-    found = status(play_of(spark1=node, spark2=FakeSession()))
-    assert (found.state, found.problems) == ("serving", ())
-    assert found.endpoint == "https://10.0.0.1:8443/v1"
-    assert [url for url, _ in node.asked] == [
-        "https://10.0.0.1:8443/health", "https://10.0.0.1:8443/v1/chat/completions",
-    ]  # fmt: skip
-    assert {o["certificate"] for _, o in node.asked} == {
-        "/etc/spark-cluster/endpoint/self-signed.pem"
-    }
-    assert found.to_dict()["access"] == {
-        "api_key": True, "tls": "self-signed", "certificate_sha256": "ab" * 32,
-    }  # fmt: skip
-    assert "with the API key; TLS with a self-signed certificate" in str(found.access)
-    assert "AB:AB:AB" in str(found.access)
-
-
-def test_a_model_on_a_node_that_is_not_in_the_inventory(status):
-    """The proxy's description is of the node, and may be of another inventory."""
-    text = MODELS.replace('"spark2"', '"elsewhere"')
-    found = status(play_of(spark1=of_model("paris", description=text), spark2=FakeSession()))
-    assert [one.state for one in found.models] == ["serving", "unreachable"]
-    assert "words on elsewhere: its server was not seen: the node does not answer" in found.problems
-
-
 # -- the answer --------------------------------------------------------------------------------
 
 
@@ -383,12 +307,9 @@ def answers(server, content):
     server.change = lambda _request, _reply: Reply(content)
 
 
-def test_the_right_answer(server, ask):
+def test_a_right_answer_a_wrong_one_and_none(server, ask):
     answers(server, "It is PARIS.")
     assert ask() == "It is PARIS."
-
-
-def test_a_wrong_answer_and_none(server, ask):
     answers(server, "the the the")
     with pytest.raises(VerificationFailed, match="'the the the'; expected 'Paris'") as caught:
         ask()
@@ -398,15 +319,7 @@ def test_a_wrong_answer_and_none(server, ask):
         ask()
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        ({"content": " Paris "}, "Paris"),
-        ({"content": None, "reasoning": "Paris, I think"}, "Paris, I think"),
-        ({"content": "", "reasoning_content": "Paris"}, "Paris"),
-        ({"content": None}, ""),
-    ],
-)
+@pytest.mark.parametrize(("message", "text"), cases(__file__, "answers.json")["texts"])
 def test_where_the_text_is(server, message, text):
     server.raw = (200, json.dumps({"choices": [{"message": message}]}))
     assert probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60).text == text
@@ -427,42 +340,6 @@ def test_a_body_that_is_no_completion(server, ask, text, why):
     assert said.why.startswith(f"the server's reply is {why}")
     with pytest.raises(VerificationFailed, match=f"the server's reply is {why}"):
         ask()
-
-
-# -- VRAM --------------------------------------------------------------------------------------
-
-
-def test_vram_sample(piped_cluster):
-    cluster = piped_cluster("spark1", "spark2")
-    cluster.head.held = [GpuProcess(7, "VLLM::Worker_TP0", 102843), GpuProcess(8, "x", None)]
-    for node in cluster.nodes.values():
-        node.put("/proc/meminfo", "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n")
-    one, two = vram.sample(cluster.play.sessions)
-    memory = {"mem_total_mib": 124610, "mem_available_mib": 20000}
-    assert two.to_dict() == {"name": "spark2", "processes": [], "used_mib": 0, **memory}
-    assert holds(one.to_dict(), {"used_mib": 102843, **memory})
-    assert one.to_dict()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
-
-
-def test_vram_that_cannot_be_asked_is_not_taken_for_none(piped_cluster):
-    cluster = piped_cluster("spark1")
-    refused = "Failed to initialize NVML: Driver/library version mismatch\n"
-    cluster.head.programs["nvidia-smi"] = lambda *_: Said(refused, status=18)
-    with pytest.raises(Failed, match="Driver/library version mismatch") as caught:
-        vram.sample(cluster.play.sessions)
-    assert "reboot" in caught.value.hint
-    cluster.head.programs["nvidia-smi"] = missing
-    with pytest.raises(Failed, match="nvidia-smi"):
-        vram.sample(cluster.play.sessions)
-
-
-def test_the_peak_is_node_by_node():
-    def reading(name, used):
-        return NodeVram(name, (GpuProcess(1, "x", used),), 100, 50)
-
-    peak = vram.peak([reading("a", 5), reading("b", 9)], [reading("a", 7), reading("b", 1)])
-    assert [(r.name, r.used_mib) for r in peak] == [("a", 7), ("b", 9)]
-    assert vram.peak([], [reading("a", 1)])[0].used_mib == 1
 
 
 def test_reading_a_log(piped_cluster):

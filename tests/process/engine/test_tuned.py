@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
+from checkpoints import SMALL
 from factories import make_node, make_recipe, put
 from piped_cluster import Make, PipedCluster
 from serve_plans import server_for
@@ -20,12 +22,10 @@ from spark_cluster.node.beneath import Folder
 from spark_cluster.node.engine_caches import TUNED_VARIABLE, keep_tuned, tuned_folder
 from spark_cluster.node.kernel_tuner import CONTAINER
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+EXPERTS |= {"model_type": "qwen3_moe"}
+OTHERS = ({"tp": 1}, {"model": "o/other"})
 FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
-
-
-def entry(**changed: Any) -> dict[str, Any]:
-    usual = {"model": make_recipe().model.name, "tp": 2, "file": FILE}
-    return {**usual, "image": "1" * 12, **changed}
 
 
 @pytest.fixture
@@ -38,13 +38,18 @@ def cluster(piped_cluster: Make) -> PipedCluster:
 
 
 def started(cluster: PipedCluster, **tuned_on: list[dict[str, Any]]) -> Any:
-    """Return what is started on nodes where this is tuned."""
+    """Return what is started on nodes where this is tuned.
+
+    Args:
+        tuned_on: node to how each result differs from one for the model at two nodes.
+    """
     for name, entries in tuned_on.items():
         caches = cluster.nodes[name].root / CACHE_ROOT.lstrip("/")
         caches.mkdir(parents=True)
         for one in entries:
-            put(caches / "output" / one["file"], json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
-            folder = tuned_folder(str(caches), one["image"], one["model"], one["tp"])
+            put(caches / "output" / FILE, json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
+            of = {"image": "1" * 12, "model": make_recipe().model.name, "tp": 2, **one}
+            folder = tuned_folder(str(caches), **of)
             keep_tuned(Folder(caches), Path(folder), caches / "output")
     play = cluster.play
     server = server_for(make_recipe(), *play.nodes)
@@ -52,7 +57,7 @@ def started(cluster: PipedCluster, **tuned_on: list[dict[str, Any]]) -> Any:
 
 
 def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(cluster):
-    made = started(cluster, a=[entry(), entry(tp=1)], b=[entry()])
+    made = started(cluster, a=[{}, OTHERS[0]], b=[{}])
     folder = tuned_folder(made.cache_root, "1" * 12, make_recipe().model.name, 2)
     assert made.env[TUNED_VARIABLE] == folder
     assert f"{folder}:{folder}:ro" in made.mounts
@@ -61,13 +66,7 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(cluster):
 
 
 @pytest.mark.parametrize(
-    "there",
-    [
-        {},
-        {"a": [entry()]},
-        {"a": [entry(tp=1)], "b": [entry(tp=1)]},
-        {"a": [entry(model="o/other")], "b": [entry(model="o/other")]},
-    ],
+    "there", [{}, {"a": [{}]}, *({"a": [other], "b": [other]} for other in OTHERS)], ids=str
 )
 def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
     made = started(cluster, **there)
@@ -76,14 +75,15 @@ def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
 
 
 def test_another_image_is_another_version(cluster: PipedCluster) -> None:
-    made = started(cluster, a=[entry(image="c" * 12)], b=[entry(image="c" * 12)])
+    other = {"image": "c" * 12}
+    made = started(cluster, a=[other], b=[other])
     assert TUNED_VARIABLE not in made.env
     (said,) = cluster.notes
     assert "tuned for this model with another image" in said
 
 
 def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: PipedCluster) -> None:
-    started(cluster, a=[entry()], b=[entry()])
+    started(cluster, a=[{}], b=[{}])
     server = server_for(make_recipe(env={TUNED_VARIABLE: "/nothing"}), *cluster.play.nodes)
     assert tuning.tuned_on(cluster.play, server, server.nodes) == {}
     with pytest.raises(Refused, match=f"its {TUNED_VARIABLE} names a folder of its own"):
@@ -107,18 +107,6 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: PipedCluste
     assert cluster.notes == ["the tuner is already running there; waiting for it"]
 
 
-DENSE = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
-    "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "head_dim": 32, "intermediate_size": 128, "max_position_embeddings": 512,
-}  # fmt: skip
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-MOE = {**DENSE, "model_type": "qwen3_moe", **EXPERTS}
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-NVFP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
-MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
-
-
 def arguments(cluster: PipedCluster, config: str, **flags: Any) -> tuple[str, ...]:
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     if config:
@@ -126,29 +114,20 @@ def arguments(cluster: PipedCluster, config: str, **flags: Any) -> tuple[str, ..
     return tuning.arguments(cluster.play, server)
 
 
-@pytest.mark.parametrize(
-    ("config", "flags", "more", "reason"),
-    [
-        (MOE, {}, (), ""),
-        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8"), ""),
-        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8"), ""),
-        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",), ""),
-        (DENSE, {}, (), "it has no experts"),
-        ({**MOE, **NVFP4}, {}, (), "its weights are nvfp4"),
-        ({**MOE, **MXFP4}, {}, (), "its weights are mxfp4"),
-        (MOE, {"moe-backend": "marlin"}, (), "--moe-backend marlin leaves out"),
-    ],
-)
+@each_case(__file__, "tunable.json")
 def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
-    cluster: PipedCluster, config: Any, flags: Any, more: tuple[str, ...], reason: str
+    cluster: PipedCluster, case: dict[str, Any]
 ) -> None:
-    if reason:
-        with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
+    flags, config = case.get("flags", {}), {**SMALL, **(EXPERTS if case["experts"] else {})}
+    if "quantized" in case:
+        config = {**config, "quantization_config": case["quantized"]}
+    if "reason" in case:
+        with pytest.raises(Refused, match=f"nothing to tune for .*: {case['reason']}"):
             arguments(cluster, json.dumps(config), **flags)
         return
     server = server_for(make_recipe(engine_args=flags), cluster.play.head)
     found = arguments(cluster, json.dumps(config), **flags)
-    assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
+    assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *case["more"]))
     wanted = tuning.resource(server, found, (1, 2), tuner="", limit_s=60.0, renew=False)
     assert (wanted.words, wanted.model) == (found, server.recipe.model.name)
 

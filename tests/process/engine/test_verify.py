@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import pytest
+from cases import cases, holds
 from chat_server import STORY, ChatServer, Reply
 from fake_programs import Said
 from hypothesis import given
@@ -19,12 +21,11 @@ from waiting import until
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness_checks, verify
 from spark_cluster.engine.answer_checks import incoherent
-from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.verify import CheckSelection, RunningServer, Verification
 from spark_cluster.errors import Failed, UsageError, VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.containers import NEEDS, parse_state
+from spark_cluster.node.containers import parse_state
 
 Verified = Callable[..., Verification]
 
@@ -48,17 +49,6 @@ def verified(server: ChatServer, one_node: PipedCluster) -> Verified:
     return verified
 
 
-def test_a_healthy_server(server: ChatServer, verified: Verified) -> None:
-    found = verified()
-    assert {verdict.status for verdict in found.verdicts} == {"ok"}
-    assert [v.id for v in found.verdicts] == [
-        check.id for check in readiness_checks.of_kind("chat")
-    ]
-    document = found.to_dict()
-    assert document["ok"] is True
-    assert all(check["seconds"] >= 0 and check["found"] for check in document["checks"])
-
-
 def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(server, verified):
     server.change = lambda _request, reply: Reply("!!!!") if not reply.calls else None
     found = verified(only=("short_answers", "tool_call"))
@@ -69,6 +59,7 @@ def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(server, ver
     assert "!!!!" in verdict.found
     assert "models verify" in verdict.fix
     assert (found.count("ok"), found.to_dict()["ok"]) == (2, False)
+    assert all(check["seconds"] >= 0 and check["found"] for check in found.to_dict()["checks"])
 
 
 def without_parser(request: dict[str, Any]) -> tuple[int, str] | None:
@@ -123,123 +114,39 @@ def test_a_selection_by_check_and_by_rung(server: ChatServer, verified: Verified
 
 
 COMMAND = ["serve", "/srv/models/gemma", "--tool-call-parser", "gemma4", "--enforce-eager"]
-LABELS = {
-    "spark-cluster.endpoint": "http://127.0.0.1:8000/v1",
-    "spark-cluster.model": "gemma",
-    "spark-cluster.recipe": "r",
-    "spark-cluster.tp": "2",
-}
+RUNNING = cases(__file__, "running.toml")
 
 
-@pytest.fixture
-def cluster(piped_cluster: Make) -> PipedCluster:
-    return piped_cluster("spark1", "spark2")
-
-
-def test_the_running_server_tells_what_it_is(cluster: PipedCluster) -> None:
-    cluster.head.run_container(SERVER, LABELS, COMMAND)
-    found = verify.running_server(cluster.play, None)
-    assert (found.recipe, found.tp, found.kind, found.endpoint.model) == ("r", 2, "chat", "gemma")
+@pytest.mark.parametrize("case", RUNNING["case"].values(), ids=RUNNING["case"])
+def test_which_server_is_asked(piped_cluster: Make, case: dict[str, Any]) -> None:
+    cluster = piped_cluster("spark1", "spark2")
+    for node, program, status, which in case.get("runs", ()):
+        labels = RUNNING["labels"][which]
+        cluster.nodes[node].run_container(program, labels, COMMAND, status=status)
+    if "behind" in case:
+        cluster.head.put(DESCRIPTION, json.dumps({**RUNNING["several"], "tls": None}))
+    ask = partial(verify.running_server, cluster.play, None, case.get("name"))
+    if "said" in case:
+        with pytest.raises(UsageError if "usage" in case else Failed, match=case["said"]) as caught:
+            ask()
+        assert case.get("hint", "") in caught.value.hint
+        return
+    found = ask()
+    assert holds(asdict(found), case["found"]), found
     assert found.flags == {"tool-call-parser": "gemma4", "enforce-eager": ""}
-
-
-@pytest.mark.parametrize(
-    ("runs", "said"),
-    [
-        ({}, "nothing serves"),
-        ({"labels": LABELS, "status": "exited"}, "the server is exited"),
-        ({"labels": {}}, "names no endpoint"),
-    ],
-)
-def test_without_a_server(cluster, runs, said):
-    if runs:
-        cluster.head.run_container(SERVER, command=COMMAND, **runs)
-    with pytest.raises(Failed, match=said) as caught:
-        verify.running_server(cluster.play, None)
-    assert "spark-cluster up" in caught.value.hint
-
-
-MODEL = {"node": "spark2", "address": "192.168.177.12", "port": 18001, "kind": "chat"}
-SEVERAL = json.dumps(
-    {
-        "url": "http://10.0.0.1:8000/v1", "api_key": False, "tls": None,
-        "models": [
-            {**MODEL, "names": ["paris"], "program": "spark-vllm-a"},
-            {**MODEL, "names": ["gemma", "g"], "program": "spark-vllm-r"},
-        ],
-    }
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["gemma", "g"])
-def test_one_of_several_models_is_asked_through_the_endpoint(cluster, name):
-    cluster.head.put(DESCRIPTION, SEVERAL)
-    cluster.nodes["spark2"].run_container("spark-vllm-r", LABELS, COMMAND)
-    found = verify.running_server(cluster.play, None, name)
-    assert (found.recipe, found.program) == ("r", "spark-vllm-r")
-    assert (found.endpoint.url, found.endpoint.model) == ("http://10.0.0.1:8000/v1", "gemma")
-
-
-@pytest.mark.parametrize("status", ["created", "exited"])
-def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(cluster, status):
-    cluster.head.put(DESCRIPTION, SEVERAL)
-    told = {**LABELS, NEEDS: "15.7"}
-    cluster.nodes["spark2"].run_container("spark-vllm-r", told, COMMAND, status=status)
-    with pytest.raises(Failed, match="g is loaded on request, and is not loaded now") as caught:
-        verify.running_server(cluster.play, None, "g")
-    assert "ask the endpoint for it" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("description", "name", "text"),
-    [
-        (SEVERAL, None, "the endpoint has 2 models"),
-        (SEVERAL, "x", "the endpoint has no model 'x'"),
-        (None, "x", "the endpoint has one model"),
-    ],
-)
-def test_the_model_must_be_named_where_there_are_several(cluster, description, name, text):
-    cluster.head.run_container(SERVER, LABELS, COMMAND)
-    if description is not None:
-        cluster.head.put(DESCRIPTION, description)
-    with pytest.raises(UsageError, match=text):
-        verify.running_server(cluster.play, None, name)
-
-
-def test_answers_at_two_sizes_are_compared(server, one_node, tmp_path):
-    only, found = CheckSelection(("short_answers", "structured_output")), []
-    for tp, word in ((1, "Paris"), (2, "**paris**")):
-        server.change = lambda _asked, reply, word=word: (
-            Reply(word) if reply.content == "Paris." else reply
-        )
-        running = RunningServer(server.endpoint, "r", tp, "chat", FLAGS)
-        made = verify.verify(one_node.play, running, recipe(), only)
-        found.append(verify.with_other_sizes(made, running, recipe(), tmp_path))
-    assert found[0].other_sizes == ()
-    (size,) = found[1].other_sizes
-    assert (size.tp, size.same) == (1, ("structured-output",))
-    assert [one.id for one in size.different] == ["short-answers"]
-    assert found[1].to_dict()["other_sizes"][0]["tp"] == 1
 
 
 def test_the_memory_that_is_held_meanwhile(verified, piped_cluster, monkeypatch):
     """The largest reading of each node; a reading that fails ends no check."""
     monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
     cluster = piped_cluster("spark1")
-    readings = iter([5, 9, 7])
-
-    def nvidia_smi(_words: list[str], _stdin: str) -> Said:
-        used = next(readings, None)
-        if used is None:
-            return Said(stderr="NVRM: no answer\n", status=9)
-        return Said(f"7, VLLM::Worker, {used}\n")
-
-    cluster.head.programs["nvidia-smi"] = nvidia_smi
-    whole = verified()
+    readings = [Said(f"7, VLLM::Worker, {used}\n") for used in (5, 9, 7)]
+    fails = Said(stderr="NVRM: no answer\n", status=9)
+    cluster.head.programs["nvidia-smi"] = lambda *_: readings.pop(0) if readings else fails
 
     def check() -> Verification:
         until(lambda: bool(cluster.notes), what="a reading that fails")
-        return whole
+        return verified(only=("answer",))
 
     found = verify.with_memory(cluster.play, check)
     assert [one.used_mib for one in found.under_load] == [9]

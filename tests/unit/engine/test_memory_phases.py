@@ -29,11 +29,7 @@ def test_phases_are_kept_next_to_the_prediction():
         vram.record(bus, phase, [reading(used)])
     bus.emit(Note("something else"))
     first, second = as_json(list(phases.nodes.values()))
-    assert first == {
-        "node": "spark1", "before": 0, "loading": 60_000, "ready": 103_000,
-        "under_load": 103_900, "stopped": None,
-        "planned_loading": 51_712, "planned_ready": 102_400,
-    }  # fmt: skip
+    assert (first["planned_loading"], first["stopped"]) == (51_712, None)
     assert (second["node"], second["before"], second["planned_ready"]) == ("spark2", 5, None)
     assert str(phases.nodes["spark1"]) == (
         "spark1: before 0, loading 60000, ready 103000, under load 103900 MiB; "

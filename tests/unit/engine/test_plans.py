@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from cases import cases
 from factories import SHIPPED, make_recipe
 from serve_plans import deployment_for, inventory_of, linked_nodes, located, server_for, snapshot_of
 
@@ -26,12 +26,8 @@ from spark_cluster.resources import File
 NODES = linked_nodes("a", "b", "c", "d")
 UNLINKED = (NODES[0], replace(NODES[1], links=()))
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
-MINIMAX, BOTH = "minimax-m2.5-awq", (CHAT, EMBEDDING)
+BOTH = (CHAT, EMBEDDING)
 RANKS: dict[str, Any] = {"executor": "ray", "data_parallel": 2}
-
-
-def replicas(count: int, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Deployment:
-    return resolve(make_recipe(), inventory_of(*nodes, **serve), nodes, 1, replicas=count)
 
 
 def served(name: str, node: str = "a", *aliases: str, served_name: str = "") -> ServedModel:
@@ -49,23 +45,34 @@ def models(*chosen: ServedModel, nodes: tuple[Node, ...] = NODES) -> Deployment:
     return resolve_models(both, inventory_of(*nodes, recipes=entries), nodes)
 
 
-@pytest.mark.parametrize(
-    ("deployment", "keys", "recipes"),
-    [
-        (deployment_for(make_recipe(), *NODES, tp=2), [("a", "spark-vllm")],
-         {make_recipe().name: ("a", "b")}),
-        (replicas(3), [(name, "spark-vllm") for name in "abc"],
-         {make_recipe().name: ("a", "b", "c")}),
-        (models(served(CHAT), served(EMBEDDING, "b")),
-         [("a", f"spark-vllm-{CHAT}"), ("b", f"spark-vllm-{EMBEDDING}")],
-         {CHAT: ("a",), EMBEDDING: ("b",)}),
-    ],
-    ids=["one", "replicas", "models"],
-)  # fmt: skip
-def test_each_server_has_a_key_and_each_recipe_is_fetched_once(deployment, keys, recipes):
-    assert [server.key for server in deployment.servers] == keys
-    assert {one.recipe.name: one.node_names for one in deployment.recipes} == recipes
-    assert deployment.is_one == (len(keys) == 1)
+CASES = cases(__file__, "plans.toml")
+
+
+def resolved(case: dict[str, Any]) -> Deployment:
+    """Return what the recipe, nodes and size of a case become."""
+    nodes = UNLINKED if case.get("unlinked") else NODES[: case.get("nodes", 4)]
+    if "second" in case:
+        return models(served(CHAT), served(EMBEDDING, case["second"]), nodes=nodes)
+    recipe = make_recipe(case.get("recipe", "gemma4-31b-nvfp4"), **case.get("changes", {}))
+    inventory, tp = inventory_of(*nodes, **case.get("serve", {})), case.get("tp", 1)
+    return resolve(recipe, inventory, nodes, tp, replicas=case.get("replicas", 1))
+
+
+def replicas(count: int) -> Deployment:
+    return resolved({"replicas": count})
+
+
+def test_each_server_has_a_key_and_each_recipe_is_fetched_once():
+    usual, apart = make_recipe().name, models(served(CHAT), served(EMBEDDING, "b"))
+    chat, embedding = (f"spark-vllm-{name}" for name in BOTH)
+    for found, keys, recipes in (
+        (resolved({"tp": 2}), [("a", "spark-vllm")], {usual: ("a", "b")}),
+        (replicas(3), [(name, "spark-vllm") for name in "abc"], {usual: ("a", "b", "c")}),
+        (apart, [("a", chat), ("b", embedding)], {CHAT: ("a",), EMBEDDING: ("b",)}),
+    ):
+        assert [server.key for server in found.servers] == keys
+        assert {one.recipe.name: one.node_names for one in found.recipes} == recipes
+        assert found.is_one == (len(keys) == 1)
 
 
 # -- one server over several nodes ---------------------------------------------------------------
@@ -77,26 +84,17 @@ def flag(server: Server, name: str) -> str:
     return words[words.index(name) + 1]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "tp", "names", "argument", "labels"),
-    [
-        (make_recipe("gemma4-31b-fp8"), 4, "abcd", ("--tensor-parallel-size", "4"), ("4", None)),
-        (make_recipe(pipeline_parallel=2), 1, "ab", ("--pipeline-parallel-size", "2"), ("1", "2")),
-        (make_recipe(pipeline_parallel=3), 1, "abc", ("--pipeline-parallel-size", "3"),
-         ("1", "3")),
-        (make_recipe(**RANKS), 1, "ab", ("--data-parallel-size", "2"), ("1", "2")),
-    ],
-    ids=["tensor parallel", "two stages", "three stages", "data parallel"],
-)  # fmt: skip
-def test_one_model_over_several_nodes(recipe, tp, names, argument, labels):
-    found = deployment_for(recipe, *NODES, tp=tp)
-    server = found.first
-    assert (server.node_names, server.tp) == (tuple(names), tp)
+@pytest.mark.parametrize("case", CASES["over_nodes"].values(), ids=CASES["over_nodes"])
+def test_one_model_over_several_nodes(case):
+    found = resolved(case)
+    server, names = found.first, tuple(case["names"])
+    assert (server.node_names, server.tp) == (names, case.get("tp", 1))
     assert [node.name for node in found.idle] == [n for n in "abcd" if n not in names]
-    assert flag(server, argument[0]) == argument[1]
-    told = (server.labels["spark-cluster.tp"], server.labels.get("spark-cluster.nodes"))
-    assert told == labels
-    assert found.firewall["peers"] == tuple(names)
+    name, value = case["argument"]
+    assert flag(server, name) == value
+    told = [server.labels.get(f"spark-cluster.{label}") for label in ("tp", "nodes")]
+    assert [label for label in told if label] == case["labels"]
+    assert found.firewall["peers"] == names
 
 
 def test_data_parallel_ranks_are_on_one_node_each() -> None:
@@ -148,21 +146,11 @@ def test_ranks_of_a_mixture_of_experts_get_expert_parallelism() -> None:
     assert not changed(mixture, ("data-parallel-size=1",)).overrides
 
 
-@pytest.mark.parametrize(
-    ("sizes", "usual", "by_nodes"),
-    [
-        (TensorParallel(max=4), (1, 2, 4), {1: 1, 2: 2, 3: 2, 4: 4, 5: 4}),
-        (TensorParallel(max=4, default=2), (1, 2, 4), {1: 1, 3: 2, 4: 2}),
-        (TensorParallel(min=2, max=4, default=2), (2, 4), {1: 1, 2: 2, 4: 2}),
-        (TensorParallel(min=3, max=3), (3,), {2: 2, 3: 3, 4: 3}),
-        (TensorParallel(max=6), (1, 2, 4, 6), {5: 4, 6: 6}),
-        (TensorParallel(max=64), (1, 2), {1: 1, 4: 2}),
-        (TensorParallel(max=64, default=4), (1, 2, 4), {3: 2, 4: 4, 8: 4}),
-    ],
-)
-def test_the_size_that_is_taken(sizes, usual, by_nodes):
-    assert sizes.usual == usual
-    assert {nodes: sizes.size_for(nodes) for nodes in by_nodes} == by_nodes
+@pytest.mark.parametrize("case", CASES["sizes"].values(), ids=CASES["sizes"])
+def test_the_size_that_is_taken(case):
+    sizes = TensorParallel(**case["sizes"])
+    assert sizes.usual == tuple(case["usual"])
+    assert [[nodes, sizes.size_for(nodes)] for nodes, _ in case["by_nodes"]] == case["by_nodes"]
 
 
 # -- replicas ------------------------------------------------------------------------------------
@@ -245,56 +233,20 @@ def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
 # -- what cannot be ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("chosen", "why"),
-    [
-        ((served(CHAT), served(EMBEDDING, "a", "gemma-4-26b")), "'gemma-4-26b' is a name of"),
-        ((served(CHAT), served(MINIMAX)), "minimax-m2.5-awq takes 2 nodes"),
-        ((served(CHAT), served(EMBEDDING, served_name="it's")), "cannot look for the name"),
-        ((served(CHAT), served(EMBEDDING, served_name="a\nb")), "cannot look for the name"),
-    ],
-)
-def test_what_cannot_go_together_is_refused(chosen: tuple[ServedModel, ...], why: str) -> None:
-    with pytest.raises(Refused, match=why):
-        must_go_together(chosen)
+@pytest.mark.parametrize("case", CASES["together"], ids=lambda case: case["why"])
+def test_what_cannot_go_together_is_refused(case: dict[str, Any]) -> None:
+    recipe, name = case.get("recipe", EMBEDDING), case.get("served_name", "")
+    second = served(recipe, "a", *case.get("aliases", ()), served_name=name)
+    with pytest.raises(Refused, match=case["why"]):
+        must_go_together((served(CHAT), second))
 
 
-@pytest.mark.parametrize(
-    ("resolved", "why", "hint"),
-    [
-        (lambda: replicas(3, NODES[:2]), "3 replicas at TP=1 need 3 nodes; there are 2", ""),
-        (lambda: replicas(2, UNLINKED), "b has no link to the head", ""),
-        (lambda: replicas(2, port=18000), "serve.engine_port and serve.port are both 18000", ""),
-        (lambda: resolve(make_recipe(MINIMAX), inventory_of(*NODES), NODES, 1, replicas=2),
-         "minimax", ""),
-        (lambda: server_for(make_recipe(pipeline_parallel=2), *NODES[:3], tp=2),
-         "--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes", ""),
-        (lambda: server_for(make_recipe("gemma4-31b-fp8"), *NODES[:3], tp=4),
-         "--tp 4 needs 4 nodes; there are 3", "or use --tp 2"),
-        (lambda: deployment_for(make_recipe(), *NODES, tp=3), "not 3", ""),
-        (lambda: server_for(make_recipe(**{**RANKS, "data_parallel": 3}), *NODES[:2], tp=1),
-         "data-parallel ranks needs 3 nodes; there are 2", ""),
-        (lambda: resolve(make_recipe(**RANKS), inventory_of(*NODES), NODES, 1, replicas=2),
-         "takes 2 nodes for one server", ""),
-        (lambda: server_for(make_recipe(**RANKS), *NODES, tp=2),
-         "each rank is on one node here, and the recipe shares the model over 2",
-         "one replica on each Spark"),
-        (lambda: server_for(make_recipe(**RANKS, pipeline_parallel=2), *NODES, tp=1),
-         "the recipe shares the model over 2", "one replica on each Spark"),
-        (lambda: server_for(make_recipe(**{**RANKS, "executor": "mp"}), *NODES, tp=1),
-         "Ray joins its ranks, and the executor is mp", "one replica on each Spark"),
-        (lambda: models(served(CHAT), served(EMBEDDING, "b"), nodes=UNLINKED),
-         "b has no link to the head", ""),
-        (lambda: models(served(CHAT), served(EMBEDDING, "e")),
-         "is to be served on e, which is not among the chosen nodes", ""),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
-def test_what_cannot_be_is_refused(resolved: Callable[[], object], why: str, hint: str) -> None:
+@pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["why"])
+def test_what_cannot_be_is_refused(case: dict[str, Any]) -> None:
     with pytest.raises(Refused) as caught:
-        resolved()
-    assert why in caught.value.message
-    assert hint in (caught.value.hint or "")
+        resolved(case)
+    assert case["why"] in caught.value.message
+    assert case.get("hint", "") in (caught.value.hint or "")
 
 
 # -- what changes a server, and what does not ----------------------------------------------------

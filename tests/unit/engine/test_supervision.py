@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,22 +17,17 @@ KEPT = {
 }
 
 
-class Session:
-    """A head with these files."""
+def report(state: str | None, *, installed: bool = True) -> supervision.Supervision:
+    """Return what is read from a head with these files."""
+    kept = {"state": state, "config": "{}" if installed else None}
+    printed = {"active": "active\n", "enabled": "enabled\n"}
 
-    def __init__(self, state: str | None, *, installed: bool = True) -> None:
-        self.files = {"state": state, "config": "{}" if installed else None}
+    def request(op: str, commands: dict[str, list[str]], files: Any) -> dict[str, Any]:
+        assert (op, set(files)) == ("gather", set(kept))
+        done = {name: {"status": 0, "stdout": printed[name], "stderr": ""} for name in commands}
+        return {"commands": done, "files": kept}
 
-    def request(self, op: str, commands: dict[str, list[str]], files: Any) -> dict[str, Any]:
-        assert op == "gather"
-        assert set(files) == set(self.files)
-        outputs = {"active": "active\n", "enabled": "enabled\n"}
-        done = {name: {"status": 0, "stdout": outputs[name], "stderr": ""} for name in commands}
-        return {"commands": done, "files": self.files}
-
-
-def report(state: str | None, **given: Any) -> supervision.Supervision:
-    session: Any = Session(state, **given)
+    session: Any = SimpleNamespace(request=request)
     return supervision.report(session)
 
 
