@@ -215,14 +215,6 @@ def test_the_messages_of_the_model(tmp_path):
     assert list(found) == sorted(found)
 
 
-def test_the_request_is_one_word_of_the_command():
-    program, file, text = fabric_run.command(["192.168.177.11", "it's; touch /tmp/no"], [8, 64])
-    assert (program, file) == ("python3", "fabric_probe.py")
-    asked = json.loads(text)
-    assert asked["addresses"] == ["192.168.177.11", "it's; touch /tmp/no"]
-    assert asked["sizes"] == [8, 64]
-
-
 RECIPE = make_recipe("gemma4-31b-fp8")
 
 

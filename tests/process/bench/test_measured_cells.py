@@ -9,7 +9,6 @@ import pwd
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ import pytest
 import waiting
 from factories import put
 from fork_server import Forked, program
-from web_server import WebServer
+from health_server import HealthServer
 
 from spark_cluster.bench import on_node
 from spark_cluster.node import measure
@@ -35,21 +34,14 @@ open(sys.argv[2], "w").write(json.dumps({{"cell": sys.argv[1]}}))
 """
 
 
-class Health(WebServer):
-    status = 200
-
-    def answer(self, _asked: object) -> tuple[int, str]:
-        return self.status, ""
-
-
 @pytest.fixture
-def server() -> Iterator[Health]:
-    with Health() as served:
+def server() -> Iterator[HealthServer]:
+    with HealthServer() as served:
         yield served
 
 
 @pytest.fixture
-def health(server: Health) -> str:
+def health(server: HealthServer) -> str:
     return f"{server.url}/health"
 
 
@@ -134,9 +126,7 @@ def test_a_cell_that_was_cut_is_measured_again_and_no_other(plan):
     process = start(folder)
     waiting.until((folder / "begun").exists)
     process.kill()
-    process.wait()
-    process.stdout.close()
-    process.stderr.close()
+    process.communicate(timeout=60)
     (folder / "again").touch()
     assert run(folder)[0] == measure.DONE
     assert calls(folder) == ["a", "b", "b", "c"]
@@ -342,16 +332,10 @@ def docker(step: Path) -> list[str]:
 
 def test_each_run_is_a_container_of_its_own_that_prints_its_result(contained):
     assert here(contained) == measure.DONE
-    assert sorted(p.name for p in (contained / "raw").iterdir()) == [
-        "a.1.json",
-        "a.2.json",
-        "a.log",
-    ]
-    assert (contained / "raw/a.2.json").read_text() == "2\n"
-    assert (contained / "raw/a.log").read_text() == "measured\nmeasured\n"
-    assert [line.strip() for line in docker(contained) if line.startswith("run")] == [
-        "run image 1", "run image 2",
-    ]  # fmt: skip
+    came = {path.name: path.read_text() for path in (contained / "raw").iterdir()}
+    assert came == {"a.1.json": "1\n", "a.2.json": "2\n", "a.log": "measured\nmeasured\n"}
+    runs = [line.strip() for line in docker(contained) if line.startswith("run")]
+    assert runs == ["run image 1", "run image 2"]
 
 
 def test_a_run_that_fails_is_the_last_one(contained):
@@ -366,23 +350,18 @@ def test_a_run_that_fails_is_the_last_one(contained):
 @pytest.mark.parametrize("how", ["stopped", "too long", "without end"])
 def test_no_container_is_left(contained, how, monkeypatch):
     monkeypatch.setattr(measure, "ENDLESS_BYTES", 1 << 20)
-    endless = "while True:\n    print('x' * 100_000)\n"
-    program = endless if how == "without end" else "time.sleep(600)\n"
-    (contained.parent / "state/program").write_text(program)
-    change(contained, timeout_s=1 if how == "too long" else 60)
+    program, stop = "time.sleep(600)\n", ""
+    if how == "without end":
+        program = "while True:\n    print('x' * 100_000)\n"
+    if how == "too long":
+        change(contained, timeout_s=1)
     if how == "stopped":
-        threading.Thread(
-            target=lambda: (
-                waiting.until((contained.parent / "state/left").exists),
-                (contained / "stop").touch(),
-            )
-        ).start()
+        stop = f"pathlib.Path({str(contained)!r}, 'stop').touch()\n"
+    (contained.parent / "state/program").write_text(stop + program)
     assert here(contained) == (measure.STOPPED if how == "stopped" else measure.DONE)
     assert not (contained.parent / "state/left").exists()
-    if how != "stopped":
-        assert told(contained)["error"] == {"too long": "it did not end within 1 s"}.get(
-            how, "it prints without end"
-        )
+    why = {"too long": "it did not end within 1 s", "without end": "it prints without end"}
+    assert how == "stopped" or told(contained)["error"] == why[how]
 
 
 def test_docker_reads_no_settings_of_the_login_user(contained):

@@ -10,11 +10,13 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from factories import put
-from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
+from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system
 from waiting import HANG_S, until
+from web_server import WebServer
 
 from spark_cluster.errors import Failed
 from spark_cluster.node import nvidia_smi as readers
@@ -88,8 +90,8 @@ def lines(process, wanted):
 def test_a_whole_sample(root):
     put_system(root)
     nvidia_smi(root)
-    with server(lambda _names: (200, PAGE)) as (url, _):
-        settings = SamplerSettings(**QUICK, metrics=url, root=str(root))
+    with WebServer(lambda _asked: (200, PAGE)) as server:
+        settings = SamplerSettings(**QUICK, metrics=server.url, root=str(root))
         with started(settings) as process:
             line = lines(process, lambda t: t["gpu"] and t["engine"] and t["processes"])
             errors = lines(process, lambda t: "rdma_errors" in t)
@@ -255,25 +257,26 @@ def engine_at(url):
     return reader
 
 
-def test_only_the_names_that_the_page_has_are_asked_for():
-    def answer(names):
-        wanted = [n for n in PAGE.splitlines() if not names or n.startswith(tuple(names))]
-        return 200, "\n".join(wanted)
+def named(asked):
+    """The names that a request asks the page for."""
+    return parse_qs(urlsplit(asked.path).query).get("name[]", [])
 
-    with server(answer) as (url, asked):
-        reader = engine_at(url)
-        assert reader.ask()[0] == reader.ask()[0] == figures(PAGE)
-    assert asked[0] == []
+
+@pytest.mark.parametrize("several", [False, True])
+def test_only_the_names_that_the_page_has_are_asked_for(several):
+    """Where it gives them: vLLM's page with several API servers is empty then."""
+
+    def answer(asked):
+        wanted = [n for n in PAGE.splitlines() if n.startswith(tuple(named(asked)) or "")]
+        return 200, "" if several and named(asked) else "\n".join(wanted)
+
+    with WebServer(answer) as server:
+        reader = engine_at(server.url)
+        assert [reader.ask()[0] for _ in range(3)] == [figures(PAGE)] * 3
+        asked = [named(one) for one in server.asked]
+    assert [bool(names) for names in asked] == [False, True, *[not several] * len(asked[2:])]
     assert "vllm:kv_cache_usage_perc" in asked[1]
     assert "vllm:gpu_cache_usage_perc" not in asked[1]
-
-
-def test_a_server_whose_page_of_names_is_empty():
-    """As vLLM's with several API servers."""
-    with server(lambda names: (200, "" if names else PAGE)) as (url, asked):
-        reader = engine_at(url)
-        assert [reader.ask()[0] for _ in range(3)] == [figures(PAGE)] * 3
-    assert [bool(names) for names in asked] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -282,8 +285,8 @@ def test_a_server_whose_page_of_names_is_empty():
      ((200, "up 1\n"), "its /metrics page has no figures of vLLM or SGLang")],
 )  # fmt: skip
 def test_why_there_are_no_figures(answer, why):
-    with server(lambda _names: answer) as (url, _):
-        assert engine_at(url).ask() == (None, why)
+    with WebServer(lambda _asked: answer) as server:
+        assert engine_at(server.url).ask() == (None, why)
     assert engine_at("http://127.0.0.1:9/metrics").ask() == (None, ""), "it is not there"
 
 
