@@ -326,25 +326,19 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
     assert (tmp_path / "none/t.jsonl").read_text().strip() == "kept"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_of_it(root, number):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
+def test_a_signal_ends_all_of_it_and_so_does_the_end_of_who_reads(root, number):
     nvidia_smi(root)
     with started(SamplerSettings(**QUICK, root=str(root))) as process:
         lines(process, lambda t: t["gpu"])
         assert alive(f"{root}/usr/local/bin/nvidia-smi")
-        process.send_signal(number)
+        if number is None:
+            process.stdout.close()
+            process.stdout = None
+        else:
+            process.send_signal(number)
         assert process.wait(HANG_S) == 0
         assert not alive(f"{root}/usr/local/bin/nvidia-smi")
-
-
-def test_it_ends_when_nobody_reads(root):
-    nvidia_smi(root)
-    with started(SamplerSettings(**QUICK, root=str(root))) as process:
-        lines(process, lambda t: t["gpu"])
-        process.stdout.close()
-        assert process.wait(HANG_S) == 0
-        assert not alive(f"{root}/usr/local/bin/nvidia-smi")
-        process.stdout = None
 
 
 def test_it_ends_with_its_parent(root):
