@@ -24,14 +24,13 @@ from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
 
 DATA = Path(__file__).parents[2] / "data" / "benchy"
-BENCHY, VLLM = generators.LlamaBenchy(), open_loop.VllmBench()
-GUIDE = open_loop.GuideLlm()
+BENCHY, GUIDE = generators.LlamaBenchy(), open_loop.GuideLlm()
 SETTINGS = MeasurementSettings()
 CACHED = MeasurementSettings(prefix_caching=True)
 
 
-def at(settings: MeasurementSettings = SETTINGS, slo: Slo | None = None) -> At:
-    suite = Suite(name="s", settings=settings, slo=slo)
+def at(settings: MeasurementSettings = SETTINGS) -> At:
+    suite = Suite(name="s", settings=settings)
     deployment = deployment_for(make_recipe(), make_node("spark1"))
     return At(suite, deployment, "http://127.0.0.1:8000/v1", "/var/lib/x")
 
@@ -259,19 +258,6 @@ def test_what_fails(data, reason):
 def test_a_server_that_does_not_keep_up():
     slow = served(request_throughput=0.5)
     assert "kept up with 0.50 of 2 requests" in open_loop.parse(RATE, [slow, slow]).attention[0]
-
-
-def test_the_command_line_of_vllm():
-    words = VLLM.measurement(at(slo=SLO), RATE).runs[1].argv
-    text = " ".join(words)
-    assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
-    assert "--request-rate 2 --ignore-eos --temperature 0" in text
-    assert "--goodput ttft:500 tpot:50 --" in text
-    assert "--result-dir /tmp --result-filename open.2.json" in text
-    assert "--seed 2" in text
-    closed = VLLM.measurement(at(), cell(concurrency=4)).runs[0].argv
-    assert closed[closed.index("--max-concurrency") + 1] == "4"
-    assert "--goodput" not in closed
 
 
 # -- guidellm --------------------------------------------------------------------------------------
