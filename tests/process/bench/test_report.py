@@ -111,19 +111,19 @@ def test_each_purpose_is_answered():
     assert "2 × TP=1" in f"{many.winner} {many.text}"
 
 
-def test_what_was_not_measured_is_said():
-    found = list(answers(Results(sweep_record())))
-    assert found[0].winner == found[0].title == "TP=1 num_speculative_tokens=4"
-    assert not found[2].winner
-    assert found[2].title == "Not measured"
-    assert "two replicas" in found[2].text
-
-
-def test_a_sweep_shows_its_speeds_and_acceptance():
-    table = table_of(Results(sweep_record()), "acceptance")
+def test_a_sweep_shows_its_speeds_and_acceptance_and_what_was_not_measured():
+    results = Results(sweep_record())
+    single, _, many = answers(results)
+    assert single.winner == single.title == "TP=1 num_speculative_tokens=4"
+    assert (many.winner, many.title) == ("", "Not measured")
+    assert "two replicas" in many.text
+    table = table_of(results, "acceptance")
     assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
     assert all(re.fullmatch(r"[678]\d\.\d\d ± \d\.\d\d", row[2]) for row in table.rows)
     assert all(row[3].endswith("%") for row in table.rows)
+    with no_png():
+        files = build(results, [])
+    assert str(files["plots/variants.svg"]).count("<text") > 10
 
 
 def test_setups_that_would_be_called_alike_are_told_apart():
@@ -418,12 +418,6 @@ def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
     assert "Telemetry was not recorded" in str(files["report.html"])
 
 
-def test_the_report_of_a_sweep_shows_it(tmp_path):
-    with no_png():
-        files = build(Results(sweep_record()), [])
-    assert str(files["plots/variants.svg"]).count("<text") > 10
-
-
 # -- in a browser ----------------------------------------------------------------------------------
 
 PHONE = 390
@@ -454,20 +448,15 @@ CLIPPED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
 @pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
 def test_no_label_of_a_plot_is_cut(tmp_path):
     """Those of a small model: prefill of five digits, and little memory."""
-    run = dual_record()
-    cells, setups = list(run.cells), []
-    for number, cell in enumerate(run.cells):
-        if speed := cell.metrics.get("pp_tps"):
-            faster = {**cell.metrics, "pp_tps": Metric(mean=speed.mean * 14, std=9.0)}
-            cells[number] = cell.model_copy(update={"metrics": faster})
-    for setup in run.setups:
-        data = setup.model_dump()
-        for process in [held for reading in data["vram"] for held in reading["processes"]]:
+    data = dual_record().model_dump()
+    for cell in data["cells"]:
+        if speed := cell["metrics"].get("pp_tps"):
+            speed.update(mean=14 * speed["mean"], std=9.0, values=())
+    for reading in (one for setup in data["setups"] for one in setup["vram"]):
+        for process in reading["processes"]:
             process["used_mib"] = 612
-        setups.append(type(setup).model_validate(data))
-    small = run.model_copy(update={"cells": tuple(cells), "setups": tuple(setups)})
     with no_png():
-        files = build(Results(small), [])
+        files = build(Results(Record.model_validate(data)), [])
     (tmp_path / "page.html").write_text(str(files["report.html"]))
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width in (PHONE, 1280):

@@ -19,6 +19,7 @@ from fork_server import Forked
 
 from spark_cluster.node.store.download import needed
 from spark_cluster_lab.hub import Conduct, LabHub, serve
+from spark_cluster_lab.hub_files import hub_file
 
 MODEL = "org/model"
 PROGRAM = "spark_cluster.node.store.download"
@@ -125,14 +126,6 @@ def test_a_revision_arrives_whole_in_the_standard_layout(puller: Puller) -> None
 def test_all_files_on_request(puller: Puller) -> None:
     found = puller.pull(all_files=True)
     assert "pytorch_model.bin" in puller.content(found["commit"])
-
-
-def test_a_preview_fetches_nothing(puller: Puller) -> None:
-    found = puller.pull(preview=True)
-    assert found["missing"] == sum(file["size"] for file in found["manifest"]["files"])
-    assert found["missing"] > 2 * SHARD
-    assert puller.hub.sent_of(MODEL) == 0
-    assert not puller.repository.exists()
 
 
 def test_a_token_stays_with_the_hub_when_it_sends_on_to_a_store(puller: Puller) -> None:
@@ -273,10 +266,6 @@ def test_a_branch_that_moves(puller: Puller) -> None:
 
 
 def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) -> None:
-    blob = puller.pull(preview=True)
-    assert blob["manifest"]["commit"]
-    from spark_cluster_lab.hub_files import hub_file
-
     file = hub_file(puller.hub.root / MODEL / "model-1.safetensors")
     half = puller.repository / "blobs" / f"{file.hash}.incomplete"
     half.parent.mkdir(parents=True)

@@ -119,8 +119,9 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node, engine):
-    assert (node.look(), node.phase) == ("", "serving")
-    assert node.supervisor.need_mib == 900
+    """Its own questions make no server busy."""
+    assert [node.look() for _ in range(3)] == [""] * 3
+    assert (node.phase, node.supervisor.need_mib) == ("serving", 900)
     node.dies(engine)
     assert node.look() == "", "its process still holds memory"
     assert "PID 7 VLLM::EngineCor (900 MiB)" in node.supervisor.state.reason
@@ -138,9 +139,7 @@ def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node,
 
 def test_what_it_knows_outlives_a_power_cut(node, engine):
     node.look()
-    engine.alive = False
-    node.look()
-    assert node.look() == STOP
+    node.dies(engine)
     node.holds()
     node.supervisor = node.again()
     assert node.look() == START, "a stop of its own is none by hand"
@@ -157,18 +156,13 @@ def test_a_busy_server_is_not_dead(node, engine):
     assert [node.look(), node.look()] == ["", STOP]
 
 
-def test_its_own_questions_make_no_server_busy(node, engine):
-    for _ in range(3):
-        node.look()
-    node.dies(engine)
-
-
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
         ("", {"choices": [{"message": {"content": "Paris"}}]}, {"choices": []}),
         ("embedding", {"data": [{"embedding": [0.6, 0.8]}]}, {"data": []}),
         ("reranking", {"results": [{"index": 0, "relevance_score": 0.9}]}, {"results": []}),
+        ("transcription", {}, None),
     ],
 )
 def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, bad):
@@ -176,15 +170,11 @@ def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, ba
     engine.reply = good
     node.look()
     assert node.phase == "serving"
+    if bad is None:
+        return  # it is asked for its health alone
     engine.reply = bad
     assert [node.look(), node.look()] == ["", STOP]
     assert "gives no answer" in node.supervisor.state.reason
-
-
-def test_a_model_that_hears_is_asked_for_its_health(node, engine):
-    node.has(spark_vllm=container({**node.labels, KIND: "transcription"}))
-    node.look()
-    assert node.phase == "serving"
 
 
 def test_nothing_is_done_while_a_run_is_at_work(node, engine):
