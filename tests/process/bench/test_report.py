@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,6 +20,7 @@ import pytest
 from bench_records import dual_record, sweep_record, write_run
 from bench_runs import answered, record, served
 from browser import browser, installed
+from cases import cases
 from click.testing import CliRunner
 from made_once import made_once
 from ruamel.yaml import YAML
@@ -421,28 +423,7 @@ def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
 # -- in a browser ----------------------------------------------------------------------------------
 
 PHONE = 390
-WIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, svg')
-  && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 90))"""
-SMALLEST = """Math.min(...[...document.querySelectorAll('svg text')].map(
-  e => [e.getScreenCTM(), parseFloat(getComputedStyle(e).fontSize)]).map(
-  ([m, size]) => size * Math.hypot(m.a, m.b)))"""
-BRIGHTNESS = """Object.fromEntries([['page', getComputedStyle(document.body).backgroundColor],
-  ['text', getComputedStyle(document.querySelector('svg text')).fill]].map(
-  ([k, c]) => [k, c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765]))"""
-
-
-FOLDED = "document.querySelectorAll('details.part:not([open])').length"
-"""Parts that a phone folds; a wide screen has them open, and so has each link to one."""
-
-OPEN_ALL = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
-
-CLIPPED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
-  const box = svg.getBoundingClientRect();
-  return [...svg.querySelectorAll('text')].filter(text => {
-    const r = text.getBoundingClientRect();
-    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1;
-  }).map(text => text.textContent);
-})"""
+ASKED = SimpleNamespace(**cases(__file__, "report_page.toml"))
 
 
 @pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
@@ -461,8 +442,8 @@ def test_no_label_of_a_plot_is_cut(tmp_path):
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width in (PHONE, 1280):
             shown.open(tmp_path / "page.html", width=width)
-            shown.evaluate(OPEN_ALL)
-            assert shown.evaluate(CLIPPED) == []
+            shown.evaluate(ASKED.open_all)
+            assert shown.evaluate(ASKED.clipped) == []
     assert ">25,000</text>" in str(files["plots/prefill-depth.svg"])
     assert ">0.6</text>" in str(files["plots/vram.svg"])
 
@@ -473,17 +454,17 @@ def test_the_page_in_a_browser(folder, tmp_path):
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width, dark in ((PHONE, False), (PHONE, True), (1280, False)):
             shown.open(page, width=width, dark=dark)
-            folded = shown.evaluate(FOLDED)
+            folded = shown.evaluate(ASKED.folded)
             assert (folded == 5) if width == PHONE else (folded == 0)
             short = shown.evaluate("document.documentElement.scrollHeight")
-            shown.evaluate(OPEN_ALL)
+            shown.evaluate(ASKED.open_all)
             if width == PHONE:
                 whole = shown.evaluate("document.documentElement.scrollHeight")
                 assert short < 7000 < 0.55 * whole, "what is folded is most of the page"
             assert shown.evaluate("document.documentElement.scrollWidth") == width
-            assert shown.evaluate(WIDE) == []
-            assert shown.evaluate(SMALLEST) > 7.5, "readable"
-            bright = shown.evaluate(BRIGHTNESS)
+            assert shown.evaluate(ASKED.wide) == []
+            assert shown.evaluate(ASKED.smallest) > 7.5, "readable"
+            bright = shown.evaluate(ASKED.brightness)
             assert (bright["page"] < bright["text"]) is dark
             name = f"{width}-{'dark' if dark else 'light'}.png"
             assert shown.screenshot(tmp_path / name).startswith(b"\x89PNG")

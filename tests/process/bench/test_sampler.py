@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from cases import cases, each_row
 from factories import put
 from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system
 from waiting import HANG_S, until
@@ -34,6 +35,7 @@ from spark_cluster.node.telemetry import (
 from spark_cluster.runner import wire
 
 QUICK = {"every": 0.1, "slowly": 0.1}
+SAMPLE = cases(__file__, "sample.json")
 
 
 @pytest.fixture
@@ -97,18 +99,10 @@ def test_a_whole_sample(root):
             errors = lines(process, lambda t: "rdma_errors" in t)
     assert line["format"] == telemetry.FORMAT
     assert abs(line["time"] - time.time()) < HANG_S
-    assert line["gpu"] == {
-        "utilisation": 96.0, "sm_clock_mhz": 2411.0, "power_w": 45.1, "temperature_c": 62.0,
-        "throttle": ["sw_thermal_slowdown"],
-    }  # fmt: skip
-    assert line["memory"] == {
-        "total_kib": 127600748, "available_kib": 20971520, "swap_used_kib": 1024,
-        "swapped_bytes": 7 * PAGE_SIZE,
-    }  # fmt: skip
-    assert line["network"] == {"enp1s0f1np1": [1000, 2000], "enP7s7": [300, 400]}
-    assert line["rdma"] == {"rocep1s0f1": {"interface": "enp1s0f1np1", "rx": 100, "tx": 200}}
+    expected = SAMPLE["line"]
+    assert {name: line[name] for name in expected} == expected
+    assert line["memory"] == {**SAMPLE["memory"], "swapped_bytes": 7 * PAGE_SIZE}
     assert errors["rdma_errors"] == {"rocep1s0f1": 2}
-    assert line["processes"] == [[2065247, "VLLM::Worker_TP0", 102843]]
     assert line["engine"]["running"] == 5
     assert "notes" not in line
 
@@ -136,19 +130,11 @@ def test_real_proc():
 # -- nvidia-smi -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cells", "figures"),
-    [
-        (BUSY, (96.0, 2411.0, 45.1, 62.0, ["sw_thermal_slowdown"])),
-        ("[N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]", (None,) * 5),
-        ("0, 208, 3.66, 33, Active, Not Active, Not Active, [N/A]",
-         (0.0, 208.0, 3.66, 33.0, ["sw_power_cap"])),
-    ],
-)  # fmt: skip
-def test_the_cells_of_a_gpu(root, cells, figures):
+@each_row(__file__, "sample.json", "gpus")
+def test_the_cells_of_a_gpu(root, cells, found):
     nvidia_smi(root, gpu=loop(cells))
     with ending(GpuReader(1.0)) as reader:
-        assert tuple(until(reader.now).values()) == figures
+        assert list(until(reader.now).values()) == found
 
 
 def test_a_field_that_this_driver_does_not_have_is_left_out(root):
@@ -233,20 +219,12 @@ def test_no_process_and_one_whose_memory_is_not_told(root):
 def test_names_of_other_versions_and_engines():
     old = PAGE.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
     assert figures(old) == figures(PAGE)
-    assert figures(PAGE) == {
-        "running": 5, "waiting": 2, "kv_usage": 0.25, "prompt_tokens": 1000,
-        "generation_tokens": 500, "drafts": 10, "draft_tokens": 40, "accepted_tokens": 30,
-        "preemptions": None,
-    }  # fmt: skip
+    assert figures(PAGE) == SAMPLE["engine"]
     sglang = figures('sglang:num_running_reqs{a="b"} 3\nsglang:token_usage{a="b"} 0.5 1700000\n')
     assert (sglang["running"], sglang["kv_usage"], sglang["waiting"]) == (3, 0.5, None)
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["", "<html>", "vllm:num_requests_running", "vllm:num_requests_running{", "vllm:x{} NaN",
-     'vllm:num_requests_running{a="b"} +Inf', "vllm:num_requests_running{} x\0"],
-)  # fmt: skip
+@each_row(__file__, "sample.json", "empty pages")
 def test_pages_that_say_nothing(page):
     assert figures(page) is None
 
