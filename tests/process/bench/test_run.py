@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from bench_runs import begun
+from cases import each_row
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
@@ -69,23 +70,7 @@ def left_out(step: Step) -> dict[str, str]:
     return {cell.id: cell.skip for cell in step.cells if cell.skip}
 
 
-VLLM = {"tool": "vllm-bench", "request_rate": [1]}
-
-
-@pytest.mark.parametrize(
-    ("engine", "suite", "why"),
-    [
-        ("vllm", {}, ""),
-        ("vllm", VLLM, ""),
-        ("vllm", {"kind": "vision"}, ""),
-        ("vllm", {"kind": "tool_call"}, ""),
-        ("vllm", {"replicas": 2}, ""),
-        ("vllm", {"replicas": 2, **VLLM}, ""),
-        ("vllm", {"replicas": 2, "tp": [2]}, "one node, and this one takes 2"),
-        ("sglang", {}, ""),
-        ("sglang", VLLM, "engine is sglang"),
-    ],
-)
+@each_row(__file__, "measurable.json", "suites")
 def test_what_cannot_be_measured_has_a_reason(engine, suite, why):
     """A replica behind the endpoint has one node."""
     recipe = make_recipe("gemma4-31b-fp8", engine=engine)

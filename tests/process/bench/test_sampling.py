@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from unittest import mock
 
 import pytest
+from cases import cases
 from factories import make_inventory
 from telemetry_node import nvidia_smi, put_system
 from waiting import until
@@ -26,15 +27,11 @@ nodes:
   spark1: {address: 192.0.2.1, roles: [head]}
   spark2: {address: 192.0.2.2}
 """
+LONG_NAME = "ray::RayWorkerWrapper.__ray_call__" * 3
 FULL = {
-    "sm_clock_mhz": 2411.0, "power_w": 45.1, "temperature_c": 62.0, "throttle": "",
-    "utilisation": 96.0, "mem_available_mib": 112345, "gpu_mem_mib": 102843,
-    "rdma_rx_bytes_s": 1.23e10, "rdma_tx_bytes_s": 9.98e8, "net_rx_bytes_s": 9.99e8,
-    "net_tx_bytes_s": 9.99e8, "running": 10, "waiting": 100, "kv_usage": 1.0, "acceptance": 0.71,
-    "prompt_tps": 12345.0, "generation_tps": 1153.2,
-    "processes": (ProcessMemory(pid=2065247, name="ray::RayWorkerWrapper.__ray_call__" * 3,
-                                used_mib=102843),),
-}  # fmt: skip
+    **cases(__file__, "full_row.json"),
+    "processes": (ProcessMemory(pid=2065247, name=LONG_NAME, used_mib=102843),),
+}
 
 
 def row(node="spark1", **more):

@@ -15,6 +15,7 @@ from typing import Any
 
 import kept_docker
 import pytest
+from cases import each_row
 from factories import make_node, put
 from kept_docker import KeptDocker, container
 from small_server import Answer, answering
@@ -156,15 +157,7 @@ def test_a_busy_server_is_not_dead(node, engine):
     assert [node.look(), node.look()] == ["", STOP]
 
 
-@pytest.mark.parametrize(
-    ("kind", "good", "bad"),
-    [
-        ("", {"choices": [{"message": {"content": "Paris"}}]}, {"choices": []}),
-        ("embedding", {"data": [{"embedding": [0.6, 0.8]}]}, {"data": []}),
-        ("reranking", {"results": [{"index": 0, "relevance_score": 0.9}]}, {"results": []}),
-        ("transcription", {}, None),
-    ],
-)
+@each_row(__file__, "kinds.json", "kinds")
 def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, bad):
     node.has(spark_vllm=container({**node.labels, **({KIND: kind} if kind else {})}))
     engine.reply = good

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from spark_cluster.node import model_loader
@@ -96,18 +98,8 @@ def test_a_failure_is_told_and_not_tried_again_at_once():
     assert "in 120 s" in queue.ask("a").text
 
 
-STAT = """\
-# pxname,svname,qcur,qmax,scur,smax,slim,stot,lastsess,status,
-endpoint,FRONTEND,,,3,3,256,9,,OPEN,
-model-1,spark-vllm-a,0,0,2,3,,9,0,UP,
-model-1,BACKEND,0,0,2,3,26,9,0,UP,
-model-2,spark-vllm-b,1,0,0,0,,0,-1,DOWN 1/2,
-
-"""
-
-
 def test_the_proxy_says_who_has_requests():
-    assert model_loader.uses(STAT) == {
+    assert model_loader.uses(Path(__file__).with_name("stat.csv").read_text()) == {
         "spark-vllm-a": model_loader.Use(requests=2, idle_s=0, up=True),
         "spark-vllm-b": model_loader.Use(requests=1, idle_s=None),
     }
