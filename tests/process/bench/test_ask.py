@@ -16,6 +16,7 @@ from typing import Any
 
 import chat_server
 import pytest
+from cases import each_row
 from chat_server import Reply
 from factories import make_node, make_recipe
 from serve_plans import deployment_for
@@ -122,26 +123,10 @@ def test_tools_in_steps(tmp_path, server, url):
     assert found.questions[0].ttft_ms is None, "not known of an answer that is not streamed"
 
 
-NO_PICTURES = json.dumps({"error": {"message": "paris is not a multimodal model", "code": 400}})
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "text", "why"),
-    [
-        ("vision", 400, NO_PICTURES,
-         "HTTP 400: paris is not a multimodal model (the recipe's model"),
-        ("tool_call", 400, '{"error": {"message": "\\"auto\\" tool choice requires --x"}}',
-         'HTTP 400: "auto" tool choice requires --x (it needs --enable-auto-tool-choice'),
-        ("vision", 200, "data: {}\n", "the stream ended without [DONE]"),
-        ("vision", 200, 'data: {"error": {"message": "engine died"}}\ndata: [DONE]\n',
-         "in the stream: engine died"),
-        ("vision", 200, "x" * (completions.BODY_BYTES + 1), "more than 4 MiB"),
-        ("vision", 502, "<html>bad gateway", "HTTP 502: <html>bad gateway"),
-        ("vision", None, "", "Connection refused"),
-    ],
-)  # fmt: skip
+@each_row(__file__, "failed_questions.json", "answers")
 def test_a_server_without_a_whole_answer(tmp_path, server, url, kind, status, text, why):
     """It cannot do what is asked, breaks off, says too much, or is gone."""
+    text = text.replace("ENDLESS", "x" * (completions.BODY_BYTES + 1))
     says(server, lambda _: (status, text))
     found, _, _ = measured(tmp_path, url if status else "http://127.0.0.1:1/v1", kind)
     assert found.status == "failed"
@@ -208,15 +193,7 @@ def test_replies_that_are_too_many_are_not_all_kept(tmp_path, server, url, capsy
     assert "run 3, q:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        ("it wrote no result (a.json)", "it wrote no result"),
-        ({}, "0 of 1 questions were asked"),
-        ({"answers": [7, {"question": "unknown"}]}, "0 of 1 questions were asked"),
-        ({"answers": [{"question": "colour", "run": 1, "rounds": "x"}]}, "it was not asked"),
-    ],
-)
+@each_row(__file__, "failed_questions.json", "files")
 def test_a_file_that_is_none(data, why):
     given = {"name": "s", "recipes": ["r"], "kind": "vision", "questions": ["colour"]}
     suite = Suite.model_validate(given)

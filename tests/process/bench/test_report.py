@@ -20,7 +20,7 @@ import pytest
 from bench_records import dual_record, sweep_record, write_run
 from bench_runs import answered, record, served
 from browser import browser, installed
-from cases import cases
+from cases import cases, each_row
 from click.testing import CliRunner
 from made_once import made_once
 from ruamel.yaml import YAML
@@ -351,21 +351,9 @@ def test_the_page_loads_nothing(folder, evil):
         assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "not a record"),
-        ("[]", "not a record"),
-        ('{"format": "other.v9"}', "format: found 'other.v9'"),
-        ('{"format": "spark-cluster.bench.v1"}', "Field required"),
-        ('{"id": NaN}', "NaN is not a number"),
-        ('{"id": 1e400}', "out of range"),
-        ("[" * 100_000, "nested too deeply"),
-        ("\xff\xfe", "not a record"),
-    ],
-)
+@each_row(__file__, "broken_records.json", "records")
 def test_a_broken_record_is_said(tmp_path, content, said):
-    (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
+    (tmp_path / "run.json").write_bytes(content.replace("DEEP", "[" * 100_000).encode("latin-1"))
     with pytest.raises(InvalidFile, match=said):
         write_report(tmp_path, tmp_path / "report")
 
