@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases, each_case
+from cases import cases, each_case, each_row
 from fabric_results import RDMA, measured, node, told
 from factories import make_node, make_recipe, put
 from fake_programs import Said
@@ -168,25 +168,12 @@ for _ in range(100_000):
     NESTED = [NESTED]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"nodes": []},
-        {"nodes": None},
-        {"allreduce": [{"bytes": 8, "seconds": []}]},
-        {"allreduce": [{"bytes": 8, "seconds": [0.0]}]},
-        {"allreduce": [{"bytes": "x", "seconds": [1.0]}]},
-        {"allreduce": []},
-        {"backend": "mpi"},
-        {"left_out": 3},
-        {"torch": NESTED},
-        {"nodes": NESTED},
-    ],
-)
-def test_a_result_that_cannot_be(change):
+@each_row(__file__, "impossible_results.json", "results")
+def test_a_result_that_cannot_be(field, value):
     plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
+    given = told(**{field: NESTED if value == "NESTED" else value})
     with pytest.raises(Failed, match="the job's result cannot be read"):
-        record_of(told(**change), plan, pair(), {}, "r1")
+        record_of(given, plan, pair(), {}, "r1")
 
 
 def test_the_messages_of_the_model(tmp_path):
