@@ -132,17 +132,24 @@ def test_a_cell_that_was_cut_is_measured_again_and_no_other(plan):
     assert calls(folder) == ["a", "b", "b", "c"]
 
 
-def test_no_process_of_a_load_generator_is_left(plan):
+@pytest.mark.parametrize("by", ["a signal", "its user"])
+def test_no_process_of_a_load_generator_is_left_when_it_is_stopped(plan, by):
     more = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
-    folder = plan("a", more=f"{more}open('pid', 'w').write(str(child.pid))\ntime.sleep(600)\n")
+    more += "open('pid', 'w').write(str(child.pid))\ntime.sleep(600)\n"
+    folder = plan("a", "b", more=more)
     process = start(folder)
     waiting.until(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == measure.STOPPED
+    if by == "a signal":
+        process.send_signal(signal.SIGTERM)
+    else:
+        (folder / "stop").touch()
+    said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (measure.STOPPED, "stopped\n")
     pid = int((folder / "pid").read_text())
     waiting.until(lambda: gone(pid))
+    assert calls(folder) == ["a"]
     assert not (folder / "cells/a.json").exists()
+    assert not (folder / measure.COMPLETE).exists()
 
 
 def gone(pid: int) -> bool:
@@ -159,17 +166,6 @@ def test_one_that_hangs_is_ended_and_the_next_is_measured(plan):
     ended = told(folder)
     assert (ended["status"], ended["error"]) == (None, "it did not end within 1 s")
     assert told(folder, "b")["status"] == 0
-
-
-def test_stopped_in_the_middle(plan):
-    folder = plan("a", "b", more="open('begun', 'w').close(); time.sleep(600)\n")
-    process = start(folder)
-    waiting.until((folder / "begun").exists)
-    (folder / "stop").touch()
-    assert process.communicate(timeout=60)[1] == "stopped\n"
-    assert process.returncode == measure.STOPPED
-    assert calls(folder) == ["a"]
-    assert not (folder / measure.COMPLETE).exists()
 
 
 class Node:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import fork_server
 import pytest
 from cases import each_case
 from fork_server import Forked
+from waiting import until
 
 from spark_cluster.node.store.download import needed
 from spark_cluster_lab.hub import Conduct, LabHub, serve
@@ -156,11 +156,8 @@ def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:
     puller.hub.conduct[MODEL] = Conduct(bytes_per_s=1 << 18)
     process = puller.start()
     blobs = puller.repository / "blobs"
-    until = time.monotonic() + LIMIT_S
-    while sum(p.stat().st_size for p in blobs.glob("*.incomplete")) < 1 << 18:
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.02)
+    until(lambda: sum(p.stat().st_size for p in blobs.glob("*.incomplete")) >= 1 << 18)
+    assert process.poll() is None
     process.kill()
     process.communicate(timeout=LIMIT_S)
     before = sum(path.stat().st_size for path in blobs.iterdir())
