@@ -80,6 +80,8 @@ def test_the_container_reads_files_and_writes_none():
         "type=bind,source=/srv/models/paris,target=/srv/models/paris,readonly",
         "type=bind,source=/opt/vllm,target=/opt/vllm,readonly",
     ]
+    of_a_hub = " ".join(how(model_path="/hub/models--a--b/snapshots/1").runs[0].argv)
+    assert "source=/hub/models--a--b,target=/hub/models--a--b,readonly" in of_a_hub
     assert text.startswith("docker run --rm --name spark-bench --label spark-cluster.bench=load ")
     assert "--cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges" in text
     assert "--env HF_HUB_OFFLINE=1" in text
