@@ -137,10 +137,10 @@ def test_without_pyarrow(tmp_path, monkeypatch):
 LINK = {"rdma_rx_bytes_s": 1e9, "rdma_tx_bytes_s": 1e9, "link_rx_bytes_s": 1e3}
 
 
-def minute(node="spark1", seconds=range(61), **more):
+def minute(node="spark1", seconds=(0, 61), **more):
     """A row each second of a minute under load."""
-    usual = {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "throttle": "", **LINK}
-    return [TelemetryRow(NOON + timedelta(seconds=s), node, **{**usual, **more}) for s in seconds]
+    usual = {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "throttle": "", **LINK, **more}
+    return [TelemetryRow(NOON + timedelta(seconds=s), node, **usual) for s in range(*seconds)]
 
 
 def said(*parts, tp=1, nodes=("spark1",)):
@@ -148,32 +148,12 @@ def said(*parts, tp=1, nodes=("spark1",)):
     return attention(found, NOON, NOON + timedelta(seconds=60), nodes, tp)
 
 
-def test_nothing_to_say():
-    assert said(minute()) == ()
-    assert said(minute(), minute("spark2"), tp=2, nodes=("spark1", "spark2")) == ()
-
-
-def test_low_clock_under_load():
-    slow = minute(seconds=range(20, 32), sm_clock_mhz=611.0, power_w=14.2)
-    usual = [row for row in minute() if not 20 <= row.time.second < 32 or row.time.minute]
-    assert said(slow, usual) == (
-        "spark1: SM clock under 1.5 GHz for 12 s under load (lowest 611 MHz at 14 W)",
-    )
-    assert said(minute(sm_clock_mhz=208.0, utilisation=3.0)) == (), "idle"
-    assert said(minute(seconds=range(2), sm_clock_mhz=611.0), minute(seconds=range(2, 61))) == ()
-
-
-def test_throttled():
-    told = said(minute(throttle="sw_power_cap,hw_slowdown"))
-    assert told == (
-        "spark1: clocks limited for 60 s under load (sw_power_cap)",
-        "spark1: clocks limited for 60 s under load (hw_slowdown)",
-    )
-
-
-def test_swapping():
-    assert said(minute(swap_bytes_s=5 * 2**20)) == ("spark1: 300 MiB were moved to and from swap",)
-    assert said(minute(swap_bytes_s=4096.0)) == ()
+@each_case(__file__, "attention.json")
+def test_what_a_minute_says(case):
+    """Of what is limited, lost or swapped under load, and nothing of what is usual."""
+    nodes = case.get("nodes", ["spark1"])
+    found = said(*(minute(**part) for part in case["rows"]), tp=len(nodes), nodes=nodes)
+    assert found == tuple(case["said"])
 
 
 @each_case(__file__, "roce_rates.json")
@@ -181,9 +161,3 @@ def test_roce(case):
     both = (minute(**case["rates"]), minute("spark2", **case["rates"]))
     assert said(*both, tp=2, nodes=("spark1", "spark2")) == (case["text"],)
     assert said(*both, nodes=("spark1", "spark2")) == (), "one node serves alone"
-
-
-def test_time_without_telemetry():
-    assert said(minute(seconds=range(40))) == ("spark1: no telemetry for 19 of 60 s",)
-    assert said([]) == ("spark1: no telemetry of this time",)
-    assert said(minute(seconds=range(0, 61, 5))) == (), "a longer interval is no gap"
