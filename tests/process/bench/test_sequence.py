@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from bench_cluster import BenchCluster
 from bench_runs import begun
+from cases import each_row
 from factories import SHIPPED, make_node, make_recipe
 from fake_programs import Said
 from piped_cluster import Make
 
+from spark_cluster import errors
 from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import expand, result
@@ -30,11 +32,9 @@ from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
-    Interrupted,
     Refused,
     SparkClusterError,
     Unreachable,
-    UsageError,
     VerificationFailed,
 )
 
@@ -168,20 +168,10 @@ def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, which,
     assert note.startswith(f"{said} serves now")
 
 
-@pytest.mark.parametrize(
-    ("error", "stage"),
-    [
-        (Unreachable("spark2 does not answer"), "load"),
-        (Interrupted("interrupted"), "load"),
-        (Refused("only 12.0 of 121.7 GiB are available"), "load"),
-        (UsageError("the recipe asks for the variable HF_TOKEN"), "load"),
-        (Failed("docker pull: no space left on device"), "fetch"),
-        (VerificationFailed("Ray shows 1 of 2 nodes"), "start"),
-    ],
-)
-def test_a_fault_of_the_cluster_ends_the_run(run, cluster, error, stage):
-    cluster.errors[1], cluster.stage = error, stage
-    with pytest.raises(type(error)):
+@each_row(__file__, "faults.json", "faults")
+def test_a_fault_of_the_cluster_ends_the_run(run, cluster, kind, message, stage):
+    cluster.errors[1], cluster.stage = getattr(errors, kind)(message), stage
+    with pytest.raises(getattr(errors, kind)):
         sequence.go_on(cluster.play, run)
     assert by_status(run) == ["ok", "ok"], "the others are to be measured still"
     assert run.record.status == "failed"
