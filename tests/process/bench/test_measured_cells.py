@@ -152,6 +152,13 @@ def test_no_process_of_a_load_generator_is_left_when_it_is_stopped(plan, by):
     assert not (folder / measure.COMPLETE).exists()
 
 
+def test_a_step_that_was_stopped_before_it_begins_measures_nothing(plan):
+    folder = plan("a")
+    (folder / "stop").touch()
+    assert here(folder) == measure.STOPPED
+    assert not (folder / "calls").exists()
+
+
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
