@@ -1,13 +1,8 @@
-"""A folder that is a node for the sampler: files of /proc and /sys, a nvidia-smi, a server."""
+"""A folder that is a node for the sampler: files of /proc and /sys, and a nvidia-smi."""
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 from factories import put
 
@@ -76,30 +71,3 @@ def put_system(root: Path) -> None:
     put(root / HCA / "ports/1/counters/port_xmit_data", "50\n")
     put(root / HCA / "ports/1/hw_counters/out_of_sequence", "2\n")
     (root / HCA / "device/net/enp1s0f1np1").mkdir(parents=True)
-
-
-@contextlib.contextmanager
-def server(answer: Callable[[list[str]], tuple[int, str]]) -> Iterator[tuple[str, list[list[str]]]]:
-    """A server of `/metrics`: its URL, and the names that it was asked for each time."""
-    asked: list[list[str]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            names = parse_qs(urlsplit(self.path).query).get("name[]", [])
-            asked.append(names)
-            status, text = answer(names)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            return None
-
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{made.server_port}/metrics", asked
-    finally:
-        made.shutdown()
-        made.server_close()

@@ -16,6 +16,7 @@ from typing import Any
 
 import chat_server
 import pytest
+from cases import each_row
 from chat_server import Reply
 from factories import make_node, make_recipe
 from serve_plans import deployment_for
@@ -122,20 +123,12 @@ def test_tools_in_steps(tmp_path, server, url):
     assert found.questions[0].ttft_ms is None, "not known of an answer that is not streamed"
 
 
-NO_PICTURES = json.dumps({"error": {"message": "paris is not a multimodal model", "code": 400}})
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "why"),
-    [
-        ("vision", NO_PICTURES, "HTTP 400: paris is not a multimodal model (the recipe's model"),
-        ("tool_call", '{"error": {"message": "\\"auto\\" tool choice requires --x"}}',
-         'HTTP 400: "auto" tool choice requires --x (it needs --enable-auto-tool-choice'),
-    ],
-)  # fmt: skip
-def test_a_server_that_cannot_do_it(tmp_path, server, url, kind, text, why):
-    says(server, lambda _: (400, text))
-    found, _, _ = measured(tmp_path, url, kind)
+@each_row(__file__, "failed_questions.json", "answers")
+def test_a_server_without_a_whole_answer(tmp_path, server, url, kind, status, text, why):
+    """It cannot do what is asked, breaks off, says too much, or is gone."""
+    text = text.replace("ENDLESS", "x" * (completions.BODY_BYTES + 1))
+    says(server, lambda _: (status, text))
+    found, _, _ = measured(tmp_path, url if status else "http://127.0.0.1:1/v1", kind)
     assert found.status == "failed"
     assert why in found.reason
     assert found.metrics == {}
@@ -152,30 +145,6 @@ def test_one_question_that_is_refused_is_a_wrong_answer(tmp_path, server, url):
     assert found.status == "ok"
     assert found.metrics["score"].mean == 0.5
     assert found.attention == ("1 of 2 questions got no answer: HTTP 500: the parser failed",)
-
-
-@pytest.mark.parametrize(
-    ("status", "text", "why"),
-    [
-        (200, "data: {}\n", "the stream ended without [DONE]"),
-        (200, 'data: {"error": {"message": "engine died"}}\ndata: [DONE]\n',
-         "in the stream: engine died"),
-        (200, "x" * (completions.BODY_BYTES + 1), "more than 4 MiB"),
-        (502, "<html>bad gateway", "HTTP 502: <html>bad gateway"),
-    ],
-)  # fmt: skip
-def test_no_whole_answer(tmp_path, server, url, status, text, why):
-    says(server, lambda _: (status, text))
-    found, _, _ = measured(tmp_path, url, "vision", "colour")
-    assert found.status == "failed"
-    assert why in found.reason
-
-
-def test_a_server_that_is_gone(tmp_path):
-    found, raw, _ = measured(tmp_path, "http://127.0.0.1:1/v1", "vision", "colour")
-    assert found.status == "failed"
-    assert "Connection refused" in found.reason
-    assert raw["answers"][0]["rounds"][0]["status"] == 0
 
 
 def test_an_answer_without_end():
@@ -224,15 +193,7 @@ def test_replies_that_are_too_many_are_not_all_kept(tmp_path, server, url, capsy
     assert "run 3, q:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        ("it wrote no result (a.json)", "it wrote no result"),
-        ({}, "0 of 1 questions were asked"),
-        ({"answers": [7, {"question": "unknown"}]}, "0 of 1 questions were asked"),
-        ({"answers": [{"question": "colour", "run": 1, "rounds": "x"}]}, "it was not asked"),
-    ],
-)
+@each_row(__file__, "failed_questions.json", "files")
 def test_a_file_that_is_none(data, why):
     given = {"name": "s", "recipes": ["r"], "kind": "vision", "questions": ["colour"]}
     suite = Suite.model_validate(given)

@@ -5,28 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from factories import put
 
 from spark_cluster.bench import describe, sequence
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.session import Output
-
-
-@pytest.fixture
-def local_server() -> Iterator[str]:
-    """The URL of something that listens."""
-    with socket.create_server(("127.0.0.1", 0), backlog=describe.TRIES) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-
-
-def test_no_round_trip_where_nothing_listens(agent):
-    assert describe.round_trip_ms(agent(), "http://127.0.0.1:1/v1") is None
 
 
 def test_the_versions_that_programs_use(agent, tmp_path: Path):
@@ -44,13 +31,10 @@ def test_the_versions_that_programs_use(agent, tmp_path: Path):
         deployment: Any = SimpleNamespace(recipe=recipe, venv=str(tmp_path / "venv"))
         found = describe.program_versions(agent(), deployment)
         assert found == {"torch": "2.11.0+cu130", "nccl": "2.29.3"}, runtime
-
-
-@pytest.mark.parametrize("said", [Output(1, "", "no such container"), Output(0, "nonsense", "")])
-def test_no_versions_where_nothing_answers(said):
-    session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
-    deployment: Any = SimpleNamespace(recipe=SimpleNamespace(runtime="docker"), venv="")
-    assert describe.program_versions(session, deployment) == {}
+    deployment = SimpleNamespace(recipe=SimpleNamespace(runtime="docker"))
+    for script in ("exit 1", "echo nonsense"):
+        put(root / "usr/local/bin/docker", f"#!/bin/sh\n{script}\n", 0o755)
+        assert describe.program_versions(agent(), deployment) == {}
 
 
 def test_the_name_under_which_a_registry_has_an_image():
@@ -114,7 +98,8 @@ def test_a_real_agent_is_asked(agent, tmp_path: Path):
     assert describe.firmware(agent("spark2")) == {"firmware": "", "bios": ""}
 
 
-def test_the_round_trip_from_a_real_agent(agent, local_server):
-    found = describe.round_trip_ms(agent(), local_server)
-    assert found is not None
-    assert found > 0
+def test_the_round_trip_from_a_real_agent(agent):
+    with socket.create_server(("127.0.0.1", 0), backlog=describe.TRIES) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        assert describe.round_trip_ms(agent(), url) > 0
+    assert describe.round_trip_ms(agent(), url) is None, "nothing listens there any more"

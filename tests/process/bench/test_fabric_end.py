@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import each_row
 
 from spark_cluster.bench import fabric_run
 from spark_cluster.bench.fabric_run import LIMIT_S
@@ -43,27 +44,13 @@ def node(tmp_path: Path) -> Any:
     return run
 
 
-def test_a_container_of_the_run_is_removed(node):
-    listed, removed = node("abc\n", None)
+@each_row(__file__, "fabric_ends.json", "ends")
+def test_only_what_the_run_has_made_is_ended(node, ids, unit, acts):
+    """Not what `up` has made since, nor another run whose name has the same letters."""
+    listed, *done = node(ids, unit)
+    assert listed.startswith("docker container ls")
     assert "name=^/?spark-ray$" in listed
-    assert removed == "docker rm --force abc"
-
-
-def test_what_another_run_or_up_made_stays(node):
-    (listed,) = node("", "# labels: r2\n")
-    assert listed.startswith("docker container ls")
-
-
-def test_a_unit_of_the_run_is_ended(node):
-    assert node("", '# {"spark-cluster.fabric": "r1"}\n')[1:] == [
-        "systemctl disable --now spark-ray.service"
-    ]
-
-
-def test_a_unit_that_only_has_the_letters_of_the_run_stays(node):
-    """`up` has made it since; its run is another one, or none."""
-    (listed,) = node("", '# {"spark-cluster.fabric": "r10", "spark-cluster.recipe": "r1"}\n')
-    assert listed.startswith("docker container ls")
+    assert done == acts
 
 
 def test_the_limit_is_later_than_any_measurement():

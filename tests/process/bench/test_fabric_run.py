@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import each_case
+from cases import cases, each_case, each_row
 from fabric_results import RDMA, measured, node, told
 from factories import make_node, make_recipe, put
 from fake_programs import Said
@@ -39,17 +39,12 @@ from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.runner.events import Progress
 
-ONE = (
-    "spark1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [RO]; OOB enp1:192.168.177.11<0>",
-    RDMA[1],
-)
-# As NCCL 2.28 prints it on a machine without RDMA.
-SOCKETS = (
-    "vm:584:584 [0] NCCL INFO NET/IB : No device found.",
-    "vm:584:584 [0] NCCL INFO NET/IB : Using [RO]; OOB eth0:192.0.2.2<0>",
-    "vm:584:584 [0] NCCL INFO NET/Socket : Using [0]eth0:192.0.2.2<0>",
-    "vm:584:584 [0] NCCL INFO Using network Socket",
-)
+LOGS: dict[str, tuple[str, ...]] = {
+    "rdma": RDMA, **{name: tuple(log) for name, log in cases(__file__, "nccl_logs.json").items()}
+}  # fmt: skip
+"""As NCCL 2.28 prints them: over both paths of the cable, over one, and without RDMA."""
+
+ONE, SOCKETS = LOGS["one"], LOGS["sockets"]
 
 
 def ids(found: FabricRecord) -> list[str]:
@@ -75,25 +70,15 @@ def test_an_all_reduce_of_four_nodes_may_take_a_ring_of_them():
     assert reason.endswith("at most 175 were seen elsewhere")
 
 
-@pytest.mark.parametrize(
-    ("record", "reason", "known"),
-    [
-        (measured(12.1), "12.1 GB/s between the nodes, 22 to 24", "nccl-one-twin"),
-        (measured(12.1), "12.1 GB/s", "link-at-100g"),
-        (measured(3.0), "3.0 GB/s", "link-at-13-gbps"),
-        (measured(18.0), "18.0 GB/s", "rdma-below-rate"),
-        (measured(18.0, nodes=(node("spark1", mtu=1500), node("spark2"))), "", "link-small-frames"),
-        (measured(12.1, nodes=(node("spark1", ONE), node("spark2"))), "", "nccl-one-twin"),
-        (measured(12.1, nodes=(node("spark1", hcas=("a",)), node("spark2"))), "",
-         "twin-without-address"),
-        (measured(1.0, nodes=(node("spark1", SOCKETS), node("spark2"))), "", "nccl-sockets"),
-        (measured(token_us=(400.0,)), "an all-reduce of one token takes 400 us", ""),
-        (measured(nodes=(node("spark1"), node("spark2", copy_gb_s=90.0, triad_gb_s=95.0))),
-         "the memory of spark2 does 95 GB/s of 273", "gpu-throttled"),
-    ],
-)  # fmt: skip
-def test_slow(record, reason, known):
-    found = judged(record)
+@each_case(__file__, "slow_fabrics.json")
+def test_slow(case):
+    about = {name: case["nodes"].get(name, {}) for name in ("spark1", "spark2")}
+    nodes = (
+        node(name, **{**changed, "log": LOGS[changed.get("log", "rdma")]})
+        for name, changed in about.items()
+    )
+    found = judged(measured(**case["measured"], nodes=tuple(nodes)))
+    reason, known = case["reason"], case["known"]
     assert found.verdict == "slow"
     assert any(reason in text for text in found.reasons)
     assert known in ids(found) if known else not found.issues
@@ -183,25 +168,12 @@ for _ in range(100_000):
     NESTED = [NESTED]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"nodes": []},
-        {"nodes": None},
-        {"allreduce": [{"bytes": 8, "seconds": []}]},
-        {"allreduce": [{"bytes": 8, "seconds": [0.0]}]},
-        {"allreduce": [{"bytes": "x", "seconds": [1.0]}]},
-        {"allreduce": []},
-        {"backend": "mpi"},
-        {"left_out": 3},
-        {"torch": NESTED},
-        {"nodes": NESTED},
-    ],
-)
-def test_a_result_that_cannot_be(change):
+@each_row(__file__, "impossible_results.json", "results")
+def test_a_result_that_cannot_be(field, value):
     plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
+    given = told(**{field: NESTED if value == "NESTED" else value})
     with pytest.raises(Failed, match="the job's result cannot be read"):
-        record_of(told(**change), plan, pair(), {}, "r1")
+        record_of(given, plan, pair(), {}, "r1")
 
 
 def test_the_messages_of_the_model(tmp_path):
@@ -213,14 +185,6 @@ def test_the_messages_of_the_model(tmp_path):
     assert by_use["prefill chunk"] >= 2048 * by_use["one token"]
     assert {8, 256 << 20} <= set(found)
     assert list(found) == sorted(found)
-
-
-def test_the_request_is_one_word_of_the_command():
-    program, file, text = fabric_run.command(["192.168.177.11", "it's; touch /tmp/no"], [8, 64])
-    assert (program, file) == ("python3", "fabric_probe.py")
-    asked = json.loads(text)
-    assert asked["addresses"] == ["192.168.177.11", "it's; touch /tmp/no"]
-    assert asked["sizes"] == [8, 64]
 
 
 RECIPE = make_recipe("gemma4-31b-fp8")

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import cases, each_row
 from factories import make_node, make_recipe
 from serve_plans import deployment_for
 
@@ -24,14 +25,13 @@ from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
 
 DATA = Path(__file__).parents[2] / "data" / "benchy"
-BENCHY, VLLM = generators.LlamaBenchy(), open_loop.VllmBench()
-GUIDE = open_loop.GuideLlm()
+BENCHY, GUIDE = generators.LlamaBenchy(), open_loop.GuideLlm()
 SETTINGS = MeasurementSettings()
 CACHED = MeasurementSettings(prefix_caching=True)
 
 
-def at(settings: MeasurementSettings = SETTINGS, slo: Slo | None = None) -> At:
-    suite = Suite(name="s", settings=settings, slo=slo)
+def at(settings: MeasurementSettings = SETTINGS) -> At:
+    suite = Suite(name="s", settings=settings)
     deployment = deployment_for(make_recipe(), make_node("spark1"))
     return At(suite, deployment, "http://127.0.0.1:8000/v1", "/var/lib/x")
 
@@ -61,15 +61,7 @@ def test_a_good_result():
     assert set(found.metrics) == {*generators.OF_RUNS, *generators.OF_REQUESTS}
 
 
-@pytest.mark.parametrize(
-    ("name", "reasons"),
-    [
-        ("http500", ["6 of 6 requests failed: HTTP 500", "tg_throughput has no value"]),
-        ("some", ["2 of 6 requests failed", "ttfr has 4 of 6 values: runs were dropped"]),
-        ("incoherent", ["answers are not coherent: Expected 'Paris'. Got: Lyon",
-                        "it wrote no result"]),
-    ],
-)  # fmt: skip
+@each_row(__file__, "generators.json", "failures of llama-benchy")
 def test_what_failed_although_the_exit_status_was_0(name, reasons):
     (found,) = sample(name)
     assert found.status == "failed"
@@ -94,15 +86,7 @@ def read(data, **changed):
     return generators.benchy_results(cell(**changed), data, generators.Requests(), SETTINGS)[0]
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"benchmarks": []}, "the result is empty"),
-        ({"benchmarks": None}, "the result is empty"),
-        ({"benchmarks": 3}, "the result is empty"),
-        ({"version": "0.3.5"}, "written by llama-benchy 0.3.5"),
-    ],
-)
+@each_row(__file__, "generators.json", "other documents")
 def test_another_document_is_a_failure(changed, reason):
     assert reason in read({**good(), **changed}).reason
     assert "no such benchmark" in read(good(), concurrency=4).reason
@@ -194,16 +178,14 @@ SLO = Slo(ttft_ms=500, tpot_ms=50, itl_ms=100)
 
 
 def served(**changed):
-    data = {
-        "completed": 4, "failed": 0, "request_throughput": 1.9, "request_goodput": 1.5,
-        "output_throughput": 120.0, "request_rate": 2.0, "output_lens": [64] * 4,
-        "errors": [""] * 4,
-        "spec_decode_acceptance_rate": 76.0, "spec_decode_acceptance_length": 4.04,
-    }  # fmt: skip
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        data[f"mean_{name}_ms"] = 40.0
-        data |= {f"p{p}_{name}_ms": 40.0 + p for p in open_loop.PERCENTILES}
-    return {**data, **changed}
+    """A result as vLLM writes it: each time has a mean of 40 ms and percentiles above it."""
+    times = {"mean": 40.0, **{f"p{p}": 40.0 + p for p in open_loop.PERCENTILES}}
+    named = {
+        f"{figure}_{name}_ms": value
+        for name in ("ttft", "tpot", "itl", "e2el")
+        for figure, value in times.items()
+    }
+    return {**cases(__file__, "generators.json")["served"], **named, **changed}
 
 
 def test_an_open_loop():
@@ -236,22 +218,10 @@ def test_what_vllm_writes():
     assert "of 6 requests were completed: " in failed.reason
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (served(completed=3, errors=["", "boom"]), "run 2: 3 of 4 requests were completed: boom"),
-        (served(completed=3, errors=7), "run 2: 3 of 4 requests were completed"),
-        (served(completed=3, errors=[[]]), "run 2: 3 of 4 requests were completed"),
-        (served(completed=3, errors=[" "]), "run 2: 3 of 4 requests were completed"),
-        (served(completed=None), "run 2: no of 4 requests were completed"),
-        (served(request_goodput=None), "request_goodput has no value"),
-        (served(mean_ttft_ms=math.nan), "mean_ttft_ms has no value"),
-        (served(output_lens=[64, 0, 64, 0]), "2 answers were empty"),
-        ("it wrote no result", "run 2: it wrote no result"),
-    ],
-)
+@each_row(__file__, "generators.json", "failures of vLLM")
 def test_what_fails(data, reason):
-    found = open_loop.parse(RATE, [served(), data], SLO)
+    second = served(**data) if isinstance(data, dict) else data
+    found = open_loop.parse(RATE, [served(), second], SLO)
     assert found.status == "failed"
     assert reason in found.reason
 
@@ -259,19 +229,6 @@ def test_what_fails(data, reason):
 def test_a_server_that_does_not_keep_up():
     slow = served(request_throughput=0.5)
     assert "kept up with 0.50 of 2 requests" in open_loop.parse(RATE, [slow, slow]).attention[0]
-
-
-def test_the_command_line_of_vllm():
-    words = VLLM.measurement(at(slo=SLO), RATE).runs[1].argv
-    text = " ".join(words)
-    assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
-    assert "--request-rate 2 --ignore-eos --temperature 0" in text
-    assert "--goodput ttft:500 tpot:50 --" in text
-    assert "--result-dir /tmp --result-filename open.2.json" in text
-    assert "--seed 2" in text
-    closed = VLLM.measurement(at(), cell(concurrency=4)).runs[0].argv
-    assert closed[closed.index("--max-concurrency") + 1] == "4"
-    assert "--goodput" not in closed
 
 
 # -- guidellm --------------------------------------------------------------------------------------

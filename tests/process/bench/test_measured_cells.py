@@ -9,7 +9,6 @@ import pwd
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ import pytest
 import waiting
 from factories import put
 from fork_server import Forked, program
-from web_server import WebServer
+from health_server import HealthServer
 
 from spark_cluster.bench import on_node
 from spark_cluster.node import measure
@@ -35,21 +34,14 @@ open(sys.argv[2], "w").write(json.dumps({{"cell": sys.argv[1]}}))
 """
 
 
-class Health(WebServer):
-    status = 200
-
-    def answer(self, _asked: object) -> tuple[int, str]:
-        return self.status, ""
-
-
 @pytest.fixture
-def server() -> Iterator[Health]:
-    with Health() as served:
+def server() -> Iterator[HealthServer]:
+    with HealthServer() as served:
         yield served
 
 
 @pytest.fixture
-def health(server: Health) -> str:
+def health(server: HealthServer) -> str:
     return f"{server.url}/health"
 
 
@@ -134,25 +126,37 @@ def test_a_cell_that_was_cut_is_measured_again_and_no_other(plan):
     process = start(folder)
     waiting.until((folder / "begun").exists)
     process.kill()
-    process.wait()
-    process.stdout.close()
-    process.stderr.close()
+    process.communicate(timeout=60)
     (folder / "again").touch()
     assert run(folder)[0] == measure.DONE
     assert calls(folder) == ["a", "b", "b", "c"]
 
 
-def test_no_process_of_a_load_generator_is_left(plan):
+@pytest.mark.parametrize("by", ["a signal", "its user"])
+def test_no_process_of_a_load_generator_is_left_when_it_is_stopped(plan, by):
     more = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
-    folder = plan("a", more=f"{more}open('pid', 'w').write(str(child.pid))\ntime.sleep(600)\n")
+    more += "open('pid', 'w').write(str(child.pid))\ntime.sleep(600)\n"
+    folder = plan("a", "b", more=more)
     process = start(folder)
     waiting.until(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == measure.STOPPED
+    if by == "a signal":
+        process.send_signal(signal.SIGTERM)
+    else:
+        (folder / "stop").touch()
+    said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (measure.STOPPED, "stopped\n")
     pid = int((folder / "pid").read_text())
     waiting.until(lambda: gone(pid))
+    assert calls(folder) == ["a"]
     assert not (folder / "cells/a.json").exists()
+    assert not (folder / measure.COMPLETE).exists()
+
+
+def test_a_step_that_was_stopped_before_it_begins_measures_nothing(plan):
+    folder = plan("a")
+    (folder / "stop").touch()
+    assert here(folder) == measure.STOPPED
+    assert not (folder / "calls").exists()
 
 
 def gone(pid: int) -> bool:
@@ -169,17 +173,6 @@ def test_one_that_hangs_is_ended_and_the_next_is_measured(plan):
     ended = told(folder)
     assert (ended["status"], ended["error"]) == (None, "it did not end within 1 s")
     assert told(folder, "b")["status"] == 0
-
-
-def test_stopped_in_the_middle(plan):
-    folder = plan("a", "b", more="open('begun', 'w').close(); time.sleep(600)\n")
-    process = start(folder)
-    waiting.until((folder / "begun").exists)
-    (folder / "stop").touch()
-    assert process.communicate(timeout=60)[1] == "stopped\n"
-    assert process.returncode == measure.STOPPED
-    assert calls(folder) == ["a"]
-    assert not (folder / measure.COMPLETE).exists()
 
 
 class Node:
@@ -342,16 +335,10 @@ def docker(step: Path) -> list[str]:
 
 def test_each_run_is_a_container_of_its_own_that_prints_its_result(contained):
     assert here(contained) == measure.DONE
-    assert sorted(p.name for p in (contained / "raw").iterdir()) == [
-        "a.1.json",
-        "a.2.json",
-        "a.log",
-    ]
-    assert (contained / "raw/a.2.json").read_text() == "2\n"
-    assert (contained / "raw/a.log").read_text() == "measured\nmeasured\n"
-    assert [line.strip() for line in docker(contained) if line.startswith("run")] == [
-        "run image 1", "run image 2",
-    ]  # fmt: skip
+    came = {path.name: path.read_text() for path in (contained / "raw").iterdir()}
+    assert came == {"a.1.json": "1\n", "a.2.json": "2\n", "a.log": "measured\nmeasured\n"}
+    runs = [line.strip() for line in docker(contained) if line.startswith("run")]
+    assert runs == ["run image 1", "run image 2"]
 
 
 def test_a_run_that_fails_is_the_last_one(contained):
@@ -366,23 +353,18 @@ def test_a_run_that_fails_is_the_last_one(contained):
 @pytest.mark.parametrize("how", ["stopped", "too long", "without end"])
 def test_no_container_is_left(contained, how, monkeypatch):
     monkeypatch.setattr(measure, "ENDLESS_BYTES", 1 << 20)
-    endless = "while True:\n    print('x' * 100_000)\n"
-    program = endless if how == "without end" else "time.sleep(600)\n"
-    (contained.parent / "state/program").write_text(program)
-    change(contained, timeout_s=1 if how == "too long" else 60)
+    program, stop = "time.sleep(600)\n", ""
+    if how == "without end":
+        program = "while True:\n    print('x' * 100_000)\n"
+    if how == "too long":
+        change(contained, timeout_s=1)
     if how == "stopped":
-        threading.Thread(
-            target=lambda: (
-                waiting.until((contained.parent / "state/left").exists),
-                (contained / "stop").touch(),
-            )
-        ).start()
+        stop = f"pathlib.Path({str(contained)!r}, 'stop').touch()\n"
+    (contained.parent / "state/program").write_text(stop + program)
     assert here(contained) == (measure.STOPPED if how == "stopped" else measure.DONE)
     assert not (contained.parent / "state/left").exists()
-    if how != "stopped":
-        assert told(contained)["error"] == {"too long": "it did not end within 1 s"}.get(
-            how, "it prints without end"
-        )
+    why = {"too long": "it did not end within 1 s", "without end": "it prints without end"}
+    assert how == "stopped" or told(contained)["error"] == why[how]
 
 
 def test_docker_reads_no_settings_of_the_login_user(contained):

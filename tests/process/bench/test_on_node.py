@@ -48,28 +48,24 @@ def test_results_of_the_cells_come_and_nothing_else(fetch, tmp_path, node):
                  "cells/b.json", "raw/b.json", "raw/c.json"):  # fmt: skip
         put(node / name, '{"status": 0}')
     came = {"cells/a.json", "raw/a.json", "raw/a.log"}
+    assert fetch("c") == ({}, [], set()), "it has not ended"
     assert fetch("a", "c") == ({"a": {"status": 0}}, [], came)
     assert (tmp_path / "in/raw/a.json").read_text() == '{"status": 0}'
+    put(node / "cells/a.json", "{")
+    assert fetch("a")[0] == {"a": None}, "what is no JSON says nothing"
 
 
 def test_what_its_user_put_in_their_place_is_not_read(fetch, tmp_path, node):
-    """`raw` is the login user's own, and root reads it."""
+    """`raw` is the login user's own, and root reads it. A hard link leads to what its user may be
+    unable to read, and costs no disk."""
     put(node / "cells/a.json", "{}")
     secret = put(tmp_path / "spark1/etc/shadow", "of root")
     (node / "raw").mkdir()
     (node / "raw/a.json").symlink_to(secret)
     (node / "raw/a.1.json").symlink_to("/etc/passwd")
     os.mkfifo(node / "raw/a.log")
+    os.link(secret, node / "raw/a.linked")
     assert fetch("a") == ({"a": {}}, [], {"cells/a.json"})
-
-
-def test_a_node_that_has_nothing(fetch):
-    assert fetch("a") == ({}, [], set())
-
-
-def test_what_is_no_json_says_nothing(fetch, node):
-    put(node / "cells/a.json", "{")
-    assert fetch("a")[0] == {"a": None}
 
 
 def test_many_files_come_and_huge_ones_stay(fetch, node):
@@ -92,14 +88,6 @@ def test_a_cell_too_much_for_one_message_fails_alone(fetch, node):
     told, left, came = fetch("a", "b")
     assert (told, left) == ({"a": {}, "b": {}}, ["a.3"])
     assert "raw/b.json" in came
-
-
-def test_a_file_of_another_name_is_not_read(fetch, node, tmp_path):
-    """A hard link leads to what its user may be unable to read, and costs no disk."""
-    put(node / "cells/a.json", "{}")
-    put(node / "raw/a.json", "{}")
-    os.link(put(tmp_path / "spark1/etc/shadow", "of root"), node / "raw/a.linked")
-    assert fetch("a") == ({"a": {}}, [], {"cells/a.json", "raw/a.json"})
 
 
 def test_text_that_is_no_unicode_is_written_all_the_same(tmp_path):
@@ -127,24 +115,17 @@ def test_results_without_end_are_given_up(fetch, tmp_path, node, monkeypatch):
 @pytest.mark.parametrize(
     "path",
     ["/etc/passwd", f"{FOLDER}/raw/../../x", f"{FOLDER}/raw/", f"{FOLDER}/raw/..",
-     f"{FOLDER}/raw/a\x1b[2J", f"{FOLDER}/raw/{'a' * 300}"],
+     f"{FOLDER}/raw/a\x1b[2J", f"{FOLDER}/raw/{'a' * 300}", ""],
 )  # fmt: skip
 def test_only_plain_names_in_the_folder_are_believed(path):
-    lying: Any = SimpleNamespace(
-        node="spark1", request=lambda _op, **_asked: {"trees": {"files": {path: "x"}}, "late": {}}
-    )
-    with pytest.raises(Failed, match="it answers of") as caught:
+    """What was not read in time is not taken for nothing either."""
+    told = {"trees": {"files": {path: "x"} if path else {}}, "late": {}}
+    if not path:
+        told["late"] = {"files": "it hangs"}
+    lying: Any = SimpleNamespace(node="spark1", request=lambda _op, **_asked: told)
+    with pytest.raises(Failed, match="it answers of" if path else "it hangs") as caught:
         dict(on_node.read(lying, FOLDER, "raw/*"))
     assert caught.value.where == "spark1"
-
-
-def test_what_was_not_read_in_time_is_not_taken_for_nothing():
-    slow: Any = SimpleNamespace(
-        node="spark1",
-        request=lambda _op, **_asked: {"trees": {"files": {}}, "late": {"files": "it hangs"}},
-    )
-    with pytest.raises(Failed, match="it hangs"):
-        dict(on_node.read(slow, FOLDER, "raw/*"))
 
 
 def test_the_lines_of_telemetry_come_in_their_order(agent, tmp_path):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,6 +20,7 @@ import pytest
 from bench_records import dual_record, sweep_record, write_run
 from bench_runs import answered, record, served
 from browser import browser, installed
+from cases import cases, each_row
 from click.testing import CliRunner
 from made_once import made_once
 from ruamel.yaml import YAML
@@ -111,19 +113,19 @@ def test_each_purpose_is_answered():
     assert "2 × TP=1" in f"{many.winner} {many.text}"
 
 
-def test_what_was_not_measured_is_said():
-    found = list(answers(Results(sweep_record())))
-    assert found[0].winner == found[0].title == "TP=1 num_speculative_tokens=4"
-    assert not found[2].winner
-    assert found[2].title == "Not measured"
-    assert "two replicas" in found[2].text
-
-
-def test_a_sweep_shows_its_speeds_and_acceptance():
-    table = table_of(Results(sweep_record()), "acceptance")
+def test_a_sweep_shows_its_speeds_and_acceptance_and_what_was_not_measured():
+    results = Results(sweep_record())
+    single, _, many = answers(results)
+    assert single.winner == single.title == "TP=1 num_speculative_tokens=4"
+    assert (many.winner, many.title) == ("", "Not measured")
+    assert "two replicas" in many.text
+    table = table_of(results, "acceptance")
     assert [row[0].rpartition("=")[2] for row in table.rows] == list("23456")
     assert all(re.fullmatch(r"[678]\d\.\d\d ± \d\.\d\d", row[2]) for row in table.rows)
     assert all(row[3].endswith("%") for row in table.rows)
+    with no_png():
+        files = build(results, [])
+    assert str(files["plots/variants.svg"]).count("<text") > 10
 
 
 def test_setups_that_would_be_called_alike_are_told_apart():
@@ -349,21 +351,9 @@ def test_the_page_loads_nothing(folder, evil):
         assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "not a record"),
-        ("[]", "not a record"),
-        ('{"format": "other.v9"}', "format: found 'other.v9'"),
-        ('{"format": "spark-cluster.bench.v1"}', "Field required"),
-        ('{"id": NaN}', "NaN is not a number"),
-        ('{"id": 1e400}', "out of range"),
-        ("[" * 100_000, "nested too deeply"),
-        ("\xff\xfe", "not a record"),
-    ],
-)
+@each_row(__file__, "broken_records.json", "records")
 def test_a_broken_record_is_said(tmp_path, content, said):
-    (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
+    (tmp_path / "run.json").write_bytes(content.replace("DEEP", "[" * 100_000).encode("latin-1"))
     with pytest.raises(InvalidFile, match=said):
         write_report(tmp_path, tmp_path / "report")
 
@@ -418,62 +408,30 @@ def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
     assert "Telemetry was not recorded" in str(files["report.html"])
 
 
-def test_the_report_of_a_sweep_shows_it(tmp_path):
-    with no_png():
-        files = build(Results(sweep_record()), [])
-    assert str(files["plots/variants.svg"]).count("<text") > 10
-
-
 # -- in a browser ----------------------------------------------------------------------------------
 
 PHONE = 390
-WIDE = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll, pre, svg')
-  && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 90))"""
-SMALLEST = """Math.min(...[...document.querySelectorAll('svg text')].map(
-  e => [e.getScreenCTM(), parseFloat(getComputedStyle(e).fontSize)]).map(
-  ([m, size]) => size * Math.hypot(m.a, m.b)))"""
-BRIGHTNESS = """Object.fromEntries([['page', getComputedStyle(document.body).backgroundColor],
-  ['text', getComputedStyle(document.querySelector('svg text')).fill]].map(
-  ([k, c]) => [k, c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 765]))"""
-
-
-FOLDED = "document.querySelectorAll('details.part:not([open])').length"
-"""Parts that a phone folds; a wide screen has them open, and so has each link to one."""
-
-OPEN_ALL = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
-
-CLIPPED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
-  const box = svg.getBoundingClientRect();
-  return [...svg.querySelectorAll('text')].filter(text => {
-    const r = text.getBoundingClientRect();
-    return r.left < box.left - 1 || r.right > box.right + 1 || r.top < box.top - 1;
-  }).map(text => text.textContent);
-})"""
+ASKED = SimpleNamespace(**cases(__file__, "report_page.toml"))
 
 
 @pytest.mark.skipif(installed() is None, reason="no Chromium on this machine")
 def test_no_label_of_a_plot_is_cut(tmp_path):
     """Those of a small model: prefill of five digits, and little memory."""
-    run = dual_record()
-    cells, setups = list(run.cells), []
-    for number, cell in enumerate(run.cells):
-        if speed := cell.metrics.get("pp_tps"):
-            faster = {**cell.metrics, "pp_tps": Metric(mean=speed.mean * 14, std=9.0)}
-            cells[number] = cell.model_copy(update={"metrics": faster})
-    for setup in run.setups:
-        data = setup.model_dump()
-        for process in [held for reading in data["vram"] for held in reading["processes"]]:
+    data = dual_record().model_dump()
+    for cell in data["cells"]:
+        if speed := cell["metrics"].get("pp_tps"):
+            speed.update(mean=14 * speed["mean"], std=9.0, values=())
+    for reading in (one for setup in data["setups"] for one in setup["vram"]):
+        for process in reading["processes"]:
             process["used_mib"] = 612
-        setups.append(type(setup).model_validate(data))
-    small = run.model_copy(update={"cells": tuple(cells), "setups": tuple(setups)})
     with no_png():
-        files = build(Results(small), [])
+        files = build(Results(Record.model_validate(data)), [])
     (tmp_path / "page.html").write_text(str(files["report.html"]))
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width in (PHONE, 1280):
             shown.open(tmp_path / "page.html", width=width)
-            shown.evaluate(OPEN_ALL)
-            assert shown.evaluate(CLIPPED) == []
+            shown.evaluate(ASKED.open_all)
+            assert shown.evaluate(ASKED.clipped) == []
     assert ">25,000</text>" in str(files["plots/prefill-depth.svg"])
     assert ">0.6</text>" in str(files["plots/vram.svg"])
 
@@ -484,17 +442,17 @@ def test_the_page_in_a_browser(folder, tmp_path):
     with browser(str(installed()), tmp_path / "profile") as shown:
         for width, dark in ((PHONE, False), (PHONE, True), (1280, False)):
             shown.open(page, width=width, dark=dark)
-            folded = shown.evaluate(FOLDED)
+            folded = shown.evaluate(ASKED.folded)
             assert (folded == 5) if width == PHONE else (folded == 0)
             short = shown.evaluate("document.documentElement.scrollHeight")
-            shown.evaluate(OPEN_ALL)
+            shown.evaluate(ASKED.open_all)
             if width == PHONE:
                 whole = shown.evaluate("document.documentElement.scrollHeight")
                 assert short < 7000 < 0.55 * whole, "what is folded is most of the page"
             assert shown.evaluate("document.documentElement.scrollWidth") == width
-            assert shown.evaluate(WIDE) == []
-            assert shown.evaluate(SMALLEST) > 7.5, "readable"
-            bright = shown.evaluate(BRIGHTNESS)
+            assert shown.evaluate(ASKED.wide) == []
+            assert shown.evaluate(ASKED.smallest) > 7.5, "readable"
+            bright = shown.evaluate(ASKED.brightness)
             assert (bright["page"] < bright["text"]) is dark
             name = f"{width}-{'dark' if dark else 'light'}.png"
             assert shown.screenshot(tmp_path / name).startswith(b"\x89PNG")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from bench_runs import begun
+from cases import each_row
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
@@ -23,7 +24,6 @@ from spark_cluster.bench.steps import BenchRun, job_of, results_of
 from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench_measure
 from spark_cluster.config.project import Project
-from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.topology import Link
 from spark_cluster.engine import tool_checks
 from spark_cluster.engine.resolve import resolve
@@ -70,36 +70,14 @@ def left_out(step: Step) -> dict[str, str]:
     return {cell.id: cell.skip for cell in step.cells if cell.skip}
 
 
-def test_what_cannot_be_measured_has_a_reason(tmp_path):
+@each_row(__file__, "measurable.json", "suites")
+def test_what_cannot_be_measured_has_a_reason(engine, suite, why):
     """A replica behind the endpoint has one node."""
-    run = made(tmp_path, replicas=2, tp=[2])
-    (step,) = run.expansion.steps
-    told = left_out(step)
-    assert set(told) == {cell.id for cell in step.cells}
-    assert all("one node, and this one takes 2" in reason for reason in told.values())
-    assert left_out(made(tmp_path).pending[0]) == {}
-
-
-@pytest.mark.parametrize(
-    "suite", [{}, {"tool": "vllm-bench", "request_rate": [1]}, {"kind": "vision"},
-              {"kind": "tool_call"}, {"replicas": 2},
-              {"replicas": 2, "tool": "vllm-bench", "request_rate": [1]}],
-)  # fmt: skip
-def test_what_is_measured(tmp_path, suite):
-    run = made(tmp_path, **suite)
-    (step,) = run.expansion.steps
-    assert left_out(step) == {}
-
-
-def test_vllm_bench_needs_vllm(project: Project):
-    recipe = load_recipe("gemma4-31b-fp8", project)
-    recipe = recipe.model_copy(update={"engine": "sglang"})
-    given = {"name": "s", "tool": "vllm-bench", "request_rate": [1]}
-    for suite, skipped in ((given, True), ({"name": "s"}, False)):
-        found = Suite.model_validate(suite)
-        steps = expand(found, {recipe.name: recipe}, [recipe.name]).steps
-        assert bool(left_out(steps[0])) is skipped
-        assert all("engine is sglang" in why for why in left_out(steps[0]).values())
+    recipe = make_recipe("gemma4-31b-fp8", engine=engine)
+    found = expand(Suite.model_validate({"name": "s", **suite}), {"r": recipe}, ["r"])
+    (step,) = found.steps
+    assert set(left_out(step)) == ({cell.id for cell in step.cells} if why else set())
+    assert all(why in reason for reason in left_out(step).values())
 
 
 def test_the_record_says_which_vllm_measured(tmp_path):
@@ -120,8 +98,7 @@ def test_the_plan_predicts_cells_with_one_request(project: Project):
     suite = Suite.model_validate(
         {"name": "s", "prompt": [2048], "depth": [0, 8192], "concurrency": [1, 4], "tp": [1, 2]}
     )
-    recipe = load_recipe("gemma4-31b-fp8", project)
-    found = expand(suite, {recipe.name: recipe}, [recipe.name])
+    found = expand(suite, {"r": make_recipe("gemma4-31b-fp8")}, ["r"])
     by_size = {}
     for setup in found.setups:
         keys = [cell.key for cell in found.cells if cell.setup == setup.id]

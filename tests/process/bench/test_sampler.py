@@ -10,11 +10,14 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from cases import cases, each_row
 from factories import put
-from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
+from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system
 from waiting import HANG_S, until
+from web_server import WebServer
 
 from spark_cluster.errors import Failed
 from spark_cluster.node import nvidia_smi as readers
@@ -32,6 +35,7 @@ from spark_cluster.node.telemetry import (
 from spark_cluster.runner import wire
 
 QUICK = {"every": 0.1, "slowly": 0.1}
+SAMPLE = cases(__file__, "sample.json")
 
 
 @pytest.fixture
@@ -88,25 +92,17 @@ def lines(process, wanted):
 def test_a_whole_sample(root):
     put_system(root)
     nvidia_smi(root)
-    with server(lambda _names: (200, PAGE)) as (url, _):
-        settings = SamplerSettings(**QUICK, metrics=url, root=str(root))
+    with WebServer(lambda _asked: (200, PAGE)) as server:
+        settings = SamplerSettings(**QUICK, metrics=server.url, root=str(root))
         with started(settings) as process:
             line = lines(process, lambda t: t["gpu"] and t["engine"] and t["processes"])
             errors = lines(process, lambda t: "rdma_errors" in t)
     assert line["format"] == telemetry.FORMAT
     assert abs(line["time"] - time.time()) < HANG_S
-    assert line["gpu"] == {
-        "utilisation": 96.0, "sm_clock_mhz": 2411.0, "power_w": 45.1, "temperature_c": 62.0,
-        "throttle": ["sw_thermal_slowdown"],
-    }  # fmt: skip
-    assert line["memory"] == {
-        "total_kib": 127600748, "available_kib": 20971520, "swap_used_kib": 1024,
-        "swapped_bytes": 7 * PAGE_SIZE,
-    }  # fmt: skip
-    assert line["network"] == {"enp1s0f1np1": [1000, 2000], "enP7s7": [300, 400]}
-    assert line["rdma"] == {"rocep1s0f1": {"interface": "enp1s0f1np1", "rx": 100, "tx": 200}}
+    expected = SAMPLE["line"]
+    assert {name: line[name] for name in expected} == expected
+    assert line["memory"] == {**SAMPLE["memory"], "swapped_bytes": 7 * PAGE_SIZE}
     assert errors["rdma_errors"] == {"rocep1s0f1": 2}
-    assert line["processes"] == [[2065247, "VLLM::Worker_TP0", 102843]]
     assert line["engine"]["running"] == 5
     assert "notes" not in line
 
@@ -134,19 +130,11 @@ def test_real_proc():
 # -- nvidia-smi -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cells", "figures"),
-    [
-        (BUSY, (96.0, 2411.0, 45.1, 62.0, ["sw_thermal_slowdown"])),
-        ("[N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]", (None,) * 5),
-        ("0, 208, 3.66, 33, Active, Not Active, Not Active, [N/A]",
-         (0.0, 208.0, 3.66, 33.0, ["sw_power_cap"])),
-    ],
-)  # fmt: skip
-def test_the_cells_of_a_gpu(root, cells, figures):
+@each_row(__file__, "sample.json", "gpus")
+def test_the_cells_of_a_gpu(root, cells, found):
     nvidia_smi(root, gpu=loop(cells))
     with ending(GpuReader(1.0)) as reader:
-        assert tuple(until(reader.now).values()) == figures
+        assert list(until(reader.now).values()) == found
 
 
 def test_a_field_that_this_driver_does_not_have_is_left_out(root):
@@ -231,20 +219,12 @@ def test_no_process_and_one_whose_memory_is_not_told(root):
 def test_names_of_other_versions_and_engines():
     old = PAGE.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
     assert figures(old) == figures(PAGE)
-    assert figures(PAGE) == {
-        "running": 5, "waiting": 2, "kv_usage": 0.25, "prompt_tokens": 1000,
-        "generation_tokens": 500, "drafts": 10, "draft_tokens": 40, "accepted_tokens": 30,
-        "preemptions": None,
-    }  # fmt: skip
+    assert figures(PAGE) == SAMPLE["engine"]
     sglang = figures('sglang:num_running_reqs{a="b"} 3\nsglang:token_usage{a="b"} 0.5 1700000\n')
     assert (sglang["running"], sglang["kv_usage"], sglang["waiting"]) == (3, 0.5, None)
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["", "<html>", "vllm:num_requests_running", "vllm:num_requests_running{", "vllm:x{} NaN",
-     'vllm:num_requests_running{a="b"} +Inf', "vllm:num_requests_running{} x\0"],
-)  # fmt: skip
+@each_row(__file__, "sample.json", "empty pages")
 def test_pages_that_say_nothing(page):
     assert figures(page) is None
 
@@ -255,25 +235,26 @@ def engine_at(url):
     return reader
 
 
-def test_only_the_names_that_the_page_has_are_asked_for():
-    def answer(names):
-        wanted = [n for n in PAGE.splitlines() if not names or n.startswith(tuple(names))]
-        return 200, "\n".join(wanted)
+def named(asked):
+    """The names that a request asks the page for."""
+    return parse_qs(urlsplit(asked.path).query).get("name[]", [])
 
-    with server(answer) as (url, asked):
-        reader = engine_at(url)
-        assert reader.ask()[0] == reader.ask()[0] == figures(PAGE)
-    assert asked[0] == []
+
+@pytest.mark.parametrize("several", [False, True])
+def test_only_the_names_that_the_page_has_are_asked_for(several):
+    """Where it gives them: vLLM's page with several API servers is empty then."""
+
+    def answer(asked):
+        wanted = [n for n in PAGE.splitlines() if n.startswith(tuple(named(asked)) or "")]
+        return 200, "" if several and named(asked) else "\n".join(wanted)
+
+    with WebServer(answer) as server:
+        reader = engine_at(server.url)
+        assert [reader.ask()[0] for _ in range(3)] == [figures(PAGE)] * 3
+        asked = [named(one) for one in server.asked]
+    assert [bool(names) for names in asked] == [False, True, *[not several] * len(asked[2:])]
     assert "vllm:kv_cache_usage_perc" in asked[1]
     assert "vllm:gpu_cache_usage_perc" not in asked[1]
-
-
-def test_a_server_whose_page_of_names_is_empty():
-    """As vLLM's with several API servers."""
-    with server(lambda names: (200, "" if names else PAGE)) as (url, asked):
-        reader = engine_at(url)
-        assert [reader.ask()[0] for _ in range(3)] == [figures(PAGE)] * 3
-    assert [bool(names) for names in asked] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -282,8 +263,8 @@ def test_a_server_whose_page_of_names_is_empty():
      ((200, "up 1\n"), "its /metrics page has no figures of vLLM or SGLang")],
 )  # fmt: skip
 def test_why_there_are_no_figures(answer, why):
-    with server(lambda _names: answer) as (url, _):
-        assert engine_at(url).ask() == (None, why)
+    with WebServer(lambda _asked: answer) as server:
+        assert engine_at(server.url).ask() == (None, why)
     assert engine_at("http://127.0.0.1:9/metrics").ask() == (None, ""), "it is not there"
 
 
@@ -323,25 +304,19 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
     assert (tmp_path / "none/t.jsonl").read_text().strip() == "kept"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_of_it(root, number):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
+def test_a_signal_ends_all_of_it_and_so_does_the_end_of_who_reads(root, number):
     nvidia_smi(root)
     with started(SamplerSettings(**QUICK, root=str(root))) as process:
         lines(process, lambda t: t["gpu"])
         assert alive(f"{root}/usr/local/bin/nvidia-smi")
-        process.send_signal(number)
+        if number is None:
+            process.stdout.close()
+            process.stdout = None
+        else:
+            process.send_signal(number)
         assert process.wait(HANG_S) == 0
         assert not alive(f"{root}/usr/local/bin/nvidia-smi")
-
-
-def test_it_ends_when_nobody_reads(root):
-    nvidia_smi(root)
-    with started(SamplerSettings(**QUICK, root=str(root))) as process:
-        lines(process, lambda t: t["gpu"])
-        process.stdout.close()
-        assert process.wait(HANG_S) == 0
-        assert not alive(f"{root}/usr/local/bin/nvidia-smi")
-        process.stdout = None
 
 
 def test_it_ends_with_its_parent(root):

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import io
 from datetime import UTC, datetime
+from unittest import mock
 
 import pytest
+from cases import cases
 from factories import make_inventory
-from piped_cluster import Dials
 from telemetry_node import nvidia_smi, put_system
 from waiting import until
 
 from spark_cluster.bench import sampling
-from spark_cluster.bench import sampling as sampling_module
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import LiveState, Lost, Sampling, metrics_url, warnings
 from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.top import line, picture
 from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.runner.dialer import Dialer
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
 TWO = """\
@@ -26,15 +27,11 @@ nodes:
   spark1: {address: 192.0.2.1, roles: [head]}
   spark2: {address: 192.0.2.2}
 """
+LONG_NAME = "ray::RayWorkerWrapper.__ray_call__" * 3
 FULL = {
-    "sm_clock_mhz": 2411.0, "power_w": 45.1, "temperature_c": 62.0, "throttle": "",
-    "utilisation": 96.0, "mem_available_mib": 112345, "gpu_mem_mib": 102843,
-    "rdma_rx_bytes_s": 1.23e10, "rdma_tx_bytes_s": 9.98e8, "net_rx_bytes_s": 9.99e8,
-    "net_tx_bytes_s": 9.99e8, "running": 10, "waiting": 100, "kv_usage": 1.0, "acceptance": 0.71,
-    "prompt_tps": 12345.0, "generation_tps": 1153.2,
-    "processes": (ProcessMemory(pid=2065247, name="ray::RayWorkerWrapper.__ray_call__" * 3,
-                                used_mib=102843),),
-}  # fmt: skip
+    **cases(__file__, "full_row.json"),
+    "processes": (ProcessMemory(pid=2065247, name=LONG_NAME, used_mib=102843),),
+}
 
 
 def row(node="spark1", **more):
@@ -57,11 +54,8 @@ def lost(node="spark1", text="no answer"):
 def test_a_loss_is_news_once_and_a_row_ends_it(monkeypatch):
     live = LiveState(["spark1", "spark2"], 1.0)
     assert live.take(row())
-    assert [live.take(lost()), live.take(lost()), live.take(lost(text="else"))] == [
-        True,
-        False,
-        True,
-    ]
+    told = [live.take(lost(text=text)) for text in ("no answer", "no answer", "else")]
+    assert told == [True, False, True]
     assert live.trouble(live.nodes["spark1"]) == "else; connecting again"
     live.take(row())
     assert live.trouble(live.nodes["spark1"]) == ""
@@ -118,90 +112,66 @@ def test_a_line_of_a_node_that_knows_nothing():
 
 
 @pytest.fixture
-def nodes(tmp_path, agent, monkeypatch):
-    """Two nodes whose agents are children of this process; `nodes.refused` says who is away."""
-    monkeypatch.setattr(sampling_module, "PAUSES", (0.05, 0.2))
+def nodes(piped_nodes, monkeypatch):
+    """Two nodes with real agents."""
+    monkeypatch.setattr(sampling, "PAUSES", (0.05, 0.2))
     for name in ("spark1", "spark2"):
-        put_system(tmp_path / name)
-        nvidia_smi(tmp_path / name)
-
-    class Nodes:
-        inventory = make_inventory(tmp_path, TWO)
-
-        def sample(self, **more):
-            nodes = list(self.inventory.nodes.values())
-            return Sampling(nodes, Dials(Dialled), **{"every": 0.1, **more})
-
-    found = Nodes()
-    found.refused, found.sessions = {}, []
-
-    class Dialled:
-        def __init__(self, node):
-            self.name = node.name
-
-        def session(self, _label, *, become):
-            assert become
-            if self.name in found.refused:
-                raise found.refused[self.name]
-            found.sessions.append(agent(self.name))
-            return found.sessions[-1]
-
-        def close(self):
-            return None
-
-    return found
+        put_system(piped_nodes[name].root)
+        nvidia_smi(piped_nodes[name].root)
+    return piped_nodes
 
 
-def first(sampling, wanted):
+@pytest.fixture
+def inventory(tmp_path):
+    return make_inventory(tmp_path, TWO)
+
+
+@pytest.fixture
+def sampled(nodes, inventory):
+    """Samplers on both, which end with the test."""
+    return Sampling(list(inventory.nodes.values()), Dialer(), every=0.1)
+
+
+def first(sampled, wanted):
     """The first update that fits."""
 
     def look():
-        update = sampling.next(0.1)
+        update = sampled.next(0.1)
         return update if update is not None and wanted(update) else None
 
     return until(look, every_s=0)
 
 
-def test_rows_of_both(nodes):
-    with nodes.sample() as sampling:
-        for name in ("spark2", "spark1"):
-            found = first(sampling, lambda u, n=name: u.node == n and u.rdma_rx_bytes_s is not None)
-            assert isinstance(found, TelemetryRow)
-            assert found.sm_clock_mhz == 2411.0
-    assert len(nodes.sessions) == 2
-
-
-def test_a_node_that_is_away_comes_back(nodes):
-    nodes.refused["spark2"] = Unreachable("refused the connection", where="spark2")
-    with nodes.sample() as sampling:
-        told = first(sampling, lambda u: isinstance(u, Lost))
+def test_a_node_that_is_away_comes_back(nodes, sampled):
+    nodes["spark2"].away = 1
+    with sampled:
+        told = first(sampled, lambda u: isinstance(u, Lost))
         assert (told.node, told.for_good) == ("spark2", False)
-        del nodes.refused["spark2"]
-        assert first(sampling, lambda u: isinstance(u, TelemetryRow) and u.node == "spark2")
+        assert first(sampled, lambda u: isinstance(u, TelemetryRow) and u.node == "spark2")
 
 
-def test_a_connection_that_is_cut_is_made_again(nodes):
-    with nodes.sample() as sampling:
-        assert first(sampling, lambda u: u.node == "spark1")
-        cut = next(s for s in nodes.sessions if s.node == "spark1")
-        cut._channel._process.kill()
-        assert first(sampling, lambda u: isinstance(u, Lost)).node == "spark1"
-        assert first(sampling, lambda u: isinstance(u, TelemetryRow) and u.node == "spark1")
+def test_a_connection_that_is_cut_is_made_again(nodes, sampled):
+    with sampled:
+        assert first(sampled, lambda u: u.node == "spark1").sm_clock_mhz == 2411.0
+        nodes["spark1"].lose()
+        assert first(sampled, lambda u: isinstance(u, Lost)).node == "spark1"
+        assert first(sampled, lambda u: isinstance(u, TelemetryRow) and u.node == "spark1")
 
 
-def test_what_connecting_again_does_not_help(nodes):
-    nodes.refused["spark2"] = Failed("sudo asks for a password", where="spark2")
-    with nodes.sample() as sampling:
-        assert first(sampling, lambda u: isinstance(u, Lost)).for_good
+def test_what_connecting_again_does_not_help(nodes, sampled):
+    error = Failed("sudo asks for a password", where="spark2")
+    nodes["spark2"].session = mock.Mock(side_effect=error)
+    with sampled:
+        assert first(sampled, lambda u: isinstance(u, Lost)).for_good
 
 
-def test_a_fault_of_ours_comes_through(nodes):
-    nodes.refused["spark2"] = ZeroDivisionError()
-    with nodes.sample() as sampling, pytest.raises(ZeroDivisionError):
-        first(sampling, lambda _: False)
+def test_a_fault_of_ours_comes_through(nodes, sampled):
+    nodes["spark2"].session = mock.Mock(side_effect=ZeroDivisionError())
+    with sampled, pytest.raises(ZeroDivisionError):
+        first(sampled, lambda _: False)
 
 
-def test_the_engines_page(nodes):
-    assert metrics_url(nodes.inventory.serve) == "http://127.0.0.1:8000/metrics"
-    proxied = nodes.inventory.serve.model_copy(update={"bind": "management"})
+def test_the_engines_page(inventory):
+    assert metrics_url(inventory.serve) == "http://127.0.0.1:8000/metrics"
+    proxied = inventory.serve.model_copy(update={"bind": "management"})
     assert metrics_url(proxied) == "http://127.0.0.1:18000/metrics"

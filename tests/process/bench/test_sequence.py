@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from bench_cluster import BenchCluster
 from bench_runs import begun
+from cases import each_row
 from factories import SHIPPED, make_node, make_recipe
 from fake_programs import Said
 from piped_cluster import Make
 
+from spark_cluster import errors
 from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import expand, result
@@ -30,11 +32,9 @@ from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
-    Interrupted,
     Refused,
     SparkClusterError,
     Unreachable,
-    UsageError,
     VerificationFailed,
 )
 
@@ -96,9 +96,7 @@ def test_what_is_measured_is_fetched_with_its_times(run, cluster):
     assert {path.name for path in (run.raw(step) / "cells").iterdir()} == {
         f"{cell.id}.json" for cell in step.cells
     }
-    plan = json.loads(
-        (cluster.folder / "20261122-1/000-r-tp1-max-num-seqs-1/plan.json").read_text()
-    )
+    plan = json.loads(cluster.fake.head.text(f"{run.on_node(step)}/plan.json"))
     assert [cell["id"] for cell in plan["cells"]] == [cell.id for cell in step.cells]
     assert plan["health"] == ["http://127.0.0.1:8000/health"]
     argv = plan["cells"][0]["runs"][0]["argv"]
@@ -170,18 +168,10 @@ def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, which,
     assert note.startswith(f"{said} serves now")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        Unreachable("spark2 does not answer"),
-        Interrupted("interrupted"),
-        Refused("only 12.0 of 121.7 GiB are available"),
-        UsageError("the recipe asks for the variable HF_TOKEN"),
-    ],
-)
-def test_a_fault_of_the_cluster_ends_the_run(run, cluster, error):
-    cluster.errors[1] = error
-    with pytest.raises(type(error)):
+@each_row(__file__, "faults.json", "faults")
+def test_a_fault_of_the_cluster_ends_the_run(run, cluster, kind, message, stage):
+    cluster.errors[1], cluster.stage = getattr(errors, kind)(message), stage
+    with pytest.raises(getattr(errors, kind)):
         sequence.go_on(cluster.play, run)
     assert by_status(run) == ["ok", "ok"], "the others are to be measured still"
     assert run.record.status == "failed"
@@ -189,13 +179,6 @@ def test_a_fault_of_the_cluster_ends_the_run(run, cluster, error):
     sequence.go_on(cluster.play, run)
     assert by_status(run) == ["ok"] * 6
     assert run.record.status == "complete"
-
-
-def test_what_fails_before_the_engine_runs_ends_the_run(run, cluster):
-    cluster.errors[1], cluster.stage = Failed("docker pull: no space left on device"), "fetch"
-    with pytest.raises(Failed, match="no space"):
-        sequence.go_on(cluster.play, run)
-    assert by_status(run) == ["ok", "ok"]
 
 
 def test_memory_that_is_not_free_again_ends_the_run(run, cluster):
@@ -222,7 +205,6 @@ def test_whose_fault_it_is():
     assert ask(OUT_OF_MEMORY)
     assert ask(VerificationFailed("the model says 'Rome'"), "verify")
     assert ask(DoesNotFit("the weights take 58.2 GiB"), "")
-    assert not ask(VerificationFailed("Ray shows 1 of 2 nodes"), "start")
     assert not ask(OUT_OF_MEMORY, spark2=Unreachable("lost"))
 
 

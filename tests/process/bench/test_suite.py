@@ -11,6 +11,7 @@ from spark_cluster.bench.expansion import (
     CELL_S,
     STARTUP_S,
     STOP_S,
+    Duration,
     Expansion,
     ServerSpeed,
     estimate,
@@ -75,16 +76,11 @@ def test_a_server_goes_on_between_stages():
 
 def test_sides_of_a_pair_take_turns():
     found = expanded("compile-vs-eager")
-    assert [(s.setup.variant_label, s.turn) for s in found.steps] == [
-        ("", 1),
-        ("enforce-eager=true", 1),
-        ("enforce-eager=true", 2),
-        ("", 2),
-    ]
+    eager = "enforce-eager=true"
+    turns = [("", 1), (eager, 1), (eager, 2), ("", 2)]
+    assert [(s.setup.variant_label, s.turn) for s in found.steps] == turns
     assert {cell.runs for cell in found.cells} == {3}
-    eager = found.steps[1].setup.served
-    assert eager is not None
-    assert eager.engine_args["enforce-eager"] is True
+    assert found.steps[1].setup.served.engine_args["enforce-eager"] is True
 
 
 def test_a_sweep_over_drafted_tokens():
@@ -168,25 +164,26 @@ def test_the_name_is_the_files(tmp_path):
 # -- duration --------------------------------------------------------------------------------------
 
 
+def duration(tmp_path: Path, text: str, speed: tuple[float, float] = (500, 10)) -> Duration:
+    found = written(tmp_path, f"recipes: [lab-paris]\n{text}")
+    return estimate(found, lambda *_: ServerSpeed(*speed), SETTINGS)
+
+
 def test_the_duration_of_a_cell(tmp_path):
-    found = written(tmp_path, "recipes: [lab-paris]\nprompt: [1000]\noutput: [100]\nruns: 4\n")
-    told = estimate(found, lambda *_: ServerSpeed(500, 10), SETTINGS)
+    told = duration(tmp_path, "prompt: [1000]\noutput: [100]\nruns: 4\n")
     assert told.seconds == pytest.approx(STARTUP_S + STOP_S + CELL_S + 5 * (2 + 10))
     assert told.steps == (told.seconds,)
     assert not told.unknown
 
 
 def test_replicas_share_the_requests(tmp_path):
-    def seconds(replicas: int) -> float:
-        text = f"recipes: [lab-paris]\nconcurrency: [4]\nreplicas: {replicas}\n"
-        return estimate(written(tmp_path, text), lambda *_: ServerSpeed(500, 10), SETTINGS).seconds
-
-    assert seconds(2) < seconds(1)
+    one, two = (duration(tmp_path, f"concurrency: [4]\nreplicas: {n}\n") for n in (1, 2))
+    assert two.seconds < one.seconds
 
 
 def test_an_open_loop_takes_as_long_as_requests_come(tmp_path):
-    text = "recipes: [lab-paris]\ntool: vllm-bench\nrequest_rate: [0.5]\nrequests: 50\nruns: 1\n"
-    told = estimate(written(tmp_path, text), lambda *_: ServerSpeed(1e9, 1e9), SETTINGS)
+    text = "tool: vllm-bench\nrequest_rate: [0.5]\nrequests: 50\nruns: 1\n"
+    told = duration(tmp_path, text, (1e9, 1e9))
     assert told.seconds == pytest.approx(STARTUP_S + STOP_S + CELL_S + 100, abs=0.1)
 
 

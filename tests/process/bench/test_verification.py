@@ -15,7 +15,7 @@ from piped_cluster import Make, PipedCluster
 from serve_plans import deployment_for, served_by
 
 from spark_cluster.bench import sequence
-from spark_cluster.bench.expansion import ServerSpeed, estimate, expand
+from spark_cluster.bench.expansion import Duration, ServerSpeed, estimate, expand
 from spark_cluster.bench.record import RecordedCheck, load_record
 from spark_cluster.bench.report.results import Results
 from spark_cluster.bench.report.tables import tables_of
@@ -65,45 +65,32 @@ def test_a_server_is_checked_once_and_the_verdicts_are_kept(
     run.record = load_record(tmp_path)  # continued by another process
     server.asked.clear()
     assert sequence.checks_of(cluster.play, run, step, served(cluster, server)) == found
-    assert server.asked == []
-
-
-def test_no_checks_where_the_suite_wants_none(
-    tmp_path: Path, piped_cluster: Make, server: ChatServer
-) -> None:
-    cluster = piped_cluster("spark1")
-    run = bench_run(tmp_path)
-    (step,) = run.expansion.steps
-    assert sequence.checks_of(cluster.play, run, step, served(cluster, server)) == ()
+    unwanted = bench_run(tmp_path / "unwanted")
+    assert sequence.checks_of(cluster.play, unwanted, step, served(cluster, server)) == ()
     assert server.asked == []
 
 
 def test_the_report_has_a_table_of_them():
-    both = (setup("a", checks=_records()), setup("b", tp=2))
+    found = {"ok": "Paris", "failed": "a | b", "not run": "the server is gone"}
+    checks = tuple(
+        RecordedCheck(id="x", title=status, streamed=True, status=status, found=said, seconds=1)
+        for status, said in found.items()
+    )
+    both = (setup("a", checks=checks), setup("b", tp=2))
     table, _empty = tables_of(Results(record(cell("a"), cell("b"), setups=both)), "checks")
     assert table.title == "Answers of TP=1: 1 ok, 1 failed, 1 not run"
-    assert table.rows[2] == ("three", "yes", "not run", "the server is gone", "")
+    assert table.rows[2] == ("not run", "yes", "not run", "the server is gone", "")
     assert table.marked == {1: "bad", 2: "attention"}
     assert "a \\| b" in table.markdown()
 
 
-def _records() -> tuple[RecordedCheck, ...]:
-    found = {"ok": "Paris", "failed": "a | b", "not run": "the server is gone"}
-    return tuple(
-        RecordedCheck(id=id, title=id, streamed=True, status=status, found=said, seconds=1)
-        for id, (status, said) in zip(("one", "two", "three"), found.items(), strict=True)
-    )
-
-
 def test_the_estimate_counts_them(tmp_path):
-    def seconds(verify: bool, **changed: Any) -> float:
+    def told(verify: bool, **changed: Any) -> Duration:
         run = bench_run(tmp_path, verify=verify, **changed)
-        speeds = lambda *_: ServerSpeed(500, 10)  # noqa: E731
-        return estimate(run.expansion, speeds, run.suite.settings, verify=verify).seconds
+        return estimate(
+            run.expansion, lambda *_: ServerSpeed(500, 10), run.suite.settings, verify=verify
+        )
 
-    assert seconds(True) - seconds(False) == pytest.approx(400)
-    told = estimate(
-        bench_run(tmp_path).expansion, lambda *_: None, Suite(name="s").settings, verify=True
-    )
-    assert "the checks of a server's answers are 4,000 tokens" in told.assumptions
-    assert seconds(True, replicas=2) == seconds(False, replicas=2)
+    assert told(True).seconds - told(False).seconds == pytest.approx(400)
+    assert "the checks of a server's answers are 4,000 tokens" in told(True).assumptions
+    assert told(True, replicas=2).seconds == told(False, replicas=2).seconds

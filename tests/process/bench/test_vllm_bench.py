@@ -15,12 +15,14 @@ from serve_plans import bare_server, deployment_for
 
 from spark_cluster.bench import generators, open_loop
 from spark_cluster.bench.expansion import At, Measurement, expand
+from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import Suite
 
 SUITE = Suite.model_validate(
     {
         "name": "s", "recipes": ["r"], "tool": "vllm-bench", "prompt": [64], "output": [8],
-        "request_rate": [2], "requests": 10, "runs": 3, "slo": {"ttft_ms": 500},
+        "request_rate": [2], "requests": 10, "runs": 3,
+        "slo": {"ttft_ms": 500, "tpot_ms": 50, "itl_ms": 100},
     }
 )  # fmt: skip
 (CELL,) = expand(SUITE).cells
@@ -53,9 +55,20 @@ def test_each_run_has_a_seed_and_a_result_of_its_own():
     text = " ".join(found[0].argv)
     assert f"/tmp/{CELL.id}.1.json vllm bench serve --backend" in text
     assert "--tokenizer /srv/models/paris" in text
-    assert "--result-dir /tmp" in text
+    assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
+    assert "--request-rate 2 --ignore-eos --temperature 0" in text
+    assert "--goodput ttft:500 tpot:50 --" in text, "it has none for gaps between tokens"
+    assert f"--result-dir /tmp --result-filename {CELL.id}.1.json" in text
     assert text.endswith("--trust-remote-code --tokenizer-mode mistral")
     assert BENCH.limit_s(SUITE, CELL) > 3 * (3600 + 10)
+
+
+def test_a_closed_loop_has_a_number_of_requests_at_once():
+    suite = Suite.model_validate({"name": "s", "tool": "vllm-bench", "concurrency": [4]})
+    load = replace(CELL, key=CellKey(prompt=64, output=8, concurrency=4))
+    argv = BENCH.measurement(replace(at(), suite=suite), load).runs[0].argv
+    assert argv[argv.index("--max-concurrency") + 1] == "4"
+    assert "--goodput" not in argv
 
 
 def test_the_container_reads_files_and_writes_none():
@@ -67,6 +80,8 @@ def test_the_container_reads_files_and_writes_none():
         "type=bind,source=/srv/models/paris,target=/srv/models/paris,readonly",
         "type=bind,source=/opt/vllm,target=/opt/vllm,readonly",
     ]
+    of_a_hub = " ".join(how(model_path="/hub/models--a--b/snapshots/1").runs[0].argv)
+    assert "source=/hub/models--a--b,target=/hub/models--a--b,readonly" in of_a_hub
     assert text.startswith("docker run --rm --name spark-bench --label spark-cluster.bench=load ")
     assert "--cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges" in text
     assert "--env HF_HUB_OFFLINE=1" in text

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from PIL import Image
 
 from spark_cluster.engine.tool_checks import CATALOGUE, picture_url, why_wrong
@@ -52,22 +52,18 @@ def colour_at(url: str, x: int, y: int) -> Any:
     return Image.open(io.BytesIO(data)).convert("RGB").getpixel((x, y))
 
 
-SIDE = 336
-WHITE, BLACK, YELLOW = (255, 255, 255), (0, 0, 0), (255, 220, 0)
-RED, GREEN, BLUE = (220, 20, 30), (20, 150, 50), (30, 60, 220)
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
 
-def test_pictures_show_what_they_are_asked_about():
-    middle = SIDE // 2
-    assert colour_at(picture_url("red"), 5, 300) == RED
-    assert colour_at(picture_url("circle"), middle, middle) == BLUE
-    assert colour_at(picture_url("circle"), 5, 5) == WHITE
-    line = [colour_at(picture_url("squares"), x, middle) for x in range(0, SIDE, 12)]
+@each_row(__file__, "pictures.json", "points")
+def test_pictures_show_what_they_are_asked_about(picture, x, y, colour):
+    assert list(colour_at(picture_url(picture), x, y)) == colour
+
+
+def test_three_squares_are_to_be_counted():
+    line = [colour_at(picture_url("squares"), x, 168) for x in range(0, 336, 12)]
     changes = [b for a, b in pairwise(line) if a != b]
     assert changes == [BLACK, WHITE] * 3
-    assert colour_at(picture_url("sides"), 80, middle) == GREEN
-    assert colour_at(picture_url("sides"), 250, middle) == RED
-    assert colour_at(picture_url("house"), 280, 55) == YELLOW
 
 
 def test_digits_are_those_of_a_display():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from bench_runs import STEADY, cell, record, setup
+from cases import each_row
 from factories import SHIPPED, make_node, make_recipe, put
 
 from spark_cluster.bench import repeat
@@ -43,9 +44,15 @@ def suite(**changed: Any) -> str:
     return canonical(Suite.model_validate({**given, **changed}))
 
 
+def one(of: Any = None, **changed: Any) -> Any:
+    """Return a recorded server of a recipe."""
+    about = {"recipe": NAME, "recipe_text": text_of(of or make_recipe(NAME)), **changed}
+    return setup(SERVER, **about)
+
+
 def run_of(*setups: Any, suite_text: str = "", **changed: Any) -> Record:
     """A run of a shipped recipe on one Spark."""
-    found = setups or (setup(SERVER, recipe=NAME, recipe_text=text_of(make_recipe(NAME))),)
+    found = setups or (one(),)
     cells = [cell(found[0].id, tg_tps=STEADY)]
     text = suite_text or suite()
     return record(*cells, setups=found, suite_text=text, recipes=(NAME,), **changed)
@@ -64,21 +71,15 @@ def original(tmp_path):
     return make
 
 
-def test_cells_and_servers_are_those_of_the_record(original):
-    found = expansion_of(original(run_of()), nodes=1)
-    (step,) = found.steps
+def test_cells_servers_and_recipes_are_those_of_the_record_and_not_of_the_user(original):
+    theirs = make_recipe(NAME, description="of somebody else")
+    run = run_of(one(theirs))
+    (step,) = expansion_of(original(run), nodes=1).steps
     assert step.setup.id == SERVER
     assert [(one.id, one.runs, one.skip) for one in step.cells] == [
         (f"{SERVER}.pp512-tg64-d0-c1", 2, "")
     ]
-    assert text_of(step.setup.served) == text_of(make_recipe(NAME))
-
-
-def test_the_recipe_is_the_record_s_and_not_the_user_s(original, tmp_path):
-    theirs = make_recipe(NAME).model_copy(update={"description": "of somebody else"})
-    run = run_of(setup(SERVER, recipe=NAME, recipe_text=text_of(theirs)))
-    (step,) = expansion_of(original(run), nodes=1).steps
-    assert step.setup.served.description == "of somebody else"
+    assert text_of(step.setup.served) == text_of(theirs)
 
 
 def test_a_variant_is_as_it_was_recorded(original):
@@ -100,33 +101,19 @@ def test_a_variant_is_as_it_was_recorded(original):
 
 def test_servers_that_cannot_be_repeated_are_left_out(original):
     both = suite(tp=[1, 2])
-    one = setup(SERVER, recipe=NAME, recipe_text=text_of(make_recipe(NAME)))
     two = setup(f"{NAME}-tp2", recipe=NAME, tp=2, recipe_text=text_of(make_recipe(NAME)))
-    skips = {
-        s.id: s.skip for s in expansion_of(original(run_of(one, two, suite_text=both)), 1).setups
-    }
-    assert skips == {SERVER: "", f"{NAME}-tp2": "it needs 2 nodes; there are 1"}
-    alone = expansion_of(original(run_of(one, suite_text=both)), 2)
+    found = expansion_of(original(run_of(one(), two, suite_text=both)), 1)
+    assert [s.skip for s in found.setups] == ["", "it needs 2 nodes; there are 1"]
+    alone = expansion_of(original(run_of(suite_text=both)), 2)
     assert "has no recipe of this server" in alone.setups[1].skip
     assert [c.skip for c in alone.cells][1] == alone.setups[1].skip
 
 
-@pytest.mark.parametrize(
-    ("run", "said"),
-    [
-        (run_of(suite_text="{}"), "suite_text: name: missing"),
-        (run_of(suite_text="x"), "suite_text cannot be read"),
-        (run_of(suite_text="[" * 10_000), "suite_text cannot be read"),
-        (run_of(suite_text='{"name": "a", "prompt": [1], "pairs": [{"name": "p", "b": {}}]}'),
-         "both sides are the same"),
-        (run_of(setup(SERVER, recipe=NAME, recipe_text="name: x")), "recipe_text of .* cannot be"),
-        (run_of(setup(SERVER, recipe=NAME, recipe_text='{"name": "x"}')), "model: missing"),
-        (run_of(setup(SERVER, recipe=NAME, recipe_text="[]")), "expected a JSON object"),
-        (run_of(setup(SERVER, recipe=NAME, recipe_text=text_of(make_recipe(NAME)).replace(
-            "{", '{"mounts": [{"source": "/etc", "target": "/x"}],', 1))), "mounts"),
-    ],
-)  # fmt: skip
-def test_a_record_that_is_wrong(original, run, said):
+@each_row(__file__, "wrong_records.json", "records")
+def test_a_record_that_is_wrong(original, field, text, said):
+    """Each field holds a text of somebody else."""
+    text = text.replace("DEEP", "[" * 10_000)
+    run = run_of(suite_text=text) if field == "suite_text" else run_of(one(recipe_text=text))
     with pytest.raises(InvalidFile, match=said) as caught:
         original(run)
     assert "run.json" in (caught.value.where or "")
@@ -147,9 +134,9 @@ def test_every_shipped_recipe_comes_out_of_a_record_as_it_went_in(original, name
 def test_whose_recipes_they_are(original, tmp_path):
     assert foreign_setups(original(run_of()), SHIPPED) == []
     changed = make_recipe(NAME, ready_timeout_s=77)
-    run = run_of(setup(SERVER, recipe=NAME, recipe_text=text_of(changed)))
+    run = run_of(one(changed))
     assert foreign_setups(original(run), SHIPPED) == [SERVER]
-    unknown = run_of(setup(SERVER, recipe="nobody-s", recipe_text=text_of(changed)))
+    unknown = run_of(one(changed, recipe="nobody-s"))
     assert foreign_setups(original(unknown), SHIPPED) == [SERVER]
     own = Project(tmp_path, SHIPPED.shipped)
     put(tmp_path / f"recipes/{NAME}.yaml", "name: 3\n")
@@ -158,13 +145,13 @@ def test_whose_recipes_they_are(original, tmp_path):
 
 def test_files_and_variables_of_the_laptop_are_not_theirs(original, tmp_path):
     with_env = {**json.loads(text_of(make_recipe(NAME))), "env": {"A": {"env": "HF_SECRET"}}}
-    run = run_of(setup(SERVER, recipe=NAME, recipe_text=json.dumps(with_env)))
+    run = run_of(one(recipe_text=json.dumps(with_env)))
     with pytest.raises(Refused, match="asks for the variable HF_SECRET"):
         must_be_allowed(original(run).recipes[SERVER])
     must_be_allowed(original(run, Allowances(env=("HF_SECRET",))).recipes[SERVER])
     folder = json.loads(text_of(make_recipe(NAME)))
     folder["model"] |= {"source": "directory", "directory": str(tmp_path / "theirs")}
-    run = run_of(setup(SERVER, recipe=NAME, recipe_text=json.dumps(folder)))
+    run = run_of(one(recipe_text=json.dumps(folder)))
     with pytest.raises(Refused, match="sent to the nodes"):
         must_be_allowed(original(run).recipes[SERVER])
     must_be_allowed(original(run, Allowances((tmp_path / "theirs",))).recipes[SERVER])
@@ -214,12 +201,6 @@ def of_image(**image: Any) -> Any:
     """Return a recipe with another image."""
     recipe = make_recipe(NAME)
     return recipe.model_copy(update={"image": recipe.image.model_copy(update=image)})
-
-
-def one(recipe: Any = None, **changed: Any) -> Any:
-    """Return a recorded server of a recipe."""
-    text = text_of(recipe or make_recipe(NAME))
-    return setup(SERVER, recipe=NAME, recipe_text=text, **changed)
 
 
 def chosen(original: Any, recorded: Any, here: DockerImage | None, registry: str = "") -> Any:

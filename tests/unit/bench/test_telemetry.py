@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from cases import each_case
+from cases import cases, each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from parquet_rows import read_parquet
@@ -27,26 +27,21 @@ from spark_cluster.bench.telemetry import (
 from spark_cluster.errors import UsageError
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
+LINE = cases(__file__, "sampled_line.json")
 
 
 def line(at=0.0, **more):
-    """A sampler's line, some seconds after noon."""
-    n = round(at)
-    told = {
-        "format": 1, "time": NOON.timestamp() + at, "clock": 100.0 + at,
-        "gpu": {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "power_w": 45.1,
-                "temperature_c": 62.0, "throttle": []},
-        "memory": {"total_kib": 127600748, "available_kib": 20971520, "swap_used_kib": 2048,
-                   "swapped_bytes": 4096 * n},
-        "network": {"enp1s0f1np1": [1000 * n, 2000 * n], "enP7s7": [10 * n, 20 * n]},
-        "rdma": {"rocep1s0f1": {"interface": "enp1s0f1np1", "rx": 10**9 * n, "tx": 2 * 10**9 * n},
-                 "roceP2p1s0f1": {"interface": None, "rx": 10**9 * n, "tx": None}},
-        "engine": {"running": 4.0, "waiting": 1.0, "kv_usage": 0.25, "prompt_tokens": 100.0 * n,
-                   "generation_tokens": 50.0 * n, "drafts": 1.0, "draft_tokens": 40.0 * n,
-                   "accepted_tokens": 30.0 * n, "preemptions": 1.0 * n},
-        "processes": None,
-    }  # fmt: skip
-    return json.dumps({**told, **more})
+    """A sampler's line, some seconds after noon; its counters have grown since then."""
+    return json.dumps({**_grown(LINE, round(at)), "time": NOON.timestamp() + at,
+                       "clock": 100.0 + at, **more})  # fmt: skip
+
+
+def _grown(part, seconds):
+    if isinstance(part, dict):
+        if part.keys() == {"each second"}:
+            return part["each second"] * seconds
+        return {name: _grown(value, seconds) for name, value in part.items()}
+    return [_grown(one, seconds) for one in part] if isinstance(part, list) else part
 
 
 def rows(*lines):
@@ -58,13 +53,7 @@ def test_rates_of_two_lines():
     assert first.generation_tps is first.rdma_rx_bytes_s is first.rdma_errors is None
     assert (first.running, first.kv_usage) == (4, 0.25)
     assert second.time == NOON + timedelta(seconds=2)
-    expected = {
-        "sm_clock_mhz": 2411.0, "throttle": "", "mem_available_mib": 20480, "swap_used_mib": 2,
-        "rdma_rx_bytes_s": 2e9, "rdma_tx_bytes_s": 2e9, "net_rx_bytes_s": 1010.0,
-        "net_tx_bytes_s": 2020.0, "link_rx_bytes_s": 1000.0, "link_tx_bytes_s": 2000.0,
-        "prompt_tps": 100.0, "generation_tps": 50.0, "acceptance": 0.75, "preemptions": 2,
-        "swap_bytes_s": 4096.0, "rdma_errors": 3,
-    }  # fmt: skip
+    expected = cases(__file__, "rates.json")
     assert {name: getattr(second, name) for name in expected} == expected
 
 
@@ -148,10 +137,10 @@ def test_without_pyarrow(tmp_path, monkeypatch):
 LINK = {"rdma_rx_bytes_s": 1e9, "rdma_tx_bytes_s": 1e9, "link_rx_bytes_s": 1e3}
 
 
-def minute(node="spark1", seconds=range(61), **more):
+def minute(node="spark1", seconds=(0, 61), **more):
     """A row each second of a minute under load."""
-    usual = {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "throttle": "", **LINK}
-    return [TelemetryRow(NOON + timedelta(seconds=s), node, **{**usual, **more}) for s in seconds]
+    usual = {"utilisation": 96.0, "sm_clock_mhz": 2411.0, "throttle": "", **LINK, **more}
+    return [TelemetryRow(NOON + timedelta(seconds=s), node, **usual) for s in range(*seconds)]
 
 
 def said(*parts, tp=1, nodes=("spark1",)):
@@ -159,32 +148,12 @@ def said(*parts, tp=1, nodes=("spark1",)):
     return attention(found, NOON, NOON + timedelta(seconds=60), nodes, tp)
 
 
-def test_nothing_to_say():
-    assert said(minute()) == ()
-    assert said(minute(), minute("spark2"), tp=2, nodes=("spark1", "spark2")) == ()
-
-
-def test_low_clock_under_load():
-    slow = minute(seconds=range(20, 32), sm_clock_mhz=611.0, power_w=14.2)
-    usual = [row for row in minute() if not 20 <= row.time.second < 32 or row.time.minute]
-    assert said(slow, usual) == (
-        "spark1: SM clock under 1.5 GHz for 12 s under load (lowest 611 MHz at 14 W)",
-    )
-    assert said(minute(sm_clock_mhz=208.0, utilisation=3.0)) == (), "idle"
-    assert said(minute(seconds=range(2), sm_clock_mhz=611.0), minute(seconds=range(2, 61))) == ()
-
-
-def test_throttled():
-    told = said(minute(throttle="sw_power_cap,hw_slowdown"))
-    assert told == (
-        "spark1: clocks limited for 60 s under load (sw_power_cap)",
-        "spark1: clocks limited for 60 s under load (hw_slowdown)",
-    )
-
-
-def test_swapping():
-    assert said(minute(swap_bytes_s=5 * 2**20)) == ("spark1: 300 MiB were moved to and from swap",)
-    assert said(minute(swap_bytes_s=4096.0)) == ()
+@each_case(__file__, "attention.json")
+def test_what_a_minute_says(case):
+    """Of what is limited, lost or swapped under load, and nothing of what is usual."""
+    nodes = case.get("nodes", ["spark1"])
+    found = said(*(minute(**part) for part in case["rows"]), tp=len(nodes), nodes=nodes)
+    assert found == tuple(case["said"])
 
 
 @each_case(__file__, "roce_rates.json")
@@ -192,9 +161,3 @@ def test_roce(case):
     both = (minute(**case["rates"]), minute("spark2", **case["rates"]))
     assert said(*both, tp=2, nodes=("spark1", "spark2")) == (case["text"],)
     assert said(*both, nodes=("spark1", "spark2")) == (), "one node serves alone"
-
-
-def test_time_without_telemetry():
-    assert said(minute(seconds=range(40))) == ("spark1: no telemetry for 19 of 60 s",)
-    assert said([]) == ("spark1: no telemetry of this time",)
-    assert said(minute(seconds=range(0, 61, 5))) == (), "a longer interval is no gap"

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,11 @@ import fork_server
 import pytest
 from cases import each_case
 from fork_server import Forked
+from waiting import until
 
 from spark_cluster.node.store.download import needed
 from spark_cluster_lab.hub import Conduct, LabHub, serve
+from spark_cluster_lab.hub_files import hub_file
 
 MODEL = "org/model"
 PROGRAM = "spark_cluster.node.store.download"
@@ -127,14 +128,6 @@ def test_all_files_on_request(puller: Puller) -> None:
     assert "pytorch_model.bin" in puller.content(found["commit"])
 
 
-def test_a_preview_fetches_nothing(puller: Puller) -> None:
-    found = puller.pull(preview=True)
-    assert found["missing"] == sum(file["size"] for file in found["manifest"]["files"])
-    assert found["missing"] > 2 * SHARD
-    assert puller.hub.sent_of(MODEL) == 0
-    assert not puller.repository.exists()
-
-
 def test_a_token_stays_with_the_hub_when_it_sends_on_to_a_store(puller: Puller) -> None:
     puller.hub.conduct[MODEL] = Conduct(private=True, token="hf_secret")
     with serve(puller.hub.root) as store:
@@ -163,11 +156,8 @@ def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:
     puller.hub.conduct[MODEL] = Conduct(bytes_per_s=1 << 18)
     process = puller.start()
     blobs = puller.repository / "blobs"
-    until = time.monotonic() + LIMIT_S
-    while sum(p.stat().st_size for p in blobs.glob("*.incomplete")) < 1 << 18:
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.02)
+    until(lambda: sum(p.stat().st_size for p in blobs.glob("*.incomplete")) >= 1 << 18)
+    assert process.poll() is None
     process.kill()
     process.communicate(timeout=LIMIT_S)
     before = sum(path.stat().st_size for path in blobs.iterdir())
@@ -273,10 +263,6 @@ def test_a_branch_that_moves(puller: Puller) -> None:
 
 
 def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) -> None:
-    blob = puller.pull(preview=True)
-    assert blob["manifest"]["commit"]
-    from spark_cluster_lab.hub_files import hub_file
-
     file = hub_file(puller.hub.root / MODEL / "model-1.safetensors")
     half = puller.repository / "blobs" / f"{file.hash}.incomplete"
     half.parent.mkdir(parents=True)

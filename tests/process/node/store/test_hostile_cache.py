@@ -13,6 +13,7 @@ from typing import Any
 
 import copy_ends
 import pytest
+from cases import cases
 from hostile import container, sampled, user
 from hostile.container import FILE_TRICKS, FOLDER_TRICKS, Outside, exchanged, leave, untouched
 from model_content import COMMIT, REPOSITORY, content, model
@@ -351,29 +352,7 @@ def test_a_blob_of_others_that_is_wrong_is_fetched(victim):
 # -- adopting ---------------------------------------------------------------------------------
 
 
-PLANT = """
-home, outside = {home!r}, {outside!r}
-folder = Path(home) / ".cache/huggingface/hub/models--org--model"
-(folder / "snapshots/{commit}").mkdir(parents=True)
-(folder / "refs").mkdir()
-(folder / "refs/main").write_text("{commit}")
-(folder / "blobs").mkdir()
-name = hashlib.sha256(b"weights").hexdigest()
-(folder / "blobs" / name).write_bytes(b"weights")
-(folder / "snapshots/{commit}/model.safetensors").symlink_to("../../blobs/" + name)
-{trick}
-"""
-MODEL_TRICKS = {
-    "blobs are a link": "(folder / 'blobs').rename(folder / 'b'); "
-    "(folder / 'blobs').symlink_to(outside); link = folder / 'snapshots/{commit}/x.safetensors'; "
-    "link.symlink_to('../../blobs/secret')",
-    "a blob is a link": "(folder / 'blobs' / name).unlink(); "
-    "(folder / 'blobs' / name).symlink_to(outside + '/secret')",
-    "a cache is a link": "cache = Path(home) / '.cache'; cache.rename(Path(home) / 'c'); "
-    "cache.symlink_to('c')",
-    "refs are a link": "(folder / 'refs').rename(folder / 'r'); (folder / 'refs').symlink_to('r'); "
-    "(folder / 'blobs' / name).unlink(); os.mkfifo(folder / 'blobs' / name)",
-}
+MODELS = cases(__file__, "hostile_models.toml")
 
 
 @pytest.fixture
@@ -390,7 +369,7 @@ def login(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plant(home: Path, outside: Outside, trick: str = "") -> None:
     given = {"home": str(home), "outside": str(outside.folder), "commit": COMMIT}
-    done = user.run(PLANT.format(**given, trick=trick.format(**given)))
+    done = user.run(MODELS["plant"].format(**given, trick=trick.format(**given)))
     assert done.returncode == 0, done.stderr
 
 
@@ -399,6 +378,7 @@ def test_the_login_users_model_is_taken_over_as_a_copy(victim, login):
     _plant(login, victim.outside)
     found = victim.state()
     assert found["elsewhere"] == "/nonexistent/.cache/huggingface/hub"
+    assert [file["path"] for file in found["adoptable"]["files"]] == ["model.safetensors"]
     victim.ask("adopt", **REVISION, revision="main", other=found["elsewhere"])
     blob = (victim.cache.snapshot(REPOSITORY, COMMIT) / "model.safetensors").resolve()
     about = blob.stat()
@@ -409,9 +389,9 @@ def test_the_login_users_model_is_taken_over_as_a_copy(victim, login):
 
 
 @user.needs_root
-@pytest.mark.parametrize("trick", MODEL_TRICKS)
+@pytest.mark.parametrize("trick", MODELS["tricks"])
 def test_a_hostile_model_of_the_login_user_is_not_taken_over(victim, login, trick):
-    _plant(login, victim.outside, MODEL_TRICKS[trick])
+    _plant(login, victim.outside, MODELS["tricks"][trick])
     assert victim.state()["elsewhere"] == ""
     with pytest.raises(ResourceError):
         place = "/nonexistent/.cache/huggingface/hub"

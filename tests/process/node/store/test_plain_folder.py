@@ -14,7 +14,6 @@ import pytest
 from hostile import container, user
 from hostile.container import FILE_TRICKS
 
-from spark_cluster.node.beneath import NotFollowed
 from spark_cluster.node.store import verify
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import PlainFolder
@@ -182,16 +181,6 @@ def test_nothing_is_written_through_a_folder_of_a_user(
     with contextlib.suppress(ResourceError, OSError):
         copied(source, target, manifest)
     container.untouched(host, target.root, read=trick == "hard link")
-
-
-@user.needs_root
-def test_a_hard_link_to_another_users_file_is_refused(source, tmp_path):
-    host = container.outside(tmp_path / "outside")
-    container.leave("hard link", source.root / "config.json", host, FILE_TRICKS)
-    user.owned(source.root)
-    with pytest.raises(NotFollowed, match="hard link to a file of another user"):
-        source.manifest()
-    container.untouched(host)
 
 
 @user.needs_root

@@ -51,6 +51,7 @@ class Node(KeptDocker):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.seen, self.now, self.labels = {}, 0.0, {"spark-cluster.tp": "1"}
+        self.has()
         self.config = {**supervision.start_limit_configuration(), "unit_folder": str(folder)}
 
     def restarted(self, **times: int) -> None:
@@ -70,24 +71,18 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path)
 
 
-def test_a_server_that_ends_again_and_again_is_stopped(node, capsys):
-    """P16: without `supervise` and without the laptop; one next to it serves on."""
-    for times in range(RESTART_LIMIT):
-        node.restarted(spark_vllm=times, spark_vllm_chat=0)
-        assert node.look() == []
-    node.restarted(spark_vllm=RESTART_LIMIT, spark_vllm_chat=0)
-    assert node.look() == ["stop spark-vllm"]
-    assert "spark-vllm was started again 5 times within 3 hours and is stopped" in (
+@pytest.mark.parametrize("name", ["spark-vllm", "spark-vllm-chat"])
+def test_a_server_that_ends_again_and_again_is_stopped(node, capsys, name):
+    """P16: without `supervise` and without the laptop; one next to it serves on, and that of one of
+    several models has a name that is not known before."""
+    for times in range(RESTART_LIMIT + 1):
+        assert node.acts == []
+        node.restarted(**{name: times, "spark-vllm-other": 0})
+        node.look()
+    assert node.acts == [f"stop {name}"]
+    assert f"{name} was started again 5 times within 3 hours and is stopped" in (
         capsys.readouterr().out
     )
-
-
-def test_one_of_several_models_is_stopped_too(node):
-    """P16: its name is not known before."""
-    node.restarted(spark_vllm_chat=0)
-    node.look()
-    node.restarted(spark_vllm_chat=RESTART_LIMIT)
-    assert node.look() == ["stop spark-vllm-chat"]
 
 
 def test_restarts_do_not_count_while_ray_lacks_a_node(node):

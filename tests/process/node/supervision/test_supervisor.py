@@ -15,6 +15,7 @@ from typing import Any
 
 import kept_docker
 import pytest
+from cases import each_row
 from factories import make_node, put
 from kept_docker import KeptDocker, container
 from small_server import Answer, answering
@@ -138,53 +139,35 @@ def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node,
 
 def test_what_it_knows_outlives_a_power_cut(node, engine):
     node.look()
-    engine.alive = False
-    node.look()
-    assert node.look() == STOP
+    node.dies(engine)
     node.holds()
     node.supervisor = node.again()
     assert node.look() == START, "a stop of its own is none by hand"
 
 
-def test_a_busy_server_is_not_dead(node, engine):
+@pytest.mark.parametrize("looks", [4, 0])
+def test_a_busy_server_is_not_dead_and_our_own_questions_make_none_busy(node, engine, looks):
     node.look()
     node.look()
     node.supervisor.limits = replace(node.supervisor.limits, answer_s=0.2)
     engine.alive, engine.slow = False, True
-    for _ in range(4):
+    for _ in range(looks):
         engine.tokens += 1
         assert node.look() == ""
     assert [node.look(), node.look()] == ["", STOP]
 
 
-def test_its_own_questions_make_no_server_busy(node, engine):
-    for _ in range(3):
-        node.look()
-    node.dies(engine)
-
-
-@pytest.mark.parametrize(
-    ("kind", "good", "bad"),
-    [
-        ("", {"choices": [{"message": {"content": "Paris"}}]}, {"choices": []}),
-        ("embedding", {"data": [{"embedding": [0.6, 0.8]}]}, {"data": []}),
-        ("reranking", {"results": [{"index": 0, "relevance_score": 0.9}]}, {"results": []}),
-    ],
-)
+@each_row(__file__, "kinds.json", "kinds")
 def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, bad):
     node.has(spark_vllm=container({**node.labels, **({KIND: kind} if kind else {})}))
     engine.reply = good
     node.look()
     assert node.phase == "serving"
+    if bad is None:
+        return  # it is asked for its health alone
     engine.reply = bad
     assert [node.look(), node.look()] == ["", STOP]
     assert "gives no answer" in node.supervisor.state.reason
-
-
-def test_a_model_that_hears_is_asked_for_its_health(node, engine):
-    node.has(spark_vllm=container({**node.labels, KIND: "transcription"}))
-    node.look()
-    assert node.phase == "serving"
 
 
 def test_nothing_is_done_while_a_run_is_at_work(node, engine):

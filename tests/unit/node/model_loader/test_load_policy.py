@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+
+from cases import each_row
 
 from spark_cluster.node import model_loader
 from spark_cluster.node.model_loader import Failure, LoadedModel, Queue, make_room, retry_after
 
-OLD = LoadedModel("old", 10, requests=0, idle_s=300, loaded_s=900)
-NEWER = LoadedModel("newer", 10, requests=0, idle_s=100, loaded_s=900)
 
-
-@pytest.mark.parametrize(
-    ("available", "loaded", "unload"),
-    [
-        (20, [NEWER, OLD], ()),
-        (12, [NEWER, OLD], ("old",)),
-        (2, [NEWER, OLD], ("old", "newer")),
-        (12, [LoadedModel("just loaded", 10, 0, 5, 5), NEWER], ("newer",)),
-        (12, [LoadedModel("busy", 10, 3, 0, 900), NEWER], ("newer",)),
-    ],
-)
-def test_the_least_recently_used_go_and_no_more_than_needed(available, loaded, unload):
-    assert make_room(20, available, loaded, 60).unload == unload
-
-
-def test_one_with_requests_stays_and_is_waited_for():
-    room = make_room(20, 12, [LoadedModel("a", 10, 2, 0, 900), LoadedModel("b", 10, 0, 9, 9)], 60)
-    assert (room.unload, room.later) == ((), True)
-    assert room.why_not == "a has 2 requests; b was loaded 9 s ago"
-
-
-def test_memory_that_another_program_has_is_not_waited_for():
-    room = make_room(40, 12, [OLD, NEWER], 60)
-    assert (room.unload, room.later) == ((), False)
-    assert "it needs 40.0 GiB, and with every other model unloaded 32.0 are" in room.why_not
+@each_row(__file__, "room.json", "rooms")
+def test_the_least_recently_used_go_and_no_more_than_needed(needed, available, loaded, expected):
+    """One with requests, or that was loaded just now, stays and is waited for; memory that another
+    program has is not."""
+    room = make_room(needed, available, [LoadedModel(*one) for one in loaded], 60)
+    assert (list(room.unload), room.later) == (expected["unload"], expected.get("later", False))
+    assert expected.get("why", "") in room.why_not
 
 
 def test_a_load_that_failed_is_tried_again_later_each_time():
@@ -96,18 +78,8 @@ def test_a_failure_is_told_and_not_tried_again_at_once():
     assert "in 120 s" in queue.ask("a").text
 
 
-STAT = """\
-# pxname,svname,qcur,qmax,scur,smax,slim,stot,lastsess,status,
-endpoint,FRONTEND,,,3,3,256,9,,OPEN,
-model-1,spark-vllm-a,0,0,2,3,,9,0,UP,
-model-1,BACKEND,0,0,2,3,26,9,0,UP,
-model-2,spark-vllm-b,1,0,0,0,,0,-1,DOWN 1/2,
-
-"""
-
-
 def test_the_proxy_says_who_has_requests():
-    assert model_loader.uses(STAT) == {
+    assert model_loader.uses(Path(__file__).with_name("stat.csv").read_text()) == {
         "spark-vllm-a": model_loader.Use(requests=2, idle_s=0, up=True),
         "spark-vllm-b": model_loader.Use(requests=1, idle_s=None),
     }

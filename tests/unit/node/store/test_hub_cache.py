@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from model_content import COMMIT, REPOSITORY, content, file_of, model
 
 from spark_cluster.node.store.hub_cache import HubCache
@@ -55,20 +55,6 @@ def test_broken_links_are_made_again(cache):
 
 
 @pytest.mark.parametrize(
-    ("index", "words"),
-    [
-        (b'{"weight_map": {"a": "model-2.safetensors"}}', "1 of 1 weight files are not there"),
-        (b"{", "is damaged"),
-        (b'{"weight_map": 3}', "is damaged"),
-    ],
-)
-def test_an_index_that_is_not_met(cache, index, words):
-    model(cache.root, {**CONTENTS, "model.safetensors.index.json": index})
-    with pytest.raises(ResourceError, match=words):
-        cache.found(REPOSITORY, COMMIT)
-
-
-@pytest.mark.parametrize(
     "path", ["../x", "/etc/passwd", "a/../../x", "a//b", "./a", "", "a\nb", "a\\b", "x\x1b[2J"]
 )
 def test_a_name_outside_of_the_folder_is_refused(path):
@@ -100,19 +86,8 @@ def test_what_has_no_hash_is_said(cache):
     assert verify(cache, whole).unchecked == ("odd.bin",)
 
 
-# -- what other tools have downloaded is used if it is whole ---------------------------------------
-
-
-def test_a_snapshot_with_a_config_only_is_not_the_model(cache):
-    model(cache.root, {"config.json": b"{}", "tokenizer.json": b"{}"})
-    with pytest.raises(ResourceError, match=r"2 files .* no weights"):
-        cache.found(REPOSITORY, COMMIT)
-
-
-def test_a_shard_is_missed_by_the_numbers_of_the_others(cache):
-    model(cache.root, {f"model-0000{n}-of-00003.safetensors": b"x" for n in (1, 3)})
-    with pytest.raises(
-        ResourceError,
-        match=r"1 of 3 weight files are not there \(model-00002-of-00003\.safetensors\)",
-    ):
+@each_row(__file__, "half_models.json", "models")
+def test_what_another_tool_has_downloaded_is_used_only_if_it_is_whole(cache, contents, words):
+    model(cache.root, {name: text.encode() for name, text in contents.items()})
+    with pytest.raises(ResourceError, match=words):
         cache.found(REPOSITORY, COMMIT)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,11 +136,6 @@ def test_a_clock_that_was_set_back_delays_nothing_for_ever():
     state, _ = decide(state, GONE, 1000.0, LIMITS)
     assert state.due == 1000.0 + LIMITS.longest_pause_s
     assert (state.restarts, state.since) == ((), 1000.0)
-
-
-def test_what_is_kept_is_read_again():
-    state, _ = after(GOOD, SILENT, SILENT, SILENT)
-    assert SupervisionState.from_dict(json.loads(json.dumps(asdict(state)))) == state
 
 
 @pytest.mark.parametrize("kept", [None, 7, [], {"phase": 7, "restarts": "x", "due": "y"}])
