@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
+from role_samples import yielded
 
-from spark_cluster.config.project import Project
 from spark_cluster.engine import proxy
-from spark_cluster.resources import File, Line, Resource, SelfSignedCertificate
+from spark_cluster.node.host import Host
+from spark_cluster.resources import File, Line, SelfSignedCertificate
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
@@ -132,12 +133,6 @@ def _accepted(head: str) -> str:
     return f"Sec-WebSocket-Accept: {base64.b64encode(digest).decode()}\r\n"
 
 
-def resources(node: Any, **settings: Any) -> list[Resource]:
-    """The resources that the role endpoint yields."""
-    loaded = Project().load_role("endpoint")
-    return list(loaded.function(node, loaded.settings_model(**settings)))
-
-
 @contextlib.contextmanager
 def proxied(
     folder: Path,
@@ -159,14 +154,13 @@ def proxied(
     port = free_port()
     own = tempfile.TemporaryDirectory(dir="/tmp")
     given = {"host": "127.0.0.1", "port": port, "engine_port": engine_port, **settings}
-    for resource in resources(node, **given):
+    for resource in yielded("endpoint", node, **given):
         if isinstance(resource, Line):
             (folder / Path(resource.path).name).write_text(f"{resource.line}\n")
         elif isinstance(resource, File) and resource.state == "present":
             (folder / Path(resource.path).name).write_text(str(resource.content))
         elif isinstance(resource, SelfSignedCertificate):
-            made = resource._make(_Here())  # type: ignore[arg-type]
-            (folder / Path(resource.path).name).write_bytes(made)
+            (folder / Path(resource.path).name).write_bytes(resource._make(Host()))
     environment = {
         **os.environ,
         "CREDENTIALS_DIRECTORY": str(folder),
@@ -198,19 +192,6 @@ def proxied(
         process.kill()
         process.wait()
         own.cleanup()
-
-
-class _Here:
-    """This machine, as far as making a certificate wants it."""
-
-    def progress(self, _text: str) -> None:
-        pass
-
-    def run(self, argv: tuple[str, ...], stdin: bytes = b"") -> Any:
-        from spark_cluster.node.processes import Completed
-
-        done = subprocess.run(argv, input=stdin, capture_output=True, check=False)
-        return Completed(argv, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def converse(port: int, text: str | bytes, *, end: bytes = b"") -> str:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from role_samples import yielded
 
-from spark_cluster.config.project import Project
-from spark_cluster.config.topology import Node
 from spark_cluster.resources import Resource
 
 
 @pytest.fixture
 def role() -> Callable[..., list[Resource]]:
     """`role("power", node, clock_cap=False)`: what the shipped role yields."""
-    project = Project()
-
-    def call(name: str, node: Node, /, **settings: Any) -> list[Resource]:
-        loaded = project.load_role(name)
-        return list(loaded.function(node, loaded.settings_model(**settings)))
-
-    return call
+    return yielded

@@ -6,6 +6,8 @@ from dataclasses import replace
 from ipaddress import IPv4Interface
 from typing import Any
 
+from factories import SHIPPED
+
 from spark_cluster.config.facts import Facts, Gpu, Hca
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.resources import Resource
@@ -47,6 +49,12 @@ def a_spark(index: int = 0, *, linked: bool = True, **facts: Any) -> Node:
 def together(*nodes: Node) -> list[Node]:
     """The same nodes, each knowing all of them."""
     return [replace(node, cluster=nodes) for node in nodes]
+
+
+def yielded(name: str, node: Node, /, **settings: Any) -> list[Resource]:
+    """What a role that ships yields: `yielded("power", node, clock_cap=False)`."""
+    loaded = SHIPPED.load_role(name)
+    return list(loaded.function(node, loaded.settings_model(**settings)))
 
 
 def ids(resources: list[Resource]) -> list[str]:

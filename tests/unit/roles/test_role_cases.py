@@ -3,6 +3,7 @@
 Keys of a case:
     facts: what is true of each node, next to what is true of a healthy one; `user` is its user.
     nodes, at, linked: how many nodes there are, which one is asked, and whether a cable joins them.
+    addresses: of the nodes, where they are other than usual.
     settings: of the role; `server` are fields of a server over `tp` nodes.
     ids: of all resources, in their order.
     some: fields of resources, by the beginning of their ids, as the agent is sent them.
@@ -11,7 +12,7 @@ Keys of a case:
 
 `common` is what all cases of a file have. In a field, `{"has": ...}` stands for a text with this
 one in it, a list with these items or a mapping with these; `{"lacks": [...]}` for one without them;
-`{"lines": ...}` for the lines of a text, without comments.
+`{"ends": [...]}` for a list that ends so; `{"lines": ...}` for a text's lines, without comments.
 """
 
 from dataclasses import replace
@@ -26,7 +27,7 @@ from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.errors import Failed
 from spark_cluster.resources.base import to_wire
 
-KEYS = {"facts", "nodes", "at", "linked", "settings", "ids", "some", "none", "refused"}
+KEYS = {"facts", "nodes", "addresses", "at", "linked", "settings", "ids", "some", "none", "refused"}
 
 
 def all_cases():
@@ -55,7 +56,8 @@ def node_of(case):
         name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
     }
     nodes = [a_spark(index, linked=linked, **facts) for index in range(case.get("nodes", 1))]
-    nodes = [replace(node, user=user) for node in nodes]
+    addresses = case.get("addresses", [node.address for node in nodes])
+    nodes = [replace(n, user=user, address=at) for n, at in zip(nodes, addresses, strict=True)]
     return together(*nodes)[case.get("at", 0)]
 
 
@@ -67,8 +69,10 @@ def plain(value):
 
 
 def is_as(found, expected):
-    if not isinstance(expected, dict) or not expected.keys() <= {"has", "lacks", "lines"}:
+    if not isinstance(expected, dict) or not expected.keys() <= {"has", "lacks", "lines", "ends"}:
         return found == expected
+    if "ends" in expected:
+        return found[-len(expected["ends"]) :] == expected["ends"]
     if "lines" in expected:
         lines = [line.strip() for line in found.splitlines()]
         return [line for line in lines if line and line[0] != "#"] == expected["lines"]
@@ -80,7 +84,8 @@ def is_as(found, expected):
 
 
 @pytest.mark.parametrize(("name", "case"), list(all_cases()))
-def test_what_a_role_yields(role, name, case):
+def test_what_a_role_yields(role, name, case, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     node = node_of(case)
     if "refused" in case:
         with pytest.raises((ValueError, Failed), match=case["refused"]):
