@@ -26,6 +26,8 @@ from spark_cluster.models.checkpoint import BITS, Tensor
 CONFIGS: dict[str, dict[str, Any]] = cases(__file__, "data/checkpoint_configs.json")
 LLAMA_70B, NEMOTRON_SUPER, SMALL = CONFIGS.values()
 """Configs; that of Nemotron as public conversions of the model to other frameworks give it."""
+STYLES: dict[str, list[list[Any]]] = cases(__file__, "data/quantization_styles.json")
+"""Style to the tensors of a matrix: suffix, type and shape, where `rows/8` is an eighth of them."""
 
 
 def tensor(name: str, dtype: str, *shape: int, count: int = 1) -> Tensor:
@@ -35,44 +37,17 @@ def tensor(name: str, dtype: str, *shape: int, count: int = 1) -> Tensor:
 
 def matrix(name: str, rows: int, columns: int, style: str, count: int = 1) -> Iterator[Tensor]:
     """A matrix of `rows` outputs and `columns` inputs as a style of quantization stores it."""
+    sides = {"rows": rows, "columns": columns}
+    for suffix, dtype, *shape in STYLES[style]:
+        sizes = [
+            size if isinstance(size, int) else _part(sides, *size.split("/")) for size in shape
+        ]
+        yield tensor(f"{name}.{suffix}", dtype, *sizes, count=count)
 
-    def one(suffix: str, dtype: str, *shape: int) -> Tensor:
-        return tensor(f"{name}.{suffix}", dtype, *shape, count=count)
 
-    if style == "bf16":
-        yield one("weight", "BF16", rows, columns)
-    elif style == "fp8":  # a scale for the whole matrix
-        yield from (one("weight", "F8_E4M3", rows, columns), one("weight_scale", "F32"))
-        yield one("input_scale", "F32")
-    elif style == "fp8-block":
-        yield one("weight", "F8_E4M3", rows, columns)
-        yield one("weight_scale_inv", "F32", -(-rows // 128), -(-columns // 128))
-    elif style == "fp8-channel":  # compressed-tensors
-        yield from (one("weight", "F8_E4M3", rows, columns), one("weight_scale", "BF16", rows, 1))
-    elif style == "int8-channel":
-        yield from (one("weight", "I8", rows, columns), one("weight_scale", "BF16", rows, 1))
-    elif style == "nvfp4-modelopt":
-        yield one("weight", "U8", rows, columns // 2)
-        yield one("weight_scale", "F8_E4M3", rows, columns // 16)
-        yield from (one("weight_scale_2", "F32"), one("input_scale", "F32"))
-    elif style == "nvfp4-compressed":
-        yield one("weight_packed", "U8", rows, columns // 2)
-        yield one("weight_scale", "F8_E4M3", rows, columns // 16)
-        yield from (one("weight_global_scale", "F32", 1), one("input_global_scale", "F32", 1))
-    elif style == "gptq":
-        yield one("qweight", "I32", columns // 8, rows)
-        yield one("qzeros", "I32", columns // 128, rows // 8)
-        yield from (one("scales", "F16", columns // 128, rows), one("g_idx", "I32", columns))
-    elif style == "awq":
-        yield one("qweight", "I32", columns, rows // 8)
-        yield one("qzeros", "I32", columns // 128, rows // 8)
-        yield one("scales", "F16", columns // 128, rows)
-    elif style == "pack-quantized":
-        yield one("weight_packed", "I32", rows, columns // 8)
-        yield one("weight_scale", "BF16", rows, columns // 128)
-        yield one("weight_shape", "I64", 2)
-    else:
-        raise ValueError(style)
+def _part(sides: dict[str, int], side: str, share: str = "1") -> int:
+    """Return a side, or the parts of so many that it has; the last one need not be full."""
+    return -(-sides[side] // int(share))
 
 
 def dense(config: dict[str, Any], style: str, prefix: str = "model") -> list[Tensor]:
