@@ -26,6 +26,7 @@ from serve_plans import bare_server
 from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.errors import Failed
 from spark_cluster.resources.base import to_wire
+from spark_cluster.runner.delivery import check
 
 KEYS = {"facts", "nodes", "addresses", "at", "linked", "settings", "ids", "some", "none", "refused"}
 
@@ -92,6 +93,7 @@ def test_what_a_role_yields(role, name, case, monkeypatch):
             role(name, node, **case["settings"])
         return
     yielded = role(name, node, **case["settings"])
+    check(yielded, node.name)
     found = {resource.id: resource for resource in yielded}
     assert list(found) == case.get("ids", list(found))
     assert not [one for one in found for begin in case.get("none", []) if one.startswith(begin)]
