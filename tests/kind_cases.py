@@ -18,7 +18,7 @@ Keys of a case:
     output: of a command that only reads.
     diff: texts of the difference that check mode shows.
     changes: as the result tells them.
-    hidden: texts that stand nowhere in what is told of it.
+    hidden: texts that stand nowhere in what is told of it, nor in the journal.
     then, leaves: files, and parts of the fakes' state, afterwards.
     calls: words, or a list of them, of each command that changed something.
     again: the verdict of a second application, `ok` if it is not named; null where none is tried.
@@ -127,8 +127,11 @@ def _apply(node: Any, case: Case) -> None:
     for fake, expected in case.get("leaves", {}).items():
         with node.state(fake) as state:
             assert _holds(state, expected), state
+    journal = node.path("/var/lib/spark-cluster/journal").rglob("*")
+    kept = b"".join(path.read_bytes() for path in journal if path.is_file())
     for text in case.get("hidden", []):
         assert text not in str((checked.event, result.event, node.notes, calls))
+        assert text.encode() not in kept
     again = case.get("again", None if verdict == "failed" else "ok")
     if again is not None:
         before = _asked(node)

@@ -2,6 +2,7 @@
 
 Keys of a case:
     facts: what is true of each node, next to what is true of a healthy one; `user` is its user.
+    others: what is true of the nodes behind the first one besides.
     nodes, at, linked: how many nodes there are, which one is asked, and whether a cable joins them.
     addresses: of the nodes, where they are other than usual.
     settings: of the role; `server` are fields of a server over `tp` nodes.
@@ -28,7 +29,19 @@ from spark_cluster.errors import Failed
 from spark_cluster.resources.base import to_wire
 from spark_cluster.runner.delivery import check
 
-KEYS = {"facts", "nodes", "addresses", "at", "linked", "settings", "ids", "some", "none", "refused"}
+KEYS = {
+    "facts",
+    "others",
+    "nodes",
+    "addresses",
+    "at",
+    "linked",
+    "settings",
+    "ids",
+    "some",
+    "none",
+    "refused",
+}
 
 
 def all_cases():
@@ -51,15 +64,19 @@ def server_of(tp, **fields):
 
 
 def node_of(case):
-    facts = dict(case.get("facts", {}))
-    user, linked = facts.pop("user", "nvidia"), case.get("linked", True)
-    facts = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
-    }
-    nodes = [a_spark(index, linked=linked, **facts) for index in range(case.get("nodes", 1))]
+    usual = case.get("facts", {})
+    told = [usual, *[{**usual, **case.get("others", {})}] * (case.get("nodes", 1) - 1)]
+    nodes = [
+        spark(index, linked=case.get("linked", True), **facts) for index, facts in enumerate(told)
+    ]
     addresses = case.get("addresses", [node.address for node in nodes])
-    nodes = [replace(n, user=user, address=at) for n, at in zip(nodes, addresses, strict=True)]
+    nodes = [replace(node, address=address) for node, address in zip(nodes, addresses, strict=True)]
     return together(*nodes)[case.get("at", 0)]
+
+
+def spark(index, *, linked, user="nvidia", **facts):
+    known = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+    return replace(a_spark(index, linked=linked, **known), user=user)
 
 
 def plain(value):
