@@ -31,6 +31,9 @@ HANG_S = 120.0
 LOG = "requests.log"
 """What the proxy prints, next to its files."""
 LATE_S = 2.0
+KEY = "sk-test-5be1cf0277a04d"
+AUTH = f"Authorization: Bearer {KEY}\r\n"
+"""A key of an endpoint, and the header with it."""
 
 
 class Engine:
@@ -116,6 +119,14 @@ class Engine:
                 connection.sendall(
                     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
                 )
+
+
+def request(method: str, target: str, more: str = "", body: str | bytes = b"") -> bytes:
+    """Return a request that is the last of its connection; `more` are lines of its head."""
+    data = body.encode() if isinstance(body, str) else body
+    sized = f"Content-Length: {len(data)}\r\n" if data else ""
+    head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{sized}{more}\r\n"
+    return head.encode() + data
 
 
 def status(answer: str) -> int:
