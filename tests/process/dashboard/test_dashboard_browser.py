@@ -16,6 +16,7 @@ import pytest
 import replayed
 import waiting
 from browser import Browser, browser, installed
+from json_schema import document
 from web_server import WebServer
 
 from spark_cluster.cli.top import leading_to
@@ -62,6 +63,11 @@ def begin(page: Browser, address: str, text: str = "all else", **how: Any) -> No
 def shows(page: Browser, text: str) -> bool:
     """Whether the page, which may be being loaded, has this text."""
     return text in page.evaluate("document.body?.innerText ?? ''")
+
+
+@pytest.mark.parametrize(("command", "answer"), replayed.answers().items())
+def test_what_is_drawn_is_what_a_command_prints(command: str, answer: dict[str, Any]) -> None:
+    document(command, json.dumps(answer))
 
 
 def test_nodes_engine_and_memory_are_drawn(page: Browser) -> None:
