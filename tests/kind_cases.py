@@ -5,6 +5,7 @@ Keys of a case:
     accounts: the node has users and groups of its own.
     there, state: files, and the state of the node's fake commands, before; null is none of it.
     programs: programs of the node by name, as texts.
+    reached: the laptop reaches the node anew, whatever becomes of its network.
     first: resources that an earlier run has applied; `drift` are files and states since then.
     given: resources that stand before it in the same document.
     is: the resource.
@@ -21,6 +22,7 @@ Keys of a case:
     hidden: texts that stand nowhere in what is told of it, nor in the journal.
     then, leaves: files, and parts of the fakes' state, afterwards.
     calls: words, or a list of them, of each command that changed something.
+    uncalled: words of commands that were not run.
     again: the verdict of a second application, `ok` if it is not named; null where none is tried.
     asks: how many commands tell afterwards that nothing is to be done.
 
@@ -42,6 +44,7 @@ from cases import cases
 from factories import put
 from resource_samples import MACHINE
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Resource
 from spark_cluster.resources.base import resource_class
@@ -50,11 +53,11 @@ Case = dict[str, Any]
 
 OTHER = "arm64" if MACHINE == "amd64" else "amd64"
 KEYS = {
-    "accounts", "there", "state", "programs", "first", "drift", "given", "is", "steps", "verdict",
-    "check", "all", "says", "foretold", "reason", "progress", "notes", "output", "changes", "diff",
-    "hidden", "then", "leaves", "calls", "again", "asks",
+    "accounts", "there", "state", "programs", "reached", "first", "drift", "given", "is", "steps",
+    "verdict", "check", "all", "says", "foretold", "reason", "progress", "notes", "output",
+    "changes", "diff", "hidden", "then", "leaves", "calls", "uncalled", "again", "asks",
 }  # fmt: skip
-FAKES = ("systemd", "apt", "kernel", "docker", "nft")
+FAKES = ("systemd", "apt", "kernel", "docker", "nft", "network")
 
 
 def kind_cases(test: str) -> list[Any]:
@@ -83,7 +86,7 @@ def become(node: Any, case: Case) -> None:
         put(node.bin / name, text, 0o755)
     _bring_about(node, case)
     for document in case.get("first", []):
-        assert node.apply(_made(document)).verdict == "change"
+        assert node.apply(_made(document), host=_host(node, True)).verdict == "change"
     _bring_about(node, case.get("drift", {}))
     for step in case.get("steps", []):
         _bring_about(node, step)
@@ -106,7 +109,7 @@ def _apply(node: Any, case: Case) -> None:
     assert _missing(case.get("foretold", []), checked.reason) == [], checked.reason
     assert _missing(case.get("diff", []), checked.diff) == [], checked.diff
     before = len(_told(node))
-    results = node.results(*wanted)
+    results = node.results(*wanted, host=_host(node, case.get("reached")))
     result = results[-1]
     assert result.verdict == verdict, result.error
     verdicts = [one.verdict for one in results]
@@ -121,6 +124,7 @@ def _apply(node: Any, case: Case) -> None:
     assert len(calls) == len(case.get("calls", calls)), calls
     for call, words in zip(calls, case.get("calls", calls), strict=True):
         assert all(word in call for word in ([words] if isinstance(words, str) else words))
+    assert not [words for words in case.get("uncalled", []) for call in calls if words in call]
     for name, content in case.get("then", {}).items():
         expected = content if isinstance(content, dict) else {"text": content}
         assert _holds(_looks(node, name), expected), name
@@ -137,6 +141,13 @@ def _apply(node: Any, case: Case) -> None:
         before = _asked(node)
         assert (node.apply(*wanted).verdict, node.check(*wanted).verdict) == (again, again)
         assert _asked(node) - before == 2 * case.get("asks", (_asked(node) - before) / 2)
+
+
+def _host(node: Any, reached: bool | None) -> Host:
+    host: Host = node.host()
+    if reached:  # the laptop leaves the proof that it is asked for
+        host.verify_login = node.put
+    return host
 
 
 def _on(node: Any, value: Any) -> Any:

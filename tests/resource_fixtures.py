@@ -178,7 +178,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for."""
     monkeypatch.setattr("spark_cluster.resources.package.time.sleep", lambda _: None)
     limits = ("service._STAYS_S", "unit.STAYS_S", "unit.LOOK_EVERY_S", "command.RETRY_S")
-    for limit in (*limits, "clock_cap._FALLS_WITHIN_S"):
+    for limit in (*limits, "clock_cap._FALLS_WITHIN_S", "netplan.SETTLE_S"):
         monkeypatch.setattr(f"spark_cluster.resources.{limit}", 0.0)
 
 
