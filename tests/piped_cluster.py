@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -401,6 +401,16 @@ def play_on(
     return play
 
 
+def nodes_at(addresses: Mapping[str, str]) -> str:
+    """Return the section `nodes` of an inventory; the first node is the head."""
+    first = next(iter(addresses))
+    rows = (
+        f"  {name}: {{address: {at}{HEAD if name == first else ''}}}"
+        for name, at in addresses.items()
+    )
+    return "\n".join(["nodes:", *rows, ""])
+
+
 def play_over(
     folder: Path,
     dial: Callable[[InventoryNode], Any],
@@ -409,8 +419,7 @@ def play_over(
     **how: Any,
 ) -> tuple[Play, Events]:
     """Return a play over the nodes of these names in a project, and what it tells."""
-    hosts = (f"  {name}: {{address: {name}{HEAD if name == names[0] else ''}}}\n" for name in names)
-    inventory = make_inventory(folder, f"nodes:\n{''.join(hosts)}")
+    inventory = make_inventory(folder, nodes_at({name: name for name in names}))
     events = Events()
     return play_on(inventory, Project(folder), dial, Bus(events), options, **how), events
 
@@ -448,11 +457,7 @@ class PipedCluster:
         self.on_event: Callable[[Event], None] = lambda _event: None
         self.project = folder / "project"
         self.project.mkdir()
-        hosts = "".join(
-            f"  {name}: {{address: {at[name]}{HEAD if name == names[0] else ''}}}\n"
-            for name in names
-        )
-        inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
+        inventory = make_inventory(self.project, nodes_at(at) + more)
         self.play = play_on(inventory, Project(self.project), self.dial, Bus(self), options)
         assert not self.play.out, self.play.out
 
