@@ -178,8 +178,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for."""
     monkeypatch.setattr("spark_cluster.resources.package.time.sleep", lambda _: None)
     limits = ("service._STAYS_S", "unit.STAYS_S", "unit.LOOK_EVERY_S", "command.RETRY_S")
-    for limit in (*limits, "clock_cap._FALLS_WITHIN_S", "netplan.SETTLE_S"):
+    for limit in (*limits, "netplan.SETTLE_S"):
         monkeypatch.setattr(f"spark_cluster.resources.{limit}", 0.0)
+    monkeypatch.setattr("spark_cluster.resources.clock_cap._FALLS_WITHIN_S", 0.3)
 
 
 @pytest.fixture
