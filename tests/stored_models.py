@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import model_content
-from model_content import REPOSITORY, Path, content
+from model_content import REPOSITORY, content
 
 from spark_cluster.node.store.manifest import Manifest
 
+COMMIT = model_content.COMMIT
 SIZES = {"empty": 0, "config.bin": 1, "model.safetensors": 9_000_000}
 
 
