@@ -6,6 +6,9 @@ import math
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+from cases import cases
 
 from spark_cluster.bench.record import (
     CellKey,
@@ -16,23 +19,14 @@ from spark_cluster.bench.record import (
     ProcessMemory,
     Record,
     Setup,
-    Tool,
     VramReading,
 )
 
 START = datetime(2026, 6, 20, 9, 0, tzinfo=UTC)
 DEPTHS = (0, 4096, 8192, 16384, 32768)
 LOADS = (1, 2, 4, 8)
-FLAGS = (
-    "--served-model-name", "gemma-4-31b", "--quantization", "fp8", "--kv-cache-dtype", "fp8",
-    "--max-model-len", "65536", "--gpu-memory-utilization", "0.85", "--reasoning-parser", "gemma4",
-)  # fmt: skip
-RECIPE = "name: gemma4-31b-fp8\nmodel:\n  name: google/gemma-4-31B-it\n"
-VERSIONS = {
-    "vllm": "0.22.1", "torch": "2.11.0+cu130", "nccl": "2.29.3", "ray": "2.60.0",
-    "docker": "29.1.3",
-}  # fmt: skip
-LOADED_MIB = {"tp1": (88_120, 0), "tp2": (92_410, 91_870), "replicas": (88_240, 88_090)}
+SAME: dict[str, Any] = cases(__file__, "data/made_up_run.toml")
+LOADED_MIB = SAME["loaded_mib"]
 
 
 def dual_record(depths: tuple[int, ...] = DEPTHS, loads: tuple[int, ...] = LOADS) -> Record:
@@ -49,24 +43,17 @@ def dual_record(depths: tuple[int, ...] = DEPTHS, loads: tuple[int, ...] = LOADS
                                                   concurrency=load), time))  # fmt: skip
                 time = cells[-1].finished or time
         time += timedelta(minutes=7)
-    return Record(
-        id="2026-06-20-dual-7f3a", suite="dual", suite_text="suite: dual\n",
-        spark_cluster="0.4.0", started=START, finished=time, status="complete",
-        tool=Tool(name="llama-benchy", version="0.4.0", latency_mode="api", prefix_caching=False,
-                  settings={"exact_tg": True, "temperature": 0}),
-        client="spark1", round_trip_ms=0.21, nodes=(_node("spark1"), _node("spark2")),
-        setups=setups, cells=tuple(_troubled(cells)), project_commit="3f2a91c (changed)",
-        command=("spark-cluster", "bench", "run", "dual", "--recipe", "gemma4-31b-fp8"),
-    )  # fmt: skip
+    nodes = (_node("spark1"), _node("spark2"))
+    found = {"finished": time, "nodes": nodes, "setups": setups, "cells": tuple(_troubled(cells))}
+    return Record(**SAME["record"], **found)
 
 
 def sweep_record() -> Record:
     """A sweep of num_speculative_tokens on one Spark."""
     random.seed(3)
     found = dual_record(depths=(0,), loads=(1,))
-    speeds = {2: (67.5, 0.87), 3: (71.2, 0.84), 4: (80.0, 0.76), 5: (76.9, 0.66), 6: (72.2, 0.56)}
     setups, cells = [], []
-    for count, (speed, accepted) in speeds.items():
+    for count, (speed, accepted) in SAME["sweep"].items():
         setup = _setup(f"n{count}", 1).model_copy(
             update={"variant": f"num_speculative_tokens={count}", "predictions": ()}
         )
@@ -75,7 +62,7 @@ def sweep_record() -> Record:
         metrics = {
             "tg_tps": _metric(speed, 0.015, 5),
             "acceptance": _metric(accepted, 0.01, 5),
-            "acceptance_length": _metric(1 + count * accepted, 0.01, 5),
+            "acceptance_length": _metric(1 + int(count) * accepted, 0.01, 5),
         }
         cells.append(CellResult(id=f"n{count}", setup=setup.id, key=key, runs=5, status="ok",
                                 metrics=metrics))  # fmt: skip
@@ -172,16 +159,10 @@ def _smooth(values, seconds: int):
 
 def _setup(id: str, tp: int, *, replicas: int = 1) -> Setup:
     nodes = ("spark1", "spark2")[: tp * replicas]
-    flags = (*FLAGS, "--tensor-parallel-size", str(tp))
-    return Setup(
-        id=id, recipe="gemma4-31b-fp8", model="google/gemma-4-31B-it",
-        model_revision="419b2efa8d1e", quantization="fp8", kv_cache_dtype="fp8", executor="ray",
-        tp=tp, replicas=replicas, nodes=nodes, flags=flags, recipe_text=RECIPE,
-        image_digest="ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5@sha256:" + "4be1" * 16,
-        versions=VERSIONS, vram=_vram(id, nodes), startup_s=214.0 + 37 * tp,
-        verified=("answer", "coherence", "tool_call", "reasoning", "vision"),
-        predictions=_predictions(tp) if replicas == 1 else (),
-    )  # fmt: skip
+    told = {**SAME["setup"], "vram": _vram(id, nodes), "startup_s": 214.0 + 37 * tp}
+    told["flags"] = (*told["flags"], "--tensor-parallel-size", str(tp))
+    predictions = _predictions(tp) if replicas == 1 else ()
+    return Setup(id=id, tp=tp, replicas=replicas, nodes=nodes, predictions=predictions, **told)
 
 
 def _predictions(tp: int) -> tuple[Prediction, ...]:
@@ -212,13 +193,9 @@ def _vram(id: str, nodes: tuple[str, ...]) -> tuple[VramReading, ...]:
 
 
 def _node(name: str) -> NodeRecord:
-    return NodeRecord(
-        name=name, hardware="DGX Spark", driver="580.159.03", firmware="5.36_0ACUM018",
-        kernel="6.17.0-1018-nvidia", dgx="7.4.0", mtu=9000,
-        hcas=("rocep1s0f1", "roceP2p1s0f1"),
-        environment={"NCCL_IB_HCA": "rocep1s0f1,roceP2p1s0f1", "NCCL_SOCKET_IFNAME": "enp1s0f1np1",
-                     "VLLM_HOST_IP": f"192.168.100.1{name[-1]}"},
-    )  # fmt: skip
+    told = SAME["node"]
+    environment = {**told["environment"], "VLLM_HOST_IP": f"192.168.100.1{name[-1]}"}
+    return NodeRecord(name=name, **{**told, "environment": environment})
 
 
 def _cell(setup: Setup, key: CellKey, time: datetime) -> CellResult:

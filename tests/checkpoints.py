@@ -26,6 +26,10 @@ from spark_cluster.models.checkpoint import BITS, Tensor
 CONFIGS: dict[str, dict[str, Any]] = cases(__file__, "data/checkpoint_configs.json")
 LLAMA_70B, NEMOTRON_SUPER, SMALL = CONFIGS.values()
 """Configs; that of Nemotron as public conversions of the model to other frameworks give it."""
+STYLES: dict[str, list[list[Any]]] = cases(__file__, "data/quantization_styles.json")
+"""Style to the tensors of a matrix: suffix, type and shape, where `rows/8` is an eighth of them."""
+LAYOUTS: dict[str, dict[str, list[list[Any]]]] = cases(__file__, "data/checkpoint_layouts.json")
+"""Layout to its parts, each with names, a type and a shape, or a style and the matrix."""
 
 
 def tensor(name: str, dtype: str, *shape: int, count: int = 1) -> Tensor:
@@ -35,94 +39,62 @@ def tensor(name: str, dtype: str, *shape: int, count: int = 1) -> Tensor:
 
 def matrix(name: str, rows: int, columns: int, style: str, count: int = 1) -> Iterator[Tensor]:
     """A matrix of `rows` outputs and `columns` inputs as a style of quantization stores it."""
+    sides = {"rows": rows, "columns": columns}
+    for suffix, dtype, *shape in STYLES[style]:
+        yield tensor(f"{name}.{suffix}", dtype, *(_size(one, sides) for one in shape), count=count)
 
-    def one(suffix: str, dtype: str, *shape: int) -> Tensor:
-        return tensor(f"{name}.{suffix}", dtype, *shape, count=count)
 
-    if style == "bf16":
-        yield one("weight", "BF16", rows, columns)
-    elif style == "fp8":  # a scale for the whole matrix
-        yield from (one("weight", "F8_E4M3", rows, columns), one("weight_scale", "F32"))
-        yield one("input_scale", "F32")
-    elif style == "fp8-block":
-        yield one("weight", "F8_E4M3", rows, columns)
-        yield one("weight_scale_inv", "F32", -(-rows // 128), -(-columns // 128))
-    elif style == "fp8-channel":  # compressed-tensors
-        yield from (one("weight", "F8_E4M3", rows, columns), one("weight_scale", "BF16", rows, 1))
-    elif style == "int8-channel":
-        yield from (one("weight", "I8", rows, columns), one("weight_scale", "BF16", rows, 1))
-    elif style == "nvfp4-modelopt":
-        yield one("weight", "U8", rows, columns // 2)
-        yield one("weight_scale", "F8_E4M3", rows, columns // 16)
-        yield from (one("weight_scale_2", "F32"), one("input_scale", "F32"))
-    elif style == "nvfp4-compressed":
-        yield one("weight_packed", "U8", rows, columns // 2)
-        yield one("weight_scale", "F8_E4M3", rows, columns // 16)
-        yield from (one("weight_global_scale", "F32", 1), one("input_global_scale", "F32", 1))
-    elif style == "gptq":
-        yield one("qweight", "I32", columns // 8, rows)
-        yield one("qzeros", "I32", columns // 128, rows // 8)
-        yield from (one("scales", "F16", columns // 128, rows), one("g_idx", "I32", columns))
-    elif style == "awq":
-        yield one("qweight", "I32", columns, rows // 8)
-        yield one("qzeros", "I32", columns // 128, rows // 8)
-        yield one("scales", "F16", columns // 128, rows)
-    elif style == "pack-quantized":
-        yield one("weight_packed", "I32", rows, columns // 8)
-        yield one("weight_scale", "BF16", rows, columns // 128)
-        yield one("weight_shape", "I64", 2)
-    else:
-        raise ValueError(style)
+def _size(told: int | str, sides: dict[str, int]) -> int:
+    """Return a number, a side, or into how many parts of so many it goes, a last short one too."""
+    if isinstance(told, int):
+        return told
+    side, _, part = told.partition("/")
+    return -(-sides[side] // int(part or 1))
+
+
+def _laid_out(
+    rows: list[list[Any]], prefix: str, sides: dict[str, int], **styles: tuple[str, int]
+) -> Iterator[Tensor]:
+    """The tensors of a part of a layout; `styles` are style and number of matrices by their word
+    in it."""
+    for name, kind, *shape in rows:
+        sizes = [_size(one, sides) for one in shape]
+        if kind in BITS:
+            yield tensor(prefix + name, kind, *sizes)
+        else:
+            style, count = styles.get(kind, (kind, 1))
+            yield from matrix(prefix + name, *sizes, style, count)
+
+
+def _sides(config: dict[str, Any], head: int) -> dict[str, int]:
+    """Sizes that all layouts have; `head` is that of an attention head."""
+    return {
+        "hidden": config["hidden_size"], "inner": config["intermediate_size"],
+        "vocab": config["vocab_size"], "heads": config["num_attention_heads"],
+        "query": config["num_attention_heads"] * head, "kv": config["num_key_value_heads"] * head,
+    }  # fmt: skip
 
 
 def dense(config: dict[str, Any], style: str, prefix: str = "model") -> list[Tensor]:
     """A Llama or Qwen 3 with dense layers."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    heads, dim = config["num_attention_heads"], config["head_dim"]
-    kv = config["num_key_value_heads"] * dim
-    found = [tensor(f"{prefix}.embed_tokens.weight", "BF16", config["vocab_size"], hidden)]
+    layout, sides = LAYOUTS["dense"], _sides(config, config["head_dim"])
+    found = [*_laid_out(layout["begin"], f"{prefix}.", sides)]
     for number in range(config["num_hidden_layers"]):
-        layer = f"{prefix}.layers.{number}"
-        found += matrix(f"{layer}.self_attn.q_proj", heads * dim, hidden, style)
-        found += matrix(f"{layer}.self_attn.k_proj", kv, hidden, style)
-        found += matrix(f"{layer}.self_attn.v_proj", kv, hidden, style)
-        found += matrix(f"{layer}.self_attn.o_proj", hidden, heads * dim, style)
-        for name in ("gate_proj", "up_proj"):
-            found += matrix(f"{layer}.mlp.{name}", inner, hidden, style)
-        found += matrix(f"{layer}.mlp.down_proj", hidden, inner, style)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            found.append(tensor(f"{layer}.{name}.weight", "BF16", hidden))
-    found.append(tensor(f"{prefix}.norm.weight", "BF16", hidden))
+        layer = f"{prefix}.layers.{number}."
+        found += _laid_out(layout["layer"], layer, sides, style=(style, 1))
+    found += _laid_out(layout["end"], f"{prefix}.", sides)
     if not config.get("tie_word_embeddings"):
-        found.append(tensor("lm_head.weight", "BF16", config["vocab_size"], hidden))
+        found.append(tensor("lm_head.weight", "BF16", config["vocab_size"], sides["hidden"]))
     return found
 
 
 def gpt_oss(config: dict[str, Any]) -> list[Tensor]:
     """gpt-oss with experts in MXFP4."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    heads, kv = config["num_attention_heads"] * 64, config["num_key_value_heads"] * 64
-    count = config["num_local_experts"]
-    found = [tensor("model.embed_tokens.weight", "BF16", config["vocab_size"], hidden)]
-    found.append(tensor("lm_head.weight", "BF16", config["vocab_size"], hidden))
+    layout, sides = LAYOUTS["gpt_oss"], _sides(config, 64)
+    sides |= {"experts": config["num_local_experts"], "both": 2 * sides["inner"]}
+    found = [*_laid_out(layout["begin"], "", sides)]
     for number in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        for name, rows in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
-            found.append(tensor(f"{layer}.self_attn.{name}.weight", "BF16", rows, hidden))
-            found.append(tensor(f"{layer}.self_attn.{name}.bias", "BF16", rows))
-        found.append(tensor(f"{layer}.self_attn.o_proj.weight", "BF16", hidden, heads))
-        found.append(tensor(f"{layer}.self_attn.sinks", "BF16", config["num_attention_heads"]))
-        found.append(tensor(f"{layer}.mlp.router.weight", "BF16", count, hidden))
-        experts = f"{layer}.mlp.experts"
-        for name, rows, columns in (
-            ("gate_up_proj", 2 * inner, hidden),
-            ("down_proj", hidden, inner),
-        ):
-            blocks = (count, rows, columns // 32)
-            found.append(tensor(f"{experts}.{name}_blocks", "U8", *blocks, 16))
-            found.append(tensor(f"{experts}.{name}_scales", "U8", *blocks))
-            found.append(tensor(f"{experts}.{name}_bias", "BF16", count, rows))
-        found.append(tensor(f"{layer}.input_layernorm.weight", "BF16", hidden))
+        found += _laid_out(layout["layer"], f"model.layers.{number}.", sides)
     return found
 
 
@@ -130,54 +102,29 @@ def nemotron_super(config: dict[str, Any]) -> list[Tensor]:
     """Nemotron 3 Super NVFP4: experts in a latent space in NVFP4, Mamba and shared experts in FP8,
     attention and latent projections in BF16; an MTP layer in BF16.
     """
-    hidden = config["hidden_size"]
-    found = [tensor("backbone.embeddings.weight", "BF16", config["vocab_size"], hidden)]
-    found.append(tensor("lm_head.weight", "BF16", config["vocab_size"], hidden))
+    layout, count = LAYOUTS["nemotron"], config["n_routed_experts"]
+    sides = _sides(
+        {"intermediate_size": config["moe_intermediate_size"], **config}, config["head_dim"]
+    )
+    state = config["mamba_num_heads"] * config["mamba_head_dim"]
+    conv = state + 2 * config["n_groups"] * config["ssm_state_size"]
+    sides |= {
+        "latent": config["moe_latent_size"],
+        "shared": config["moe_shared_expert_intermediate_size"], "count": count,
+        "mamba_heads": config["mamba_num_heads"], "state": state, "conv": conv,
+        "mamba": state + conv + config["mamba_num_heads"], "kernel": config["conv_kernel"],
+        "twice": 2 * config["hidden_size"],
+    }  # fmt: skip
+    styles = {"experts": ("nvfp4-modelopt", count), "shared": ("fp8", 1)}
+    found = [*_laid_out(layout["begin"], "", sides)]
     for number, kind in enumerate(config["hybrid_override_pattern"]):
         layer = f"backbone.layers.{number}"
-        found.append(tensor(f"{layer}.norm.weight", "BF16", hidden))
-        found += {"M": _mamba, "*": _heads, "E": _latent_experts}[kind](config, f"{layer}.mixer")
-    found += _heads(config, "mtp.layers.0.mixer")
-    found += _latent_experts(config, "mtp.layers.1.mixer", "bf16")
-    found.append(tensor("mtp.layers.0.eh_proj.weight", "BF16", hidden, 2 * hidden))
-    return found
-
-
-def _mamba(config: dict[str, Any], name: str) -> Iterator[Tensor]:
-    heads = config["mamba_num_heads"]
-    inner = heads * config["mamba_head_dim"]
-    conv = inner + 2 * config["n_groups"] * config["ssm_state_size"]
-    yield from matrix(f"{name}.in_proj", inner + conv + heads, config["hidden_size"], "fp8")
-    yield from matrix(f"{name}.out_proj", config["hidden_size"], inner, "fp8")
-    yield tensor(f"{name}.conv1d.weight", "BF16", conv, 1, config["conv_kernel"])
-    for part in ("A_log", "D", "dt_bias"):
-        yield tensor(f"{name}.{part}", "BF16", heads)
-
-
-def _heads(config: dict[str, Any], name: str) -> Iterator[Tensor]:
-    hidden, dim = config["hidden_size"], config["head_dim"]
-    query, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    yield from matrix(f"{name}.q_proj", query, hidden, "bf16")
-    yield from matrix(f"{name}.k_proj", kv, hidden, "bf16")
-    yield from matrix(f"{name}.v_proj", kv, hidden, "bf16")
-    yield from matrix(f"{name}.o_proj", hidden, query, "bf16")
-
-
-def _latent_experts(
-    config: dict[str, Any], name: str, style: str = "nvfp4-modelopt"
-) -> Iterator[Tensor]:
-    hidden, latent = config["hidden_size"], config["moe_latent_size"]
-    inner, count = config["moe_intermediate_size"], config["n_routed_experts"]
-    shared = config["moe_shared_expert_intermediate_size"]
-    yield from matrix(f"{name}.experts.*.up_proj", inner, latent, style, count)
-    yield from matrix(f"{name}.experts.*.down_proj", latent, inner, style, count)
-    fp8 = "bf16" if style == "bf16" else "fp8"
-    yield from matrix(f"{name}.shared_experts.up_proj", shared, hidden, fp8)
-    yield from matrix(f"{name}.shared_experts.down_proj", hidden, shared, fp8)
-    yield from matrix(f"{name}.fc1_latent_proj", latent, hidden, "bf16")
-    yield from matrix(f"{name}.fc2_latent_proj", hidden, latent, "bf16")
-    yield tensor(f"{name}.gate.weight", "F32", count, hidden)
-    yield tensor(f"{name}.gate.e_score_correction_bias", "F32", count)
+        found.append(tensor(f"{layer}.norm.weight", "BF16", config["hidden_size"]))
+        found += _laid_out(layout[kind], f"{layer}.mixer.", sides, **styles)
+    plain = {"experts": ("bf16", count), "shared": ("bf16", 1)}
+    found += _laid_out(layout["*"], "mtp.layers.0.mixer.", sides)
+    found += _laid_out(layout["E"], "mtp.layers.1.mixer.", sides, **plain)
+    return [*found, *_laid_out(layout["end"], "", sides)]
 
 
 def header(tensors: Iterable[Tensor]) -> tuple[bytes, int]:

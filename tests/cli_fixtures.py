@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import program
 import pytest
 from free_ports import free_port
 from piped_cluster import PipedNodes
@@ -19,19 +20,12 @@ def project(tmp_path: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def run(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def run(project: Path) -> Callable[..., tuple[int, str, str]]:
     """`run("vram") -> (status, stdout, stderr)` in the project."""
-    from spark_cluster.cli import main
 
     def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended.value.code, said.out, said.err
+        done = program.run(*args, cwd=project)
+        return done.returncode, done.stdout, done.stderr
 
     return call
 

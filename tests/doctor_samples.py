@@ -27,7 +27,8 @@ PINS = load_pins(Path(__file__).parents[1] / "roles/drivers/pins.json")
 @cache
 def _read(file: str, number: int) -> dict[str, Any]:
     text = (Path(__file__).parent / "data/doctor" / file).read_text()
-    for name, value in (("<n>", number), ("<peer>", 3 - number), ("<lan>", 2 + number)):
+    told = {"<n>": number, "<peer>": 3 - number, "<lan>": 2 + number, "<hex>": f"{10 + number:x}"}
+    for name, value in told.items():
         text = text.replace(name, str(value))
     return tomllib.loads(text)
 
@@ -76,23 +77,6 @@ def interfaces(number: int) -> list[dict[str, Any]]:
 def row_of(name: str, addresses: Sequence[str] = (), **more: Any) -> dict[str, Any]:
     """Return `interface` of what a file says."""
     return interface(name, *addresses, **more)
-
-
-def gids(number: int) -> dict[str, dict[str, str]]:
-    """The first ten entries of both twins' GID tables, as the trees of sysfs have them."""
-    table: dict[str, dict[str, str]] = {"gids?": {}, "types?": {}, "gids1?": {}, "types1?": {}}
-    for hca, third in (("rocep1s0f1", 177), ("roceP2p1s0f1", 178)):
-        place = f"/sys/class/infiniband/{hca}/ports/1"
-        address = f"0000:0000:0000:0000:0000:ffff:c0a8:{third:02x}{10 + number:02x}"
-        for index, kind, value in (
-            (0, "IB/RoCE v1", "fe80:0000:0000:0000:4ebb:47ff:fe2f:9113"),
-            (1, "RoCE v2", "fe80:0000:0000:0000:4ebb:47ff:fe2f:9113"),
-            (2, "IB/RoCE v1", address),
-            (3, "RoCE v2", address),
-        ):
-            table["gids?"][f"{place}/gids/{index}"] = f"{value}\n"
-            table["types?"][f"{place}/gid_attrs/types/{index}"] = f"{kind}\n"
-    return table
 
 
 def environment(number: int) -> dict[str, str]:
@@ -157,13 +141,7 @@ def files(number: int) -> dict[str, str | None]:
 
 def trees(number: int) -> dict[str, dict[str, str]]:
     """Trees of node 1 or 2."""
-    told, hcas = healthy(number), [line.split()[0] for line in HCAS.splitlines()]
-    names = {"fw_ver": "fw_ver", "board_id": "board_id", "width": "device/current_link_width"}
-    of_adapter = {
-        tree: {f"/sys/class/infiniband/{h}/{path}": told["adapter"][path] for h in hcas}
-        for tree, path in names.items()
-    }
-    return {**gids(number), **of_adapter, **told["trees"]}
+    return dict(healthy(number)["trees"])
 
 
 def answer(number: int = 1) -> Answer:

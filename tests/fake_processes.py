@@ -31,6 +31,18 @@ def script(root: Path, fake: str, command: str) -> str:
     )
 
 
+def call(root: Path, fake: str, command: str, words: list[str], stdin: str) -> tuple[int, str, str]:
+    """Run a fake command of the node with this root in this process; return its exit status and
+    its two outputs."""
+    with mock.patch.object(sys, "path", [str(FAKES), *sys.path]):
+        common, module = (importlib.import_module(n) for n in ("common", f"fake_{fake}"))
+    out, err = io.StringIO(), io.StringIO()
+    given = mock.patch.object(sys, "stdin", io.StringIO(stdin))
+    with redirect_stdout(out), redirect_stderr(err), given:
+        status = common.run(module.main, str(root), fake, command, words)
+    return status, out.getvalue(), err.getvalue()
+
+
 @dataclass
 class FakeProcesses(Processes):
     """Processes of a scratch node; an interpreter for each fake would take most of the tests' time.
@@ -54,7 +66,8 @@ class FakeProcesses(Processes):
     ) -> Completed:
         if not self._is_fake(argv[0], options):
             return super().run(argv, stdin=stdin, on_output=on_output, **options)
-        status, out, err = self._call(argv, stdin)
+        command, *words = argv
+        status, out, err = call(self.root, self.fakes[command], command, words, stdin.decode())
         for line in (out + err).splitlines() if on_output is not None else ():
             on_output(line.rstrip())
         if self.cancelled.is_set() and not options.get("must_finish"):
@@ -69,15 +82,3 @@ class FakeProcesses(Processes):
         if found != str(self.bin / command):
             return False
         return Path(found).read_text() == script(self.root, self.fakes[command], command)
-
-    def _call(self, argv: Sequence[str], stdin: bytes) -> tuple[int, str, str]:
-        """The exit status and the two outputs."""
-        command, *rest = argv
-        fake = self.fakes[command]
-        with mock.patch.object(sys, "path", [str(FAKES), *sys.path]):
-            common, module = (importlib.import_module(n) for n in ("common", f"fake_{fake}"))
-        out, err = io.StringIO(), io.StringIO()
-        given = mock.patch.object(sys, "stdin", io.StringIO(stdin.decode()))
-        with redirect_stdout(out), redirect_stderr(err), given:
-            status = common.run(module.main, str(self.root), fake, command, rest)
-        return status, out.getvalue(), err.getvalue()

@@ -54,27 +54,12 @@ def runs() -> list[GpuRun]:
     """Return all 24."""
     document = json.loads((DATA / "runs.json").read_text())
     models = {name: from_config(config, name) for name, config in document["models"].items()}
-    found = []
-    for row in document["runs"]:
-        printed = row["printed"]
-        options = {
-            key: row[key]
-            for key in ("tp", "kv_dtype", "max_num_batched_tokens", "prefix_caching", "vllm")
-            if key in row
-        }
-        found.append(
-            GpuRun(
-                name=f"{row['vllm']} {row['name']}",
-                vllm=row["vllm"],
-                geometry=models[row["model"]],
-                quantization=row["quantization"],
-                options=options,
-                max_model_len=row["max_model_len"],
-                kv_gib=printed["kv_gib"],
-                kv_exact=printed["kv_exact"],
-                tokens=printed["tokens"],
-                concurrency=printed["concurrency"],
-                lines=row["lines"],
-            )
-        )
-    return found
+    return [_run(row, models[row["model"]]) for row in document["runs"]]
+
+
+def _run(row: dict[str, Any], geometry: Geometry) -> GpuRun:
+    asked = ("tp", "kv_dtype", "max_num_batched_tokens", "prefix_caching", "vllm")
+    options = {key: row[key] for key in asked if key in row}
+    same = {key: row[key] for key in ("vllm", "quantization", "max_model_len", "lines")}
+    name = f"{row['vllm']} {row['name']}"
+    return GpuRun(name=name, geometry=geometry, options=options, **same, **row["printed"])

@@ -51,13 +51,4 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    with ended_when_it_hangs(item):
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    with ended_when_it_hangs(item):
-        return (yield)
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup

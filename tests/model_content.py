@@ -29,9 +29,14 @@ def model(
     revision: str = "main",
     commit: str = COMMIT,
     repository: str = REPOSITORY,
+    ours: Path | None = None,
 ) -> Manifest:
-    """A whole model in a hub cache; names that end in .json are small files of git."""
-    cache, files = HubCache(root), []
+    """A whole model in a hub cache; names that end in .json are small files of git.
+
+    Args:
+        ours: the node's folder for manifests and locks, where it is another one.
+    """
+    cache, files = HubCache(root, ours), []
     for path, content in contents.items():
         file = file_of(path, content, GIT_SHA1 if path.endswith(".json") else SHA256)
         blob = cache.blob(repository, file.blob)

@@ -7,7 +7,6 @@ programs (`docker`, `nvidia-smi`, `systemctl`, ...) and in the run's events, as 
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -15,20 +14,14 @@ import re
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    nullcontext,
-    redirect_stderr,
-    redirect_stdout,
-)
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fake_processes
 from factories import GIB_KIB, SPARK_GIB, make_inventory, put
 from fake_programs import Programs, Said
 from pipe_channel import PipeChannel
@@ -46,7 +39,6 @@ from spark_cluster.runner.node_connection import LocalConnection
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
-FAKES = Path(__file__).parent / "fakes"
 KEPT = {"docker": "docker", "systemctl": "systemd", "journalctl": "systemd", "nft": "nft"}
 """Programs that keep their state in a file, and the module of `resources/fakes` that they are."""
 NOT_THERE = {
@@ -301,16 +293,11 @@ class PipedNode:
 
     def _kept(self, command: str, words: list[str], stdin: str) -> Said:
         """Answer as the fake of `resources/fakes` does."""
-        fake = KEPT[command]
-        out, err = io.StringIO(), io.StringIO()
-        given = mock.patch.object(sys, "stdin", io.StringIO(stdin))
-        path = mock.patch.object(sys, "path", [str(FAKES), *sys.path])
-        with _one_at_a_time, path, redirect_stdout(out), redirect_stderr(err), given:
-            common, module = (importlib.import_module(n) for n in ("common", f"fake_{fake}"))
-            status = common.run(module.main, str(self.root), fake, command, words)
+        with _one_at_a_time:
+            status, out, err = fake_processes.call(self.root, KEPT[command], command, words, stdin)
         if command == "docker" and words[0] in ("rm", "stop", "start"):
             self._tell_memory()
-        return Said(out.getvalue(), err.getvalue(), status)
+        return Said(out, err, status)
 
 
 class Piped(LocalConnection):
@@ -414,6 +401,16 @@ def play_on(
     return play
 
 
+def nodes_at(addresses: Mapping[str, str]) -> str:
+    """Return the section `nodes` of an inventory; the first node is the head."""
+    first = next(iter(addresses))
+    rows = (
+        f"  {name}: {{address: {at}{HEAD if name == first else ''}}}"
+        for name, at in addresses.items()
+    )
+    return "\n".join(["nodes:", *rows, ""])
+
+
 def play_over(
     folder: Path,
     dial: Callable[[InventoryNode], Any],
@@ -422,8 +419,7 @@ def play_over(
     **how: Any,
 ) -> tuple[Play, Events]:
     """Return a play over the nodes of these names in a project, and what it tells."""
-    hosts = (f"  {name}: {{address: {name}{HEAD if name == names[0] else ''}}}\n" for name in names)
-    inventory = make_inventory(folder, f"nodes:\n{''.join(hosts)}")
+    inventory = make_inventory(folder, nodes_at({name: name for name in names}))
     events = Events()
     return play_on(inventory, Project(folder), dial, Bus(events), options, **how), events
 
@@ -461,11 +457,7 @@ class PipedCluster:
         self.on_event: Callable[[Event], None] = lambda _event: None
         self.project = folder / "project"
         self.project.mkdir()
-        hosts = "".join(
-            f"  {name}: {{address: {at[name]}{HEAD if name == names[0] else ''}}}\n"
-            for name in names
-        )
-        inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
+        inventory = make_inventory(self.project, nodes_at(at) + more)
         self.play = play_on(inventory, Project(self.project), self.dial, Bus(self), options)
         assert not self.play.out, self.play.out
 

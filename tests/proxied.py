@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
+from role_samples import yielded
 
-from spark_cluster.config.project import Project
 from spark_cluster.engine import proxy
-from spark_cluster.resources import File, Line, Resource, SelfSignedCertificate
+from spark_cluster.node.host import Host
+from spark_cluster.resources import File, Line, SelfSignedCertificate
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
@@ -30,6 +31,9 @@ HANG_S = 120.0
 LOG = "requests.log"
 """What the proxy prints, next to its files."""
 LATE_S = 2.0
+KEY = "sk-test-5be1cf0277a04d"
+AUTH = f"Authorization: Bearer {KEY}\r\n"
+"""A key of an endpoint, and the header with it."""
 
 
 class Engine:
@@ -117,6 +121,14 @@ class Engine:
                 )
 
 
+def request(method: str, target: str, more: str = "", body: str | bytes = b"") -> bytes:
+    """Return a request that is the last of its connection; `more` are lines of its head."""
+    data = body.encode() if isinstance(body, str) else body
+    sized = f"Content-Length: {len(data)}\r\n" if data else ""
+    head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{sized}{more}\r\n"
+    return head.encode() + data
+
+
 def status(answer: str) -> int:
     """Return the status of an answer."""
     return int(answer.split(" ", 2)[1])
@@ -130,12 +142,6 @@ def _accepted(head: str) -> str:
     text = key[1] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
     digest = hashlib.sha1(text.encode(), usedforsecurity=False).digest()
     return f"Sec-WebSocket-Accept: {base64.b64encode(digest).decode()}\r\n"
-
-
-def resources(node: Any, **settings: Any) -> list[Resource]:
-    """The resources that the role endpoint yields."""
-    loaded = Project().load_role("endpoint")
-    return list(loaded.function(node, loaded.settings_model(**settings)))
 
 
 @contextlib.contextmanager
@@ -159,14 +165,13 @@ def proxied(
     port = free_port()
     own = tempfile.TemporaryDirectory(dir="/tmp")
     given = {"host": "127.0.0.1", "port": port, "engine_port": engine_port, **settings}
-    for resource in resources(node, **given):
+    for resource in yielded("endpoint", node, **given):
         if isinstance(resource, Line):
             (folder / Path(resource.path).name).write_text(f"{resource.line}\n")
         elif isinstance(resource, File) and resource.state == "present":
             (folder / Path(resource.path).name).write_text(str(resource.content))
         elif isinstance(resource, SelfSignedCertificate):
-            made = resource._make(_Here())  # type: ignore[arg-type]
-            (folder / Path(resource.path).name).write_bytes(made)
+            (folder / Path(resource.path).name).write_bytes(resource._make(Host()))
     environment = {
         **os.environ,
         "CREDENTIALS_DIRECTORY": str(folder),
@@ -198,19 +203,6 @@ def proxied(
         process.kill()
         process.wait()
         own.cleanup()
-
-
-class _Here:
-    """This machine, as far as making a certificate wants it."""
-
-    def progress(self, _text: str) -> None:
-        pass
-
-    def run(self, argv: tuple[str, ...], stdin: bytes = b"") -> Any:
-        from spark_cluster.node.processes import Completed
-
-        done = subprocess.run(argv, input=stdin, capture_output=True, check=False)
-        return Completed(argv, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def converse(port: int, text: str | bytes, *, end: bytes = b"") -> str:

@@ -9,7 +9,6 @@ import json
 import math
 import sys
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,8 @@ from typing import Any
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost, Update
 from spark_cluster.bench.telemetry import TelemetryRow
-from spark_cluster.cli.history import PastRun, RunOnNode, Runs
-from spark_cluster.config.facts import GpuProcess
-from spark_cluster.config.schema import as_json
 from spark_cluster.dashboard.server import CommandQuestions, Feed, listen, serve
-from spark_cluster.doctor.observations import CheckResult
-from spark_cluster.engine.proxy import Access
-from spark_cluster.engine.ray import RayNode
-from spark_cluster.engine.result import NodeState, Status
-from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Unreachable
-from spark_cluster.node.containers import ContainerState
 
 BEGAN = datetime(2026, 11, 1, 12, tzinfo=UTC)
 NAMES = ["spark1", "spark2"]
@@ -76,43 +66,11 @@ class Replay:
 
 
 def answers() -> dict[str, Any]:
-    """What each command says, as its own classes print it."""
-    server = ContainerState("running")
-    nodes = [
-        NodeState("spark1", True, {"spark-vllm": server, "spark-ray": server}),
-        NodeState("spark2", True, {"spark-vllm": ContainerState("absent"), "spark-ray": server}),
-    ]
-    endpoint = "http://192.168.1.11:8000/v1"
-    status = Status(
-        "degraded", nodes, [RayNode("10.0.0.1", True, 1), RayNode("10.0.0.2", False, 1)],
-        endpoint=endpoint, access=Access(endpoint, api_key=True), model="gemma-4-31b",
-        recipe="gemma4-31b-fp8", since="2026-11-01T12:02:30Z",
-        tp=2, kind="chat",
-        problems=("spark2 cannot be reached: no route to <i>host</i>",),
-    )  # fmt: skip
-    vram = [
-        NodeVram(name, (GpuProcess(812, "VLLM::Worker_TP", 58_000),
-                        GpuProcess(77, "/usr/bin/<b>python3</b>", None)), 124_500, 48_200)
-        for name in NAMES
-    ]  # fmt: skip
-    check = CheckResult(
-        "memory.swap", "spark1", "warn",
-        "16.0 GiB of swap are on, and the model's memory is the machine's memory",
-        "swap is off", "/proc/swaps", "slow", "swap-on", "the kernel may swap the model out",
-        "spark-cluster provision --tags memory --limit spark1",
-    )  # fmt: skip
-    other = replace(check, id="docker.runtime", status="fail", fix="run `docker info`, then look")
-    nodes_changed = {name: RunOnNode(3, 4, []) for name in NAMES}
-    run = PastRun("20261101-120230-77aa", BEGAN.timestamp(), "me", "up --tp 2", None, None,
-                  nodes=nodes_changed)  # fmt: skip
-    log = "".join(f"\x1b[37mline {number}\x1b[39m of the <u>log</u>\n" for number in range(200))
-    return {
-        "status": as_json(status),
-        "vram": {"nodes": as_json(vram)},
-        "doctor": {"checks": as_json([other, check, replace(check, status="ok")]), "issues": []},
-        "history": as_json(Runs([run], {})),
-        "logs": {"logs": [{"node": "spark1", "container": "spark-vllm", "text": log}]},
-    }
+    """What each command prints: `data/dashboard_answers.json`."""
+    found = json.loads((Path(__file__).parent / "data/dashboard_answers.json").read_text())
+    lines = (f"\x1b[37mline {number}\x1b[39m of the <u>log</u>\n" for number in range(200))
+    found["logs"]["logs"][0]["text"] = "".join(lines)
+    return found
 
 
 ANSWER = "import json, sys; a = json.loads(sys.argv[1]); print(json.dumps(a[sys.argv[5]]))"

@@ -174,22 +174,21 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for."""
+    monkeypatch.setattr("spark_cluster.resources.package.time.sleep", lambda _: None)
+    limits = ("service._STAYS_S", "unit.STAYS_S", "unit.LOOK_EVERY_S", "command.RETRY_S")
+    for limit in (*limits, "netplan.SETTLE_S"):
+        monkeypatch.setattr(f"spark_cluster.resources.{limit}", 0.0)
+    monkeypatch.setattr("spark_cluster.resources.clock_cap._FALLS_WITHIN_S", 0.3)
+
+
+@pytest.fixture
 def docker(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """The node with a docker; a container that is watched after its start is looked at quickly."""
     node.install("docker", "systemd")
     monkeypatch.setattr(unit, "LOOK_EVERY_S", 0.0)
     return node
-
-
-@pytest.fixture
-def host(node: Node) -> Host:
-    return node.host()
-
-
-@pytest.fixture
-def apply(node: Node) -> Callable[..., str]:
-    """`apply(resource) -> verdict`."""
-    return lambda *resources, **options: node.apply(*resources, **options).verdict
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv4Interface
 from typing import Any
+
+import pytest
+from factories import SHIPPED
 
 from spark_cluster.config.facts import Facts, Gpu, Hca
 from spark_cluster.config.topology import Link, Node
@@ -47,6 +51,18 @@ def a_spark(index: int = 0, *, linked: bool = True, **facts: Any) -> Node:
 def together(*nodes: Node) -> list[Node]:
     """The same nodes, each knowing all of them."""
     return [replace(node, cluster=nodes) for node in nodes]
+
+
+def yielded(name: str, node: Node, /, **settings: Any) -> list[Resource]:
+    """What a role that ships yields: `yielded("power", node, clock_cap=False)`."""
+    loaded = SHIPPED.load_role(name)
+    return list(loaded.function(node, loaded.settings_model(**settings)))
+
+
+@pytest.fixture
+def role() -> Callable[..., list[Resource]]:
+    """`role("power", node, clock_cap=False)`: what the shipped role yields."""
+    return yielded
 
 
 def ids(resources: list[Resource]) -> list[str]:

@@ -1,9 +1,7 @@
 """A scratch root on which runs are made and reverted, in this process."""
 
-import os
-import stat
-
 from factories import apply, put
+from resource_fixtures import snapshot
 
 from spark_cluster.agent.revert import revert
 from spark_cluster.node.host import Host
@@ -40,14 +38,8 @@ class Node:
 
     def tree(self):
         """Every path with its kind, mode, owner and content; our own folders left out."""
-        found = {}
-        for path in sorted(self.root.rglob("*")):
-            name = str(path.relative_to(self.root))
-            if name.startswith("var/lib/spark-cluster") or name in ("var", "var/lib"):
-                continue
-            status = path.lstat()
-            content = os.readlink(path) if path.is_symlink() else None
-            if stat.S_ISREG(status.st_mode):
-                content = path.read_bytes()
-            found[name] = (status.st_mode, status.st_uid, status.st_gid, content)
-        return found
+        return {
+            name: about
+            for name, about in snapshot(self.root).items()
+            if not name.startswith("var/lib/spark-cluster") and name not in ("var", "var/lib")
+        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +30,9 @@ class Asked:
 Answer = tuple[int, Any]
 """Status and body: a text, bytes, or what is sent as JSON."""
 
+Reply = tuple[int, Mapping[str, str], bytes]
+"""Status, headers and body."""
+
 
 class WebServer(ThreadingHTTPServer):
     """A server on the loopback, which serves from the beginning until `close`.
@@ -45,7 +48,7 @@ class WebServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, answer: Callable[[Asked], Answer] | None = None, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(("127.0.0.1", port), Handler)
         if answer is not None:
             self.answer = answer  # type: ignore[method-assign]
         self.asked: list[Asked] = []
@@ -54,6 +57,12 @@ class WebServer(ThreadingHTTPServer):
     def answer(self, asked: Asked) -> Answer:
         """Return the answer to a request."""
         raise NotImplementedError
+
+    def reply(self, _handler: Handler, asked: Asked) -> Reply | None:
+        """Return what is sent for a request; None sends nothing."""
+        status, said = self.answer(asked)
+        text = said if isinstance(said, str | bytes) else json.dumps(said)
+        return status, {}, text if isinstance(text, bytes) else text.encode()
 
     @property
     def url(self) -> str:
@@ -68,24 +77,27 @@ class WebServer(ThreadingHTTPServer):
         self.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
     server: WebServer
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         asked = Asked(self.command, self.path, self.headers, body)
         self.server.asked.append(asked)
-        status, said = self.server.answer(asked)
-        text = said if isinstance(said, str | bytes) else json.dumps(said)
-        content = text if isinstance(text, bytes) else text.encode()
+        reply = self.server.reply(self, asked)
+        if reply is None:
+            return
+        status, headers, content = reply
         with contextlib.suppress(ConnectionError):  # the client no longer waits
             self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
+            for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
 
-    def do_POST(self) -> None:
-        self.do_GET()
+    do_POST = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         pass

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HIDDEN, HEADS, KV_HEADS, HEAD, INNER, CONTEXT = 128, 4, 2, 32, 256, 512
+"""As `data/word_model.json` has them in the configuration."""
+
 SHARED = 96
 """Numbers of a vector that words of one group have in common."""
 
@@ -47,25 +49,9 @@ def embedding(text: str) -> list[float]:
 
 def write(folder: Path) -> None:
     """Write the model: configuration, tokenizer, weights (BF16)."""
-    documents = {
-        "config.json": _config(),
-        "tokenizer.json": _tokenizer(),
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]",
-            "pad_token": "[PAD]", "model_max_length": CONTEXT,
-        },
-        "modules.json": [
-            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-            {"idx": 1, "name": "1", "path": "1_Pooling",
-             "type": "sentence_transformers.models.Pooling"},
-            {"idx": 2, "name": "2", "path": "2_Normalize",
-             "type": "sentence_transformers.models.Normalize"},
-        ],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True,
-            "pooling_mode_cls_token": False, "pooling_mode_max_tokens": False,
-        },
-    }  # fmt: skip
+    documents = json.loads((Path(__file__).parent / "data/word_model.json").read_text())
+    documents["config.json"]["vocab_size"] = len(WORDS)
+    documents["tokenizer.json"]["model"]["vocab"] = {word: at for at, word in enumerate(WORDS)}
     for name, document in documents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,30 +62,6 @@ def write(folder: Path) -> None:
 def _signs(text: str) -> list[float]:
     digest = hashlib.sha512(text.encode()).digest()
     return [1.0 if digest[at // 8] >> at % 8 & 1 else -1.0 for at in range(HIDDEN)]
-
-
-def _config() -> dict[str, object]:
-    return {
-        "architectures": ["LlamaModel"], "model_type": "llama", "vocab_size": len(WORDS),
-        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 1,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
-        "hidden_act": "silu", "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0, "attention_bias": False, "mlp_bias": False,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        "bos_token_id": None, "eos_token_id": None, "pad_token_id": 1,
-    }  # fmt: skip
-
-
-def _tokenizer() -> dict[str, object]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    special = [{"id": at, "content": WORDS[at], **flags, "special": True} for at in (0, 1)]
-    vocabulary = {word: at for at, word in enumerate(WORDS)}
-    return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
-        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-    }  # fmt: skip
 
 
 def _weights() -> bytes:

@@ -66,7 +66,8 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             yield _host_keys(node, prepare=True)
         return
     keys = [settings.laptop_keys.get(node.name, ""), *settings.authorized_keys]
-    for key in dict.fromkeys(filter(None, (key.strip() for key in keys))):
+    named = {tuple(key.split()[:2]): key.strip() for key in keys if key.strip()}
+    for key in named.values():  # the laptop's own with the comment that the inventory gives it
         yield AuthorizedKey(node.user, key)
     if settings.passwordless_sudo and node.user != "root":
         yield File(

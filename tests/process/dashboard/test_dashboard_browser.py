@@ -65,6 +65,11 @@ def shows(page: Browser, text: str) -> bool:
     return text in page.evaluate("document.body?.innerText ?? ''")
 
 
+@pytest.mark.parametrize(("command", "answer"), replayed.answers().items())
+def test_what_is_drawn_is_what_a_command_prints(command: str, answer: dict[str, Any]) -> None:
+    document(command, json.dumps(answer))
+
+
 def test_nodes_engine_and_memory_are_drawn(page: Browser) -> None:
     shown = page.evaluate("document.body.innerText")
     for text in ("spark1", "spark2", "VLLM::Worker_TP 56.6 GiB", "throttled: sw_thermal_slowdown",

@@ -1,3 +1,3 @@
 """The fixtures of resources, for tests with and without processes."""
 
-from resource_fixtures import accounts, apply, docker, host, node
+from resource_fixtures import accounts, at_once, docker, node

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resource_samples import public_key
 
-from spark_cluster.resources import AuthorizedKey, File, InvalidResource
+from spark_cluster.resources import AuthorizedKey, InvalidResource
 from spark_cluster.resources.authorized_key import KEY_TYPES, fingerprint, parse_key, split_line
 
 ONE, TWO = public_key(fill=b"a"), public_key(fill=b"b")
@@ -54,13 +54,6 @@ def test_a_machine_that_claims_the_users_key_limits_no_one(accounts, line, optio
     accounts.put(FILE, own, mode=0o600)
     limited = AuthorizedKey("me", f"{ONE} mesh-spark2", sole=True, options=LIMITS)
     assert accounts.apply(limited).verdict == "change", "what the mesh itself has put in"
-
-
-def test_check_mode_sees_an_earlier_file(accounts):
-    accounts.path("/home/me/.ssh").mkdir(mode=0o700)
-    accounts.put(FILE, f"{ONE}\n", mode=0o600)
-    emptied = File(FILE, content="", mode=0o600)
-    assert accounts.check(emptied, KEY).verdict == "change"
 
 
 @pytest.mark.parametrize("state", ["present", "absent"])

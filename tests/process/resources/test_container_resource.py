@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 from resource_samples import image
-from waiting import HANG_S
 
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import Secret
@@ -128,44 +127,11 @@ def test_rights_that_are_not_as_declared_make_it_again(docker, rights, told):
     assert made(docker) == 2
 
 
-def test_not_running_is_made_again(docker):
-    docker.apply(RAY)
-    ends = [(status, 137) for status in ("created", "restarting", "paused", "dead", "exited")]
-    for status, code in (*ends, ("exited", 0)):  # vLLM's server ends so when its engine died
-        with docker.state("docker") as state:
-            state["containers"]["ray"]["State"] = {"Status": status, "ExitCode": code}
-        assert docker.check(RAY).verdict == "change", status
-    assert docker.apply(RAY).verdict == "change"
-    assert made(docker) == 2
-
-
 def test_check_mode_does_not_guess_when_the_image_will_change(docker):
     docker.apply(RAY)
     pinned = Image("vllm:1", digest="sha256:" + "2" * 64)
     result = docker.check(pinned, RAY)
     assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:1")
-
-
-@pytest.mark.parametrize("restart", ["unless-stopped", "no"])
-def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart):
-    with docker.state("docker") as state:
-        state["behaviour"] = {"ray": {"dies": 3, "log": "ValueError: no such model\n"}}
-    watched = dataclasses.replace(RAY, restart=restart, stays_s=HANG_S)  # it dies at the third look
-    result = docker.apply(watched)
-    assert "container ray ended right after its start with status 3" in result.error
-    assert "ValueError: no such model" in result.error
-    assert running(docker)["State"]["Status"] == "exited"
-    with docker.state("docker") as state:
-        state["behaviour"] = {}
-    assert docker.apply(RAY).verdict == "change"
-
-
-def test_absent_state(docker, node):
-    docker.apply(SECRET)
-    gone = Container("ray", state="absent")
-    docker.must_change(gone)
-    assert not docker.path(KEYS).exists()
-    assert docker.apply(gone).verdict == "ok"
 
 
 def test_absent_without_docker(node):
@@ -209,14 +175,6 @@ class TestSecrets:
         journal = docker.path("/var/lib/spark-cluster/journal")
         assert not [f for f in journal.rglob("*") if f.is_file() and b"hunter2" in f.read_bytes()]
         assert docker.apply(SECRET).verdict == "ok"
-
-    def test_changed_secret_makes_it_again(self, docker):
-        docker.apply(SECRET)
-        other = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter3")})
-        docker.must_converge(other)
-        assert made(docker) == 2
-        assert docker.apply(RAY).verdict == "change"
-        assert not docker.path(KEYS).exists()
 
     def test_other_modes_and_files_are_repaired(self, docker):
         docker.apply(SECRET)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from spark_cluster.resources import Directory, HostKeys, InvalidResource, MachineId, SshKey, Swap
+from spark_cluster.resources import Directory, HostKeys, InvalidResource, MachineId, SshKey
 
 needs_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
 
@@ -164,27 +164,3 @@ def test_no_text_for_lists():
     for resource in (MachineId, HostKeys):
         with pytest.raises(InvalidResource, match="list"):
             resource(taken="a")
-
-
-# --- swap -------------------------------------------------------------------------------------
-
-SWAPS = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
-TABLE = "# swap was on /swap.img\nUUID=1 / ext4 defaults 0 1\n/swap.img\tnone\tswap\tsw\t0\t0\n"
-
-
-def test_swap_goes_off_now_and_for_ever(node):
-    node.install("systemd")
-    swapoff = node.bin / "swapoff"
-    swapoff.write_text(f"#!/bin/sh\necho '{SWAPS}' | head -1 > {node.path('/proc/swaps')}\n")
-    swapoff.chmod(0o755)
-    node.put("/proc/swaps", SWAPS + "/swap.img file 16777212 0 -2\n")
-    node.put("/etc/fstab", TABLE)
-    node.must_change(Swap())
-    assert node.path("/etc/fstab").read_text() == TABLE.replace(
-        "/swap.img\t", "# switched off by spark-cluster: /swap.img\t"
-    )
-    assert node.apply(Swap()).verdict == "ok"
-
-
-def test_no_swap_at_all(node):
-    assert node.apply(Swap()).verdict == "ok"

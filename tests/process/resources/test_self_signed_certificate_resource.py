@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 
-from cases import each_case
-
 from spark_cluster.resources import Directory, SelfSignedCertificate
 from spark_cluster.resources import self_signed_certificate as module
 
@@ -43,12 +41,6 @@ def test_a_mode_that_shows_the_key_is_repaired_and_the_certificate_kept(node):
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o600)
 
 
-@each_case(__file__, "certificate_names.json")
-def test_a_new_one_only_when_a_name_is_missing(node, case):
-    node.apply(FOLDER, MADE)
-    assert node.apply(SelfSignedCertificate(PATH, case["names"])).verdict == case["verdict"]
-
-
 def test_one_that_has_run_out_or_is_damaged_is_made_again(node, monkeypatch):
     monkeypatch.setattr(module, "DAYS", 0)
     node.apply(FOLDER, MADE)
@@ -64,8 +56,3 @@ def test_the_private_key_is_nowhere_else(node):
     holding = [p for p in node.root.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
     assert holding == [node.path(PATH)]
     assert "PRIVATE KEY" not in json.dumps(result.event)
-
-
-def test_a_folder_in_its_place(node):
-    node.path(PATH).mkdir(parents=True)
-    assert f"{PATH} is a directory, not a file" in node.apply(MADE).error

@@ -201,19 +201,16 @@ def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
     assert f"{IMAGE} {kernel_tuner.INSIDE} --model" in line
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '"x"', "[" * 100_000])
-def test_a_file_that_no_tuner_writes(tmp_path: Path, text: str) -> None:
-    put(tmp_path / "output" / FILE, text)
-    with pytest.raises(ResourceError, match="E=8"):
-        engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+NO_FILES = [({FILE: text}, "E=8") for text in ("[]", "{", '"x"', "[" * 100_000)]
+NO_FILES += [({}, "expected one file"), ({FILE: "{}", "E=9.json": "{}"}, "expected one file")]
 
 
-@pytest.mark.parametrize("names", [[], [FILE, "E=9.json"]])
-def test_another_number_of_files_than_the_tuner_writes(tmp_path: Path, names: list[str]) -> None:
+@pytest.mark.parametrize(("files", "said"), NO_FILES)
+def test_what_no_tuner_writes(tmp_path: Path, files: dict[str, str], said: str) -> None:
     (tmp_path / "output").mkdir()
-    for name in names:
-        put(tmp_path / "output" / name, "{}")
-    with pytest.raises(ResourceError, match="expected one file"):
+    for name, text in files.items():
+        put(tmp_path / "output" / name, text)
+    with pytest.raises(ResourceError, match=said):
         engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
 
 

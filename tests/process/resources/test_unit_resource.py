@@ -42,19 +42,6 @@ def unit(node, name="spark-vllm.service"):
         return state["units"][name]
 
 
-def test_what_drifted_is_repaired(systemd):
-    systemd.apply(SERVER)
-    for drift in ({"active": "inactive"}, {"active": "failed"}, {"file": "disabled"}):
-        with systemd.state("systemd") as state:
-            state["units"]["spark-vllm.service"].update(drift)
-        assert systemd.apply(SERVER).verdict == "change", drift
-        assert systemd.apply(SERVER).verdict == "ok"
-    systemd.put(FILE, "[Service]\nExecStart=/bin/true\n")
-    result = systemd.apply(SERVER)
-    assert result.verdict == "change"
-    assert "-ExecStart=/bin/true" in result.diff
-
-
 @pytest.mark.parametrize("restart", ["always", "no"])
 def test_end_right_after_the_start_is_a_failure_with_its_log(systemd, restart, monkeypatch):
     monkeypatch.setattr(module, "STAYS_S", 100.0)
@@ -65,17 +52,6 @@ def test_end_right_after_the_start_is_a_failure_with_its_log(systemd, restart, m
     assert "unit spark-vllm ended right after its start with status 3" in result.error
     assert "ValueError: no such model" in result.error
     assert unit(systemd)["active"] == "inactive", "its restarts are ended"
-
-
-def test_absent_state(systemd):
-    systemd.apply(SECRET)
-    gone = Unit("spark-vllm", state="absent")
-    systemd.must_change(gone)
-    assert not systemd.path(FILE).exists()
-    assert not systemd.path(KEYS).exists()
-    with systemd.state("systemd") as state:
-        assert "spark-vllm.service" not in state["units"]
-    assert systemd.apply(gone).verdict == "ok"
 
 
 def test_absent_without_systemd(node):

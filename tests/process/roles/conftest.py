@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from proxied import Engine
-from role_fixtures import role
+from role_samples import role
 
 
 @pytest.fixture

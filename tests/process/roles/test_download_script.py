@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import put
-from role_samples import a_spark
+from factories import SHIPPED, put
+from role_samples import a_spark, one, yielded
 from waiting import until
 
-from spark_cluster.config.project import Project
-from spark_cluster.resources import Command
-
+WORK = SHIPPED.load_role("models").function.__globals__["DOWNLOADS"]
 TOKEN = "hf_NotARealTokenButASecret"
 HANGS_S = 120.0
 
@@ -63,12 +61,10 @@ class Node:
     def start(
         self, token: str = "", revision: str = "main", *, venv: bool = False
     ) -> subprocess.Popen[bytes]:
-        loaded = Project().load_role("models")
         where = {"path": str(self.folder), "venv": str(self.home) if venv else ""}
-        settings = loaded.settings_model(name="org/m", revision=revision, image="image:1", **where)
-        command = next(r for r in loaded.function(a_spark(), settings) if isinstance(r, Command))
-        work = loaded.function.__globals__["DOWNLOADS"]
-        argv = [str(self.work) if word == work else word for word in command.argv]
+        given = {"name": "org/m", "revision": revision, "image": "image:1", **where}
+        command = one(yielded("models", a_spark(), **given), "Command")
+        argv = [str(self.work) if word == WORK else word for word in command.argv]
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={"PATH": f"{self.home}/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, start_new_session=True,
@@ -181,3 +177,27 @@ def test_another_one_at_work_is_left_alone(node: Node) -> None:
     theirs.mkdir(parents=True)
     node.run()
     assert node.left() == [theirs]
+
+
+TRICKS = {
+    "a link for the new file": 'ln -s "$outside/secret" "$folder/.complete.new"',
+    "a link to a folder": 'ln -s "$outside/cron.d" "$folder/.complete"',
+    "a folder": 'mkdir -p "$folder/.complete/x" "$folder/.complete.new/x"',
+    "a FIFO": 'mkfifo "$folder/.complete" "$folder/.complete.new"',
+    "a dangling link": 'ln -s "$outside/new" "$folder/.complete.new"',
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_what_the_program_left_is_not_followed(node: Node, trick: str) -> None:
+    """Root writes the word that all is there; with a link it would be written to another file."""
+    outside, complete = node.home / "outside", node.folder / ".complete"
+    secret = put(outside / "secret", "root's\n", mode=0o600)
+    (outside / "cron.d").mkdir()
+    text = f"#!/bin/sh\noutside={outside} folder={node.folder}\n{TRICKS[trick]}\n"
+    put(node.home / "bin/hf", text, 0o755)
+    assert node.run(venv=True) == 0
+    assert node.complete == "org/m@main\n"
+    assert (complete.is_symlink(), complete.stat().st_mode & 0o777) == (False, 0o644)
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("root's\n", 0o600)
+    assert sorted(path.name for path in outside.rglob("*")) == ["cron.d", "secret"]

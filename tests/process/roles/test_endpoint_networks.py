@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hostile import user
-from proxied import HANG_S, Engine, needs_haproxy, proxied
+from proxied import HANG_S, KEY, Engine, needs_haproxy, proxied, request
 from role_samples import a_spark
 from waiting import until
 
@@ -22,7 +22,6 @@ from spark_cluster.engine.proxy import ModelServer, Replica
 
 pytestmark = needs_haproxy
 
-KEY = "sk-test-5be1cf0277a04d"
 MOST = 8
 """Connections that a network may have in these tests, of 20 in all."""
 
@@ -81,10 +80,10 @@ def idle(
 
 def asked(address: tuple[str, int], source: str, key: str = KEY) -> str:
     """Return the status that a request gets; empty when its connection is reset."""
-    text = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}"
+    asking = request("GET", "/v1/models", f"Authorization: Bearer {key}\r\n")
     try:
         with socket.create_connection(address, HANG_S, (source, 0)) as connection:
-            connection.sendall(f"{text}\r\n\r\n".encode())
+            connection.sendall(asking)
             return connection.recv(4096).decode()[9:12]
     except OSError:
         return ""

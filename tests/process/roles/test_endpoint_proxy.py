@@ -18,7 +18,18 @@ from typing import Any
 
 import pytest
 from cases import each_case
-from proxied import HANG_S, LATE_S, Engine, converse, needs_haproxy, proxied, status
+from proxied import (
+    AUTH,
+    HANG_S,
+    KEY,
+    LATE_S,
+    Engine,
+    converse,
+    needs_haproxy,
+    proxied,
+    request,
+    status,
+)
 from role_samples import a_spark
 from waiting import until
 
@@ -27,9 +38,6 @@ from spark_cluster.node.http import ask
 
 pytestmark = needs_haproxy
 
-KEY = "sk-test-5be1cf0277a04d"
-END = "Host: x\r\nConnection: close\r\n"
-AUTH = f"Authorization: Bearer {KEY}\r\n"
 WEBSOCKET = (
     "Host: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -41,10 +49,6 @@ def guarded(tmp_path: Path, engine: Engine) -> Iterator[int]:
     """The port of a proxy that asks for the key."""
     with proxied(tmp_path, a_spark(), engine.port, api_key=KEY) as port:
         yield port
-
-
-def request(method: str, target: str, more: str = "") -> str:
-    return f"{method} {target} HTTP/1.1\r\n{END}{more}\r\n"
 
 
 def error(answer: str) -> dict[str, Any]:
@@ -130,7 +134,7 @@ def test_vllm_does_not_see_the_key_and_is_not_told_who_asks_by_who_asks(guarded,
 
 def test_a_second_request_behind_health_needs_the_key_too(guarded: int, engine: Engine) -> None:
     first = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    answer = converse(guarded, first + request("GET", "/v1/models"))
+    answer = converse(guarded, first.encode() + request("GET", "/v1/models"))
     assert re.findall(r"HTTP/1\.1 (\d+)", answer) == ["200", "401"]
     assert engine.lines == ["GET /health HTTP/1.1"]
 
@@ -140,7 +144,7 @@ def test_a_second_request_behind_health_needs_the_key_too(guarded: int, engine: 
 
 def test_a_stream_comes_in_pieces(guarded: int, engine: Engine) -> None:
     with socket.create_connection(("127.0.0.1", guarded), timeout=HANG_S) as connection:
-        connection.sendall(request("GET", "/stream", AUTH).encode())
+        connection.sendall(request("GET", "/stream", AUTH))
         got = b""
         while b"data: 1" not in got:  # the second piece is sent only after the first was seen
             got += connection.recv(4096)
@@ -153,8 +157,8 @@ def test_a_stream_comes_in_pieces(guarded: int, engine: Engine) -> None:
 
 def test_a_large_body(guarded: int, engine: Engine) -> None:
     size = 50 * 2**20
-    head = request("POST", "/v1/chat/completions", f"{AUTH}Content-Length: {size}\r\n")
-    assert converse(guarded, head.encode() + b"x" * size).endswith(f"completions {size}")
+    head = request("POST", "/v1/chat/completions", AUTH, b"x" * size)
+    assert converse(guarded, head).endswith(f"completions {size}")
 
 
 def test_a_request_whose_user_has_gone_is_ended(guarded: int, engine: Engine) -> None:
@@ -263,7 +267,7 @@ def health(port: int, *, tls: bool, source: str = "127.0.1.2", timeout: float = 
         with socket.create_connection(address, timeout, (source, 0)) as plain:
             trusting = ssl._create_unverified_context() if tls else None
             connection = trusting.wrap_socket(plain) if trusting else plain
-            connection.sendall(request("GET", "/health").encode())
+            connection.sendall(request("GET", "/health"))
             return connection.recv(4096).decode()
     except OSError:
         return ""
@@ -309,7 +313,7 @@ def test_a_client_that_waits_for_vllm_is_not_cut_off(tmp_path, engine, tls):
             trusting = ssl._create_unverified_context() if tls else None
             connection = trusting.wrap_socket(plain) if trusting else plain
             began = time.monotonic()
-            connection.sendall(request("POST", "/late", "Content-Length: 3\r\n").encode() + b"abc")
+            connection.sendall(request("POST", "/late", body="abc"))
             answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
     assert status(answer) == 200
     assert answer.endswith("latelate")

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from hostile import user
-from role_samples import a_spark, ids, one
+from role_samples import a_spark, one
 
 from spark_cluster.engine import proxy
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, Line
 from spark_cluster.resources.base import to_wire
-from spark_cluster.runner.delivery import check
 
 KEY = "sk-test-5be1cf0277a04d"
 PEM = "-----BEGIN CERTIFICATE-----\nx\n-----BEGIN PRIVATE KEY-----\ny\n"
@@ -40,34 +39,6 @@ def test_the_key_is_nowhere_but_its_digest(role):
         assert digest not in text(found, path)
     assert '"${CREDENTIALS_DIRECTORY}/api-keys"' in text(found, proxy.CONFIG)
     assert f"LoadCredential=api-keys:{proxy.KEYS}\n" in text(found, UNIT_FILE)
-
-
-@pytest.mark.parametrize(
-    ("given", "present"),
-    [
-        ({}, set()),
-        ({"api_key": KEY}, {proxy.KEYS}),
-        ({"tls": "self-signed"}, {proxy.SELF_SIGNED}),
-        ({"api_key": KEY, "tls": "certificate", "certificate": PEM},
-         {proxy.KEYS, proxy.CERTIFICATE}),
-    ],
-)  # fmt: skip
-def test_what_is_not_wanted_any_more_goes(role, given, present):
-    found = role("endpoint", a_spark(), **given, **GIVEN)
-    check(found, "spark1")
-    secrets = {proxy.KEYS, proxy.CERTIFICATE}
-    absent = {r.path for r in found if isinstance(r, File) and r.state == "absent"}
-    assert absent == secrets - present
-    restarts = one(found, "Service").restart_when
-    names = {resource.name for resource in restarts}
-    assert names == {proxy.CONFIG, UNIT_FILE} | present, "a new key is in force at once"
-    unit = text(found, UNIT_FILE)
-    named = {proxy.NAMED_KEYS} if proxy.KEYS in present else set()
-    loaded = {line.partition(":")[2] for line in unit.splitlines() if "LoadCred" in line}
-    assert loaded == present | named
-    assert ids(found).index(one(found, "Service").id) > max(
-        ids(found).index(resource.id) for resource in restarts
-    )
 
 
 @user.needs_root

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
-from proxied import Engine, converse, needs_haproxy, proxied, status
+from proxied import Engine, converse, needs_haproxy, proxied, request, status
 from role_samples import a_spark
 from waiting import until
 
@@ -50,8 +50,7 @@ class Served:
 
     def ask(self, model: str, more: str = "", method: str = "POST", target: str = CHAT) -> str:
         body = json.dumps({"model": model}) if model else ""
-        head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        return converse(self.port, f"{head}Content-Length: {len(body)}\r\n{more}\r\n{body}")
+        return converse(self.port, request(method, target, more, body))
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +60,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ports = {name: engine.port for name, engine in engines.items()} | {"absent": free_port()}
     servers = tuple(
         ModelServer(
-            "spark1",
-            "127.0.0.1",
-            ports[name],
+            *("spark1", "127.0.0.1", ports[name], f"spark-vllm-{name}"),
             names=(name,),
-            program=f"spark-vllm-{name}",
             on_request=name != "chat",
         )
         for name in ("chat", "coder", "absent")
@@ -93,6 +89,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     loader.server_close()
     for one in engines.values():
         one.close()
+
+
+def uses(served: Served) -> dict[str, model_loader.Use]:
+    """Return how much each server is used, as the loader reads it."""
+    return model_loader.uses(model_loader.command(served.admin, "show stat"))
 
 
 def states(served: Served) -> dict[str, str]:
@@ -132,11 +133,11 @@ def test_a_large_request_gets_the_whole_answer(served: Served, chunked: bool) ->
     """A server that closes with a part of the body unread takes its answer with it."""
     length = 12 * 2**20
     how = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {length}"
-    head = f"POST {CHAT}?model=absent HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{how}\r\n\r\n"
+    head = request("POST", f"{CHAT}?model=absent", f"{how}\r\n")
     body = b" " * length
     if chunked:
         body = b"%x\r\n%s\r\n0\r\n\r\n" % (length, body)
-    answer = converse(served.port, head.encode() + body)
+    answer = converse(served.port, head + body)
     assert status(answer) == 503
     assert "model_loading" in answer
 
@@ -170,19 +171,13 @@ def test_the_proxy_says_what_is_in_flight_and_how_long_one_is_idle(served: Serve
     began = time.monotonic()
     rest = {"target": "/stream"}
     threading.Thread(target=served.ask, args=("coder",), kwargs=rest, daemon=True).start()
-    use = until(
-        lambda: (
-            (
-                u := model_loader.uses(model_loader.command(served.admin, "show stat"))[CODER]
-            ).requests
-            and u
-        )
-    )
+    until(lambda: uses(served)[CODER].requests)
+    use = uses(served)[CODER]
     assert use.requests == 1
     assert use.idle_s is not None
     assert use.idle_s <= time.monotonic() - began + 1
     served.engines["coder"].first_piece_seen.set()
-    found = model_loader.uses(model_loader.command(served.admin, "show stat"))
+    found = uses(served)
     assert found[ABSENT].idle_s is None
     assert (found[ALWAYS].up, found[CODER].up, found[ABSENT].up) == (True, True, False)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cases import each_case
 from free_ports import free_port
-from proxied import Engine, converse, needs_haproxy, proxied, status
+from proxied import AUTH, KEY, Engine, converse, needs_haproxy, proxied, request, status
 from role_samples import a_spark
 from waiting import until
 
@@ -20,8 +20,6 @@ from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer
 
 pytestmark = needs_haproxy
-
-KEY = "sk-test-5be1cf0277a04d"
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,7 @@ class Served:
 
     def ask(self, method: str, target: str, body: bytes | str = b"", more: str = "") -> str:
         """Return the answer to a request with the key."""
-        data = body.encode() if isinstance(body, str) else body
-        sized = f"Content-Length: {len(data)}\r\n" if data else ""
-        head = (
-            f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            f"Authorization: Bearer {KEY}\r\n{sized}{more}\r\n"
-        )
-        return converse(self.port, head.encode() + data)
+        return converse(self.port, request(method, target, AUTH + more, body))
 
     def reached(self, method: str, target: str, body: bytes | str = b"", more: str = "") -> str:
         """Return the model whose server a request reached."""
@@ -120,12 +112,9 @@ def test_the_name_may_stand_behind_a_long_prompt(served: Served) -> None:
 def test_a_body_in_chunks_is_read_whole(served: Served) -> None:
     parts = (b'{"stream": true, "mod', b'el": "org/words"}')
     body = b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n"
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-        f"Authorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
+    head = request("POST", CHAT, f"{AUTH}Transfer-Encoding: chunked\r\n")
     before = len(_asked(served.engines["org/words"]))
-    converse(served.port, head.encode() + body)
+    converse(served.port, head + body)
     assert len(_asked(served.engines["org/words"])) == before + 1
 
 
@@ -138,8 +127,7 @@ def test_all_models_are_listed(served: Served) -> None:
 
 def test_nothing_is_told_without_the_key(served: Served) -> None:
     for method, target in (("GET", "/v1/models"), ("POST", CHAT), ("GET", "/version")):
-        head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        assert status(converse(served.port, head.encode())) == 401
+        assert status(converse(served.port, request(method, target))) == 401
 
 
 def test_the_endpoint_is_healthy_when_every_model_is(tmp_path: Path) -> None:

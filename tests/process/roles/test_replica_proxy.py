@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from proxied import HANG_S, Engine, converse, needs_haproxy, proxied, status
+from proxied import HANG_S, Engine, converse, needs_haproxy, proxied, request, status
 from role_samples import a_spark
 from waiting import until
 
@@ -20,8 +20,7 @@ from spark_cluster.engine.proxy import Replica
 
 pytestmark = needs_haproxy
 
-ASK = "GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-SLOW = "GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+ASK, SLOW = request("GET", "/v1/models"), request("GET", "/slow")
 NEVER = {
     "default-server check inter 1s fastinter 500ms downinter 1s fall 2 rise 1": (
         "default-server check inter 1h fall 2 rise 1"
@@ -63,7 +62,7 @@ def test_requests_go_to_the_replica_with_the_fewest(tmp_path: Path, engines: lis
     with in_front_of(tmp_path, engines) as port, contextlib.ExitStack() as opened:
         for number in range(1, 7):
             connection = socket.create_connection(("127.0.0.1", port), HANG_S)
-            opened.enter_context(connection).sendall(SLOW.encode())
+            opened.enter_context(connection).sendall(SLOW)
             until(lambda number=number: sum(map(asked, engines)) == number)
         assert [asked(engine) for engine in engines] == [3, 3]
 

@@ -58,15 +58,6 @@ def test_an_old_secret_is_neither_shown_nor_kept(node, old, new, by_us):
     assert node.apply(keys(new)).verdict == "ok"
 
 
-def test_a_secret_in_a_list_is_one_too(node):
-    node.put(PATH, '{"tokens": ["hunter2-of-old"]}')
-    wanted = JsonKeys(PATH, keys={"tokens": ("plain", Secret("hunter2-of-now"))})
-    result = node.apply(wanted)
-    assert result.event["changes"] == {"tokens": ["another", "as declared"]}
-    assert "hunter2" not in result.diff
-    assert b"hunter2" not in own_files(node)
-
-
 def test_a_file_that_holds_an_escaped_secret_of_the_request_is_not_kept(node):
     """Also where the resource itself is not told that it writes a secret."""
     secret = 'pa"ss\\word-one'

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.resources import DiskSpace, Sysctl
+from spark_cluster.resources import Sysctl
 
 
 @pytest.mark.parametrize(
@@ -30,15 +30,3 @@ def test_sysctl_that_cannot_be_set(node, monkeypatch, number, text):
     assert "vm.swappiness = 1: " in result.error
     assert text in result.error
     assert not node.path("/etc/sysctl.d/60-spark-cluster-vm.swappiness.conf").exists()
-
-
-def test_disk_space(node):
-    enough = DiskSpace("/srv/models", 1e-6)
-    node.must_be_ok(enough)
-    node.path("/srv").mkdir()
-    much = DiskSpace("/srv/models", 9e5, purpose="the model")
-    for result in (node.apply(much), node.check(much)):
-        assert result.verdict == "failed"
-        assert "the disk of /srv/models has " in result.error
-        assert "900000 GiB are needed for the model" in result.error
-        assert "`du -xh /srv |" in result.error

@@ -56,18 +56,6 @@ def test_a_hold_waits_for_the_lock_too(apt, monkeypatch):
     assert " s for a lock: dpkg: error: dpkg frontend lock was locked" in result.error
 
 
-def test_interrupted_dpkg_is_repaired_and_said(apt):
-    with apt.state("apt") as state:
-        state["interrupted"] = True
-    assert apt.apply(Package("docker.io")).verdict == "change"
-    assert any("repairing with dpkg --configure -a" in line for line in apt.progress)
-    with apt.state("apt") as state:
-        state["interrupted"] = state["broken_for_good"] = True
-    result = apt.apply(Package("docker-cli"))
-    assert "repairing it failed" in result.error
-    assert "nvidia-dkms" in result.error
-
-
 def test_not_debian(node):
     node.bin.mkdir()
     host = node.host()

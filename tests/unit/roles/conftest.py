@@ -1,3 +1,3 @@
 """The fixtures of roles, for tests with and without processes."""
 
-from role_fixtures import role
+from role_samples import role

@@ -8,12 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from ipaddress import IPv4Interface
 from typing import Any
 
 import pytest
-from factories import SHIPPED
+from role_samples import together, yielded
 from waiting import HANG_S
 
 from spark_cluster.config.facts import Facts, Interface
@@ -145,10 +144,7 @@ def node(number: int) -> Node:
 
 
 def tables(**settings: Any) -> list[NftTable]:
-    here, other = node(1), node(2)
-    loaded = SHIPPED.load_role("firewall")
-    given = loaded.settings_model(**settings)
-    found = loaded.function(replace(here, cluster=(here, other)), given)
+    found = yielded("firewall", together(node(1), node(2))[0], **settings)
     return [one for one in found if isinstance(one, NftTable)]
 
 

@@ -84,28 +84,22 @@ def test_our_file_has_what_others_leave_open(role, a_pair, layout):
         assert place in netplan.kept, name
 
 
-def test_what_others_set_stays_and_dhcp_is_switched_off(role, a_pair):
-    text = f"network:\n  ethernets:\n    {SECOND}: {{dhcp4: yes, link-local: [ipv4], mtu: 1500}}\n"
-    node, _ = a_pair({PLAYBOOK: text})
-    (netplan,) = role("network", node)
-    first, second = netplan.content.split(f"    {SECOND}:")
-    assert "link-local" in first
-    assert "mtu: 9000" in first
-    assert "dhcp4: false" in second
-    assert "link-local" not in second
-    assert "mtu" not in second
-    assert netplan.mtu == {FIRST: 9000, SECOND: 1500}
-    assert f"{PLAYBOOK}:3 stays" in netplan.kept
-    assert "dhcp4 is switched off" in netplan.kept
-    assert "its MTU 1500 stays, where the inventory says 9000" in netplan.kept
-
-
-def test_refusing_what_is_configured_names_the_lines(role, a_pair):
-    """P01: the choice between adopting addresses and being told what to remove."""
-    node, _ = a_pair(LAYOUTS["block lists"].files)
-    said = refused(role, node, existing_addresses="refuse")
-    assert f"{PLAYBOOK}:7: {FIRST} has 192.168.100.10/24; remove the line" in said
-    assert f"{PLAYBOOK}:11: {SECOND} has 192.168.101.10/24" in said
+@each_case(__file__, "netplan_cases.json")
+def test_what_comes_of_the_files_of_others(role, a_pair, case):
+    """P01: a conflict is named with file and line before anything is changed."""
+    files = LAYOUTS[case["layout"]].files if "layout" in case else {}
+    given = {name: case[name] for name in ("now", "fabric", "pool") if name in case}
+    node = a_pair({**files, **case.get("files", {})}, **given)[case.get("at", 0)]
+    if "refused" in case:
+        said = refused(role, node, **case.get("settings", {}))
+        assert [words for words in case["refused"] if words not in said] == [], said
+        return
+    (netplan,) = role("network", node, **case.get("settings", {}))
+    assert netplan.path == case.get("path", paths.NETPLAN)
+    for name in ("addresses", "content", "mtu"):
+        assert getattr(netplan, name) == case.get(name, getattr(netplan, name))
+    assert [words for words in case.get("kept", []) if words not in netplan.kept] == []
+    assert [words for words in case.get("lacks", []) if words in netplan.content] == []
 
 
 def test_our_file_under_another_name_goes(role, a_pair):
@@ -118,60 +112,6 @@ def test_our_file_under_another_name_goes(role, a_pair):
     assert gone == File(PLAYBOOK, state="absent")
     theirs, _ = a_pair({PLAYBOOK: made.content.replace(MANAGED, "# mine")})
     assert [resource.path for resource in role("network", theirs)] == [paths.NETPLAN]
-
-
-def test_our_file_keeps_the_mtu_alone_when_others_give_the_addresses(role, a_pair):
-    ours = f"{MANAGED}\nnetwork: {{ethernets: {{{FIRST}: {{addresses: [{POOL[FIRST]}]}}}}}}"
-    layout = LAYOUTS["block lists"]
-    node, _ = a_pair({**layout.files, paths.NETPLAN: ours})
-    (netplan,) = role("network", node)
-    assert netplan.addresses == layout.given
-    assert "addresses" not in netplan.content
-    assert netplan.content.count("mtu: 9000") == 2
-
-
-def test_nothing_is_written_over_a_file_of_others_with_our_name(role, a_pair):
-    node, _ = a_pair({paths.NETPLAN: "network: {ethernets: {eth9: {dhcp4: true}}}"})
-    assert f"{paths.NETPLAN}: not written by spark-cluster" in refused(role, node)
-    assert role("network", node, netplan_file="/etc/netplan/98-link.yaml")
-    node, _ = a_pair(LAYOUTS["one interface without an address"].files)
-    assert "not written by" in refused(role, node, netplan_file=PLAYBOOK)
-
-
-@each_case(__file__, "netplan_conflicts.json")
-def test_conflicts_are_named_before_anything_is_changed(role, a_pair, case):
-    """P01: what cannot be merged is named with file and line."""
-    node, _ = a_pair({PLAYBOOK: case["text"]})
-    assert case["says"] in refused(role, node)
-
-
-def test_an_address_of_the_inventory_that_a_file_contradicts(role, a_pair):
-    fabric = {"interfaces": [{"name": FIRST, "address": "192.168.177.5/24"}]}
-    layout = LAYOUTS["flow lists"]
-    node, _ = a_pair(layout.files, fabric=fabric, pool="[192.168.177.0/24]")
-    said = refused(role, node)
-    assert f"{PLAYBOOK}:1: {FIRST} has 192.168.100.10/24, and the inventory says" in said
-    fabric["interfaces"][0]["address"] = "192.168.100.10/24"
-    node, _ = a_pair(layout.files, fabric=fabric, pool="[192.168.100.0/24]")
-    (netplan,) = role("network", node)
-    assert netplan.addresses == layout.given
-    assert "addresses" not in netplan.content
-
-
-def test_an_interface_of_the_lan_in_the_pools_subnet(role, a_pair):
-    lan = {LAN: ["192.168.177.200/24"]}
-    node, _ = a_pair((), lan)
-    assert f"{LAN} has 192.168.177.200/24 of the same subnet" in refused(role, node)
-    node, _ = a_pair((), lan | {FIRST: [POOL[FIRST]], SECOND: [POOL[SECOND]]})
-    assert role("network", node)
-
-
-def test_a_node_joins_the_subnet_that_the_other_one_has(role, a_pair):
-    """P01: an address that is adopted on one node decides the other node's subnet."""
-    one, two = a_pair(LAYOUTS["flow lists"].files)
-    (netplan,) = role("network", two)
-    assert netplan.addresses == {FIRST: "192.168.100.12/24", SECOND: "192.168.178.12/24"}
-    assert role("network", one)[0].addresses[FIRST] == "192.168.100.10/24"
 
 
 def test_a_node_that_the_inventory_keeps_from_joining(role, a_pair):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from role_samples import a_spark, ids, one, together
 
 from spark_cluster.engine import supervision
@@ -38,35 +37,10 @@ def test_supervise_on_the_head(role):
     assert f"File:{supervision.UNIT.config}" in service.triggers()
 
 
-def test_supervise_at_boot_is_asked_for(role):
-    assert one(role("supervise", a_spark(), at_boot=True), "Service").enabled is True
-
-
 def test_supervise_has_the_limits_of_the_program(role):
     """Defaults stand in the role, for its reference page, and in the program."""
     config = json.loads(one(role("supervise", a_spark()), "File", supervision.UNIT.config).content)
     assert Limits(**config["limits"]) == Limits()
-
-
-def test_supervise_is_removed_elsewhere_and_when_absent(role):
-    head, other = together(a_spark(), a_spark(1))
-    assert ids(role("supervise", other)) == ids(role("supervise", head, state="absent"))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "unit", "folder"),
-    [
-        ("supervise", {"state": "absent"}, supervision.UNIT.name, supervision.UNIT.folder),
-        ("start_limit", {"state": "absent"}, "spark-cluster-start-limit", paths.START_LIMIT),
-        ("model_loader", {}, "spark-cluster-model-loader", paths.MODEL_LOADER),
-    ],
-)
-def test_the_service_goes_first_and_the_folder_last(role, name, settings, unit, folder):
-    gone = ids(role(name, a_spark(), **settings))
-    assert (gone[0].removesuffix(".service"), gone[-1]) == (
-        f"Service:{unit}",
-        f"Directory:{folder}",
-    )
 
 
 def test_the_start_limit_where_it_serves(role):

@@ -2,7 +2,9 @@
 
 Keys of a case:
     facts: what is true of each node, next to what is true of a healthy one; `user` is its user.
+    others: what is true of the nodes behind the first one besides.
     nodes, at, linked: how many nodes there are, which one is asked, and whether a cable joins them.
+    addresses: of the nodes, where they are other than usual.
     settings: of the role; `server` are fields of a server over `tp` nodes.
     ids: of all resources, in their order.
     some: fields of resources, by the beginning of their ids, as the agent is sent them.
@@ -11,7 +13,7 @@ Keys of a case:
 
 `common` is what all cases of a file have. In a field, `{"has": ...}` stands for a text with this
 one in it, a list with these items or a mapping with these; `{"lacks": [...]}` for one without them;
-`{"lines": ...}` for the lines of a text, without comments.
+`{"ends": [...]}` for a list that ends so; `{"lines": ...}` for a text's lines, without comments.
 """
 
 from dataclasses import replace
@@ -25,8 +27,21 @@ from serve_plans import bare_server
 from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.errors import Failed
 from spark_cluster.resources.base import to_wire
+from spark_cluster.runner.delivery import check
 
-KEYS = {"facts", "nodes", "at", "linked", "settings", "ids", "some", "none", "refused"}
+KEYS = {
+    "facts",
+    "others",
+    "nodes",
+    "addresses",
+    "at",
+    "linked",
+    "settings",
+    "ids",
+    "some",
+    "none",
+    "refused",
+}
 
 
 def all_cases():
@@ -49,14 +64,19 @@ def server_of(tp, **fields):
 
 
 def node_of(case):
-    facts = dict(case.get("facts", {}))
-    user, linked = facts.pop("user", "nvidia"), case.get("linked", True)
-    facts = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
-    }
-    nodes = [a_spark(index, linked=linked, **facts) for index in range(case.get("nodes", 1))]
-    nodes = [replace(node, user=user) for node in nodes]
+    usual = case.get("facts", {})
+    told = [usual, *[{**usual, **case.get("others", {})}] * (case.get("nodes", 1) - 1)]
+    nodes = [
+        spark(index, linked=case.get("linked", True), **facts) for index, facts in enumerate(told)
+    ]
+    addresses = case.get("addresses", [node.address for node in nodes])
+    nodes = [replace(node, address=address) for node, address in zip(nodes, addresses, strict=True)]
     return together(*nodes)[case.get("at", 0)]
+
+
+def spark(index, *, linked, user="nvidia", **facts):
+    known = {name: tuple(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+    return replace(a_spark(index, linked=linked, **known), user=user)
 
 
 def plain(value):
@@ -67,8 +87,10 @@ def plain(value):
 
 
 def is_as(found, expected):
-    if not isinstance(expected, dict) or not expected.keys() <= {"has", "lacks", "lines"}:
+    if not isinstance(expected, dict) or not expected.keys() <= {"has", "lacks", "lines", "ends"}:
         return found == expected
+    if "ends" in expected:
+        return found[-len(expected["ends"]) :] == expected["ends"]
     if "lines" in expected:
         lines = [line.strip() for line in found.splitlines()]
         return [line for line in lines if line and line[0] != "#"] == expected["lines"]
@@ -80,13 +102,15 @@ def is_as(found, expected):
 
 
 @pytest.mark.parametrize(("name", "case"), list(all_cases()))
-def test_what_a_role_yields(role, name, case):
+def test_what_a_role_yields(role, name, case, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     node = node_of(case)
     if "refused" in case:
         with pytest.raises((ValueError, Failed), match=case["refused"]):
             role(name, node, **case["settings"])
         return
     yielded = role(name, node, **case["settings"])
+    check(yielded, node.name)
     found = {resource.id: resource for resource in yielded}
     assert list(found) == case.get("ids", list(found))
     assert not [one for one in found for begin in case.get("none", []) if one.startswith(begin)]
