@@ -22,16 +22,7 @@ def shown(found: Supervision) -> str:
 def test_what_supervision_shows():
     state = SupervisionState("waiting", reason="memory is still held by PID 7 [x] (9 MiB)")
     events = tuple(SupervisionEvent(float(n), f"event {n}") for n in range(20))
-    text = shown(
-        Supervision(
-            installed=True,
-            active="active",
-            at_boot=False,
-            state=state,
-            problems=("10.0.0.5 is gone",),
-            events=events,
-        )
-    )
+    text = shown(Supervision(True, "active", False, state, ("10.0.0.5 is gone",), events))
     assert "supervision: active, not started at boot (install --at-boot)" in text
     assert "server: waiting: memory is still held by PID 7 [x] (9 MiB)" in text
     assert "! 10.0.0.5 is gone" in text
