@@ -12,8 +12,6 @@ from factories import put
 from json_schema import document as fits
 from program import invoke
 
-from spark_cluster.errors import InvalidFile, UsageError
-
 BAD = "vllm serve google/gemma-4-31B-it --host 127.0.0.1 --gpu-memory-utilization 0.5 " + (
     "--enable-auto-tool-choice --tool-call-parser pythonic"
 )
@@ -74,16 +72,3 @@ def test_a_new_file_is_the_users_own_and_a_device_stays_one(folder):
     device.symlink_to("/dev/null")
     assert run("./serve.sh", "--fix", "--output", str(device)).exit_code == 0
     assert device.is_symlink()
-
-
-def test_another_tools_recipe_is_not_taken_for_a_script_when_it_is_to_be_repaired(folder):
-    put(folder / "their.yaml", f"model: m\nruntime: vllm\ncontainer: own:1\ncommand: {BAD}\n")
-    with pytest.raises(UsageError, match="another tool's file") as caught:
-        run("./their.yaml", "--fix")
-    assert "recipes import" in caught.value.hint
-
-
-def test_a_wrong_recipe_says_where(folder):
-    put(folder / "recipes/mine.yaml", f"{RECIPE}sevrity: 1\n")
-    with pytest.raises(InvalidFile, match=r"mine\.yaml:7"):
-        run("mine")

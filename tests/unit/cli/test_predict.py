@@ -118,11 +118,3 @@ def test_calibrating_wrongly(run, tmp_path, measured, options, said):
     assert status in (1, 2)
     assert said in err
     assert not (tmp_path / "calibration.json").exists()
-
-
-def test_a_broken_calibration_is_named(run, tmp_path):
-    (tmp_path / "calibration.json").write_text("{}")
-    status, _, err = run("predict", "speed", "--recipe", "gemma4-31b-nvfp4")
-    assert status == 2
-    assert "calibration.json" in err
-    assert "remove it" in err
