@@ -42,15 +42,6 @@ def changed(run, tmp_path):
     return record.stem
 
 
-def test_nothing_yet(run):
-    status, out, _ = run("history")
-    assert (status, out) == (0, "spark-cluster has never changed anything there\n")
-    assert fits("history", run("history", "--json")[1]) == {"runs": [], "errors": {}}
-    status, _, err = run("history", "20260101-000000-abcd")
-    assert status == 1
-    assert "no run 20260101-000000-abcd has changed anything" in err
-
-
 def test_there_and_back(run, changed, tmp_path):
     _, out, _ = run("history")
     assert out.splitlines()[0].split() == ["run", "when", "spark1", "spark2", "who", "command"]

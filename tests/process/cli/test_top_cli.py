@@ -77,13 +77,6 @@ def test_a_node_that_is_away_is_told_and_the_others_go_on(run, nodes):
     ]
 
 
-def test_no_node_answers(run, nodes):
-    put(nodes / "inventory.yaml", "nodes: {lost: {address: 192.0.2.1, roles: [head]}}")
-    status, _, err = run("top")
-    assert status == 3
-    assert "lost: no answer" in err
-
-
 def test_ctrl_c_is_its_usual_end(run, nodes, monkeypatch):
     from spark_cluster.bench import sampling
 

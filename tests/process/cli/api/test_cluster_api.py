@@ -138,6 +138,12 @@ def test_no_inventory(project: Path) -> None:
         Cluster(project=project / "nowhere").ping()
 
 
+def test_a_port_stands_in_place_of_the_inventorys(project: Path) -> None:
+    put(project / "inventory.yaml", f"{LOST}serve: {{api_key: {{env: K}}, engine_port: 18000}}\n")
+    serve = Cluster(project=project, port=9000).inventory.serve
+    assert (serve.port, serve.engine_port) == (9000, 18000)
+
+
 def test_a_closed_cluster_does_nothing_more(cluster: Cluster) -> None:
     with cluster as opened:
         assert opened.ping().ok
