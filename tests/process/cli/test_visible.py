@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from spark_cluster.cli.console import coloured, joined, lines_of, painted, styled, visible
+from spark_cluster.cli.display import Display
 from spark_cluster.cli.terminal import Console
 from spark_cluster.runner.events import (
     NodeFailed,
@@ -97,10 +98,12 @@ def test_the_console_escapes_whatever_is_printed(thing):
 
 
 def test_a_run_as_it_is_shown():
-    from spark_cluster.cli.display import Display
-
     out = io.StringIO()
     display = Display(lambda: Console(file=out, width=300))
+    display.take(Progress("spark1", "vLLM", f"{EVIL}\nforged"))
+    display.settle()
+    assert SHOWN in display._draw().plain
+    assert "\n" not in display._draw().plain, "a live line is one line"
     changes = {"image": [EVIL, EVIL]}
     for event in (
         RunStarted("r1", EVIL, ("spark1",)),
@@ -116,16 +119,6 @@ def test_a_run_as_it_is_shown():
     display.settle()
     assert out.getvalue().count(r"\x1b]0;owned\x07") == 11
     assert not set(out.getvalue()) & set(UNSAFE)
-
-
-def test_the_live_lines_of_a_run():
-    from spark_cluster.cli.display import Display
-
-    display = Display(lambda: Console(file=io.StringIO(), width=300))
-    display.take(Progress("spark1", "vLLM", EVIL + "\nforged"))
-    display.settle()
-    assert SHOWN in display._draw().plain
-    assert "\n" not in display._draw().plain
 
 
 # -- commands --------------------------------------------------------------------------------------
