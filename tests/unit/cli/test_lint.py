@@ -36,6 +36,12 @@ def run(*words: str, stdin: str = "") -> Result:
     return invoke("lint", *words, stdin=stdin, catch_exceptions=False)
 
 
+def test_a_command_is_repaired_on_standard_output_alone():
+    result = run("--command", BAD, "--fix")
+    assert (result.exit_code, result.stdout) == (0, BAD.replace("pythonic", "gemma4") + "\n")
+    assert "gemma4-pythonic-parser" in result.stderr
+
+
 def test_a_recipe_is_repaired_in_its_place(folder):
     assert [run("mine").exit_code, run("mine", "--fix").exit_code] == [1, 0]
     assert "tool-call-parser: gemma4" in (folder / "recipes/mine.yaml").read_text()
