@@ -29,18 +29,6 @@ def put(tmp_path):
     return write
 
 
-def test_the_list_of_suites(ask, tmp_path):
-    (tmp_path / "suites").mkdir()
-    (tmp_path / "suites" / "mine.yaml").write_text("name: mine\ndescription: my own\n")
-    (tmp_path / "suites" / "bad.yaml").write_text("name: bad\nprompts: [1]\n")
-    said = ask("bench", "suites").stdout
-    assert "mine (yours)" in said
-    assert "did you mean 'prompt'?" in " ".join(said.split())
-    found = {s["name"]: s for s in json.loads(ask("bench", "suites", "--json").stdout)["suites"]}
-    assert found["dual"]["valid"]
-    assert not found["bad"]["valid"]
-
-
 def test_compare_two_runs(ask, put):
     a = put("a", record(cell(tg_tps=STEADY), cell(load=key(depth=9), tg_tps=STEADY)))
     b = put("b", record(cell(tg_tps=SLOWER), id="b"))

@@ -96,20 +96,6 @@ def test_a_model_of_the_hub_is_planned_as_it_is_served_without_options():
         run("tests/none")
 
 
-@pytest.mark.parametrize(
-    ("purpose", "users", "best"), [("latency", "1", "tp2"), ("throughput", "32", None)]
-)
-def test_for_a_purpose(purpose, users, best):
-    words = ("gemma4-31b-fp8", "--for", purpose, "--users", users)
-    found = document(*words)
-    assert found["best"] == best
-    assert [one["name"] for one in found["topologies"]] == ["one", "tp2", "replicas"]
-    shown = run(*words, "--offline").output
-    assert "✔" in shown if best else "not decidable: the ranges overlap" in shown
-    option = "--tp 2" if best else "--replicas 2"
-    assert f"spark-cluster up --recipe gemma4-31b-fp8 {option}" in shown
-
-
 def test_a_models_own_config_comes_first(tmp_path):
     put(
         tmp_path / "recipes/own.yaml",

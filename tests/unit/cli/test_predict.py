@@ -35,16 +35,6 @@ def results(tmp_path):
     return path
 
 
-def test_the_kind_of_drafter_says_what_is_usually_accepted(run):
-    def drafted(*options):
-        model = ("--model", "nvidia/Qwen3.6-35B-A3B-NVFP4", "--draft-tokens", "3", "--json")
-        return json.loads(run("predict", "speed", *model, *options)[1])["speculative"]
-
-    assert drafted() == drafted("--draft-method", "mtp")
-    other = drafted("--draft-method", "dspark")
-    assert other["tokens_per_step"] < drafted()["tokens_per_step"]
-
-
 def test_calibrate_and_predict_with_it(run, results, tmp_path):
     speed = ("predict", "speed", "--recipe", "gemma4-31b-fp8", "--context", "2112", "--json")
     before = json.loads(run(*speed)[1])
