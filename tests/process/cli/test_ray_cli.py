@@ -179,8 +179,13 @@ class HasJobs:
 
     def __init__(self, cluster: PipedCluster, server: RayServer) -> None:
         self.cluster, self.server = cluster, server
-        cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
+        self.runs()
         cluster.head.put(TOKEN_FILE, f"{server.token}\n")
+
+    def runs(self, **labels: str) -> None:
+        """Have Docker tell of a Ray with these labels."""
+        port = {"spark-cluster.dashboard": str(self.server.port)}
+        self.cluster.head.run_container(RAY, {**port, **labels})
 
     def jobs(self, *rows: Any, status: int = 200) -> None:
         """Have Ray list these jobs."""
@@ -227,8 +232,7 @@ def test_running_jobs_are_not_ended_without_a_flag(head):
     ids=["none", "ended", "no answer", "nonsense", "a measurement that was left"],
 )
 def test_no_job_of_a_user_is_running(head, jobs, labels, status):
-    if labels:
-        head.cluster.head.run_container(RAY, labels)
+    head.runs(**labels)
     head.jobs(*jobs, status=status)
     head.ask(end_jobs=False)
     assert labels or ("GET", "/api/jobs/", f"Bearer {head.server.token}") in head.server.requests
