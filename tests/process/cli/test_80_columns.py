@@ -130,11 +130,10 @@ def test_every_command_is_looked_at() -> None:
         *ELSEWHERE, *code, *live}  # fmt: skip
 
 
-def test_status_of_what_is_stopped_says_how_to_serve(cluster, monkeypatch) -> None:
+def test_what_is_stopped_says_how_to_serve_and_what_is_not_known_is_not_none(
+    cluster, monkeypatch
+) -> None:
     assert "to serve: spark-cluster up\n" in shown(monkeypatch, ("status",))
-
-
-def test_what_is_not_known_is_not_none(cluster, monkeypatch) -> None:
     assert "None" not in shown(monkeypatch, ("facts",))
 
 
@@ -148,18 +147,8 @@ def vram(name: str) -> NodeVram:
 
 
 def verdict(status: Any) -> CheckVerdict:
-    return CheckVerdict(
-        "tool_call",
-        "tool_call",
-        "two tool calls in parallel",
-        True,
-        status,
-        WHY,
-        WHY,
-        WHY,
-        WHY,
-        1.2,
-    )
+    about = ("tool_call", "tool_call", "two tool calls in parallel", True, status)
+    return CheckVerdict(*about, WHY, WHY, WHY, WHY, 1.2)
 
 
 VRAM = [vram(name) for name in NODES]

@@ -12,7 +12,7 @@ from program import invoke
 
 from spark_cluster.bench import generators
 from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.record import Repeats, Tool
+from spark_cluster.bench.record import Tool
 from spark_cluster.bench.repeat import Original, expansion_of
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite, canonical
@@ -149,14 +149,6 @@ def test_the_status_without_the_nodes(theirs, tmp_path, closed_port):
     assert (found["done"], found["measuring"]) == (2, "")
 
 
-def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
-    """Where the repeated record is not there any more, nothing else stands in for it."""
-    data = json.loads((tmp_path / theirs() / "run.json").read_text())
-    gone = Repeats(id="theirs-1", sha256="0" * 64).model_dump()
-    with pytest.raises(UsageError, match=r"repeated\.json"):
-        bench_as(tmp_path, "status", written(tmp_path, data, repeats=gone))
-
-
 def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tmp_path):
     """A folder with a repeated run may be somebody else's as well: that its user has trusted the
     recipes says nothing here."""
@@ -200,6 +192,22 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(
     assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
 
 
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"setups": [{"servers": [{"nodes": []}]}]}, InvalidFile, r"servers\.0\.nodes"),
+        ({"repeats": {"id": "theirs-1", "sha256": "0" * 64}}, UsageError, r"repeated\.json"),
+    ],
+    ids=["a replica without a node", "the repeated record is gone, and the project is no other"],
+)
+def test_a_record_that_says_too_little_is_refused(theirs, tmp_path, changed, error, said):
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    if "setups" in changed:
+        changed = {"setups": [{**data["setups"][0], **changed["setups"][0]}]}
+    with pytest.raises(error, match=said):
+        bench_as(tmp_path, "status", written(tmp_path, data, **changed))
+
+
 def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path):
     """They would have a result for good: left out."""
     make_inventory(tmp_path, f"{INVENTORY}  b: {{address: 192.0.2.2}}\n")
@@ -210,10 +218,3 @@ def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_pa
     (made,) = went_on
     assert {step.setup.tp for step in made.pending} == {1, 2}
     assert [cell.skip for cell in made.expansion.cells] == ["", ""]
-
-
-def test_a_replica_without_a_node(theirs, tmp_path):
-    data = json.loads((tmp_path / theirs() / "run.json").read_text())
-    setups = [{**data["setups"][0], "servers": [{"nodes": []}]}]
-    with pytest.raises(InvalidFile, match=r"servers\.0\.nodes"):
-        bench_as(tmp_path, "status", written(tmp_path, data, setups=setups))

@@ -69,13 +69,6 @@ def test_ping_and_doctor_of_a_node_that_is_not_there(away):
     assert "system.reachable" in away("doctor").stdout
 
 
-def test_top_of_a_node_that_is_not_there(away):
-    done = away("top", "--json")
-    (line,) = done.stdout.splitlines()
-    assert "refused the connection" in json.loads(line)["message"]
-    assert (done.returncode, "refused" in done.stderr) == (3, True)
-
-
 def test_a_question_without_an_answer_has_a_line_of_its_own(program, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     done = program("init")
@@ -93,36 +86,6 @@ def test_exec_leaves_the_words_of_the_command_alone(away):
     (away.folder / "inventory.yaml").unlink()
     done = away("exec", "--", "ls", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "said"),
-    [
-        ("import os\n\nraise OSError('too bad')\n", 3, "playbook mine: OSError: too bad"),
-        ("def main(play)\n    pass\n", 1, "playbook mine: SyntaxError"),
-        ("def mein(play):\n    pass\n", 1, "no function main(play)"),
-    ],
-)
-def test_a_playbook_that_cannot_be_loaded(program, text, line, said):
-    program.put("inventory.yaml", ONE.format("never-asked.invalid", 22))
-    program.put("mine.py", text)
-    done = program("playbook", "mine.py")
-    assert done.returncode == 2
-    assert f"mine.py:{line}: " in done.stderr
-    assert said in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"nodes:\n  spark1:\n    adress: 10.0.0.1\n", "inventory.yaml:3: nodes.spark1.adress: "),
-        (b"\xff\xfe\x00nodes", "inventory.yaml:1: "),
-    ],
-)
-def test_malformed_inventories(program, text, said):
-    (program.folder / "inventory.yaml").write_bytes(text)
-    done = program("ping")
-    assert (done.returncode, said in done.stderr) == (2, True)
 
 
 def test_the_status_reaches_the_shell(tmp_path):

@@ -37,19 +37,14 @@ def test_what_was_told_before_comes_first():
         return Console(file=out, width=100)
 
     display = Display(make)
-    display.take(STARTED)
-    display.take(Note("one"))
-    display.take(Note("two"))
+    for event in (STARTED, Note("one"), Note("two")):
+        display.take(event)
     assert out.getvalue() == ""
     go.set()
     display.settle()
     display.take(Note("three"))
-    assert [line.split()[-1] for line in out.getvalue().splitlines()] == [
-        "r1",
-        "one",
-        "two",
-        "three",
-    ]
+    told = [line.split()[-1] for line in out.getvalue().splitlines()]
+    assert told == ["r1", "one", "two", "three"]
     display.close()
 
 
@@ -94,24 +89,17 @@ def test_an_output_that_is_closed_is_reported_to_who_waits():
     display.close()
 
 
-def test_a_question_comes_after_all_that_was_told_and_holds_back_the_rest():
+@pytest.mark.parametrize("before", [(STARTED, Note("one")), ()])
+def test_a_question_comes_after_all_that_was_told_and_holds_back_the_rest(before):
     out = io.StringIO()
     display = Display(lambda: Console(file=out, width=100))
-    display.take(STARTED)
-    display.take(Note("one"))
+    for event in before:
+        display.take(event)
     with display.quiet():
-        assert "one" in out.getvalue()
+        assert ("one" in out.getvalue()) is bool(before)
         display.take(Note("two"))
         assert "two" not in out.getvalue()
     assert "two" in out.getvalue()
-
-
-def test_a_question_before_anything_was_told():
-    display = Display(lambda: Console(file=io.StringIO(), width=100))
-    with display.quiet():
-        display.take(Note("one"))
-        assert display.console.file.getvalue() == ""
-    assert "one" in display.console.file.getvalue()
 
 
 QUESTION = """

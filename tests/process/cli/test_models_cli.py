@@ -17,6 +17,7 @@ from spark_cluster.node.store.manifest import Manifest
 
 COMMIT = "c" * 40
 WEIGHTS = b"weights" * 1000
+DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
 
 
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
@@ -32,14 +33,9 @@ def cache(project: Path, agent, monkeypatch) -> HubCache:
 
 
 def with_model(cache: HubCache) -> HubCache:
-    digest = hashlib.sha256(WEIGHTS).hexdigest()
-    files = [
-        {"path": "model.safetensors", "size": 7000, "blob": digest, "algorithm": "sha256"},
-    ]
-    document = {"repository": "org/model", "commit": COMMIT, "files": files}
-    blob = cache.blob("org/model", digest)
-    blob.parent.mkdir(parents=True)
-    blob.write_bytes(WEIGHTS)
+    about = {"path": "model.safetensors", "size": 7000, "blob": DIGEST, "algorithm": "sha256"}
+    document = {"repository": "org/model", "commit": COMMIT, "files": [about]}
+    put(cache.blob("org/model", DIGEST), WEIGHTS)
     cache.publish(Manifest.from_document(document), "main")
     return cache
 
@@ -81,63 +77,51 @@ def test_what_is_served_from_elsewhere_is_named(run, cache, project):
     assert "served from" not in run("models", "list")[1]
 
 
+def pruned(run):
+    return json.loads(run("models", "prune", "--apply", "--json")[1])["nodes"][0]
+
+
 def test_prune_is_a_preview_and_acts_with_apply(run, cache):
     status, out, _ = run("models", "prune")
-    assert status == 0
-    assert "would go" in out
+    assert (status, "would go" in out) == (0, True)
     assert cache.commits("org/model") == [COMMIT]
-    status, out, _ = run("models", "prune", "--apply", "--json")
-    assert status == 0
-    assert json.loads(out)["nodes"][0]["freed"] == 7000
+    assert pruned(run)["freed"] == 7000
     assert not cache.folder("org/model").exists()
 
 
 def test_a_pinned_model_stays(run, cache):
     assert "is pinned now" in run("models", "pin", "org/model@main")[1]
     assert "was pinned already" in run("models", "pin", "org/model@main")[1]
-    found = json.loads(run("models", "prune", "--apply", "--json")[1])["nodes"][0]
-    assert found["removed"] == []
+    found = pruned(run)
     assert found["kept"] == [{"repository": "org/model", "commit": COMMIT, "reason": "pinned"}]
     assert "is unpinned now" in run("models", "unpin", "org/model@main")[1]
-    assert json.loads(run("models", "prune", "--json")[1])["nodes"][0]["freed"] == 7000
 
 
-def test_what_an_own_recipe_needs_stays(run, cache, project):
+def test_what_an_own_recipe_needs_stays_and_while_one_cannot_be_read_all_does(run, cache, project):
     recipe = "name: mine\nmodel: {name: org/model, served_name: m}\nimage: {ref: a/b:c}\n"
-    put(project / "recipes" / "mine.yaml", recipe)
-    found = json.loads(run("models", "prune", "--apply", "--json")[1])["nodes"][0]
-    assert [one["reason"] for one in found["kept"]] == ["a recipe needs it"]
-    assert cache.commits("org/model") == [COMMIT]
-
-
-def test_nothing_is_pruned_while_an_own_recipe_cannot_be_read(run, cache, project):
-    put(project / "recipes" / "mine.yaml", "model: {")
+    put(project / "recipes/mine.yaml", recipe)
+    assert [one["reason"] for one in pruned(run)["kept"]] == ["a recipe needs it"]
+    put(project / "recipes/mine.yaml", "model: {")
     status, _, err = run("models", "prune", "--apply")
-    assert status == 2
-    assert "mine.yaml" in err
+    assert (status, "mine.yaml" in err) == (2, True)
     assert cache.commits("org/model") == [COMMIT]
 
 
 def test_verify_names_a_damaged_file(run, cache):
     assert "sound" in run("models", "verify")[1]
-    cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest()).write_bytes(b"Weights" * 1000)
+    cache.blob("org/model", DIGEST).write_bytes(b"Weights" * 1000)
     status, out, err = run("models", "verify", "org/model")
     assert status == 5
     assert "damaged  model.safetensors" in out
     assert "spark-cluster models repair org/model@" in err
     status, out, _ = run("models", "verify", "--json")
-    assert status == 5
-    assert json.loads(out)["models"][0]["damaged"] == ["model.safetensors"]
-
-
-def test_a_model_that_is_nowhere_is_said(run, cache):
+    assert (status, json.loads(out)["models"][0]["damaged"]) == (5, ["model.safetensors"])
     status, _, err = run("models", "verify", "org/other")
-    assert status == 1
-    assert "org/other is on no node" in err
+    assert (status, "org/other is on no node" in err) == (1, True)
 
 
 def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
-    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    blob = cache.blob("org/model", DIGEST)
     assert run("models", "verify")[0] == 0
     blob.write_bytes(b"Weights" * 1000)
     pulled = []
@@ -162,7 +146,7 @@ def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
 def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypatch):
     put(project / "inventory.yaml", INVENTORY + "  spark2: {address: 10.0.0.2}\n")
     with_model(HubCache(project / "spark2" / hub_folder().lstrip("/")))
-    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    blob = cache.blob("org/model", DIGEST)
     blob.write_bytes(b"Weights" * 1000)
     copied = []
 

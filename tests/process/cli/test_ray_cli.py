@@ -76,6 +76,8 @@ def test_json_of_a_job_has_nothing_else_on_standard_output(server, run):
     job = json.loads(out)["job"]
     assert (status, job["status"], job["exit_code"]) == (0, "SUCCEEDED", 0)
     assert "hello" in err.splitlines()
+    status, out, _ = run("ray", "submit", "--no-wait", "--", "sleep", "600")
+    assert (status, out.strip() in server.jobs) == (0, True), "it is not waited for"
 
 
 def test_what_a_job_prints_cannot_steer_the_terminal(server, run):
@@ -117,11 +119,6 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_attach(server, run):
     assert f"job {name} stopped" in err
 
 
-def test_a_job_that_is_not_waited_for(server, run):
-    status, out, _ = run("ray", "submit", "--no-wait", "--", "sleep", "600")
-    assert (status, [out.strip()]) == (0, list(server.jobs))
-
-
 def test_the_list_fits_80_columns(server, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     server.job("job-5d1f8a02", "RUNNING", entrypoint="torchrun --nnodes 2 " + "x" * 300)
@@ -134,18 +131,13 @@ def test_the_list_fits_80_columns(server, run, monkeypatch):
     assert [job["status"] for job in found] == ["RUNNING", "FAILED"]
 
 
-def test_no_jobs_and_a_job_that_is_not_there(server, run):
+def test_no_jobs_a_job_that_is_not_there_and_no_ray(server, run, monkeypatch):
     assert "there are no jobs" in run("ray", "list")[1]
     status, _, err = run("ray", "logs", "job-none")
-    assert status == 1
-    assert "Job job-none does not exist" in err
-
-
-def test_where_no_ray_is_running(server, run, monkeypatch):
+    assert (status, "Job job-none does not exist" in err) == (1, True)
     monkeypatch.setattr(readiness, "container_state", lambda *_: ContainerState("absent"))
     status, _, err = run("ray", "list")
-    assert status == 1
-    assert "spark1: no Ray cluster is running" in err
+    assert (status, "spark1: no Ray cluster is running" in err) == (1, True)
     assert "spark-cluster ray up" in err
 
 
@@ -187,8 +179,13 @@ class HasJobs:
 
     def __init__(self, cluster: PipedCluster, server: RayServer) -> None:
         self.cluster, self.server = cluster, server
-        cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
+        self.runs()
         cluster.head.put(TOKEN_FILE, f"{server.token}\n")
+
+    def runs(self, **labels: str) -> None:
+        """Have Docker tell of a Ray with these labels."""
+        port = {"spark-cluster.dashboard": str(self.server.port)}
+        self.cluster.head.run_container(RAY, {**port, **labels})
 
     def jobs(self, *rows: Any, status: int = 200) -> None:
         """Have Ray list these jobs."""
@@ -224,19 +221,21 @@ def test_running_jobs_are_not_ended_without_a_flag(head):
 
 
 @pytest.mark.parametrize(
-    ("jobs", "status"),
-    [([], 200), ([row("job-0", "STOPPED")], 200), ([row("job-1")], 500), (["nonsense", None], 200)],
+    ("jobs", "labels", "status"),
+    [
+        ([], {}, 200),
+        ([row("job-0", "STOPPED")], {}, 200),
+        ([row("job-1")], {}, 500),
+        (["nonsense", None], {}, 200),
+        ([row("fabric-r0")], {MEASURING: "r0"}, 200),
+    ],
+    ids=["none", "ended", "no answer", "nonsense", "a measurement that was left"],
 )
-def test_no_job_is_running(head, jobs, status):
+def test_no_job_of_a_user_is_running(head, jobs, labels, status):
+    head.runs(**labels)
     head.jobs(*jobs, status=status)
     head.ask(end_jobs=False)
-    assert ("GET", "/api/jobs/", f"Bearer {head.server.token}") in head.server.requests
-
-
-def test_a_measurement_that_was_left_is_no_job_of_a_user(head):
-    head.cluster.head.run_container(RAY, {MEASURING: "r0"})
-    head.jobs(row("fabric-r0"))
-    head.ask(end_jobs=False)
+    assert labels or ("GET", "/api/jobs/", f"Bearer {head.server.token}") in head.server.requests
 
 
 def test_jobs_are_ended_with_the_flag(head):

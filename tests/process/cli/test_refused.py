@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -27,18 +28,27 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["words"][:60])
-def test_a_mistake_is_refused_in_words_and_changes_nothing(tmp_path, program, case) -> None:
+def test_a_mistake_is_refused_in_words_and_changes_nothing(
+    tmp_path, program, monkeypatch, case
+) -> None:
     """The addresses are known to no name server: had one been asked, that would be the error."""
     words = shlex.split(case["words"])
     for name, text in {"inventory.yaml": INVENTORIES[case["in"]], **case["files"]}.items():
         if text:
             put(tmp_path / name, text)
     before = files(tmp_path)
-    done = program(*words)
+
+    def ended(*options):
+        monkeypatch.setattr(
+            "sys.stdin", io.TextIOWrapper(io.BytesIO(case.get("stdin", "").encode()))
+        )
+        return program(*options, *words)
+
+    done = ended()
     assert (done.returncode, done.stdout) == (case["status"], ""), done.stdout + done.stderr
     assert case["said"] in " ".join(done.stderr.split())
     assert "x1y2" not in done.stderr, "a secret"
-    as_json = program("--json", *words)
+    as_json = ended("--json")
     error = json.loads(as_json.stdout)["error"]
     assert (as_json.returncode, bool(error["message"])) == (case["status"], True)
     assert files(tmp_path) == before

@@ -147,22 +147,6 @@ def program(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
     return program
 
 
-def test_no_terminal_says_what_would_be_asked(program):
-    done = program("setup")
-    assert done.returncode == 2
-    for option in ("--nodes", "--user", "--password-env", "--want", "--for", "--yes"):
-        assert option in done.stderr
-    assert not (program.folder / "inventory.yaml").exists()
-
-
-def test_nothing_found_without_anyone_to_choose(program):
-    done = program("setup", "--yes", "--interface", "127.0.0.1")
-    assert done.returncode == 2
-    assert "no Spark announces itself here" in done.stdout
-    assert "--nodes ADDRESS[,ADDRESS]" in done.stderr
-    assert "step nodes is not done" in done.stdout
-
-
 def test_check_changes_nothing_and_shows_every_command(program):
     done = program("setup", "--check", "--nodes", "192.0.2.1,192.0.2.2", "--want", "coding",
                    "--for", "throughput", "--json")  # fmt: skip
@@ -213,19 +197,29 @@ def test_in_a_script_the_first_failure_ends_it(program, closed_port):
     assert found.serve.recipe == "gpt-oss-20b"
 
 
-def test_an_inventory_with_other_nodes_is_not_replaced(program):
-    program.put("inventory.yaml", "nodes: {spark1: {address: 192.0.2.1}}\n")
-    done = program("setup", "--yes", "--nodes", "192.0.2.7")
-    assert done.returncode == 2
-    assert "has other nodes (192.0.2.1)" in done.stderr
-    assert "init --node 192.0.2.7 --force" in done.stderr
+OTHER = "nodes: {spark1: {address: 192.0.2.1}}\n"
 
 
-def test_an_unknown_recipe_is_refused_before_anything(program):
-    done = program("setup", "--yes", "--nodes", "192.0.2.1", "--recipe", "gpt-oss-20bb")
+@pytest.mark.parametrize(
+    ("before", "words", "says"),
+    [
+        ("", "", ["--nodes", "--user", "--password-env", "--want", "--for", "--yes"]),
+        ("", "--yes --interface 127.0.0.1",
+         ["no Spark announces itself here", "--nodes ADDRESS[,ADDRESS]", "step nodes is not done"]),
+        ("", "--yes --nodes 192.0.2.1 --recipe gpt-oss-20bb", ["gpt-oss-20b"]),
+        (OTHER, "--yes --nodes 192.0.2.7", ["has other nodes (192.0.2.1)",
+                                            "init --node 192.0.2.7 --force"]),
+    ],
+    ids=["no terminal", "nothing is found", "an unknown recipe", "other nodes"],
+)  # fmt: skip
+def test_what_cannot_be_set_up_is_told_and_nothing_is_written(program, before, words, says):
+    path = program.folder / "inventory.yaml"
+    path.write_text(before) if before else None
+    done = program("setup", *words.split())
     assert done.returncode == 2
-    assert "gpt-oss-20b" in done.stderr
-    assert not (program.folder / "inventory.yaml").exists()
+    for text in says:
+        assert text in done.stdout + done.stderr
+    assert (path.read_text() if path.exists() else "") == before
 
 
 def test_answers_of_an_inventory_that_was_edited(program):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -73,6 +72,8 @@ def test_help_imports_nothing_heavy(args, tmp_path):
         ["status"],
         ["facts"],
         ["down"],
+        ["doctor"],
+        ["ray", "status"],
         ["up", "--recipe", "lab-paris", "--tp", "1"],
         ["provision"],
     ],
@@ -95,22 +96,6 @@ def test_up_reads_no_formulas_before_something_is_to_be_started(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "spark_cluster.plan.planner" not in done.stdout
     assert "spark_cluster.plan.fit" not in done.stdout
-
-
-def test_only_the_client_of_jobs_imports_ray():
-    """It takes 0.6 s: only `ray submit`, `logs`, `list`, `stop` and `bench fabric` need it."""
-    importing = re.compile(r"^( *)(?:from|import) (?:aiohttp|ray)\b", re.MULTILINE)
-    found = {
-        path.relative_to(CHECKOUT).as_posix(): importing.findall(path.read_text())
-        for folder in ("spark_cluster", "roles", "playbooks")
-        for path in (CHECKOUT / folder).rglob("*.py")
-        if "assets" not in path.parts  # these run in the lab's image
-    }
-    late = {name: all(found) for name, found in found.items() if found}
-    assert late == {
-        "spark_cluster/bench/fabric_probe.py": True,  # in the engine's image
-        "spark_cluster/engine/ray_cluster.py": True,
-    }
 
 
 def test_the_time_counts_from_the_start_of_the_process(tmp_path):

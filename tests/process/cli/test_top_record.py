@@ -70,12 +70,26 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_ends_the_file(start, tmp_path, number):
+ONE = [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT]]
+SEVERAL = [
+    [signal.SIGTERM] * 5,
+    [signal.SIGINT] * 3,
+    [signal.SIGHUP, signal.SIGINT, signal.SIGTERM],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pause_s"),
+    [(numbers, 0) for numbers in (*ONE, *SEVERAL)] + [(numbers, 0.02) for numbers in SEVERAL],
+)
+def test_a_signal_ends_the_file_and_a_second_one_does_not_cut_it(start, tmp_path, numbers, pause_s):
     process = start("rows.parquet")
-    process.send_signal(number)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(pause_s)
     _, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0, err
+    assert (process.returncode, err) == (0, "")
     path = tmp_path / "rows.parquet"
     rows = list(read_parquet(path))
     assert len(rows) > 20
@@ -84,26 +98,6 @@ def test_a_signal_ends_the_file(start, tmp_path, number):
     names = {found.name for found in tmp_path.iterdir()}
     assert names >= {path.name, processes_path(path).name}
     assert not [name for name in names if "jsonl" in name or "new" in name]
-
-
-@pytest.mark.parametrize("pause_s", [0, 0.02])
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        [signal.SIGTERM] * 5,
-        [signal.SIGINT] * 3,
-        [signal.SIGHUP, signal.SIGINT, signal.SIGTERM],
-        [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
-    ],
-)
-def test_a_second_signal_does_not_cut_it(start, tmp_path, numbers, pause_s):
-    process = start("rows.parquet")
-    for number in numbers:
-        process.send_signal(number)
-        time.sleep(pause_s)
-    _, err = process.communicate(timeout=HANG_S)
-    assert (process.returncode, err) == (0, "")
-    assert len(list(read_parquet(tmp_path / "rows.parquet"))) > 20
 
 
 def test_what_was_recorded_before_it_is_killed_can_be_read(start, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import platform
 
+import pytest
+
 from spark_cluster import __version__
 
 INVENTORY = "this is: [no inventory"
@@ -24,26 +26,18 @@ def test_versions_and_files(program, tmp_path):
     assert found["inventory_error"] == ""
 
 
-def test_no_inventory(program, tmp_path):
-    done = program("version")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[0].startswith(f"spark-cluster  {__version__} (")
-    assert done.stdout.splitlines()[-1] == "inventory      none (no such inventory)"
-    found = json.loads(program("-i", "one-sprak", "version", "--json").stdout)
-    assert found["inventory"] is None
-    assert "one-sprak" in found["inventory_error"]
-    found = json.loads(program("-i", "two-sparks", "version", "--json").stdout)
-    assert found["inventory"].endswith("inventories/two-sparks.yaml")
+@pytest.mark.parametrize(
+    ("name", "found"), [("one-sprak", None), ("two-sparks", "inventories/two-sparks.yaml")]
+)
+def test_inventories_by_name(program, name, found):
+    told = json.loads(program("-i", name, "version", "--json").stdout)
+    assert (name in told["inventory_error"]) is (found is None)
+    assert (told["inventory"] or "").endswith(found or "")
 
 
-def test_no_ssh_client(program, monkeypatch, tmp_path):
+def test_without_an_inventory_and_a_client_of_ssh(program, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "ssh            not installed" in program("version").stdout.splitlines()
-
-
-def test_text_of_paths_is_not_obeyed(program, tmp_path):
-    folder = tmp_path / "a\x1b[31mred"
-    folder.mkdir()
-    done = program("--project", str(folder), "version")
-    assert "\x1b" not in done.stdout
-    assert "\\x1b[31mred" in done.stdout
+    lines = program("version").stdout.splitlines()
+    assert lines[0].startswith(f"spark-cluster  {__version__} (")
+    assert "ssh            not installed" in lines
+    assert lines[-1] == "inventory      none (no such inventory)"

@@ -63,23 +63,19 @@ def test_by_phase_and_as_a_plot(run, recorded, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "said", "status"),
     [
-        (("--plot", "memory.pdf"), "memory.pdf: a plot is written as .svg or .png"),
-        (("--run", "20261121-101502-0000"), "run 20261121-101502-0000 read no GPU memory"),
-        (("--run", "20200101-000000-0000"), "this machine has no record of run 20200101-"),
-        (("--run", "../../etc/passwd"), "is not the id of a run"),
-        (("--run", RUN, "--watch"), "--run and --plot are about a recorded run"),
+        (("--plot", "memory.pdf"), "memory.pdf: a plot is written as .svg or .png", 2),
+        (("--run", "20261121-101502-0000"), "run 20261121-101502-0000 read no GPU memory", 2),
+        (("--run", "20200101-000000-0000"), "this machine has no record of run 20200101-", 2),
+        (("--run", "../../etc/passwd"), "is not the id of a run", 2),
+        (("--run", RUN, "--watch"), "--run and --plot are about a recorded run", 2),
+        (("--plot", "nowhere/memory.svg"), "nowhere/memory.svg", 1),
     ],
 )
-def test_what_cannot_be_shown(run, recorded, words, said) -> None:
-    status, out, err = run("vram", *words)
-    assert (status, said in out + err) == (2, True), out + err
-
-
-def test_a_folder_that_is_not_there(run, recorded) -> None:
-    status, _, err = run("vram", "--plot", "nowhere/memory.svg")
-    assert (status, "nowhere/memory.svg" in err) == (1, True), err
+def test_what_cannot_be_shown(run, recorded, words, said, status) -> None:
+    code, out, err = run("vram", *words)
+    assert (code, said in out + err) == (status, True), out + err
 
 
 def test_up_keeps_the_plot_next_to_the_record(recorded, monkeypatch) -> None:

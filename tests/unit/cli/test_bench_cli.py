@@ -9,7 +9,10 @@ from bench_runs import SLOWER, STEADY, answered, cell, key, record, served, setu
 from json_schema import document
 from program import invoke
 
+from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.record import Prediction, Record
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, UsageError
 
 
@@ -26,35 +29,11 @@ def put(tmp_path):
     return write
 
 
-def test_the_list_of_suites(ask, tmp_path):
-    (tmp_path / "suites").mkdir()
-    (tmp_path / "suites" / "mine.yaml").write_text("name: mine\ndescription: my own\n")
-    (tmp_path / "suites" / "bad.yaml").write_text("name: bad\nprompts: [1]\n")
-    said = ask("bench", "suites").stdout
-    assert "mine (yours)" in said
-    assert "did you mean 'prompt'?" in " ".join(said.split())
-    found = {s["name"]: s for s in json.loads(ask("bench", "suites", "--json").stdout)["suites"]}
-    assert found["dual"]["valid"]
-    assert not found["bad"]["valid"]
-
-
-def test_a_suite_and_its_estimate(ask):
-    found = json.loads(ask("bench", "suites", "dual", "--json").stdout)
-    assert found["nodes"] == 2
-    assert [s["id"] for s in found["setups"]] == [
-        "gemma4-31b-fp8-tp1",
-        "gemma4-31b-fp8-tp2",
-        "gemma4-31b-fp8-tp1-x2",
-    ]
-    assert 1200 < found["estimate"]["seconds"] < 7200
-
-
 def test_compare_two_runs(ask, put):
     a = put("a", record(cell(tg_tps=STEADY), cell(load=key(depth=9), tg_tps=STEADY)))
     b = put("b", record(cell(tg_tps=SLOWER), id="b"))
     said = ask("bench", "compare", a, b).stdout
     assert said.splitlines()[0] == "1 worse (figures of 1 cell)"
-    assert "decode tok/s" in said
     assert "0.800" in said
     assert "not comparable, 1 cell: B has no cell pp2048-tg128-d9-c1" in " ".join(said.split())
     found = json.loads(ask("bench", "compare", a, b, "--json").stdout)
@@ -110,52 +89,44 @@ def test_what_compare_cannot_do(ask, put, tmp_path):
         ask("bench", "show", run)
 
 
-def test_show_a_run(ask, put):
-    several = key(concurrency=4)
-    run = put(
-        "a",
-        record(
-            cell(tg_tps=STEADY, pp_tps=[1500.0] * 5, ttfr_ms=[1300.0] * 5),
-            cell(load=several, tg_tps=STEADY, tg_tps_request=SLOWER),
-            cell(load=key(depth=4096), status="failed"),
-        ),
-    )
-    said = ask("bench", "show", run).stdout
-    assert said.splitlines()[0] == "complete: 2 of 3 cells measured  run a"
-    assert "2048 in, 128 out, 4 at once" in said
-    assert "failed: s.pp2048-tg128-d4096-c1: 2 of 5 requests failed" in " ".join(said.split())
-    assert json.loads(ask("bench", "show", run, "--json").stdout)["id"] == "a"
+SEVERAL = record(
+    cell(tg_tps=STEADY, pp_tps=[1500.0] * 5, ttfr_ms=[1300.0] * 5),
+    cell(load=key(concurrency=4), tg_tps=STEADY, tg_tps_request=SLOWER),
+    cell(load=key(depth=4096), status="failed"),
+)
+VISION = answered(kind="vision", status="failed", metrics={}, questions=(), reason="HTTP 400")
+DRAFTED = cell(load=key(depth=1), tg_tps=STEADY, acceptance=[0.61], acceptance_length=[2.83])
 
 
-def test_show_percentiles_and_goodput(ask, put):
-    said = ask("bench", "show", put("a", record(served()))).stdout
-    lines = [line.split() for line in said.splitlines()]
-    assert ["mean", "p50", "p95", "p99"] in lines
-    assert ["TTFT", "ms", "45.00", "41.00", "77.00", "98.00"] in lines
-    assert ["ITL", "ms", "12.50", "12.00", "19.00"] in lines
-    assert "goodput" in said
-    assert "1.25" in said
-    assert "2 requests/s" in said
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (SEVERAL, ["complete: 2 of 3 cells measured run a", "2048 in, 128 out, 4 at once",
+                   "failed: s.pp2048-tg128-d4096-c1: 2 of 5 requests failed"]),
+        (record(served()), [" mean p50 p95 p99 ", "TTFT ms 45.00 41.00 77.00 98.00",
+                            "ITL ms 12.50 12.00 19.00", "goodput", "1.25", "2 requests/s"]),
+        (record(answered(), VISION), ["one 2 of 2 810.0", "two-at-once 1 of 2 210.0 1,620", "0.75",
+                                      'no tool was called; it says "[sun](x)"',
+                                      "failed: s.vision: HTTP 400"]),
+        (record(DRAFTED), ["accepted", "0.61", "a step", "2.83"]),
+    ],
+    ids=["loads", "percentiles and goodput", "answers", "acceptance"],
+)  # fmt: skip
+def test_show_a_run(ask, put, run, says):
+    folder = put("a", run)
+    said = " ".join(ask("bench", "show", folder).stdout.split())
+    for text in says:
+        assert text in said
+    assert json.loads(ask("bench", "show", folder, "--json").stdout)["id"] == "a"
 
 
-def test_show_answers(ask, put):
-    vision = answered(kind="vision", status="failed", metrics={}, questions=(), reason="HTTP 400")
-    said = ask("bench", "show", put("a", record(answered(), vision))).stdout
-    lines = [line.split() for line in said.splitlines()]
-    assert ["one", "2", "of", "2", "810.0"] in lines
-    assert ["two-at-once", "1", "of", "2", "210.0", "1,620"] in [line[:6] for line in lines]
-    assert 'no tool was called; it says "[sun](x)"' in " ".join(said.split())
-    assert "failed: s.vision: HTTP 400" in said
-    assert "0.75" in said
-
-
-def test_compare_answers_and_requests(ask, put):
-    a = put("a", record(answered(*[1.0] * 5), served()))
-    b = put("b", record(answered(*[0.5] * 5), served(), id="b"))
+def test_compare_answers_requests_and_acceptance(ask, put):
+    a = put("a", record(answered(*[1.0] * 5), served(), DRAFTED))
+    b = put("b", record(answered(*[0.5] * 5), served(), DRAFTED, id="b"))
     said = ask("bench", "compare", a, b).stdout
     assert "worse" in said.splitlines()[0]
-    assert "score" in said
-    assert "goodput req/s" in said
+    for figure in ("score", "goodput req/s", "tokens a step"):
+        assert figure in said
     none = put("none", record(answered(*[0.0] * 5), id="none"))
     assert ask("bench", "compare", none, none).exit_code == 0
 
@@ -171,47 +142,23 @@ def test_other_questions_are_not_compared(ask, put):
     assert "questions:" in said
 
 
-def test_acceptance_is_shown_and_compared(ask, put):
-    drafted = {"acceptance": [0.61], "acceptance_length": [2.83]}
-    loads = [key(), key(concurrency=4)]
-    about = {"tg_tps": STEADY, "tg_tps_request": STEADY, "pp_tps": STEADY, "ttfr_ms": STEADY}
-    run = put("a", record(*(cell(load=load, **about, **drafted) for load in loads)))
-    said = ask("bench", "show", run).stdout
-    assert "accepted" in said
-    assert "0.61" in said
-    assert "a step" in said
-    assert "2.83" in said
-    other = put("b", record(cell(tg_tps=STEADY, acceptance=[0.5], acceptance_length=[2.5]), id="b"))
-    found = json.loads(ask("bench", "compare", run, other, "--json").stdout)["comparison"]["rows"]
-    ratios = {row["metric"]: row["ratio"] for row in found}
-    assert ratios["acceptance"] == pytest.approx(0.5 / 0.61, abs=1e-4)
-    assert ratios["acceptance_length"] == pytest.approx(2.5 / 2.83, abs=1e-4)
-
-
 def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
-    from spark_cluster.bench.describe import text_of
-    from spark_cluster.config.project import Project
-    from spark_cluster.config.recipes import load_recipe
-
-    recipe = load_recipe("gemma4-31b-fp8", Project(tmp_path))
+    recipe_text = text_of(load_recipe("gemma4-31b-fp8", Project(tmp_path)))
     loads = [key(depth=depth) for depth in (0, 8192, 16384)]
     cells = [cell(load=load, tg_tps=[6.2 - load.depth / 1e5] * 5) for load in loads]
     prediction = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
-    about = setup(recipe_text=text_of(recipe), predictions=(prediction,))
-    run = put("a", record(*cells, setups=[about]))
+    predicted = setup(predictions=(prediction,))
+    with_recipe = predicted.model_copy(update={"recipe_text": recipe_text})
+    run, bare = (put(one.id, one) for one in (
+        record(*cells, setups=[with_recipe]),
+        record(cell(tg_tps=STEADY), setups=[predicted], id="b"),
+    ))  # fmt: skip
     said = ask("bench", "compare", run, "--predicted").stdout
     assert "mean error 9.7%" in said
     assert "predict --calibrate with this run would change" in said
-    assert "eta_dense" in said
     assert "mean error over 3 points: " in said
     out = ask("bench", "compare", run, "--predicted", "--json").stdout
-    told = document("bench-compare", out)["predicted"]
-    errors = told["calibration"]["mean_error"]
-    assert errors["after"] < errors["before"]
-    assert set(told["calibration"]["constants"]["eta_dense"]) == {"was", "is"}
-    bare = put("b", record(cell(tg_tps=STEADY), setups=[setup(predictions=(prediction,))]))
-    said = ask("bench", "compare", bare, "--predicted").stdout
-    assert "has no use for this run" in said
-    assert "found 0 usable points" in said
+    assert "eta_dense" in document("bench-compare", out)["predicted"]["calibration"]["constants"]
+    assert "has no use for this run" in ask("bench", "compare", bare, "--predicted").stdout
     out = ask("bench", "compare", bare, "--predicted", "--json").stdout
     assert document("bench-compare", out)["predicted"]["calibration"]["constants"] is None

@@ -45,7 +45,8 @@ def test_what_belongs_together_is_one_line():
     ]
 
 
-def test_each_of_them_is_told_when_asked_for():
+def test_each_of_a_few_is_told_and_of_all_when_asked_for():
+    assert len(shown(*MODEL[:3])) == 3
     assert len(shown(*MODEL, verbose=True)) == 7
     assert len(shown(*(new(f"/{n}", diff="+x") for n in range(9)))) == 18
 
@@ -57,7 +58,3 @@ def test_what_does_not_belong_to_them_has_its_own_line(other):
     lines = shown(*MODEL[:5], other, *MODEL[5:])
     assert [line.split()[2] for line in lines] == ["5", other.resource, *(
         one.resource for one in MODEL[5:])]  # fmt: skip
-
-
-def test_a_few_are_told_one_by_one():
-    assert len(shown(*MODEL[:3])) == 3

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from json_schema import document as fits
 from program import invoke
 
 CASES = cases(__file__, "explain.toml")
@@ -33,20 +32,6 @@ def test_a_piece_of_a_log_is_not_called_free_of_errors():
     """Only a server that came up shows that there was none."""
     first = (DATA / "vllm_healthy.log").read_text().splitlines(keepends=True)[0]
     assert not run("-", stdin=first).startswith("no error")
-
-
-def test_standard_input_and_json():
-    found = json.loads(run("-", stdin="RuntimeError: No CUDA GPUs are available\n", as_json=True))
-    assert found["cause"]["id"] == "gpu-dead"
-    assert found["cause"]["where"] == "standard input"
-    assert found["logs"] == [{"name": "standard input", "bytes": 41, "lines": 1}]
-    text = "launch_server.py: error: unrecognized arguments: --reasoning_parser kimi_k2\n"
-    assert json.loads(run("-", stdin=text, as_json=True))["engine"] == "SGLang"
-
-
-def test_about_an_issue():
-    everything = fits("explain-about", run("--about", "all", as_json=True))["issues"]
-    assert len(everything) > 100
 
 
 @pytest.mark.parametrize("line", CASES["errors"])

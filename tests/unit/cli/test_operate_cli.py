@@ -1,4 +1,4 @@
-"""`swap` and `supervise` at the command line: what is refused, and what people see."""
+"""`supervise status` and `status`: what people see."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import io
 from types import SimpleNamespace
 from typing import Any
 
-from spark_cluster.cli import up
+import pytest
+
+from spark_cluster.cli import served, up
 from spark_cluster.cli.terminal import Console
+from spark_cluster.engine.result import NodeState, Status
 from spark_cluster.engine.supervision import Supervision, SupervisionEvent
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.supervisor import SupervisionState
 
 
@@ -22,16 +26,7 @@ def shown(found: Supervision) -> str:
 def test_what_supervision_shows():
     state = SupervisionState("waiting", reason="memory is still held by PID 7 [x] (9 MiB)")
     events = tuple(SupervisionEvent(float(n), f"event {n}") for n in range(20))
-    text = shown(
-        Supervision(
-            installed=True,
-            active="active",
-            at_boot=False,
-            state=state,
-            problems=("10.0.0.5 is gone",),
-            events=events,
-        )
-    )
+    text = shown(Supervision(True, "active", False, state, ("10.0.0.5 is gone",), events))
     assert "supervision: active, not started at boot (install --at-boot)" in text
     assert "server: waiting: memory is still held by PID 7 [x] (9 MiB)" in text
     assert "! 10.0.0.5 is gone" in text
@@ -42,3 +37,13 @@ def test_what_supervision_shows():
 def test_where_it_is_not_installed():
     found = Supervision(installed=False, active="inactive", at_boot=False, state=SupervisionState())
     assert "`spark-cluster supervise install`" in shown(found)
+
+
+@pytest.mark.parametrize(("runtime", "heading"), [("venv", "unit"), ("docker", "container")])
+def test_status_names_the_kind_and_heads_units_as_units(runtime, heading, capsys) -> None:
+    nodes = [NodeState("gpu1", True, {"spark-vllm": ContainerState(runtime=runtime)})]
+    found = Status("serving", nodes, [], "http://h/v1", None, "m", 1, (), "embedding")
+    served._show_status(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]
+    told = capsys.readouterr().out
+    assert heading in told.split()
+    assert "embedding, tp 1" in told

@@ -24,19 +24,17 @@ def speed(ask, tp: str) -> dict[str, Any]:
 def test_the_measured_link_replaces_the_assumed_one(ask, tmp_path):
     before = {tp: speed(ask, tp) for tp in ("1", "2")}
     folder = save(tmp_path / "fabric")
-    said = ask("predict", "--calibrate", folder).stdout
-    assert "allreduce_us" in said
-    assert "measured" in said
-    assert max(map(len, said.splitlines()[:-1])) <= 80
+    assert "allreduce_us" in ask("predict", "--calibrate", folder).stdout
+    out = ask("predict", "--calibrate", f"{folder}/fabric.json", "--json").stdout
+    found = fits("predict-calibrate", out)
+    assert found["measured"] == ["allreduce_us", "allreduce_low_us", "allreduce_high_us", "link"]
+    assert found["points"] == 0
     after = {tp: speed(ask, tp) for tp in ("1", "2")}
-    decode = [told["2"]["decode_tok_s"]["expected"] for told in (before, after)]
-    prefill = [told["2"]["ttfr_ms"]["expected"] for told in (before, after)]
-    assert decode[1] > decode[0]
-    assert prefill[1] < prefill[0]
+    assert after["2"]["decode_tok_s"]["expected"] > before["2"]["decode_tok_s"]["expected"]
+    assert after["2"]["ttfr_ms"]["expected"] < before["2"]["ttfr_ms"]["expected"]
     assert after["1"]["decode_tok_s"] == before["1"]["decode_tok_s"], "one node has no link"
     constants = read_constants(tmp_path / "calibration.json")
-    assert constants.allreduce_us == 40
-    assert constants.allreduce_low_us == 36
+    assert (constants.allreduce_us, constants.allreduce_low_us) == (40, 36)
     assert constants.allreduce_high_us == Constants().allreduce_high_us
     assert constants.link == pytest.approx(22e9, rel=1e-3)
     assert "your own link as measured" in constants.basis
@@ -51,25 +49,14 @@ def test_a_link_that_was_measured_between_four_nodes(ask, tmp_path):
     assert constants.link == pytest.approx(22e9, rel=1e-3)
 
 
-def test_as_json(ask, tmp_path):
-    out = ask("predict", "--calibrate", save(tmp_path / "f") + "/fabric.json", "--json").stdout
-    found = fits("predict-calibrate", out)
-    assert found["measured"] == ["allreduce_us", "allreduce_low_us", "allreduce_high_us", "link"]
-    assert found["points"] == 0
-
-
-def test_figures_of_cpus_are_left_out(ask, tmp_path):
-    with pytest.raises(UsageError, match="measured with gloo on CPUs"):
-        ask("predict", "--calibrate", save(tmp_path / "f", backend="gloo"))
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({"backend": "gloo"}, "measured with gloo on CPUs"),
+        ({"allreduce": (all_reduce(8, (4e-5,), 2),)}, "message sizes of its model"),
+    ],
+)
+def test_figures_that_say_nothing_of_the_link_are_refused(ask, tmp_path, measured, said):
+    with pytest.raises(UsageError, match=said):
+        ask("predict", "--calibrate", save(tmp_path / "f", **measured))
     assert not (tmp_path / "calibration.json").exists()
-
-
-def test_a_model_that_is_not_known(ask, tmp_path):
-    rows = (all_reduce(8, (4e-5,), 2),)
-    with pytest.raises(UsageError, match="message sizes of its model"):
-        ask("predict", "--calibrate", save(tmp_path / "f", allreduce=rows))
-
-
-def test_a_link_that_cannot_be(ask, tmp_path):
-    with pytest.raises(UsageError, match="allreduce_us: measured 50000, expected 0 to 2000"):
-        ask("predict", "--calibrate", save(tmp_path / "f", token_s=0.05))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from factories import put
 from gpu_runs import runs
 
 from spark_cluster.errors import UsageError
@@ -17,9 +18,7 @@ BF16 = "0.26.0 tp2-mp-g31-bf16"
 
 
 def log(folder: Path, name: str, first: str = "") -> str:
-    path = folder / "server.log"
-    path.write_text(f"{first}\n{RUNS[name].log}")
-    return str(path)
+    return str(put(folder / "server.log", f"{first}\n{RUNS[name].log}"))
 
 
 def runtime(ask) -> float:
@@ -48,13 +47,6 @@ def test_a_larger_batch_is_taken_into_account(ask, tmp_path: Path) -> None:
     assert found == pytest.approx(3.38 + 0.22 - grows, abs=0.001)
 
 
-def test_a_log_without_an_account_is_left_out(ask, tmp_path: Path) -> None:
-    path = log(tmp_path, "0.26.0 g26-fp8-kvfp8-eager")
-    with pytest.raises(UsageError, match="Actual usage is"):
-        ask("predict", "--calibrate", path)
-    assert not (tmp_path / "calibration.json").exists()
-
-
 TINY = (
     "Actual usage is 0.0 GiB for weight, 0.04 GiB for peak activation, 0.06 GiB for non-torch "
     "memory, and 0.0 GiB for CUDAGraph memory.\nmax_num_batched_tokens=8192\n"
@@ -62,17 +54,21 @@ TINY = (
 
 
 def test_a_tiny_models_memory_is_left_out(ask, tmp_path: Path) -> None:
-    tiny = tmp_path / "tiny.log"
-    tiny.write_text(TINY)
-    said = ask("predict", "--calibrate", str(tiny), "--calibrate", log(tmp_path, BF16)).stdout
-    assert "left out" in said
+    tiny = str(put(tmp_path / "tiny.log", TINY))
+    said = ask("predict", "--calibrate", tiny, "--calibrate", log(tmp_path, BF16)).stdout
     assert "tiny.log: runtime_gib: logged 0.042 GiB, expected 0.1 to 60" in said
     assert read_constants(tmp_path / "calibration.json").runtime_gib == pytest.approx(0.33)
 
 
-def test_nothing_but_a_tiny_models_memory_is_no_calibration(ask, tmp_path: Path) -> None:
-    tiny = tmp_path / "tiny.log"
-    tiny.write_text(TINY)
-    with pytest.raises(UsageError, match=r"no usable figures in .*\n.*logged 0.042 GiB"):
-        ask("predict", "--calibrate", str(tiny))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (RUNS["0.26.0 g26-fp8-kvfp8-eager"].log, "Actual usage is"),
+        (TINY, r"no usable figures in .*\n.*logged 0.042 GiB"),
+    ],
+)
+def test_a_log_that_tells_nothing_of_use_is_no_calibration(ask, tmp_path: Path, text, said) -> None:
+    path = put(tmp_path / "server.log", text)
+    with pytest.raises(UsageError, match=said):
+        ask("predict", "--calibrate", str(path))
     assert not (tmp_path / "calibration.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,8 +51,12 @@ def nodes_of(flow: Flow) -> list[str]:
     return [node.address for node in found.nodes.values()]
 
 
+def login_of(flow: Flow) -> Login:
+    return Login(flow, None, passwordless_sudo=False)
+
+
 def second(flow: Flow, *peers: Peer) -> bool:
-    login = Login(flow, None, passwordless_sudo=False)
+    login = login_of(flow)
     login.peers = peers
     with flow.step("login", "log in") as step:
         return setup._second(flow, step, login)
@@ -85,7 +90,7 @@ def logins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         offered: list[str] = []
         monkeypatch.setattr(setup.getpass, "getpass", lambda _: typed.pop(0))
 
-        def log_in(dialer, nodes, password=None):
+        def answer(dialer, nodes, password=None):
             found = {}
             for node in nodes:
                 wanted = dialer.target(replace(node, login_password=password))
@@ -98,22 +103,34 @@ def logins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 )
             return found
 
-        monkeypatch.setattr(setup, "log_in", log_in)
+        monkeypatch.setattr(setup, "log_in", answer)
         return offered
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     return prepare
 
 
-def test_each_node_keeps_the_password_that_it_took(flow, logins, tmp_path):
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
+def log_in(flow: Flow, *, fails: bool = False) -> Login:
+    """Take the step of the login, which ends here where it fails."""
+    login = login_of(flow)
+    with contextlib.ExitStack() as stack:
+        stopped = stack.enter_context(pytest.raises(StepFailed)) if fails else None
+        login.log_in(stack.enter_context(flow.step("login", "log in")))
+    if stopped is not None:
+        assert (stopped.value.status, flow.steps[-1].state) == (3, "failed")
+    return login
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> None:
+    put(tmp_path / ".ssh/id_ed25519.pub", "ssh-ed25519 AAAA me\n")
+
+
+def test_each_node_keeps_the_password_that_it_took(flow, logins, key):
     with flow.step("nodes", "which") as step:
         write(flow, step, Answers(("192.0.2.1", "192.0.2.2"), "me"))
     offered = logins({"spark1": "one", "spark2": "two"}, sudo_asks=True, typed=["one", "two"])
-    login = Login(flow, None, passwordless_sudo=False)
-    with flow.step("login", "log in") as step:
-        login.log_in(step)
+    login = log_in(flow)
     assert offered == ["spark1 one", "spark2 one", "spark2 two"]
     ask = flow.app.cluster.prompts.ask
     assert ask("the sudo password of spark1") == "one"
@@ -124,38 +141,27 @@ def test_each_node_keeps_the_password_that_it_took(flow, logins, tmp_path):
     assert answers.passwordless_sudo, "the user said yes"
 
 
-def test_three_wrong_passwords_are_enough(flow, logins, capsys):
+def test_three_wrong_passwords_are_enough(flow, logins):
     logins({"spark1": "right"}, sudo_asks=False, typed=["a", "b", "c"])
-    with pytest.raises(StepFailed) as stopped, flow.step("login", "log in") as step:
-        Login(flow, None, passwordless_sudo=False).log_in(step)
-    assert stopped.value.status == 3
-    assert flow.steps[-1].state == "failed"
+    log_in(flow, fails=True)
 
 
 def test_no_password_is_asked_for_where_nothing_is_asked(flow, logins, capsys, tmp_path):
     offered = logins({"spark1": "right"}, sudo_asks=True, typed=[])
     flow.ask = Asker(yes=True)
-    with pytest.raises(StepFailed) as stopped, flow.step("login", "log in") as step:
-        Login(flow, None, passwordless_sudo=False).log_in(step)
-    assert stopped.value.status == 3
+    log_in(flow, fails=True)
     assert "--password-env" in capsys.readouterr().out
     flow.ask = Asker(yes=False, check=True)
-    login = Login(flow, None, passwordless_sudo=False)
-    with flow.step("login", "log in") as step:
-        login.log_in(step)
-    assert (login.options, offered) == (["--ask-password"], [])
+    assert (log_in(flow).options, offered) == (["--ask-password"], [])
     assert "asks for the password: spark1" in capsys.readouterr().out
     assert not (tmp_path / ".ssh").exists(), "no key is made in check mode"
-    assert step.commands[0].startswith("ssh-keygen")
+    assert flow.steps[-1].commands[0].startswith("ssh-keygen")
 
 
-def test_without_passwordless_sudo_the_inventory_says_where_it_comes_from(flow, logins, tmp_path):
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
+def test_without_passwordless_sudo_the_inventory_says_where_it_comes_from(flow, logins, key):
     logins({"spark1": "one"}, sudo_asks=True, typed=["one"])
     flow.ask = type("No", (Says,), {"answer": False})(yes=False)
-    with flow.step("login", "log in") as step:
-        Login(flow, None, passwordless_sudo=False).log_in(step)
+    log_in(flow)
     assert load_inventory(None, flow.app.project).head.become.password.prompt
 
 
@@ -212,12 +218,14 @@ def test_what_served_before_ends_with_the_next_commands(tmp_path, capsys):
     assert f"\nspark-cluster --project {tmp_path} -l a clients " in capsys.readouterr().out
 
 
+FOUND = [Candidate(f"{name}.local", "", "", True) for name in "ab"]
+
+
 @pytest.mark.parametrize("text", ["", "3", "1,1", "0"])
 def test_choices_that_cannot_be(text):
     with pytest.raises(UsageError):
-        chosen(text, [Candidate("a.local", "", "", True), Candidate("b.local", "", "", True)])
+        chosen(text, FOUND)
 
 
 def test_choices_are_numbers_or_addresses():
-    found = [Candidate("a.local", "", "", True), Candidate("b.local", "", "", True)]
-    assert [one.address for one in chosen("2, 192.0.2.9", found)] == ["b.local", "192.0.2.9"]
+    assert [one.address for one in chosen("2, 192.0.2.9", FOUND)] == ["b.local", "192.0.2.9"]

@@ -46,36 +46,12 @@ def test_a_line_in_a_pipe_stays_one():
     assert len(printed("word " * 20)) > 1
 
 
-def table(*rows):
+@pytest.mark.parametrize("case", CASES["tables"].values(), ids=CASES["tables"])
+def test_a_text_is_wrapped_in_its_column_or_goes_below_its_row(case):
     made = plain_table("node", "found", "GiB", right=("GiB",), whole=("node",), wide=True)
-    for row in rows:
+    for row in case["rows"]:
         made.add_row(*row)
-    return made
-
-
-def test_a_text_is_wrapped_in_its_column_while_that_is_wide_enough():
-    lines = printed(table(("spark1", "a cable that is not fully in", "7")), width=41)
-    assert lines == [
-        "node    found                         GiB",
-        "spark1  a cable that is not fully in    7",
-    ]
-    lines = printed(table(("spark1", "a cable that is not fully in", "7")), width=30)
-    assert lines == [
-        "node    found              GiB",
-        "spark1  a cable that is      7",
-        "        not fully in",
-    ]
-
-
-def test_a_text_without_room_goes_below_its_row():
-    lines = printed(table(("spark1", "a cable that is not", "7"), ("spark2", "", "8")), width=24)
-    assert lines == [
-        "node    GiB",
-        "spark1    7",
-        "    found  a cable that",
-        "           is not",
-        "spark2    8",
-    ]
+    assert printed(made, width=case["width"]) == case["lines"]
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3))

@@ -16,7 +16,6 @@ from program import run as command
 
 import spark_cluster
 from spark_cluster import Allowances, Cluster, Options, Selection
-from spark_cluster.cli.results import Reached
 from spark_cluster.cli.serving import texts
 from spark_cluster.config.launch import read_overrides
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
@@ -36,9 +35,7 @@ def test_a_playbook(cluster: Cluster, project: Path) -> None:
     assert cluster.playbook("mine").run.changed == 0
 
 
-def test_check_mode_and_a_selection(cluster: Cluster, project: Path) -> None:
-    assert cluster.playbook("mine", options=Options(check=True)).run.changed == 4
-    assert not (project / "spark1/srv").exists()
+def test_a_selection_that_chooses_nothing(cluster: Cluster) -> None:
     nothing = Options(selection=Selection(tags=frozenset({"nothing"})))
     with pytest.raises(UsageError, match="--tags nothing: nothing in this run has that name"):
         cluster.playbook("mine", options=nothing)
@@ -56,22 +53,17 @@ def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypa
 
 def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:
     put(project / "inventory.yaml", LOST)
-    found = Cluster(project=project).playbook("mine")
+    cluster = Cluster(project=project)
+    found = cluster.playbook("mine")
     assert (found.ok, found.run.ok, found.result) == (False, False, ["spark1"])
     assert list(found.errors) == ["lost"]
     with pytest.raises(Unreachable, match="no answer"):
         found.raise_for_errors()
-    fits("playbook", json.dumps(found.to_dict()))
-
-
-def test_ping(project: Path) -> None:
-    put(project / "inventory.yaml", LOST)
-    found = Cluster(project=project).ping()
-    reached = found.nodes["spark1"]
-    assert isinstance(reached, Reached)
-    assert reached.rtt_ms > 0
-    assert (found.ok, list(found.errors)) == (False, ["lost"])
-    fits("ping", json.dumps(found.to_dict()))
+    asked = cluster.ping()
+    assert asked.nodes["spark1"].rtt_ms > 0
+    assert (asked.ok, list(asked.errors)) == (False, ["lost"])
+    for kind, result in (("playbook", found), ("ping", asked)):
+        fits(kind, json.dumps(result.to_dict()))
 
 
 def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> None:
@@ -136,6 +128,12 @@ def test_no_inventory(project: Path) -> None:
         Cluster(project=project).ping()
     with pytest.raises(UsageError, match=r"the project folder .* does not exist"):
         Cluster(project=project / "nowhere").ping()
+
+
+def test_a_port_stands_in_place_of_the_inventorys(project: Path) -> None:
+    put(project / "inventory.yaml", f"{LOST}serve: {{api_key: {{env: K}}, engine_port: 18000}}\n")
+    serve = Cluster(project=project, port=9000).inventory.serve
+    assert (serve.port, serve.engine_port) == (9000, 18000)
 
 
 def test_a_closed_cluster_does_nothing_more(cluster: Cluster) -> None:

@@ -72,11 +72,14 @@ def test_they_are_those_of_the_record(cluster: Cluster, project: Path) -> None:
     assert stream.result().run.changed == 4
 
 
+def until_a_note(events) -> None:
+    while not isinstance(next(events), Note):
+        pass
+
+
 def test_leaving_the_block_ends_the_run(cluster, sleeping, project) -> None:
     with cluster.events(sleeping) as events:
-        for event in events:
-            if isinstance(event, Note):
-                break
+        until_a_note(events)
     assert threads() == []
     with pytest.raises(Interrupted, match="no node was being changed"):
         events.result()
@@ -84,6 +87,21 @@ def test_leaving_the_block_ends_the_run(cluster, sleeping, project) -> None:
     last = json.loads(record.read_text().splitlines()[-1])
     assert (last["event"], last["ok"]) == ("RunFinished", False)
     assert "interrupted" in last["error"]
+
+
+def test_an_error_a_dropped_stream_and_a_closed_cluster_end_the_run(cluster, sleeping) -> None:
+    with pytest.raises(ZeroDivisionError), cluster.events(sleeping):
+        _ = 1 / 0
+    assert threads() == []
+    until_a_note(cluster.events(sleeping))
+    gc.collect()
+    until(lambda: threads() == [])
+    events = cluster.events(sleeping)
+    with cluster:
+        until_a_note(events)
+    assert threads() == []
+    with pytest.raises(Interrupted):
+        events.result()
 
 
 def test_a_server_that_loads_is_said_to_go_on(cluster: Cluster) -> None:
@@ -120,30 +138,6 @@ def test_what_a_closed_connection_raises_is_the_interrupt(cluster: Cluster) -> N
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_an_error_in_the_block_ends_the_run(cluster: Cluster, sleeping: Callable[[], str]) -> None:
-    with pytest.raises(ZeroDivisionError), cluster.events(sleeping):
-        _ = 1 / 0
-    assert threads() == []
-
-
-def test_dropping_the_stream_ends_the_run(cluster: Cluster, sleeping: Callable[[], str]) -> None:
-    for event in cluster.events(sleeping):
-        if isinstance(event, Note):
-            break
-    gc.collect()
-    until(lambda: threads() == [])
-
-
-def test_closing_the_cluster_ends_the_run(cluster: Cluster, sleeping: Callable[[], str]) -> None:
-    events = cluster.events(sleeping)
-    with cluster:
-        while not isinstance(next(events), Note):
-            pass
-    assert threads() == []
-    with pytest.raises(Interrupted):
-        events.result()
-
-
 def test_leaving_the_loop_only_ends_nothing(cluster: Cluster) -> None:
     with cluster.events(cluster.playbook, "mine") as events:
         for _event in events:
@@ -178,8 +172,7 @@ def test_a_run_that_begins_after_the_end_is_ended_too(cluster, sleeping, project
         cluster.playbook("mine")
 
     with cluster.events(both) as events:
-        while not isinstance(next(events), Note):
-            pass
+        until_a_note(events)
     with pytest.raises(Interrupted):
         events.result()
     assert not (project / "spark1/srv").exists()
