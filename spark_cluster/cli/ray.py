@@ -295,7 +295,7 @@ def _show(app: App, found: RayStatus) -> None:
     console.print()
     console.print(vram_table([node.vram for node in found.nodes]))
     if found.state == "stopped":
-        console.print("spark-cluster ray up starts one")
+        console.print(f"{app.command('ray up')} starts one")
 
 
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
