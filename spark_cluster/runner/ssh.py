@@ -441,6 +441,11 @@ def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
             limit_s = hop.target.connect_timeout_s
             what = f"the jump host did not reach {hop.place} within {limit_s:g} s"
             hint = "check that it is on, and on the jump host that it answers from there"
+        elif "SSH protocol banner" in str(error):
+            what = f"{hop.place} answers, but not as an SSH server (no banner)"
+            hint = (
+                "check address and port; an sshd that starts, or blocks this address, does so too"
+            )
         else:
             what = f"SSH failed: {str(error) or 'the connection was cut'}"
             hint = (
