@@ -33,7 +33,7 @@ from spark_cluster import __version__
 from spark_cluster.cli.app import App, exit_status
 from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredGroup
-from spark_cluster.errors import INSTALL_LAB, UsageError
+from spark_cluster.errors import INSTALL_LAB, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -126,6 +126,15 @@ class AllCommands(DeclaredGroup):
             hint = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what the hint of its error says can be pasted as it is."""
+        try:
+            return super().invoke(ctx)
+        except SparkClusterError as error:
+            if isinstance(ctx.obj, App):
+                error.hint = ctx.obj.to_paste(error.hint)
+            raise
 
     def load(self, name: str) -> click.Command:
         """Import a command; `lab` is of a distribution of its own, and found by its entry point.

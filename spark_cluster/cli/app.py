@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import re
 import shlex
 import signal
 import sys
@@ -106,6 +107,13 @@ class Stepper:
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
+ABOUT_NODES = re.compile(
+    r"\bspark-cluster(?= (?:bench|caches|clients|doctor|down|exec|facts|history|images|keys|logs"
+    r"|models|ping|plan|playbook|provision|ray|recipes|revert|status|supervise|swap|top|trust|tune"
+    r"|tunnel|up|verify|vram)\b)"
+)
+"""`spark-cluster` in a text where a command follows that reads an inventory or a project."""
+
 WOULD_CHANGE = 10
 """Exit status of `--check --exit-code` when something would change."""
 
@@ -164,14 +172,25 @@ class App:
     @property
     def given(self) -> list[str]:
         """The words of the global options that say which nodes it is about."""
-        opened = self.cluster
-        options = {"-i": opened.named, "--project": opened.named_project}
-        words = [word for name, value in options.items() if value for word in (name, str(value))]
-        return [*words, *(["-l", opened.limit] if opened.limit != "all" else [])]
+        limit = self.cluster.limit
+        return [*self._files, *(["-l", limit] if limit != "all" else [])]
+
+    @property
+    def _files(self) -> list[str]:
+        options = {"-i": self.cluster.named, "--project": self.cluster.named_project}
+        return [word for name, value in options.items() if value for word in (name, str(value))]
 
     def command(self, words: str) -> str:
         """Return a command about the same nodes, to be copied."""
         return f"{shlex.join(['spark-cluster', *self.given])} {words}"
+
+    def to_paste(self, text: str) -> str:
+        """Return text whose commands about nodes name this command's inventory and project.
+
+        --limit is left out: what a hint says is about all nodes, or names its own.
+        """
+        whole = shlex.join(["spark-cluster", *self._files])
+        return ABOUT_NODES.sub(lambda _: whole, text)
 
     def allowances(self, named: Allowances) -> Allowances:
         """Return what recipes are allowed: by the inventory, and by the options of the command."""

@@ -159,20 +159,20 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
         nodes = ", ".join(result.node for result in results)
         first = results[0]
         console.print(styled("{} [bold]{}[/]  {}", mark(first.status), first.id, nodes))
-        for line in _finding_lines(first):
+        for line in _finding_lines(app, first):
             console.print(styled("    {}", line))
     known = [issue.id for issue in diagnosis.issues]
     if known:
-        text = f"known issues: {', '.join(known)} (explain --about ID)"
+        text = f"known issues: {', '.join(known)} (spark-cluster explain --about ID)"
         console.print(painted(text, "dim"))
 
 
-def _finding_lines(result: CheckResult) -> Iterator[Text]:
+def _finding_lines(app: App, result: CheckResult) -> Iterator[Text]:
     yield from (painted(line) for line in result.found.splitlines())
     if result.cause:
         yield painted(result.cause, "dim")
     if result.fix:
-        yield styled("[cyan]fix: {}[/]", result.fix)
+        yield styled("[cyan]fix: {}[/]", app.to_paste(result.fix))
     if result.status == "unknown":
         yield painted(f"not known: whether {result.title}", "dim")
 

@@ -174,7 +174,7 @@ def history(
     elif found:
         (_show_runs if run_id is None else _show_run)(app, found)
     for name, error in errors.items():
-        show_error(error.message, error.hint, node=name)
+        show_error(error.message, app.to_paste(error.hint), node=name)
     return worst(errors.values())
 
 

@@ -55,7 +55,7 @@ def _show_ping(app: App, found: PingResult) -> None:
             line = styled("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
             app.console.print(line)
             if outcome.hint:
-                hint = styled("{}  [cyan]{}[/]", " " * width, outcome.hint)
+                hint = styled("{}  [cyan]{}[/]", " " * width, app.to_paste(outcome.hint))
                 app.console.print(hint)
 
 
@@ -138,7 +138,7 @@ def exec_(
         app.print_json({"nodes": [_document(name, o) for name, o in outcomes.items()]})
     else:
         for name, outcome in outcomes.items():
-            _show_output(name, outcome)
+            _show_output(app, name, outcome)
     codes = [
         o.exit_code if isinstance(o, SparkClusterError) else int(o.status != 0)
         for o in outcomes.values()
@@ -166,9 +166,9 @@ def _document(name: str, outcome: Output | SparkClusterError) -> dict[str, objec
     }
 
 
-def _show_output(name: str, outcome: Output | SparkClusterError) -> None:
+def _show_output(app: App, name: str, outcome: Output | SparkClusterError) -> None:
     if isinstance(outcome, SparkClusterError):
-        show_error(outcome.message, outcome.hint, node=name)
+        show_error(outcome.message, app.to_paste(outcome.hint), node=name)
         return
     _pass_on(name, outcome.stdout)
     _pass_on(name, outcome.stderr, err=True)

@@ -156,7 +156,7 @@ def list_(app: App) -> None:
     """List the jobs, the newest first."""
     with app.cluster.ray_jobs(command="ray list") as jobs:
         found = jobs.list()
-    none = "there are no jobs; spark-cluster ray submit -- COMMAND runs one"
+    none = f"there are no jobs; {app.command('ray submit -- COMMAND')} runs one"
     app.show({"jobs": found}, (lambda app, _: _show_jobs(app, found)) if found else none)
 
 
@@ -295,7 +295,7 @@ def _show(app: App, found: RayStatus) -> None:
     console.print()
     console.print(vram_table([node.vram for node in found.nodes]))
     if found.state == "stopped":
-        console.print("spark-cluster ray up starts one")
+        console.print(f"{app.command('ray up')} starts one")
 
 
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:

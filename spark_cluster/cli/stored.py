@@ -173,8 +173,7 @@ def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
     if app.as_json:
         app.print_json({"models": found})
         ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
-    for one in found:
-        app.console.print(str(one))
+    app.console.print("\n".join(map(str, found)) or "there is no model in the nodes' hub caches")
     bad = [one for one in found if not one.sound]
     if bad:
         names = sorted({f"{one.repository}@{one.commit}" for one in bad})

@@ -360,7 +360,9 @@ def _apply(
 def _show_supervision(app: App, found: Supervision) -> None:
     console = app.console
     if not found.installed:
-        console.print("not installed: `spark-cluster supervise install` installs it on the head")
+        console.print(
+            f"not installed: `{app.command('supervise install')}` installs it on the head"
+        )
         return
     boot = "started at boot" if found.at_boot else "not started at boot (install --at-boot)"
     console.print(styled("supervision: [bold]{}[/], {}", found.active, boot))

@@ -268,7 +268,7 @@ def copy_caches(
     found = _folders(usage["entries"])
     if not found:
         raise Refused(
-            f"{source} has no {' or '.join(FOLDERS)} cache below {root}",
+            f"{source} has no cache to copy below {root} ({', '.join(FOLDERS)})",
             hint="`spark-cluster caches list` shows what the nodes have",
         )
     return [

@@ -460,7 +460,9 @@ def must_serve_nothing(play: Play, nodes: Sequence[Node], command: str) -> None:
                 raise Refused(
                     f"{state.labels.get(RECIPE, 'a server')} is up: it holds the GPU's memory",
                     where=node.name,
-                    hint=f"spark-cluster down, then spark-cluster {command}",
+                    hint="`spark-cluster down` ends both"
+                    if command == "ray down"
+                    else f"spark-cluster down, then spark-cluster {command}",
                 )
 
 

@@ -23,6 +23,7 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import ModelKind
 from spark_cluster.config.schema import Document, printed
+from spark_cluster.config.yamlfile import nearest
 from spark_cluster.engine import answer_checks, readiness_checks, vram
 from spark_cluster.engine.answer_checks import AnswerCheck, Client
 from spark_cluster.engine.deployment import Endpoint, running
@@ -235,8 +236,10 @@ class CheckSelection:
         known = [*by_name, *(check.id for checks in by_name.values() for check in checks)]
         for name in (*self.only, *self.skip):
             if name not in known:
+                near = nearest(name, known)
+                every = f"there are: {', '.join(dict.fromkeys(known))}"
                 raise UsageError(
-                    f"unknown check {name}", hint=f"there are: {', '.join(dict.fromkeys(known))}"
+                    f"unknown check {name}", hint=f"did you mean '{near}'?" if near else every
                 )
 
     def asks(self, check: AnswerCheck, recipe: Recipe) -> bool:

@@ -437,17 +437,33 @@ def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
             kind, what, hint = _refused_login(hop, password)
         elif said := _unusable_keys(hop, error):
             kind, what, hint = said
-        elif str(error) == "Timeout opening channel.":
-            limit_s = hop.target.connect_timeout_s
-            what = f"the jump host did not reach {hop.place} within {limit_s:g} s"
-            hint = "check that it is on, and on the jump host that it answers from there"
         else:
-            what = f"SSH failed: {str(error) or 'the connection was cut'}"
-            hint = (
-                "ssh -v to the node shows more; after several failures sshd may block "
-                "this address for some minutes"
-            )
+            what, hint = _failed_transport(hop, str(error))
     raise kind(what, where=hop.target.name, hint=hint) from None
+
+
+def _failed_transport(hop: SshHop, said: str) -> tuple[str, str]:
+    """Return what failed in a connection below its login, and what to do about it.
+
+    Args:
+        said: by paramiko.
+    """
+    if said == "Timeout opening channel.":
+        limit_s = hop.target.connect_timeout_s
+        return (
+            f"the jump host did not reach {hop.place} within {limit_s:g} s",
+            "check that it is on, and on the jump host that it answers from there",
+        )
+    if "SSH protocol banner" in said:
+        return (
+            f"{hop.place} answers, but not as an SSH server (no banner)",
+            "check address and port; an sshd that starts, or blocks this address, does so too",
+        )
+    return (
+        f"SSH failed: {said or 'the connection was cut'}",
+        "ssh -v to the node shows more; after several failures sshd may block this address for "
+        "some minutes",
+    )
 
 
 def _refused_login(hop: SshHop, password: str | None) -> tuple[type[Unreachable], str, str]:

@@ -101,3 +101,17 @@ def test_edits_of_netplan(node: Any, name: str, has: str, lacks: str) -> None:
     assert "netplan apply" in node.ran[-1][2]
     breakage.find(name).repair(node)
     assert path.read_text() == NETPLAN
+
+
+@pytest.mark.parametrize("name", ["docker-off", "docker-group", "earlyoom-off"])
+def test_a_unit_that_is_not_there_cannot_be_broken(node: Any, name: str) -> None:
+    """What would undo it fails too: the error names the unit, and nothing counts as broken."""
+
+    def run(argv: list[str], *, check: bool = True) -> Any:
+        show = "systemctl show" in " ".join(argv)
+        return SimpleNamespace(returncode=int(not show), stdout="not-found\n", stderr="no unit")
+
+    node.run = run
+    with pytest.raises(Failed, match=r"there is no (docker|earlyoom)\.service"):
+        breakage.find(name).break_(node)
+    assert not breakage.find(name).is_in(node)

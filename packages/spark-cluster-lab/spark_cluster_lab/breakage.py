@@ -26,7 +26,8 @@ def find(name: str) -> Breakage:
     """
     if name not in BREAKAGES:
         close = difflib.get_close_matches(name, BREAKAGES, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "lab break --list shows all"
+        every = "`spark-cluster lab break --list` shows all"
+        hint = f"did you mean {' or '.join(close)}?" if close else every
         raise UsageError(f"no breakage is called {name}", hint=hint)
     return BREAKAGES[name]
 

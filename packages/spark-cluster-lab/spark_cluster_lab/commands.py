@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import painted
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup
+from spark_cluster.cli.terminal import Console
 from spark_cluster.errors import UsageError
 from spark_cluster_lab import Lab, documents
 from spark_cluster_lab.documents import GpuLabStatus
@@ -189,16 +191,17 @@ def _show_breakages(lab: Lab) -> None:
 
     now = breakage.in_force(lab)
     known = breakage.BREAKAGES.values()
+    if wants_json():
+        rows = [
+            documents.KnownBreakage(b.name, b.what, [*b.checks], now.get(b.name, [])) for b in known
+        ]
+        say(documents.Breakages(rows), "")
+        return
     width = max(len(b.name) for b in known)
-    lines = []
     for one in known:
         state = f"  (broken: {', '.join(now[one.name])})" if one.name in now else ""
-        lines.append(f"{one.name:<{width}}  {one.what}  [{', '.join(one.checks)}]{state}")
-    rows = [
-        documents.KnownBreakage(b.name, b.what, [*b.finds, *b.probed], now.get(b.name, []))
-        for b in known
-    ]
-    say(documents.Breakages(rows), "\n".join(lines))
+        line = f"{one.name:<{width}}  {one.what}  [{', '.join(one.checks)}]{state}"
+        Console().print(painted(line))
 
 
 @command.command(context_settings={"ignore_unknown_options": True})

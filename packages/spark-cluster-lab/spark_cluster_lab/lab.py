@@ -64,7 +64,7 @@ class Lab:
         if not found:
             raise UsageError("the lab is down", hint="spark-cluster lab up")
         if name not in found:
-            raise UsageError(f"no node {name}", hint=f"There are: {', '.join(found)}")
+            raise UsageError(f"no node {name}", hint=f"there are: {', '.join(found)}")
         return found[name]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import pytest
@@ -14,6 +14,7 @@ from piped_cluster import Dials, Make, PipedCluster
 from terminal import on_screen
 
 from spark_cluster.cli import COMMANDS, ELSEWHERE, cli, clients, doctor, main, served, stored
+from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import App
 from spark_cluster.cli.served import vram_table
 from spark_cluster.config.facts import GpuProcess
@@ -182,8 +183,14 @@ SHOWN: dict[str, Callable[[App], object]] = {
 def test_results(name: str) -> None:
     def show(columns: int) -> str:
         with on_screen(columns) as screen:
-            SHOWN[name](App(cast("Any", None)))
+            SHOWN[name](App(Cluster("lab")))
         return screen.close()
 
     text = show(COLUMNS)
     assert not faults(text, set(show(1000).split())), text
+
+
+def test_a_fix_of_doctor_names_the_inventory() -> None:
+    with on_screen(1000) as screen:
+        SHOWN["doctor"](App(Cluster("lab")))
+    assert "fix: spark-cluster -i lab provision --tags memory --limit NODE" in screen.close()

@@ -172,3 +172,9 @@ def test_a_pull_looks_where_the_inventory_has_the_caches(run, cache, project):
     status, out, _ = run("models", "pull", "org/model", "--offline", "--json")
     assert status == 0
     assert json.loads(out)["model"]["commit"] == COMMIT
+
+
+def test_verify_says_that_there_is_nothing_to_verify(run, cache):
+    assert run("models", "prune", "--apply")[0] == 0
+    status, out, _ = run("models", "verify")
+    assert (status, out) == (0, "there is no model in the nodes' hub caches\n")

@@ -107,6 +107,9 @@ def test_a_selection_by_check_and_by_rung(server: ChatServer, verified: Verified
         verified(only=("embedding",))
     with pytest.raises(UsageError, match="unknown check tools"):
         CheckSelection(("tools",)).must_be_known()
+    with pytest.raises(UsageError) as misspelt:
+        CheckSelection((), ("tool-onne",)).must_be_known()
+    assert misspelt.value.hint == "did you mean 'tool-one'?"
     CheckSelection(("tool_use", "tool-one"), ("embedding",)).must_be_known()
 
 

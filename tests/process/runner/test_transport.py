@@ -239,9 +239,11 @@ def test_what_cannot_be_reached(ssh, trusted):
 def test_a_port_that_does_not_speak_ssh(ssh, trusted):
     with socket.create_server(("127.0.0.1", 0)) as says_nothing:
         port = says_nothing.getsockname()[1]
-        assert "banner" in refusal(ssh(port=port, connect_timeout_s=0.4)).message
+        silent = refusal(ssh(port=port, connect_timeout_s=0.4))
+        assert silent.message == f"127.0.0.1:{port} answers, but not as an SSH server (no banner)"
+        assert "address and port" in silent.hint
     with answering(lambda _request: (200, {}, "")) as port:  # an HTTP server
-        assert "SSH failed" in refusal(ssh(port=port)).message
+        assert "answers, but not as an SSH server" in refusal(ssh(port=port)).message
 
 
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])

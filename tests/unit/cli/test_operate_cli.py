@@ -18,7 +18,9 @@ from spark_cluster.node.supervisor import SupervisionState
 
 def shown(found: Supervision) -> str:
     out = io.StringIO()
-    app: Any = SimpleNamespace(console=Console(file=out, width=200))
+    app: Any = SimpleNamespace(
+        console=Console(file=out, width=200), command="spark-cluster -i lab {}".format
+    )
     up._show_supervision(app, found)
     return out.getvalue()
 
@@ -36,7 +38,7 @@ def test_what_supervision_shows():
 
 def test_where_it_is_not_installed():
     found = Supervision(installed=False, active="inactive", at_boot=False, state=SupervisionState())
-    assert "`spark-cluster supervise install`" in shown(found)
+    assert "`spark-cluster -i lab supervise install`" in shown(found)
 
 
 @pytest.mark.parametrize(("runtime", "heading"), [("venv", "unit"), ("docker", "container")])

@@ -42,17 +42,20 @@ def edit(name: str, pattern: str, replacement: str) -> Breakage:
 
 EDITS: dict[str, tuple[Any, ...]] = {
     "one-subnet": (
-        "both twins have addresses in one subnet (netplan)",
+        "both interfaces of the port have addresses in one subnet (netplan)",
         ("link.twins-one-subnet", "pair.subnets"),
     ),
-    "twin-without-address": ("the second twin has no address (netplan)", ("link.twin-address",)),
+    "twin-without-address": (
+        "the second interface has no address (netplan)",
+        ("link.twin-address",),
+    ),
     "mtu": (
         "the link's MTU is 1500 on this node (netplan)",
         ("pair.mtu", "link.mtu"),
         ("link.full-size-ping",),
     ),
     "other-subnet": (
-        "the first twin is in a subnet that the other node does not have (netplan)",
+        "the first interface is in a subnet that the other node does not have (netplan)",
         ("pair.subnets",),
     ),
 }
@@ -82,7 +85,7 @@ def full_speed(node: LabNode) -> None:
 
 
 def equal_address(node: LabNode) -> None:
-    """The other node's address on the first twin, on this one too."""
+    """The other node's address on the first interface, on this one too."""
     script = "ip -4 -o address show dev $1 scope global | awk '{print $4; exit}'"
     address = sh(peer(node), script, FIRST).strip()
     if not address:
@@ -100,7 +103,7 @@ BREAKAGES = (
     ),
     Breakage(
         "half-a-cable",
-        "one twin of the cabled port has no link",
+        "one interface of the cabled port has no link",
         ("link.port-up",),
         act=lambda node: node.unplug_fabric(SECOND),
         undo=lambda node: node.plug_fabric(SECOND),
@@ -135,7 +138,7 @@ BREAKAGES = (
     edit("other-subnet", rf"({FIRST}:\s+addresses: \[)192\.168\.177\.", r"\g<1>10.77.0."),
     Breakage(
         "equal-address",
-        "both nodes have the same address on the first twin",
+        "both nodes have the same address on the first interface",
         ("pair.subnets",),
         act=equal_address,
         undo=apply,
@@ -150,7 +153,7 @@ BREAKAGES = (
     ),
     Breakage(
         "slow-link",
-        "the link carries 0.8 Gb/s a twin, though all looks healthy (tc)",
+        "the link carries 0.8 Gb/s an interface, though all looks healthy (tc)",
         (),
         act=slow,
         undo=full_speed,

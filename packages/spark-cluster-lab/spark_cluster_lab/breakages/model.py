@@ -33,6 +33,7 @@ class Breakage:
         act, undo: both may be called again.
         node: the usual node; it may need its peer too.
         probed: the checks that find it with `doctor --probe`.
+        unit: the systemd unit that the node must have for it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Breakage:
     undo: Action = nothing
     node: str = "spark1"
     probed: tuple[str, ...] = ()
+    unit: str = ""
 
     @property
     def checks(self) -> tuple[str, ...]:
@@ -57,9 +59,16 @@ class Breakage:
         return (node.root / self.shelf).is_dir()
 
     def break_(self, node: LabNode) -> bool:
-        """Break a node; False when it was broken so already."""
+        """Break a node; False when it was broken so already.
+
+        Raises:
+            Failed: the node lacks the unit; nothing was changed.
+        """
         if self.is_in(node):
             return False
+        if self.unit and "not-found" in sh(node, "systemctl show -P LoadState $1", self.unit):
+            hint = "`spark-cluster -i lab provision` installs it"
+            raise Failed(f"there is no {self.unit}", where=node.name, hint=hint)
         folder = node.root / self.shelf
         folder.mkdir(parents=True)
         try:

@@ -262,7 +262,7 @@ BREAKAGES = (
           options=RDMA),
     Breakage("gpu-lost", "a container may no longer open the GPU", ("serving.gpu-access",),
              gpu_lost, remove("gpu-lost")),
-    wrong("one-hca", "NCCL_IB_HCA names one twin", ("serving.hcas",),
+    wrong("one-hca", "NCCL_IB_HCA names one interface", ("serving.hcas",),
           env={"NCCL_IB_HCA": "rocep1s0f1"}),
     wrong("gid-pinned", "NCCL_IB_GID_INDEX names a wrong entry", ("serving.gid-index",),
           env={"NCCL_IB_GID_INDEX": "0"}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spark_cluster.errors import Failed
 from spark_cluster_lab.breakages.model import Breakage, by_state, keep, peer, script, sh
 from spark_cluster_lab.layout import USER
 from spark_cluster_lab.node import LabNode
@@ -181,24 +180,7 @@ def clock_ahead(node: LabNode) -> None:
     path.chmod(0o755)
 
 
-def must_have(node: LabNode, unit: str) -> None:
-    """Raise Failed unless a unit exists."""
-    if "not-found" in sh(node, "systemctl show -P LoadState $1", unit):
-        raise Failed(f"there is no {unit}", where=node.name, hint="spark-cluster -i lab provision")
-
-
-def stop_docker(node: LabNode) -> None:
-    must_have(node, "docker.service")
-    sh(node, "systemctl stop docker.socket docker.service")
-
-
-def stop_earlyoom(node: LabNode) -> None:
-    must_have(node, "earlyoom.service")
-    sh(node, "systemctl stop earlyoom")
-
-
 def join_group(node: LabNode) -> None:
-    must_have(node, "docker.service")
     keep(node, "docker-group", "/etc/group")
     keep(node, "docker-group", "/etc/gshadow")
     sh(node, "gpasswd -a $1 docker", USER)
@@ -298,15 +280,17 @@ BREAKAGES = (
     ),
     Breakage(
         "earlyoom-off", "earlyoom does not run", ("memory.earlyoom",),
-        act=stop_earlyoom, undo=script("systemctl start earlyoom"),
+        act=script("systemctl stop earlyoom"), undo=script("systemctl start earlyoom"),
+        unit="earlyoom.service",
     ),
     Breakage(
         "docker-off", "Docker does not run", ("serving.docker",),
-        act=stop_docker, undo=script("systemctl start docker"),
+        act=script("systemctl stop docker.socket docker.service"),
+        undo=script("systemctl start docker"), unit="docker.service",
     ),
     Breakage(
         "docker-group", "the login user is in the group docker", ("serving.docker-group",),
-        act=join_group,
+        act=join_group, unit="docker.service",
     ),
     Breakage(
         "tailscale-ssh", "Tailscale SSH is on", ("system.tailscale-ssh",), act=tailscale,
