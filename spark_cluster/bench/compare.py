@@ -27,14 +27,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from spark_cluster.bench.expansion import key_id
-from spark_cluster.bench.record import (
-    CellKey,
-    CellResult,
-    MetricName,
-    NodeRecord,
-    Record,
-    Setup,
-)
+from spark_cluster.bench.record import CellKey, CellResult, MetricName, NodeRecord, Record, Setup
 from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, derived, printed
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import Failed, UsageError, install_extra
@@ -104,8 +97,7 @@ def require_scipy() -> None:
     """
     if find_spec("scipy") is None:
         raise Failed(
-            "comparing runs needs scipy, expected to be installed",
-            hint=install_extra("bench"),
+            "comparing runs needs scipy, expected to be installed", hint=install_extra("bench")
         )
 
 

@@ -21,15 +21,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite import (
-    USUAL,
-    MeasurementSettings,
-    Pair,
-    Stage,
-    Suite,
-    Sweep,
-    Variant,
-)
+from spark_cluster.bench.suite import USUAL, MeasurementSettings, Pair, Stage, Suite, Sweep, Variant
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed

@@ -16,7 +16,6 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -38,12 +37,7 @@ from spark_cluster.engine.ray_cluster import ray_jobs
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.issues.entries import catalogue, marks_in, recognise
 from spark_cluster.node import paths
-from spark_cluster.plan.estimate import (
-    MEASURED_NODES,
-    Constants,
-    carried,
-    most_exchanges,
-)
+from spark_cluster.plan.estimate import MEASURED_NODES, Constants, carried, most_exchanges
 from spark_cluster.plan.room import batched_tokens
 from spark_cluster.plan.serving import serving_of
 from spark_cluster.runner.events import Progress
@@ -208,12 +202,8 @@ def load_fabric(path: Path) -> FabricRecord:
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A known issue that can be the cause, and what was seen of it."""
-
-    issue: str
-    found: str
+Cause = tuple[str, str]
+"""The id of a known issue that can be the cause, and what was seen of it."""
 
 
 def judged(record: FabricRecord) -> FabricRecord:
@@ -230,11 +220,11 @@ def judged(record: FabricRecord) -> FabricRecord:
     if reasons:
         seen += [*_of_nodes(record.nodes), *_by_figures(record, explained=bool(seen))]
     elif seen:
-        reasons = [seen[0].found]
-    causes = {cause.issue: cause for cause in reversed(seen)}
+        reasons = [seen[0][1]]
+    causes = dict(reversed(seen))
     verdict: Verdict = "slow" if reasons else "as expected"
     names = ",".join(node.name for node in record.nodes)
-    issues = tuple(_issue(cause, names) for cause in reversed(causes.values()))
+    issues = tuple(_issue(*cause, names) for cause in reversed(causes.items()))
     return record.model_copy(
         update={"verdict": verdict, "reasons": tuple(reasons), "issues": issues}
     )
@@ -248,12 +238,12 @@ def _why_not(record: FabricRecord) -> str:
     return f"{', '.join(others)}: what to expect is known of Sparks only" if others else ""
 
 
-def _issue(cause: Cause, nodes: str) -> FabricIssue:
-    known = catalogue()[cause.issue]
+def _issue(id: str, found: str, nodes: str) -> FabricIssue:
+    known = catalogue()[id]
     return FabricIssue(
         id=known.id,
         title=known.title,
-        found=cause.found,
+        found=found,
         cause=known.cause,
         fix=known.fix_on(nodes),
     )
@@ -300,9 +290,9 @@ def _of_nodes(nodes: Sequence[FabricNode]) -> Iterator[Cause]:
     for node in nodes:
         if len(node.hcas) < TWINS:
             found = ", ".join(node.hcas) or "none"
-            yield Cause("twin-without-address", f"{node.name}: RDMA devices of the link: {found}")
+            yield "twin-without-address", f"{node.name}: RDMA devices of the link: {found}"
         if node.mtu is not None and node.mtu < FULL_MTU:
-            yield Cause("link-small-frames", f"{node.name}: MTU {node.mtu}")
+            yield "link-small-frames", f"{node.name}: MTU {node.mtu}"
 
 
 def _by_figures(record: FabricRecord, *, explained: bool) -> Iterator[Cause]:
@@ -313,16 +303,16 @@ def _by_figures(record: FabricRecord, *, explained: bool) -> Iterator[Cause]:
     if explained or best >= GOOD_GB_S or (one_path and best > DEGRADED_GB_S):
         pass
     elif best <= DEGRADED_GB_S:
-        yield Cause("link-at-13-gbps", seen)
-        yield Cause("engine-on-lan", seen)
+        yield "link-at-13-gbps", seen
+        yield "engine-on-lan", seen
     elif best <= ONE_TWIN_GB_S:
         for issue in ("nccl-one-twin", "twins-in-one-subnet", "link-half-up", "link-at-100g"):
-            yield Cause(issue, f"{seen}, what one twin alone carries")
-        yield Cause("pcie-two-lanes", seen)
+            yield issue, f"{seen}, what one twin alone carries"
+        yield "pcie-two-lanes", seen
     else:
-        yield Cause("rdma-below-rate", seen)
+        yield "rdma-below-rate", seen
     for reason in _of_memory(record.nodes):
-        yield Cause("gpu-throttled", reason)
+        yield "gpu-throttled", reason
 
 
 def _of_logs(nodes: Sequence[FabricNode]) -> Iterator[Cause]:
@@ -337,7 +327,7 @@ def _of_logs(nodes: Sequence[FabricNode]) -> Iterator[Cause]:
         for line in node.nccl_log:
             for issue in recognise(line):
                 if issue.id not in came_to_nothing:
-                    yield Cause(issue.id, f"{node.name}: {issue.title}: {line}")
+                    yield issue.id, f"{node.name}: {issue.title}: {line}"
 
 
 # -- the run ---------------------------------------------------------------------------------------

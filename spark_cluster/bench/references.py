@@ -33,15 +33,7 @@ from spark_cluster.bench.record import (
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import (
-    Document,
-    Flat,
-    Hidden,
-    PrintedAs,
-    Rounded,
-    derived,
-    printed,
-)
+from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.plan.calibrate import Calibration, Point, calibrate, is_read_bound
 from spark_cluster.plan.estimate import SMALLEST, Constants, Estimate, load_constants

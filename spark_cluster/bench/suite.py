@@ -236,7 +236,7 @@ def check(suite: Suite) -> Iterator[Problem]:
     yield from _tool(suite)
     yield from _questions(suite)
     yield from _variants(suite)
-    yield from _stages(suite)
+    yield from _twice("stages", [stage.name for stage in suite.stages])
     count = _most_cells(suite)
     if count > MOST_CELLS:
         message = f"{count} cells, expected at most {MOST_CELLS}"
@@ -313,10 +313,6 @@ def _flag(key: Key, flag: str, value: object) -> Iterator[Problem]:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if looks_secret(text) or (isinstance(value, str) and is_secret_setting(flag, value)):
         yield Problem(key, "a secret is never written into a suite")
-
-
-def _stages(suite: Suite) -> Iterator[Problem]:
-    yield from _twice("stages", [stage.name for stage in suite.stages])
 
 
 def _twice(field: str, names: list[str]) -> Iterator[Problem]:

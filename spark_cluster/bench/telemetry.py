@@ -577,8 +577,7 @@ def _roce(found: Sequence[Stretch]) -> Iterable[str]:
 def _bytes(rows: Sequence[tuple[TelemetryRow, float]], *names: str) -> float | None:
     """Return the bytes that these rates amount to; None when none of them is known."""
     moved = [(getattr(row, name), seconds) for row, seconds in rows for name in names]
-    known = [rate * seconds for rate, seconds in moved if rate is not None]
-    return sum(known) if known else None
+    return _total(None if rate is None else rate * seconds for rate, seconds in moved)
 
 
 def size(count: float) -> str:

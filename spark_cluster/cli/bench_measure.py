@@ -13,10 +13,7 @@ from spark_cluster import __version__
 from spark_cluster.bench import generators
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.record import RECORD, CellResult, Record, load_record, save_record
-from spark_cluster.bench.repeat import (
-    continued,
-    suite_of,
-)
+from spark_cluster.bench.repeat import continued, suite_of
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite, canonical, load_suite
 from spark_cluster.bench.telemetry import need_pyarrow
@@ -152,10 +149,7 @@ def of_record(
         recipes[name] = load_recipe(name, opened.project, allowed)
         opened.project.must_be_own(opened.project.resolve("recipes", name), f"recipe {name}")
     return BenchRun(
-        record=record,
-        suite=suite,
-        expansion=expand(suite, recipes, record.recipes),
-        folder=folder,
+        record=record, suite=suite, expansion=expand(suite, recipes, record.recipes), folder=folder
     )
 
 

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,13 +157,11 @@ class Table:
     def without(self, *columns: str) -> Table:
         """The same without some columns; what they say is said elsewhere."""
         kept = [i for i, name in enumerate(self.columns) if name not in columns]
-        return Table(
-            self.title,
-            tuple(self.columns[i] for i in kept),
-            tuple(tuple(row[i] for i in kept) for row in self.rows),
-            tuple(new for new, old in enumerate(kept) if old in self.left),
-            self.marked,
-            self.note,
+        return replace(
+            self,
+            columns=tuple(self.columns[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+            left=tuple(new for new, old in enumerate(kept) if old in self.left),
         )
 
     def markdown(self) -> str:

@@ -18,14 +18,7 @@ from spark_cluster.bench.compare import (
     differences,
     floor_of,
 )
-from spark_cluster.bench.record import (
-    CellKey,
-    CellResult,
-    Metric,
-    MetricName,
-    Record,
-    Setup,
-)
+from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Record, Setup
 from spark_cluster.bench.references import PredictedFigure, against_plan
 from spark_cluster.bench.report.rendering import (
     decode_name,
