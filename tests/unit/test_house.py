@@ -28,7 +28,7 @@ BUDGETS = {
     "models": 2_105,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_840,  # runtime.py: what a server takes beside weights and cache; packed caches
     "issues": 2_680,  # pasted and wrapped lines, floods; literals prepared once a process
-    "importers": 4_610,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_570,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_860,
     "doctor": 2_550,
     "bench": 5_900,
