@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.config.schema import NodePath, Pattern, Port, Schema, matching
+from spark_cluster.config.schema import VARIABLE, NodePath, Pattern, Port, Schema, matching
 from spark_cluster.config.secret import looks_secret
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused
@@ -254,7 +254,7 @@ def _as_text(value: Any) -> Any:
 
 def _env_name(text: str) -> str:
     # What stands here by mistake may be the secret itself: never repeat it.
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) or looks_secret(text):
+    if not VARIABLE.fullmatch(text) or looks_secret(text):
         raise ValueError("expected {env: NAME}, the name of a variable (value is not shown)")
     return text
 
@@ -272,9 +272,7 @@ def _environment_value(value: Any) -> Any:
 
 Flag = Annotated[str, AfterValidator(_flag)]
 EngineArg = Annotated[EngineValue, BeforeValidator(_engine_value)]
-Variable = Annotated[
-    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
-]
+Variable = Annotated[str, matching(VARIABLE.pattern, "the name of an environment variable")]
 EnvironmentValue = Annotated[
     str | FromLaptop,
     BeforeValidator(_environment_value, json_schema_input_type=str | int | float | FromLaptop),

@@ -282,7 +282,8 @@ _JUMP = r"([^@:\s]+@)?[^@:\s]+(:\d{1,5})?"
 UNMOUNTABLE = re.compile(r'[,:"\x00-\x1f\x7f]')
 """What a path of a mount cannot have: after a comma the next option would begin."""
 
-_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""The name of a variable of an environment."""
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:
@@ -366,7 +367,7 @@ def env_name(text: str) -> str:
         ValueError: it is none.
     """
     # What stands here by mistake may be the secret itself: never repeat it.
-    if not _ENV.fullmatch(text):
+    if not VARIABLE.fullmatch(text):
         raise ValueError("not the name of an environment variable (the value is not shown)")
     return text
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.expansion import Variables, Word
-from spark_cluster.importers.shell import split
+from spark_cluster.importers.importer import shortened
+from spark_cluster.importers.shell import ASSIGNMENT, split
 from spark_cluster.models.naming import table
 
-_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 LAUNCH = re.compile(r"\b(?:vllm['\"\s]+serve|sglang\S*|api_server|(?:docker|podman)\s+run)\b")
 _SERVER = "vllm.entrypoints.openai.api_server"
 _MAIN = ("vllm.entrypoints.cli.main", "serve")
@@ -202,12 +203,9 @@ def _begins(rest: list[Word], *texts: str) -> bool:
     return tuple(word.text for word in rest[: len(texts)]) == texts
 
 
-def _vllm(rest: list[Word], _: Variables) -> ProgramCall | None:
-    return ProgramCall("serve", rest[2:]) if _begins(rest[1:], "serve") else None
-
-
-def _sglang(rest: list[Word], _: Variables) -> ProgramCall | None:
-    return ProgramCall("sglang", rest[2:]) if _begins(rest[1:], "serve") else None
+def _serve(rest: list[Word], _: Variables) -> ProgramCall | None:
+    kind = "sglang" if rest[0].text.rpartition("/")[2] == "sglang" else "serve"
+    return ProgramCall(kind, rest[2:]) if _begins(rest[1:], "serve") else None
 
 
 def _docker(rest: list[Word], variables: Variables) -> ProgramCall | None:
@@ -251,15 +249,12 @@ def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
     """`bash -c "..."`, `bash -lc '...'`."""
     for at, (word, script) in enumerate(pairwise(rest[1:]), 4):  # behind the script is its $0
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
-            try:
-                given = variables.arrays if rest[at:] == [] else {"@": rest[at:], "*": rest[at:]}
-                inner = variables.inside(len(script.text))
-                inner = replace(inner, doubled=False, arrays={**variables.arrays, **given})
+            given = variables.arrays if rest[at:] == [] else {"@": rest[at:], "*": rest[at:]}
+            inner = variables.inside(len(script.text))
+            inner = replace(inner, doubled=False, arrays={**variables.arrays, **given})
+            with suppress(NoLaunch):
                 return find(script.text, script.line, inner)
-            except UsageError as error:
-                if error.message.startswith("no launch of vLLM"):
-                    return None
-                raise
+            return None
     return None
 
 
@@ -281,9 +276,9 @@ def _of_the_kit(rest: list[Word], variables: Variables) -> ProgramCall | None:
         found = find(text, 1, inner)
         found.appended = bool(given)
         return found
+    except NoLaunch:
+        return None
     except UsageError as error:
-        if error.message.startswith("no launch of vLLM"):
-            return None
         if not error.where:
             raise
         raise UsageError(f"{path}, {error.where}: {error.message}", hint=error.hint) from None
@@ -316,8 +311,7 @@ _READERS = (
     (re.compile(r"python(3(\.\d+)?)?"), _python),
     (_SHELLS, _shell),
     (re.compile(r"launch-cluster\.sh"), _launcher),
-    (re.compile(r"[\w.-]*vllm[\w.-]*"), _vllm),
-    (re.compile(r"sglang"), _sglang),
+    (re.compile(r"[\w.-]*vllm[\w.-]*|sglang"), _serve),
 )
 """Programs by name, and what reads their words; None where they start no vLLM."""
 
@@ -349,18 +343,22 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]
 def _assignments(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
     env: dict[str, str] = {}
     for at, word in enumerate(words):
-        found = _ASSIGNED.fullmatch(word.text)
+        found = ASSIGNMENT.fullmatch(word.text)
         if not found:
             return words[at:], env
         env[found[1]] = found[2]
     return [], env
 
 
-def no_launch(others: list[list[Word]]) -> UsageError:
+class NoLaunch(UsageError):
+    """A text has commands, none of which starts an engine."""
+
+
+def no_launch(others: list[list[Word]]) -> NoLaunch:
     """Return the error that there is no launch among the commands."""
     words = next(filter(None, others), None)
     if words is None:
-        return UsageError("no launch of vLLM: there is no command", hint=EXPECTED)
+        return NoLaunch("no launch of vLLM: there is no command", hint=EXPECTED)
     rest = _unwrapped(words)[0] or words
     name = rest[0].text.rpartition("/")[2]
     hint = EXPECTED
@@ -373,7 +371,8 @@ def no_launch(others: list[list[Word]]) -> UsageError:
         )
     elif name == "docker" and len(rest) > 1 and rest[1].text in ("compose", "pull", "build"):
         hint = f"`docker {rest[1].text}` starts no container by itself; {EXPECTED}"
-    return rest[0].wrong(f"no launch of vLLM: found '{begin(words)}'", hint)
+    found = f"no launch of vLLM: found '{begin(words)}'"
+    return NoLaunch(found, where=f"line {rest[0].line}", hint=hint)
 
 
 def begin(words: list[Word]) -> str:
@@ -384,4 +383,4 @@ def begin(words: list[Word]) -> str:
             break
         plain.append(word.text.partition("=")[0].partition(" ")[0])
     text = " ".join(" ".join(plain).split())
-    return text if len(text) <= 60 else f"{text[:56]}..."
+    return shortened(text, 60)

@@ -18,10 +18,10 @@ from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, load
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.expansion import Variables, Word, expand, read_env
-from spark_cluster.importers.importer import BUILD_IT, Choice, Given, Left, Source
+from spark_cluster.importers.importer import BUILD_IT, Choice, Given, Left, Source, shortened
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import chosen
-from spark_cluster.importers.templated import as_word
+from spark_cluster.importers.templated import as_word, wrong_types
 from spark_cluster.models.naming import table
 
 DEEPEST = 5
@@ -31,18 +31,6 @@ MOST_SERVICES = 200
 
 MOST_FILES = 20
 """Files that a compose file names: those that it includes, extends or takes variables from."""
-
-_WORDS: Mapping[type, str] = {str: "text", list: "a list", dict: "a mapping"}
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("command", "entrypoint"), (str, list)),
-    **dict.fromkeys(("build", "extends"), (str, dict)),
-    "environment": (list, dict),
-    "env_file": (str, list, dict),
-    "image": (str,),
-    "ulimits": (dict,),
-    "volumes": (list,),
-}
-"""Fields that are read, and their types (source: compose-specification)."""
 
 _OVERRIDING = ("command", "entrypoint", "image", "build")
 """Fields of which a service has its own or that of the one that it extends, never both."""
@@ -134,11 +122,8 @@ class ComposeFile:
         """Return a service, or raise InvalidFile for a field of a type that it does not have."""
         if not isinstance(service, dict):
             raise self.wrong(key, f"found {described(service)}, expected a service")
-        for name, kinds in _TYPES.items():
-            value = service.get(name)
-            if value is not None and not isinstance(value, kinds):
-                what = " or ".join(_WORDS[kind] for kind in kinds)
-                raise self.wrong((*key, name), f"found {described(value)}, expected {what}")
+        for name, message in wrong_types(service, table("compose_fields", "importers")["types"]):
+            raise self.wrong((*key, name), message)
         return service
 
     def _expanded(self, value: Any) -> Any:
@@ -277,7 +262,7 @@ def _server(file: ComposeFile, variant: str) -> Source:
     chose = chosen(sources, [], file.source.where(("services",)))
     server = sources[chose]
     server.left_out += [
-        Left(f"services.{name}", f"it does not start an engine: {_short(error.message)}")
+        Left(f"services.{name}", f"it does not start an engine: {shortened(error.message)}")
         for name, error in refused.items()
     ]
     server.left_out += [
@@ -289,12 +274,8 @@ def _server(file: ComposeFile, variant: str) -> Source:
     return server
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:96]}..."
-
-
 def _no_server(file: ComposeFile, refused: Mapping[str, UsageError]) -> InvalidFile:
-    reasons = "; ".join(f"{name}: {_short(error.message)}" for name, error in refused.items())
+    reasons = "; ".join(f"{name}: {shortened(error.message)}" for name, error in refused.items())
     return file.wrong(
         ("services",),
         f"no service starts vLLM or SGLang ({reasons or 'there are none'})",
@@ -468,7 +449,7 @@ def take_dockerfile(
         source.left_out.append(Left(built, f"the image is pulled; {where} says how it was built"))
     elif copied := _CONTEXT.search(text):
         why = (
-            f"{where} copies files of the kit into it ({_short(copied[1])}), which image.build "
+            f"{where} copies files of the kit into it ({shortened(copied[1])}), which image.build "
             "cannot; --image REF names an image that can be pulled"
         )
         source.left_out.append(Left(built, why, BUILD_IT))

@@ -23,7 +23,7 @@ from spark_cluster.config.folders import CACHES
 from spark_cluster.config.launch import Launch, Volume
 from spark_cluster.config.recipe import is_for_models, why_not_writable, why_refused
 from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
-from spark_cluster.config.schema import UNMOUNTABLE, Hidden, printed
+from spark_cluster.config.schema import UNMOUNTABLE, VARIABLE, Hidden, printed
 from spark_cluster.config.secret import is_secret, is_secret_setting, looks_secret
 from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
@@ -284,31 +284,8 @@ _UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
 PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
 _CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
 
-_HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
-
-_OF_THE_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_TOKEN")
-
-_HEAD = {
-    "tensor-parallel-size": "tensor_parallel",
-    "served-model-name": "model.served_name",
-    "revision": "model.revision",
-}
-"""Flags that the recipe's head says; `files.write` writes them."""
-
-_SPECULATIVE = {
-    "speculative-model": "model",
-    "num-speculative-tokens": "num_speculative_tokens",
-    "spec-method": "method",
-    "spec-model": "model",
-    "spec-tokens": "num_speculative_tokens",
-}
-"""Flags that are a key of --speculative-config, in versions before and after it."""
-
 _WITHIN = ("mtp", "dspark")
 """Drafters whose weights are part of the model's own (vllm/config/speculative.py)."""
-
-_FIELDS = {"pipeline-parallel-size": "pipeline_parallel", "data-parallel-size": "data_parallel"}
-"""Flags that are a field of the recipe, for numbers above 1."""
 
 _ONLY_THE_SHELL = "only the shell that runs it knows the value"
 _NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
@@ -386,6 +363,11 @@ def shown_flag(flag: str, value: object) -> str:
     return f"--{flag} {text}"
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """Return a text of at most so many characters; one that is cut ends in `...`."""
+    return text if len(text) <= most else f"{text[: most - 4]}..."
+
+
 def folder_on_node(volumes: Sequence[Volume], path: str) -> str:
     """The folder of the node behind a path inside the container; the path itself without one."""
     best = path
@@ -401,7 +383,8 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     dialect = engines.dialect(launch.engine)
     own = dialect.own(flag)
     what = shown_flag(own, value)
-    ours = dialect.owned.get(own) or table("launch_reasons", "importers")["flags"].get(flag)
+    data = table("launch_reasons", "importers")
+    ours = dialect.owned.get(own) or data["flags"].get(flag)
     if flag == "api-key":
         parts.leave("--api-key (value not shown)", dialect.owned[flag])
     elif is_secret(flag.replace("-", "_")) or looks_secret(shown_flag(flag, value)):
@@ -411,22 +394,18 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     elif flag == "gpu-memory-utilization":
         share = float(value) if isinstance(value, int | float) else 0.0
         why = "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)"
-        parts.head(
-            shown_flag(flag, value),
-            "gpu_memory_utilization",
-            share if 0.05 <= share <= 0.95 else None,
-            why,
-        )
+        found = share if 0.05 <= share <= 0.95 else None
+        parts.head(shown_flag(flag, value), "gpu_memory_utilization", found, why)
     elif flag == "distributed-executor-backend":
         why = "the executors of a recipe are ray and mp"
         executor = value if value in ("ray", "mp") else None
         parts.head(shown_flag(flag, value), "executor", executor, why)
-    elif flag in _HEAD:
-        parts.carry(what, _HEAD[flag])
-    elif flag in _FIELDS and isinstance(value, int):
+    elif place := data["head"].get(flag):
+        parts.carry(what, place)
+    elif (place := data["above_one"].get(flag)) and isinstance(value, int):
         if value > 1:
-            parts.fields[_FIELDS[flag]] = value
-        parts.carry(what, _FIELDS[flag] if value > 1 else "always so")
+            parts.fields[place] = value
+        parts.carry(what, place if value > 1 else "always so")
     elif why := ours or _why_no_engine_arg(dialect, own, value):
         parts.leave(what, why)
     else:
@@ -448,7 +427,8 @@ def _why_no_engine_arg(dialect: Dialect, flag: str, value: EngineValue) -> str:
 
 def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None:
     """`--speculative-config`, its short forms, and what came before it."""
-    given = {key: args.pop(flag) for flag, key in _SPECULATIVE.items() if flag in args}
+    known = table("launch_reasons", "importers")["speculative"]
+    given = {key: args.pop(flag) for flag, key in known.items() if flag in args}
     config = args.pop("speculative-config", None)
     if config is not None and not isinstance(config, dict):
         unknown = _UNEXPANDED.search(str(config))
@@ -493,20 +473,20 @@ def _method(model: str) -> str:
 
 
 def _variable(parts: Parts, name: str, text: str) -> None:
-    secret = f"{name} (value not shown)"
-    if name in _OF_THE_HUB:
+    data, secret = table("launch_reasons", "importers"), f"{name} (value not shown)"
+    if name in data["hub_tokens"]:
         parts.leave(secret, "a secret: the laptop's HF_TOKEN downloads the model, and nothing else")
     elif name == "VLLM_API_KEY":
         parts.leave(secret, engines.dialect(engines.DEFAULT).owned["api-key"])
-    elif is_secret_setting(name, text) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    elif is_secret_setting(name, text) and VARIABLE.fullmatch(name):
         parts.env[name] = {"env": name}
         advice = f"export {name} on the laptop, then `up --allow-env {name}`"
         parts.carry(secret, f"env, as {{env: {name}}}: {advice}")
-    elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    elif not VARIABLE.fullmatch(name):
         parts.leave(f"{name}={text}", "this is not the name of a variable")
-    elif name in table("launch_reasons", "importers")["per_node"]:
+    elif name in data["per_node"]:
         parts.leave(f"{name}={text}", "it is computed for each node")
-    elif name in CACHES or name in _HUB_CACHES:
+    elif name in CACHES or name in data["hub_caches"]:
         parts.leave(f"{name}={text}", "models and caches have folders of their own on each node")
     elif _UNEXPANDED.search(text):
         parts.leave(f"{name}={text}", "only the shell that runs it knows the value")
@@ -552,7 +532,8 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
 
 def _holds_a_cache(target: str, launch: Launch) -> bool:
     """Return whether a variable puts a cache into a folder that the container sees."""
-    named = [launch.env[name] for name in (*CACHES, *_HUB_CACHES) if name in launch.env]
+    known = (*CACHES, *table("launch_reasons", "importers")["hub_caches"])
+    named = [launch.env[name] for name in known if name in launch.env]
     return any(path == target or path.startswith(f"{target}/") for path in named)
 
 

@@ -41,7 +41,7 @@ class ShellCommand:
     runs: Truth = True
 
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "local", "readonly", "declare", "typeset")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=\(")
 _ELEMENTS = re.compile(
@@ -98,7 +98,7 @@ class _WordBuilder:
 
     def fields(self, value: str) -> None:
         """Add a value without quotes, which is split at blanks; not that of an assignment."""
-        if _ASSIGNMENT.match("".join(self.parts or [])):
+        if ASSIGNMENT.match("".join(self.parts or [])):
             self.add(value)
             return
         if value[:1].isspace():
@@ -211,7 +211,7 @@ class _Splitter:
         texts = [word.text for word in command.words]
         if texts[:1] and texts[0] in _DECLARATIONS:
             texts = [text for text in texts[1:] if not text.startswith("-")]
-        found = [one for one in map(_ASSIGNMENT.fullmatch, texts) if one]
+        found = [one for one in map(ASSIGNMENT.fullmatch, texts) if one]
         if len(found) == len(texts) and command.runs is not False:
             for one in found:
                 before = self.variables.values.get(one[1], "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +18,12 @@ from spark_cluster.config import engines
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.importers.importer import Choice, Left, Source, no_choice
+from spark_cluster.importers.importer import Choice, Left, Source, no_choice, shortened
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.models.naming import quantization_named, table
 
-_TYPES: Mapping[str, tuple[type, str]] = {
-    **dict.fromkeys(("model", "container", "command", "runtime"), (str, "text")),
-    **dict.fromkeys(("name", "description"), (str, "text")),
-    **dict.fromkeys(("defaults", "env", "metadata"), (dict, "a mapping")),
-    **dict.fromkeys(("min_nodes", "max_nodes"), (int, "a whole number")),
-}
-"""Fields that are used here, their types and these in words."""
+_KINDS = {"text": str, "a list": list, "a mapping": dict, "a whole number": int}
+"""Types of fields by the words that messages and the tables in `data` have for them."""
 
 LONGEST = 9
 """Digits of a number of nodes that is written as text."""
@@ -70,7 +65,7 @@ def checked(source: Sourced) -> dict[str, Any]:
     Raises:
         InvalidFile: a field has another type, or what every recipe needs is missing.
     """
-    problems = mistyped(source, _TYPES)
+    problems = mistyped(source, table("foreign_fields", "importers")["templated_types"])
     if not source.data.get("command") and not source.data.get("model"):
         problems.append(Problem(("model",), "missing; expected a model or a command"))
     if problems:
@@ -78,14 +73,23 @@ def checked(source: Sourced) -> dict[str, Any]:
     return source.data
 
 
-def mistyped(source: Sourced, types: Mapping[str, tuple[type, str]]) -> list[Problem]:
-    """Return the fields of another type than here, which is given with its words."""
-    problems = []
-    for name, (kind, what) in types.items():
-        found = _with_goodwill(source, name, kind)
-        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
-            problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
-    return problems
+def mistyped(source: Sourced, types: Mapping[str, str]) -> list[Problem]:
+    """Return the fields of another type than here, which is given in words: `text`."""
+    read = {name: _with_goodwill(source, name, _KINDS[what]) for name, what in types.items()}
+    return [Problem((name,), wrong) for name, wrong in wrong_types(read, types)]
+
+
+def wrong_types(fields: Mapping[str, Any], types: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each field that is of no type that it may have, and what is wrong with it.
+
+    Args:
+        fields: by name; None is no value.
+        types: in words, such as `text or a list`; true and false are not whole numbers.
+    """
+    for name, what in types.items():
+        kinds, value = tuple(_KINDS[one] for one in what.split(" or ")), fields.get(name)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            yield name, f"found {described(value)}, expected {what}"
 
 
 def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
@@ -195,8 +199,7 @@ def _sizes(source: Sourced) -> tuple[int, int | None] | None:
 
 
 def _short(value: Any) -> str:
-    text = " ".join(as_word(value).split())
-    return text if len(text) <= 70 else f"{text[:66]}..."
+    return shortened(" ".join(as_word(value).split()), 70)
 
 
 def fill(template: str, values: Mapping[str, Any], where: str) -> str:
@@ -262,16 +265,6 @@ def as_word(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-_RUNTIMES = {
-    "": None,
-    "vllm": None,
-    "vllm-ray": "ray",
-    "eugr-vllm": "ray",
-    "vllm-distributed": "mp",
-    "sglang": None,
-}
-"""sparkrun's runtimes that can be imported, and the executor that each one means."""
-
 _FLAGS = {f"{kind}_parallel": f"{kind}-parallel-size" for kind in ("tensor", "pipeline", "data")}
 """Keys of `defaults` that are no flag's own name."""
 
@@ -298,11 +291,12 @@ def read_sparkrun(source: Sourced, choice: Choice) -> Source:
     no_choice(choice)
     data = checked(source)
     runtime = str(data.get("runtime") or "").strip()
-    if runtime not in _RUNTIMES:
+    runtimes: dict[str, str | None] = table("foreign_fields", "importers")["runtimes"]
+    if runtime not in runtimes:
         raise InvalidFile(
             f"this recipe is for {runtime}, expected one for vLLM or SGLang",
             where=source.where(("runtime",)),
-            hint=did_you_mean(runtime, filter(None, _RUNTIMES), "runtimes"),
+            hint=did_you_mean(runtime, filter(None, runtimes), "runtimes"),
         )
     defaults: dict[str, Any] = data.get("defaults") or {}
     if data.get("command"):
@@ -312,7 +306,7 @@ def read_sparkrun(source: Sourced, choice: Choice) -> Source:
         engine = runtime if runtime in engines.BUILT_IN else engines.DEFAULT
         command, left = _structured(engine, str(data["model"]), defaults)
     made = launch_of(source, command, left, "sparkrun recipe")
-    executor = defaults.get("distributed_executor_backend") or _RUNTIMES[runtime]
+    executor = defaults.get("distributed_executor_backend") or runtimes[runtime]
     _executor(made, executor, data.get("min_nodes") or 1)
     metadata = data.get("metadata") or {}
     for key in ("quantization", "model_dtype"):  # where flags and names do not say it

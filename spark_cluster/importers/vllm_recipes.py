@@ -165,11 +165,6 @@ def _names(tasks: object) -> list[str]:
 _LARGEST_GB = 119
 """Of a Spark's 128 GB memory what Linux sees, GB of `vram_minimum_gb`."""
 
-_TYPES: Mapping[str, tuple[type, str]] = {
-    **dict.fromkeys(("variants", "features", "hardware_overrides", "meta"), (dict, "a mapping")),
-    "opt_in_features": (list, "a list"),
-}
-
 
 @dataclass(slots=True)
 class _Layers:
@@ -264,7 +259,7 @@ def read(source: Sourced, choice: Choice) -> Source:
 
 
 def _types(source: Sourced) -> None:
-    problems = mistyped(source, _TYPES)
+    problems = mistyped(source, table("foreign_fields", "importers")["vllm_types"])
     data = source.data
     if not isinstance(data["model"].get("model_id"), str):
         problems.append(Problem(("model", "model_id"), "expected the repository on the hub"))

@@ -23,12 +23,12 @@ BUDGETS = {
     "node": 8_290,  # host.py: proxies of a node; values.py: a disk without inodes
     "resources": 4_050,
     "agent": 2_150,
-    "config": 5_850,
+    "config": 5_662,
     "runner": 2_850,
     "models": 2_105,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_865,  # runtime.py: what a server takes beside weights and cache; towers, MTP layers
     "issues": 2_680,  # pasted and wrapped lines, floods; literals prepared once a process
-    "importers": 4_610,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_568,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_860,
     "doctor": 2_550,
     "bench": 5_789,
