@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
+from functools import cache
+from pathlib import Path
+
+from packaging.version import Version
 
 from spark_cluster.config.facts import SYSTEM_UID_MAX, Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
@@ -48,6 +54,41 @@ def given_twice(case: Case) -> RuleFinding | None:
     if not case.launch.given_twice:
         return None
     return RuleFinding(f"image {case.image}, then `vllm serve`")
+
+
+@rule("unknown-flag")
+def unknown_flag(case: Case) -> RuleFinding | None:
+    """A flag that no release of vLLM has but one of nearly that name, or that came later or went
+    earlier than the release that is started. Of a build by someone else less is certain."""
+    told = [text for flag in case.flags if (text := _why_unknown(flag, case.version))]
+    if not told:
+        return None
+    return RuleFinding("; ".join(told), severity="warning" if case.built_by_owner else "error")
+
+
+def _why_unknown(flag: str, version: Version | None) -> str:
+    """Why vLLM does not take a flag; empty where it does, or where nothing is known."""
+    known = options()
+    name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
+    if name not in known:
+        if len(name) < 3 or any(one.startswith(name) for one in known):
+            return ""  # a short form, or an abbreviation, which argparse takes
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
+        return f"--{flag} is not known: --{near[0]} is" if near else ""
+    since, until = known[name]
+    if version is None or version.is_prerelease or version.local:
+        return ""
+    if since and version < Version(since):
+        return f"--{flag} came with vLLM {since}, this is {version}"
+    return f"--{flag} went with vLLM {until}" if until and version >= Version(until) else ""
+
+
+@cache
+def options() -> dict[str, list[str | None]]:
+    """Options of `vllm serve` without dashes: the first version that has one and the first that has
+    it no more; None where it is older, and where it is in the newest that was read."""
+    known = json.loads((Path(__file__).parent / "vllm_options.json").read_text(encoding="utf-8"))
+    return dict(known["options"])
 
 
 @rule("revision-not-pinned")
