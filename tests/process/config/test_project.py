@@ -114,6 +114,14 @@ def test_the_line_is_that_of_the_roles_own_file(project: Project) -> None:
     assert error_of(project, "r").startswith("roles/r/part.py:4: role r: JSONDecodeError: ")
 
 
+def test_settings_of_a_role(project: Project, tmp_path: Path) -> None:
+    put(project.folder, "roles/r/__init__.py", GOOD_ROLE)
+    path = put(tmp_path, "i.yaml", "nodes: {a: {address: x}}\nsettings:\n  r: {size: 2}\n")
+    role, node = project.load_role("r"), read_inventory(path).head
+    assert role.settings_for(node) == role.settings_model(size=2)
+    assert role.settings_for(node, name="y") == role.settings_model(size=2, name="y")
+
+
 def test_wrong_settings_name_the_side_that_wrote_them(project: Project, tmp_path: Path) -> None:
     put(project.folder, "roles/r/__init__.py", GOOD_ROLE)
     path = put(tmp_path, "i.yaml", "nodes: {a: {address: x}}\nsettings:\n  r:\n    size: big\n")
