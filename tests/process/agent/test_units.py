@@ -89,7 +89,6 @@ def test_status_outputs_and_lines_while_they_come(host, systemd):
     assert systemd.folders == []
     (unit,) = systemd.units()
     assert "--collect" in unit["options"]
-    assert any(o.startswith("--property=RuntimeMaxSec=") for o in unit["options"])
 
 
 def test_lines_are_progress_now_and_then(host, monkeypatch):

@@ -83,12 +83,6 @@ def test_nodes_that_are_this_machine(tmp_path: Path) -> None:
     assert (found["a"].namespaces_of, found["b"].namespaces_of) == (tmp_path / "pid", Path("/p"))
 
 
-def test_a_lone_node_is_the_head(tmp_path: Path) -> None:
-    inventory = make_inventory(tmp_path, "nodes: {a: {address: x}}")
-    assert inventory.head.name == "a"
-    assert list(inventory.nodes) == [inventory.head.name]
-
-
 def test_same_address_with_another_port_is_another_node(tmp_path: Path) -> None:
     text = "nodes: {a: {address: x, port: 1, roles: [head]}, b: {address: x, port: 2}}"
     assert len(make_inventory(tmp_path, text).nodes) == 2

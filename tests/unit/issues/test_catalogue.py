@@ -158,16 +158,6 @@ def test_live():
     assert "gemma4-pythonic-parser" in [f.id for f in found]
 
 
-def test_live_tells_only_what_the_launch_can_have():
-    from spark_cluster.config.launch import Launch
-
-    launch = Launch("org/other", args={"tool-call-parser": "hermes"})
-    assert live(rungs={"tool_call": "x"}, launch=launch) == []
-    gemma = Launch("google/gemma-4-31B-it", args={"tool-call-parser": "pythonic"})
-    (found,) = live(rungs={"tool_call": "x"}, launch=gemma)
-    assert found.id == "gemma4-pythonic-parser"
-
-
 GOOD = """
 [[issue]]
 id = "a-b"
