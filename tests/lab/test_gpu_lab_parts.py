@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import factories
 import forwarding
 import pytest
+from waiting import HANG_S
 
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster_lab import power
+from spark_cluster_lab import power, supervisor
 from spark_cluster_lab.gpu import boot, devices, mounts, network, requirements, seed
 from spark_cluster_lab.gpu.description import Description
 from spark_cluster_lab.gpu.devices import Gpu
@@ -224,3 +228,33 @@ def test_a_node_starts_nothing_of_the_machines(root: Path) -> None:
     assert (root / "etc/fstab").read_text() == ""
     gone = ("etc/ssh/ssh_host_rsa_key", "usr/bin/docker", "var/lib/spark-cluster")
     assert not any((root / path).exists() for path in gone)
+
+
+def test_who_asks_for_a_nodes_state_does_not_keep_its_supervisor_out(tmp_path: Path) -> None:
+    """It holds the lock for a moment; a node that came up then was off for good."""
+    file = tmp_path / "lock"
+    file.touch()
+    held = threading.Event()
+
+    def ask() -> None:
+        with file.open("r") as asked:
+            fcntl.flock(asked, fcntl.LOCK_SH)
+            held.set()
+            time.sleep(0.2)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert held.wait(HANG_S)
+    with file.open("r+") as lock:
+        supervisor.take(lock)
+        assert power_is_held(file)
+    asking.join()
+
+
+def power_is_held(file: Path) -> bool:
+    with file.open("r") as asked:
+        try:
+            fcntl.flock(asked, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -11,14 +11,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from spark_cluster_lab import cgroup, network
 from spark_cluster_lab.layout import Layout, NodeLayout
 
 REBOOT = 133
+ASKED_S = 5.0
+"""Seconds within which the lock is free for a moment, if nobody has it for good."""
 BINDS_FILE = "binds"
 # What would change the machine's own clock, kernel or memory; a node is no security boundary.
 DROPPED = "CAP_SYS_TIME,CAP_SYS_MODULE,CAP_SYS_RAWIO"
@@ -104,13 +108,32 @@ class Supervisor(ABC):
         """Run it, with the node's lock held and SIGTERM as an orderly power-off."""
         os.chdir("/")
         with self.node.lock.open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(lock)
             lock.truncate()
             lock.write(str(os.getpid()))
             lock.flush()
             signal.signal(signal.SIGTERM, self.stop)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             self.run()
+
+
+def take(lock: IO[str]) -> None:
+    """Take a node's lock for good.
+
+    Whoever asks for the node's state holds it for a moment (`power.supervisor`).
+
+    Raises:
+        BlockingIOError: another supervisor has it.
+    """
+    until = time.monotonic() + ASKED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 class SparkSupervisor(Supervisor):
