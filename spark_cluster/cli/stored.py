@@ -366,7 +366,10 @@ def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None
     did, verb = ("freed", "removed") if apply else ("would be freed", "would go")
     refused = found.refused if isinstance(found, PrunedImages) else []
     most = "up to " if isinstance(found, PrunedImages) else ""  # images can share layers
-    _head(app, found.node, f"{most}{gigabytes(found.freed)} {did}")
+    told = f"{most}{gigabytes(found.freed)} {did}"
+    if not found.freed and not found.removed:
+        told = "there is nothing to remove"
+    _head(app, found.node, told)
     for one in found.removed:
         app.console.print(styled("  {}  {}  {}", verb, one.shown, gigabytes(one.size)))
     for left in refused:
