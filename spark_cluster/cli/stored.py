@@ -368,7 +368,7 @@ def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None
     most = "up to " if isinstance(found, PrunedImages) else ""  # images can share layers
     told = f"{most}{gigabytes(found.freed)} {did}"
     if not found.freed and not found.removed:
-        told = "there is nothing to remove"
+        told = "nothing was removed" if refused else "there is nothing to remove"
     _head(app, found.node, told)
     for one in found.removed:
         app.console.print(styled("  {}  {}  {}", verb, one.shown, gigabytes(one.size)))
