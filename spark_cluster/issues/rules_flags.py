@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from functools import cache
-from pathlib import Path
 
 from packaging.version import Version
 
@@ -15,6 +12,7 @@ from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
 from spark_cluster.issues.entries import Edit
 from spark_cluster.issues.rules import Case, RuleFinding, rule, written
+from spark_cluster.models.naming import table
 
 MOVING = re.compile(
     r"^(?:latest|main|master|dev|stable|nightly)(?:[-_](?:arm64|aarch64|cu\d+|tf5))*$"
@@ -67,8 +65,12 @@ def unknown_flag(case: Case) -> RuleFinding | None:
 
 
 def _why_unknown(flag: str, version: Version | None) -> str:
-    """Why vLLM does not take a flag; empty where it does, or where nothing is known."""
-    known = options()
+    """Why vLLM does not take a flag; empty where it does, or where nothing is known.
+
+    `vllm_options.json` has each option's first version and the first without it; null where it is
+    older, and where the newest that was read has it.
+    """
+    known = table("vllm_options", "issues")["options"]
     name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
     if name not in known:
         if len(name) < 3 or any(one.startswith(name) for one in known):
@@ -81,14 +83,6 @@ def _why_unknown(flag: str, version: Version | None) -> str:
     if since and version < Version(since):
         return f"--{flag} came with vLLM {since}, this is {version}"
     return f"--{flag} went with vLLM {until}" if until and version >= Version(until) else ""
-
-
-@cache
-def options() -> dict[str, list[str | None]]:
-    """Options of `vllm serve` without dashes: the first version that has one and the first that has
-    it no more; None where it is older, and where it is in the newest that was read."""
-    known = json.loads((Path(__file__).parent / "vllm_options.json").read_text(encoding="utf-8"))
-    return dict(known["options"])
 
 
 @rule("revision-not-pinned")

@@ -324,6 +324,11 @@ class Geometry:
         return self.experts is not None
 
     @property
+    def dense_first(self) -> bool:
+        """True if a few layers before those with experts are dense (DeepSeek, GLM, ERNIE)."""
+        return self.experts is not None and 0 < self.dense_layers < self.experts.layers / 2
+
+    @property
     def other_parameters(self) -> int:
         """Parameters that are read once a request at most."""
         return self.tower_parameters + self.embedding_tables

@@ -275,12 +275,6 @@ class _Case:
         return math.ceil(self.geometry.vocab / 64) * 64
 
     @property
-    def dense_first(self) -> bool:
-        """True if a few layers before those with experts are dense."""
-        experts = self.geometry.experts
-        return experts is not None and 0 < self.geometry.dense_layers < experts.layers / 2
-
-    @property
     def graphs_counted(self) -> bool:
         """True if an estimate of the graphs is taken off the share."""
         since = NEW_RUNNER_PROFILED if self.newer else GRAPHS_PROFILED
@@ -303,9 +297,9 @@ def _newer_runner(launch: Launch, serving: ServingSetup, version: Version) -> bo
     geometry = serving.geometry
     rule: dict[str, Any] = next((rule for rule in _RULES if version >= Version(rule["since"])), {})
     if any(name in rule.get("classes", ()) for name in geometry.architectures):
-        return "quantized" in rule or serving.quantization in ("bf16", "fp8-online")
+        return rule.get("quantized", False) or serving.quantization in ("bf16", "fp8-online")
     dense = not geometry.is_moe and not geometry.recurrent
-    return "all" in rule or ("dense" in rule and dense)
+    return rule.get("all", False) or (rule.get("dense", False) and dense)
 
 
 def _captured(
@@ -345,8 +339,9 @@ def _activations(case: _Case) -> Range:
     them where it is part of the graph; with a filled cache of compiled graphs it does not. So the
     lower end is a later start's, and a first start is what is expected.
     """
-    kept = LIBRARIES_MIB + _experts_mib(case)
-    forward = max(_forward_mib(case), _dense_mib(case) - _experts_mib(case))
+    experts = _experts_mib(case)
+    kept = LIBRARIES_MIB + experts
+    forward = max(_forward_mib(case), _dense_mib(case) - experts)
     hidden = case.tokens * case.geometry.hidden * 2 / MIB
     sampled = hidden + _sampler_mib(case)
     tower = _tower_mib(case)
@@ -381,7 +376,7 @@ def _forward_mib(case: _Case) -> float:
     geometry, tp = case.geometry, case.tp
     hidden = geometry.hidden
     dense = geometry.dense_layers or not geometry.is_moe
-    widths = [_dense_width(case) if dense and not case.dense_first else 0.0]
+    widths = [_dense_width(case) if dense and not case.geometry.dense_first else 0.0]
     for part in geometry.attention:
         queries = part.q_heads * part.head_dim / tp
         keys = max(1.0, part.kv_heads / tp) * part.head_dim
@@ -414,7 +409,7 @@ def _dense_width(case: _Case) -> float:
 def _dense_mib(case: _Case) -> float:
     """The first layers of a model with experts, where they are dense: they run before the experts'
     workspaces are there (measured-kv-unseen-3)."""
-    if not case.dense_first:
+    if not case.geometry.dense_first:
         return 0.0
     return 2 * case.tokens * _dense_width(case) / MIB
 

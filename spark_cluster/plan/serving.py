@@ -283,7 +283,7 @@ def mtp_layer(serving: ServingSetup) -> tuple[float, float]:
     mixers = sum(part.layers for part in geometry.attention)
     mixers += geometry.latent.layers if geometry.latent else 0
     sparse = geometry.experts.layers if geometry.experts else 0
-    dense = geometry.dense_layers if geometry.dense_layers > sparse / 2 else 0
+    dense = 0 if geometry.dense_first else geometry.dense_layers
     kinds: dict[Part, int] = {
         "attention": mixers, "mlp": dense, "shared": sparse, "router": sparse, "experts": sparse,
         "norms": geometry.layers,
