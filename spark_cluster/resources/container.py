@@ -259,15 +259,9 @@ class Container(Program):
             done.check(f"starting container {self.container}")
         if self.state == "created":
             return
-        must_stay(lambda: self._fault(host), self.stays_s)
+        must_stay(lambda: self.fault(host), self.stays_s)
 
-    def state_after(self, host: Host) -> State:
-        after = self.observe(host)
-        if self.state == "running" and after["state"] in ("restarting", "exited"):
-            raise self._ended(host, after)  # since the last look of `start`
-        return after
-
-    def _fault(self, host: Host) -> ResourceError | None:
+    def fault(self, host: Host) -> ResourceError | None:
         found = self._found(host)
         is_up = found["state"] == "running" and not found.get("restarts")
         return None if is_up else self._ended(host, found)

@@ -115,6 +115,12 @@ class Program(Resource):
         else:
             self.forget(host)
 
+    def state_after(self, host: Host) -> State:
+        after = self.observe(host)
+        if self.state == "running" and after["state"] != "running" and (error := self.fault(host)):
+            raise error  # it ended since the last look of `start`
+        return after
+
     # -- what differs --------------------------------------------------------------------------
 
     @property
@@ -137,6 +143,10 @@ class Program(Resource):
 
     def start(self, host: Host) -> None:
         """Make and start it; the one before it is gone."""
+        raise NotImplementedError
+
+    def fault(self, host: Host) -> ResourceError | None:
+        """Look at it; if it is not up, end it and return how it ended."""
         raise NotImplementedError
 
     def forget(self, host: Host) -> None:
@@ -504,9 +514,9 @@ class Unit(Program):
         done = host.run(("systemctl", "start", self._full), timeout=120)
         if done.status:
             raise self._ended(host, done.stderr.strip())
-        must_stay(lambda: self._fault(host), STAYS_S)
+        must_stay(lambda: self.fault(host), STAYS_S)
 
-    def _fault(self, host: Host) -> ResourceError | None:
+    def fault(self, host: Host) -> ResourceError | None:
         known = self._show(host)
         is_up = known["ActiveState"] == "active" and known.get("NRestarts", "0") == "0"
         return None if is_up else self._ended(host, "")

@@ -42,9 +42,10 @@ def unit(node, name="spark-vllm.service"):
         return state["units"][name]
 
 
+@pytest.mark.parametrize("stays", [100.0, 0.0], ids=["while looked at", "after the last look"])
 @pytest.mark.parametrize("restart", ["always", "no"])
-def test_end_right_after_the_start_is_a_failure_with_its_log(systemd, restart, monkeypatch):
-    monkeypatch.setattr(module, "STAYS_S", 100.0)
+def test_end_right_after_the_start_is_a_failure_with_its_log(systemd, restart, stays, monkeypatch):
+    monkeypatch.setattr(module, "STAYS_S", stays)
     with systemd.state("systemd") as state:
         log = "ValueError: no such model\n"
         state["behaviour"] = {"spark-vllm.service": {"dies": True, "log": log, "status": 3}}
