@@ -229,7 +229,8 @@ def _tower(config: Mapping[str, Any]) -> int:
     hidden = keys.number("hidden_size", "embed_dim", "width", default=0)
     layers = keys.number("num_hidden_layers", "depth", "layers", default=0)
     inner = keys.number("intermediate_size", default=4 * hidden)
-    matrices = 3 if str(tower.get("model_type", "")).startswith("gemma4") else 2
+    kind = str(tower.get("model_type") or config.get("model_type") or "")
+    matrices = 3 if has_trait(kind, "gated_tower") else 2
     found = layers * (4 * hidden * hidden + matrices * hidden * inner)
     if keys.says("spatial_merge_size") and keys.says("out_hidden_size"):
         merged = hidden * keys.number("spatial_merge_size") ** 2

