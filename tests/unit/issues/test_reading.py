@@ -164,16 +164,6 @@ def test_a_folder_without_logs(tmp_path):
         log_reading.sources([str(tmp_path)])
 
 
-def test_an_anchor_that_is_dropped_is_looked_for_no_more():
-    reader = Reader(source(b"KV cache\n" * 3), ["KV cache"])
-    with patch.object(log_reading, "CHUNK", 8):
-        seen = 0
-        for _ in reader.candidates():
-            seen += 1
-            reader.drop("KV cache")
-    assert 1 <= seen < 3
-
-
 def test_files_are_called_by_what_tells_them_apart():
     names = ["/logs/spark1/vllm.log", "/logs/spark2/vllm.log", "/logs/ray.log", "-"]
     assert [s.name for s in log_reading.sources(names, short=True)] == [
