@@ -11,8 +11,8 @@ from packaging.specifiers import SpecifierSet
 from spark_cluster.engine import runtime
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues import entries, log_lines
-from spark_cluster.issues.entries import ORDER, Issue, known_for, recognise
-from spark_cluster.issues.rules import live, rules
+from spark_cluster.issues.entries import Issue, known_for, recognise
+from spark_cluster.issues.rules import rules
 
 CATALOGUE = entries.catalogue()
 
@@ -142,12 +142,6 @@ def test_a_fault_of_up_knows_its_trace():
     unknown = runtime.first_error({"spark1": "ValueError: new\n"})
     assert unknown.known is None
     assert runtime.advice(unknown, "x") == runtime.advice(None, "x") == "x"
-
-
-def test_live():
-    found = live(rungs={"tool_call": "the call stays in the text"})
-    assert [f.severity for f in found] == sorted((f.severity for f in found), key=ORDER.get)
-    assert "gemma4-pythonic-parser" in [f.id for f in found]
 
 
 GOOD = """
