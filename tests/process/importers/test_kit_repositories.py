@@ -97,6 +97,12 @@ def test_addresses_that_are_none(tmp_path: Path, url: str, message: str) -> None
     assert "remains in use" not in error["hint"], "nothing of a kit was taken before"
 
 
+def test_what_is_left_to_do_is_shown(tmp_path: Path) -> None:
+    done = run("recipes", "import", "--offline", str(KITS / "one-file-and-env"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "files of the kit: copy them" in " ".join(done.stdout.split())
+
+
 def test_lint_reads_a_kit_as_the_import_does(tmp_path: Path) -> None:
     done = run("lint", str(KITS / "built-image"), "--json", cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
