@@ -76,10 +76,11 @@ def launches(folder: str, card: str, gpu: str, gib: tuple[float, float]) -> list
     return found
 
 
-FIRST = launches("kv-unseen", "H100", "NVIDIA H100 80GB HBM3", (79.18, 78.66))
-SECOND = launches("kv-unseen-2", "H200", "NVIDIA H200", (139.8, 139.28))
-THIRD = launches("kv-unseen-3", "H200", "NVIDIA H200", (139.8, 139.28))
-UNSEEN = (*FIRST, *SECOND, *THIRD)
+UNSEEN = (
+    *launches("kv-unseen", "H100", "NVIDIA H100 80GB HBM3", (79.18, 78.66)),
+    *launches("kv-unseen-2", "H200", "NVIDIA H200", (139.8, 139.28)),
+    *launches("kv-unseen-3", "H200", "NVIDIA H200", (139.8, 139.28)),
+)
 KERNELS_OF_0_22 = {"gpt-oss-20b": 1.045}
 """Times the weights that vLLM 0.22 held more than 0.26: it pads MXFP4 otherwise, which is not
 counted."""
