@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from spark_cluster.config.inventory import fabric_addresses, selected
 from spark_cluster.config.project import Project
 from spark_cluster.config.schema import validate
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import InvalidFile, UsageError
 
 TWO = """\
@@ -132,14 +133,18 @@ def test_an_error_in_settings_names_its_own_line(tmp_path: Path) -> None:
     )
 
 
+def password_of(folder: Path, password: str) -> SecretReference:
+    """Return where the sudo password of the head is to be had."""
+    found = make_inventory(folder, f"{HEAD}become: {{password: {password}}}\n").head.become.password
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("content", ["s\u00e9cret\n", "\ufeffs\u00e9cret\r\n", "s\u00e9cret"])
 def test_a_secret_of_an_editor_of_windows(tmp_path: Path, content: str) -> None:
     (tmp_path / "pw").write_bytes(content.encode())
     (tmp_path / "pw").chmod(0o600)
-    inventory = make_inventory(tmp_path, HEAD + "become: {password: {file: pw}}\n")
-    password = inventory.head.become.password
-    assert password is not None
-    assert password.read("the password") == "s\u00e9cret"
+    assert password_of(tmp_path, "{file: pw}").read("the password") == "s\u00e9cret"
 
 
 def test_secrets_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +170,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> 
     secret = tmp_path / "my pw"
     secret.write_text("very secret\n")
     secret.chmod(mode)
-    inventory = make_inventory(tmp_path, HEAD + "become: {password: {file: my pw}}\n")
-    password = inventory.head.become.password
-    assert password is not None
+    password = password_of(tmp_path, "{file: my pw}")
     with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
         password.read("the sudo password")
     assert caught.value.hint == f"chmod 600 '{secret}'"
@@ -183,9 +186,7 @@ def test_users_of_a_directory_service(tmp_path: Path, user: str) -> None:
 
 
 def test_a_prompt_asks(tmp_path: Path) -> None:
-    inventory = make_inventory(tmp_path, HEAD + "become: {password: prompt}\n")
-    password = inventory.head.become.password
-    assert password is not None
+    password = password_of(tmp_path, "prompt")
     assert password.read("x", ask=lambda what: f"answer to {what}") == "answer to x"
     with pytest.raises(UsageError, match="no terminal"):
         password.read("x")

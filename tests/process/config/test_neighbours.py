@@ -34,4 +34,3 @@ def test_macos() -> None:
 def test_a_tool_that_is_not_there_or_hangs(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert discovery.of_this_machine() == []
-    assert discovery._output("spark-no-such-program") == ""

@@ -125,28 +125,15 @@ def answer(**commands):
     }
 
 
-def test_facts_of_a_spark():
-    said = answer(
-        gpu=done("NVIDIA GB10, 12.1, 580.126.09, 45, 11.2, 208\n"),
-        hcas=done(IBDEV2NETDEV),
-        ip=done(json.dumps([row("enP7s7", "192.168.1.163/24")])),
-        docker=done("29.1.3\n"),
-        dpkg=done("docker-ce\t5:29.1.3\tinstalled\n", 1, "no packages found matching docker.io"),
-    )
-    said["files"].update(
-        dgx=DGX_RELEASE + OTAS, os="ID=ubuntu\nVERSION_ID=24.04\n", meminfo=MEMINFO, boot_id="b-1\n"
-    )
-    found = fact_gathering.facts(said)
-    assert (found.hostname, found.os, found.dgx_version) == ("spark-2a60", "ubuntu 24.04", "7.4.0")
-    assert (found.gpu.driver, found.nvml_error) == ("580.126.09", "")
-    assert found.hcas == HCAS
-    assert (found.docker, found.packages) == ("29.1.3", {"docker-ce": "5:29.1.3"})
-    assert (found.boot_id, found.memory.total_kib) == ("b-1", 127600748)
-
-
 def test_facts_of_a_bare_machine():
     found = fact_gathering.facts(answer(**dict.fromkeys(fact_gathering.COMMANDS)))
     assert (found.gpu, found.nvml_error, found.docker, found.hcas) == (None, "", None, ())
+
+
+def test_a_package_that_is_not_there_hides_none_that_is():
+    """The status of dpkg-query is 1 then."""
+    told = done("docker-ce\t5:29.1.3\tinstalled\n", 1, "no packages found matching docker.io")
+    assert fact_gathering.facts(answer(dpkg=told)).packages == {"docker-ce": "5:29.1.3"}
 
 
 def test_rdma_stands_in_for_ibdev2netdev():

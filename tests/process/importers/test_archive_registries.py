@@ -54,16 +54,6 @@ def test_an_archive_is_taken_as_its_checksum_says(serve, project) -> None:
     assert load_recipe("@theirs/one", Project(project)).model.name == "org/one"
 
 
-def test_another_archive_shows_what_differs(serve, project) -> None:
-    first = packed({"one.yaml": ours("one"), "two.yaml": ours("two")})
-    second = packed({"one.yaml": ours("one", "anew"), "three.yaml": ours("three")})
-    answers = [first, second]
-    url = serve(lambda _: (200, {}, answers.pop(0)))
-    taken(project, url, first)
-    changes = taken(project, url, second).changes
-    assert (changes.added, changes.changed, changes.removed) == (("three",), ("one",), ("two",))
-
-
 def test_another_content_than_stated_is_refused(serve, project) -> None:
     url = serve(packed({"one.yaml": ours("changed")}))
     with pytest.raises(Failed, match="has the sha256"):

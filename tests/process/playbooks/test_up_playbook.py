@@ -255,17 +255,6 @@ def test_one_that_is_gone_is_started_and_the_other_left(ups: Any) -> None:
     assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
 
 
-@pytest.mark.usefixtures("no_pauses")
-def test_one_whose_engine_has_died_is_started_again_once(ups: Any) -> None:
-    up = ups()
-    up()
-    up.engines[1].raw = (500, ERROR)
-    works_when_started(up.cluster.head, up.engines[1])
-    assert all("paris" in part.answer.lower() for part in up().servers)
-    assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
-    assert len([note for note in up.cluster.notes if "starting it again" in note]) == 1
-
-
 def test_one_that_has_no_place_any_more_is_ended(ups: Any) -> None:
     up = ups()
     former, _ = up.deployment("old", "words").endpoint.models

@@ -32,6 +32,9 @@ SPARK = {
 
 def test_nothing_is_missing_before_it_is_changed():
     found = fact_gathering.facts(SPARK)
+    assert (found.hostname, found.os, found.dgx_version) == ("spark1", "ubuntu 24.04", "7.4.0")
+    assert (found.gpu.driver, found.nvml_error, found.docker) == ("580.126.09", "", "29.1.3")
+    assert (found.boot_id, found.memory.total_kib) == ("b-1", 128)
     assert [str(a) for a in found.interfaces[0].addresses] == ["192.168.177.11/24"]
     assert (found.hcas[0].gid_index, found.ssh_ports) == (3, (22, 2222))
     assert len(found.host_keys) == len(found.given_addresses) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from cases import cases
 
@@ -18,19 +20,18 @@ def recipe(**fields: object) -> Recipe:
     return parse(Recipe, {**base, **fields})
 
 
-@pytest.mark.parametrize(("flags", "kind"), CASES["flags"])
-def test_flags_show_the_kind(flags: dict[str, object], kind: str | None) -> None:
-    assert recipe_schema.kind_of_flags(flags) == (kind or None)
+KIND_OF = {
+    "flags": recipe_schema.kind_of_flags,
+    "architectures": lambda one: recipe_schema.kind_of_architectures([one]),
+    "names": recipe_schema.kind_of_name,
+}
 
 
-@pytest.mark.parametrize(("architecture", "kind"), CASES["architectures"])
-def test_architectures_show_the_kind(architecture: str, kind: str | None) -> None:
-    assert recipe_schema.kind_of_architectures([architecture]) == (kind or None)
-
-
-@pytest.mark.parametrize(("name", "kind"), CASES["names"])
-def test_names_show_the_kind(name: str, kind: str | None) -> None:
-    assert recipe_schema.kind_of_name(name) == (kind or None)
+@pytest.mark.parametrize(
+    ("of", "shown", "kind"), [(of, *case) for of in KIND_OF for case in CASES[of]]
+)
+def test_flags_architectures_and_names_show_the_kind(of: str, shown: Any, kind: str) -> None:
+    assert KIND_OF[of](shown) == (kind or None)
 
 
 def test_pooling_alone_does_not_contradict_a_reranker() -> None:

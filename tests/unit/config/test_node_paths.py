@@ -15,22 +15,13 @@ from spark_cluster.node import paths
 CASES = cases(__file__, "node_paths.toml")
 
 
-@pytest.mark.parametrize("path", CASES["refused"])
-def test_refused(path: str) -> None:
-    assert why_refused(path, read_only=True)
-    assert why_refused(path, read_only=False)
+GROUPS = [(path, group) for group in ("refused", "allowed", "read_only") for path in CASES[group]]
 
 
-@pytest.mark.parametrize("path", CASES["allowed"])
-def test_allowed(path: str) -> None:
-    assert not why_refused(path, read_only=True)
-    assert not why_refused(path, read_only=False)
-
-
-@pytest.mark.parametrize("path", CASES["read_only"])
-def test_allowed_to_be_read(path: str) -> None:
-    assert not why_refused(path, read_only=True)
-    assert why_refused(path, read_only=False)
+@pytest.mark.parametrize(("path", "group"), GROUPS)
+def test_a_folder_is_refused_or_allowed_or_may_only_be_read(path: str, group: str) -> None:
+    assert bool(why_refused(path, read_only=True)) is (group == "refused")
+    assert bool(why_refused(path, read_only=False)) is (group != "allowed")
 
 
 @pytest.mark.parametrize("path", CASES["by_permission"])

@@ -82,9 +82,12 @@ def test_a_recipe_with_changes() -> None:
 
 
 def test_what_a_recipe_has_already_is_no_change() -> None:
-    recipe = recipe_of(gpu_memory_utilization=0.5)
-    same = given("max-model-len=8192", "gpu-memory-utilization=0.5", "tool-call-parser=")
-    assert override(recipe, same) is recipe
+    recipe = recipe_of(gpu_memory_utilization=0.5, env={"A": "1"})
+    for same in (
+        ("max-model-len=8192", "gpu-memory-utilization=0.5", "tool-call-parser="),
+        ("env.A=1", "env.B=", "image.ref=example/vllm:1"),
+    ):
+        assert override(recipe, given(*same)) is recipe
     assert override(recipe, {}).overrides == {}
 
 
@@ -136,11 +139,6 @@ def test_variables_and_the_image() -> None:
     )
     assert of_recipe(changed, 1).image == "other/vllm:2"
     assert recipe.env == {"NCCL_DEBUG": "WARN", "A": "1"}
-
-
-def test_variables_and_an_image_that_are_there_already_are_no_change() -> None:
-    recipe = recipe_of(env={"A": "1"})
-    assert override(recipe, given("env.A=1", "env.B=", "image.ref=example/vllm:1")) is recipe
 
 
 @pytest.mark.parametrize(("option", "message"), CASES["images"])

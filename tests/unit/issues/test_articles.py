@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from article_commands import COMMANDS, PART_7, PART_9
+from article_commands import COMMANDS, PART_9
 from cases import cases
 
 from spark_cluster.config.project import Project
@@ -49,23 +49,6 @@ def test_a_finding_names_what_was_seen_and_the_flag():
     assert share.found == "--gpu-memory-utilization 0.85 is 103.4 of 121.7 GiB"
     assert "58.4" in found_in(COMMANDS["RUNTIME_FP8"])["online-fp8-load-peak"].found
     assert "29.2" in found_in(COMMANDS["RUNTIME_FP8_TP2"])["online-fp8-load-peak"].found
-
-
-def test_the_26b_without_its_patch_and_without_marlin():
-    text = PART_7.replace("--moe-backend marlin", "").replace("gemma4_patched.py:", "x:")
-    text = text.replace("/models/gemma4.py", "/models/gemma4_other.py")
-    found = found_in(text)
-    assert {"nvfp4-moe-native-kernels", "nvfp4-moe-scale-keys"} <= ids(found, "error")
-
-
-def test_a_dense_model_needs_no_marlin():
-    with_it = found_in(PART_9 + " --moe-backend marlin")
-    assert with_it["moe-setting-on-dense"].fix == "leave moe-backend out"
-
-
-def test_the_plain_tag_is_another_build():
-    text = PART_9.replace("gemma4-cu130", "gemma4")
-    assert "gemma4-plain-image-tag" in ids(found_in(text), "error")
 
 
 @pytest.mark.parametrize("name", EXPECTED)

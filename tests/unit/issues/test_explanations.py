@@ -9,14 +9,11 @@ import pytest
 from factories import log_of
 from gpu_runs import DATA
 
-from spark_cluster.importers import commandline
 from spark_cluster.issues import explain as explain_module
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import catalogue
 from spark_cluster.issues.explain import SHOWN, Explanation, known_in
 from spark_cluster.issues.log_lines import joined, raised, read
-from spark_cluster.issues.log_reading import of_file
-from spark_cluster.issues.rules import lint
 from spark_cluster.issues.startup import SGLANG
 
 VLLM_WORDS = re.compile(r"vLLM|VLLM_|vllm/|--(?:moe-backend|enforce-eager|gpu-memory-utilization)")
@@ -158,12 +155,6 @@ def test_a_log_that_begins_with_the_death_of_a_worker_does_not_tell_the_cause() 
     assert end_of("worker_killed_mp", begin).verdict == "effects"
 
 
-def test_no_network_is_one_finding() -> None:
-    found = explain_module.explain([of_file(str(DATA / "no_network.log"))])
-    errors = [seen for seen in found.problems if seen.finding.severity == "error"]
-    assert [seen.finding.id for seen in errors] == ["hub-unreachable"]
-
-
 def test_an_error_before_the_stop_stays_one() -> None:
     error = (
         "(EngineCore pid=1) ERROR 11-21 23:38:59 [core.py:1] torch.OutOfMemoryError: CUDA out of "
@@ -250,12 +241,3 @@ def test_the_document():
     assert [log["name"] for log in document["logs"]] == ["log0", "log1"]
     keys = {"id", "severity", "title", "found", "cause", "fix", "source", "flag"}
     assert keys <= set(document["issues"][0])
-
-
-@pytest.mark.parametrize("user", ["1000:1000", "'$(id -u):$(id -g)'"])
-def test_a_person_with_the_ipc_of_the_node_is_warned_of(user: str) -> None:
-    """P02: `lint --command` names the launch whose semaphores a logout removes."""
-    launch = commandline.parse(f"docker run --user {user} --ipc host --gpus all img vllm serve m")
-    (found,) = [match for match in lint(launch) if match.id == "logind-removes-ipc"]
-    assert found.severity == "warning"
-    assert "--ipc host" in found.found

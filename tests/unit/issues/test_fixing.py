@@ -132,6 +132,8 @@ def test_flags_of_a_command():
     assert gone == COMMAND.replace("  --enforce-eager \\\n", "")
     added = in_command(Edit("flag", "moe-backend", "marlin"), Edit("flag", "enforce-eager", True))
     assert "repo/image:1 \\\n  --moe-backend marlin --model google" in added
+    first = in_command(Edit("flag", "max-num-seqs", 4), text="vllm serve org/m")
+    assert first == "vllm serve org/m --max-num-seqs 4"
     config = {"method": "mtp", "num_speculative_tokens": 2}
     launch = commandline.parse(in_command(Edit("flag", "speculative-config", config)))
     assert launch.args["speculative-config"] == config
@@ -164,11 +166,6 @@ def test_the_environment_of_a_command():
     assert in_command(Edit("env", "A", None), text=bare).strip() == "vllm serve org/m --port 1"
     assert in_command(Edit("env", "A", "2"), text=bare) == "A=2 vllm serve org/m --port 1"
     assert in_command(Edit("env", "B", "2"), text=bare) == "B=2 A=1 vllm serve org/m --port 1"
-
-
-def test_a_flag_where_there_is_none_yet():
-    added = Edit("flag", "max-num-seqs", 4)
-    assert in_command(added, text="vllm serve org/m") == "vllm serve org/m --max-num-seqs 4"
 
 
 FLAGS = st.sampled_from(

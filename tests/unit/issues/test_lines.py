@@ -80,19 +80,10 @@ def test_an_error_whose_text_begins_in_the_next_line():
     assert error_in(read("(W pid=1) AssertionError:")) == "AssertionError"
 
 
-def test_what_follows_from_another_error():
-    assert log_lines.is_echo("RuntimeError: Error raised in subprocess:")
-    inspected = (
-        "Model architectures ['LlamaForCausalLM'] failed to be inspected. Please check the logs"
-    )
-    assert log_lines.is_echo(
-        f"pydantic_core.ValidationError: 1 validation error: {inspected} for more"
-    )
-    assert log_lines.is_echo(
-        "RuntimeError: Engine core initialization failed. See root cause above."
-    )
-    assert log_lines.is_echo("RuntimeError: Worker failed with error 'x'")
-    assert not log_lines.is_echo("ValueError: Free memory on device cuda:0 is less than desired")
+@pytest.mark.parametrize("follows", [True, False])
+def test_what_follows_from_another_error(follows):
+    for text in TABLES["errors_that_follow" if follows else "errors_that_do_not_follow"]:
+        assert log_lines.is_echo(text) is follows, text
 
 
 def test_a_line_without_a_time_has_that_before_it():

@@ -10,11 +10,10 @@ from click.testing import CliRunner
 from example_pages import write_files
 
 from spark_cluster.cli import cli
-from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.importers import commandline
-from spark_cluster.issues.entries import catalogue, for_check, recognise, shipped, signs
+from spark_cluster.issues.entries import catalogue, for_check, recognise, shipped
 from spark_cluster.issues.rules import lint
 
 LINE = "OSError: /models/gemma-3-27b-it/config.json: No such file or directory"
@@ -54,16 +53,6 @@ def test_the_example_of_the_page(project_folder: Path) -> None:
         found = {match.id for match in lint(commandline.parse(cleared))}
         assert "our-proxy-image" not in found
         assert [issue.id for issue in for_check("nas.mounted")] == ["nas-not-mounted"]
-
-
-def test_without_the_project_they_are_forgotten(project_folder: Path) -> None:
-    write_files("extend-known-issue.md", project_folder)
-    assert recognise(LINE)
-    number = len(signs())
-    with using(None):
-        assert catalogue() == shipped()
-        assert not recognise(LINE)
-        assert len(signs()) == number - 1
 
 
 def test_commands_find_them(project_folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 from io import BytesIO
 from unittest.mock import patch
 
@@ -163,22 +162,6 @@ def test_a_folder_without_logs(tmp_path):
         pytest.raises(InvalidFile, match="more than 2 logs"),
     ):
         log_reading.sources([str(tmp_path)])
-
-
-def test_an_anchor_that_is_dropped_is_looked_for_no_more():
-    reader = Reader(source(b"KV cache\n" * 3), ["KV cache"])
-    with patch.object(log_reading, "CHUNK", 8):
-        seen = 0
-        for _ in reader.candidates():
-            seen += 1
-            reader.drop("KV cache")
-    assert 1 <= seen < 3
-
-
-def test_anchors_stand_for_longer_ones():
-    literals = frozenset({b"Error", b"KeyError", b"NET/IB"})
-    assert log_reading.minimal(literals) == {b"Error", b"NET/IB"}
-    assert all(any(re.search(re.escape(m), lit) for m in log_reading.minimal(literals)) for lit in literals)  # noqa: E501  # fmt: skip
 
 
 def test_files_are_called_by_what_tells_them_apart():

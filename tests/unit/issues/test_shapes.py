@@ -25,21 +25,6 @@ def test_no_anchor_of_a_line_is_missed(found: list[bytes], times: int) -> None:
             assert here <= set(by_shape[line.translate(None, DIGITS)])
 
 
-def test_what_was_seen_is_not_searched_again(monkeypatch) -> None:
-    known = Shapes([b"Error"])
-    searched: list[list[bytes]] = []
-    search = known._search
-
-    def counted(fresh: list[bytes]) -> dict[bytes, tuple[bytes, ...]]:
-        searched.append(fresh)
-        return search(fresh)
-
-    monkeypatch.setattr(known, "_search", counted)
-    for _ in range(3):
-        assert known.anchors_of([b"a", b"an Error"]) == {b"a": (), b"an Error": (b"Error",)}
-    assert [len(fresh) for fresh in searched] == [2, 0, 0]
-
-
 def test_what_is_remembered_is_bounded(monkeypatch) -> None:
     monkeypatch.setattr(log_reading, "MOST", 10)
     known = Shapes([b"Error"])

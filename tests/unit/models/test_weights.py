@@ -30,18 +30,6 @@ models = st.sampled_from(EVERY)
 quantizations = st.sampled_from(sorted(BYTES))
 
 
-def test_parts_of_the_gemma_with_experts():
-    found = parameters(GEMMA_26B)
-    assert found["experts"] == pytest.approx(22.838e9, rel=1e-3)
-    assert found["attention"] == pytest.approx(1.110e9, rel=1e-3)
-    assert found["mlp"] + found["shared"] == pytest.approx(0.535e9, rel=1e-2)
-    assert sum(found.values()) - found["other"] == pytest.approx(25.232e9, rel=1e-3)
-    # 3.822e9 with the output layer, as the published table has it
-    chosen = found["experts"] * GEMMA_26B.experts.top_k / GEMMA_26B.experts.count
-    active = found["attention"] + found["mlp"] + found["shared"] + chosen
-    assert active + found["embedding"] == pytest.approx(3.822e9, rel=1e-2)
-
-
 @pytest.mark.parametrize(
     ("model", "quantization", "low", "high"),
     [

@@ -15,7 +15,6 @@ import kv_figures
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from program import invoke
 
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
@@ -160,15 +159,6 @@ def test_figures_of_a_recipe(tmp_path: Path, line: str) -> None:
     (tmp_path / "r.yaml").write_text(f"{RECIPE}{line}\n")
     with pytest.raises(InvalidFile, match=r"expected|number|digits|finite"):
         load_recipe(tmp_path / "r.yaml", Project(tmp_path))
-
-
-def test_the_command_answers_with_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(f"{RECIPE}engine_args: {{max-model-len: .inf}}\n")
-    for words in (["plan", str(path), "--offline"], ["lint", str(path)]):
-        done = invoke(*words)
-        assert isinstance(done.exception, InvalidFile)
-        assert "engine_args.max-model-len: found inf" in str(done.exception)
 
 
 @pytest.mark.parametrize("flag", NUMBERS)

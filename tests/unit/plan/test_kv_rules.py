@@ -273,15 +273,9 @@ NONE_GIVEN = (None, "", "latest", "Nightly", " nightly ", "0.1.dev20073+g8e685d1
 
 
 @pytest.mark.parametrize("text", NONE_GIVEN)
-def test_none_given_is_the_newest(text: str | None) -> None:
+def test_without_a_version_every_part_of_a_plan_takes_the_newest(text: str | None) -> None:
     assert str(vllm_version(text)) == NEWEST_READ
-    rule, words = for_version(text)
-    assert rule == for_version(NEWEST_READ)[0]
-    assert "newest" in words
-
-
-@pytest.mark.parametrize("text", NONE_GIVEN)
-def test_every_part_of_a_plan_takes_it_for_the_same(text: str | None) -> None:
+    assert "newest" in for_version(text)[1]
     rooms, geometry = assumed(1), find(PLAIN_MODEL)
     none, newest = (Launch(PLAIN_MODEL, vllm=each) for each in (text, NEWEST_READ))
     assert sequences(none, rooms) == sequences(newest, rooms)

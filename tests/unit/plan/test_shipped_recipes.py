@@ -1,4 +1,4 @@
-"""The shapes that shipped recipes rest on, and the verdict on each recipe without a network."""
+"""The verdict on a recipe without a network: what works, what is not known, what does not fit."""
 
 from __future__ import annotations
 
@@ -11,24 +11,12 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.plan.planner import Planner
 from spark_cluster.plan.proposal import SizeVerdict, verdicts
 
-SHIPPED = sorted(set(Project(Path(__file__).parent).list("recipes")) - {"lab-paris"})
-
 
 def of(name: str) -> dict[int, SizeVerdict]:
     project = Project(Path(__file__).parent)
     recipe = load_recipe(name, project)
     found = verdicts(recipe, Planner(project), recipe.tensor_parallel.usual)
     return {verdict.tp: verdict for verdict in found}
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_recipe_works_at_every_size_that_it_names(name: str) -> None:
-    recipe = load_recipe(name, Project(Path(__file__).parent))
-    found = of(name)
-    assert sorted(found) == list(recipe.tensor_parallel.usual)
-    for verdict in found.values():
-        assert verdict.feasible, verdict.reason
-        assert verdict.decode is None or verdict.decode.low < verdict.decode.high
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,6 @@ def test_every_setting_says_what_it_is(name):
     assert meanings(loaded.settings_model).keys() == loaded.settings_model.model_fields.keys()
 
 
-@pytest.mark.parametrize("name", PROVISION)
-def test_defaults_suffice(role, name):
-    assert all(r.id for r in role(name, together(a_spark(), a_spark(1))[0]))
-
-
 def test_all_together_are_one_document(role):
     for node in together(a_spark(), a_spark(1)):
         resources = [r for name in PROVISION for r in role(name, node)]
