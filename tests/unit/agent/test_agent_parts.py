@@ -1,4 +1,4 @@
-"""The agent's parts in this process: disk full, masking, faults of our own, the overlay."""
+"""The agent's parts in this process: disk full, masking, faults of our own."""
 
 from __future__ import annotations
 
@@ -186,6 +186,3 @@ def test_secrets_of_a_document():
     command = Command("x", ("true",), env={"A": Secret("one"), "B": "plain"}, stdin=Secret("two"))
     request = {"op": "apply", "resources": [to_wire(command), to_wire(File("/a", content="three"))]}
     assert secrets_in(json.loads(json.dumps(request))) == {"one", "two"}
-
-
-# -- the overlay -----------------------------------------------------------------------------------
