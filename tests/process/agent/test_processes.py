@@ -116,6 +116,16 @@ def test_uninterruptible_sleep_is_given_up(host, given_up):
     assert "journalctl -k" in found[-1].hint
 
 
+def test_what_does_not_take_a_signal_is_given_up(host, given_up, monkeypatch, tmp_path):
+    """The same where no disk can be frozen."""
+    script = f"echo $$ > {tmp_path}/pid; exec sleep {FAR_S}"
+    with monkeypatch.context() as patch:
+        patch.setattr(processes.os, "kill", lambda *_: None)
+        with pytest.raises(ResourceError, match="sleep does not end, not even by SIGKILL"):
+            host.run(("sh", "-c", script), timeout=0.5)
+    os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
+
+
 def gathered(tmp_path, **request):
     laptop = Laptop(lambda _: None, lambda _: [], lambda _: "", None)
     return carry_out(AgentNode(tmp_path), {"op": "gather", **request}, laptop)

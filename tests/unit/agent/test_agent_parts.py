@@ -55,13 +55,6 @@ def test_inodes_that_are_used_up_are_told_from_a_full_disk(tmp_path, monkeypatch
         assert explain(error) == says.replace("/x", str(tmp_path))
 
 
-def test_other_errors_name_the_file():
-    assert explain(OSError(errno.EACCES, "Permission denied", "/etc/x")) == (
-        "/etc/x: permission denied"
-    )
-    assert explain(OSError("odd")) == "odd"
-
-
 def test_a_fault_of_our_own_is_reported_with_its_resource(tmp_path, monkeypatch):
     def broken(_self, _host):
         return {}["what nobody thought of"]
