@@ -148,6 +148,13 @@ def test_the_remainder_of_the_facts_comes_when_one_program_hangs(tmp_path, given
     assert set(answer["late"]) == {"gpu"}
 
 
+def test_a_program_that_hangs_is_told_from_one_that_is_missing(tmp_path):
+    commands = {"gpu": ["sleep", str(FAR_S)], "kernel_log": ["nothing-such"]}
+    answer = gathered(tmp_path, commands=commands, timeout=0.3)
+    assert answer["commands"] == {"gpu": None, "kernel_log": None}
+    assert answer["late"] == {"gpu": "sleep: not done after 0.3 s"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/sys is Linux's")
 def test_the_kernels_settings_are_read():
     """The kernel reads less than 4 MiB of one at once; a lab's node has files in their place."""

@@ -79,6 +79,14 @@ def test_check_mode_reboots_no_one(start, nodes):
     assert nodes["spark2"].calls("systemd-run") == []
 
 
+def test_required_false_is_noted_and_gone_on(start, nodes):
+    nodes["spark1"].put("run/reboot-required", "")
+    play, events = start("spark1")
+    play.apply(play.nodes, [reboot(when_changed=(), allowed=False, required=False), AFTER])
+    assert events.verdicts("spark1") == {reboot().id: "skipped", AFTER.id: "change"}
+    assert "reboot pending: /run/reboot-required" in events.of("Note")[0].text
+
+
 def test_another_run_that_takes_the_lock_meanwhile(start, nodes):
     """The scratch reboot leaves another run's agent there, with the lock."""
     play, _ = start("spark1")
