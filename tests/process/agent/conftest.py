@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from factories import put
@@ -14,34 +15,8 @@ from waiting import HANG_S
 from spark_cluster.node import own_program, units
 from spark_cluster.node.host import Host
 
-# As with systemd, a unit inherits nothing of who asks for it: not even by its environment does it
-# belong to the command that is ended when the laptop is gone.
-SYSTEMD_RUN = """
-import json, os, subprocess, sys
-options = sys.argv[1:sys.argv.index("--")]
-argv = sys.argv[sys.argv.index("--") + 1:]
-units = {root!r} + "/units.json"
-known = json.loads(open(units).read()) if os.path.exists(units) else {{}}
-unit = next(o.partition("=")[2] for o in options if o.startswith("--unit="))
-process = subprocess.Popen(argv, start_new_session=True, env={{}}, stdin=subprocess.DEVNULL,
-                           stdout=subprocess.DEVNULL, stderr=open({root!r} + "/worker.err", "a"))
-known[unit] = {{"pid": process.pid, "options": options, "argv": argv,
-               "starts": known.get(unit, {{}}).get("starts", 0) + 1}}
-open(units + ".new", "w").write(json.dumps(known))
-os.replace(units + ".new", units)
-"""
-
-SYSTEMCTL = """
-import json, os, signal, sys, time
-action, *_options, unit = sys.argv[1:]
-pid = json.loads(open({root!r} + "/units.json").read())[unit]["pid"]
-assert action == "stop", sys.argv
-children = open("/proc/%d/task/%d/children" % (pid, pid)).read().split()
-for one in [pid, *map(int, children)]:
-    os.kill(one, signal.SIGTERM)
-while os.path.exists("/proc/%d" % pid) and ") Z " not in open("/proc/%d/stat" % pid).read():
-    time.sleep(0.01)
-"""
+PROGRAMS = Path(__file__).with_name("node_programs")
+"""A systemd-run and a systemctl in Python; each finds the node's root by where it lies."""
 
 
 class SystemdRoot:
@@ -50,8 +25,8 @@ class SystemdRoot:
     def __init__(self, root):
         self.root = root
         (root / "run/systemd/system").mkdir(parents=True)
-        for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", SYSTEMCTL)):
-            self.command(name, f"#!{sys.executable} -IS\n{text.format(root=str(root))}")
+        for program in PROGRAMS.iterdir():
+            self.command(program.name, f"#!{sys.executable} -IS\n{program.read_text()}")
 
     def command(self, name, text):
         """Give it a program of this name."""

@@ -19,8 +19,6 @@ from waiting import FAR_S, HANG_S, until, with_a_limit
 
 from spark_cluster.agent import main, operations
 from spark_cluster.agent.operations import AgentNode, Laptop, carry_out
-from spark_cluster.doctor import examine
-from spark_cluster.doctor.observations import Observations
 from spark_cluster.node import output, processes
 from spark_cluster.node.host import Host
 from spark_cluster.resources import ResourceError
@@ -150,6 +148,13 @@ def test_the_remainder_of_the_facts_comes_when_one_program_hangs(tmp_path, given
     assert set(answer["late"]) == {"gpu"}
 
 
+def test_a_program_that_hangs_is_told_from_one_that_is_missing(tmp_path):
+    commands = {"gpu": ["sleep", str(FAR_S)], "kernel_log": ["nothing-such"]}
+    answer = gathered(tmp_path, commands=commands, timeout=0.3)
+    assert answer["commands"] == {"gpu": None, "kernel_log": None}
+    assert answer["late"] == {"gpu": "sleep: not done after 0.3 s"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/sys is Linux's")
 def test_the_kernels_settings_are_read():
     """The kernel reads less than 4 MiB of one at once; a lab's node has files in their place."""
@@ -157,20 +162,6 @@ def test_the_kernels_settings_are_read():
     answer = gathered(Path("/"), files=files)
     assert answer["files"]["kernel"].strip() == os.uname().release
     assert answer["files"]["swappiness"].strip().isdigit()
-
-
-def test_doctor_tells_a_program_that_hangs_from_one_that_is_missing(tmp_path):
-    commands = {"gpu": ["sleep", str(FAR_S)], "tools": ["echo"], "kernel_log": ["nothing-such"]}
-    seen = Observations("spark1", gathered(tmp_path, commands=commands, timeout=0.3))
-    check = next(c for c in examine.NODE if c.id == "driver.gpu-present")
-    finding = check.result(seen, "spark1")
-    assert (finding.status, finding.found) == ("fail", "sleep: not done after 0.3 s")
-    assert "hangs" in finding.cause
-    assert "reboot" in finding.fix
-    assert seen.facts.nvml_error == "sleep: not done after 0.3 s"
-    others = [c.result(seen, "spark1") for c in examine.NODE if "gpu" in c.needs]
-    assert all("not done after" in f.found or f.status != "ok" for f in others)
-    assert not any("there is no nvidia-smi" in f.found for f in others)
 
 
 def test_a_glob_that_takes_too_long_is_said_to(tmp_path, monkeypatch):

@@ -130,18 +130,6 @@ def test_an_exception_that_nothing_foresaw_is_reported(host, systemd, alter_work
     assert "please report it" in caught.value.hint
 
 
-def test_running_work_is_gone_on_with(host, systemd, gate):
-    abandoned(host, gate)
-    later, heard = host(), []
-    later.note = opens(gate, later.notes.append)
-    done = units.run(later, "key", gate.argv, on_output=heard.append)
-    assert (done.status, done.stdout, done.stderr) == (3, "begun\nfinished\n", "so-so\n")
-    assert sorted(heard) == ["begun", "finished", "so-so"]
-    assert later.notes[0].startswith("key: sh is still running there since ")
-    assert [unit["starts"] for unit in systemd.units()] == [1]
-    assert systemd.folders == []
-
-
 def test_other_work_is_other_work(host, systemd, gate):
     abandoned(host, gate)
     assert units.run(host(), "other key", ("true",)).status == 0

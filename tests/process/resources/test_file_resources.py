@@ -1,7 +1,6 @@
 """File, Directory and Line: absent, drifted, converged, check mode, what can go wrong."""
 
 import errno
-import hashlib
 import os
 import socket
 
@@ -10,7 +9,7 @@ import pytest
 from spark_cluster.node import journal as journal_module
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Blob, Secret
-from spark_cluster.resources import Directory, File, Line, Unknown
+from spark_cluster.resources import Directory, File, Line
 from spark_cluster.resources import file as file_module
 
 
@@ -60,15 +59,6 @@ class TestFile:
         assert node.path("/etc/motd").read_text() == "Other\n"
         assert [p.name for p in node.path("/etc").iterdir()] == ["motd"]
 
-    def test_blob_is_fetched_only_when_it_is_needed(self, node):
-        node.path("/etc").mkdir()
-        fetched = []
-        fetch = lambda blob: fetched.append(blob) or [b"b", b"ig"]  # noqa: E731
-        big = File("/etc/big", content=Blob(hashlib.sha256(b"big").hexdigest(), 3))
-        assert node.apply(big, host=node.host(fetch=fetch)).verdict == "change"
-        assert node.apply(big, host=node.host(fetch=fetch)).verdict == "ok"
-        assert len(fetched) == 1
-
 
 class TestLine:
     hosts = Line("/etc/hosts", line="10.0.0.1 spark1", match=r"\sspark1$")
@@ -84,14 +74,6 @@ class TestLine:
         file = File("/etc/hosts", content=Blob("0" * 64, 3))
         result = node.check(file, self.hosts)
         assert (result.verdict, result.reason) == ("unknown", "after: File:/etc/hosts")
-
-
-def test_directory_that_an_earlier_resource_makes_is_not_guessed(node):
-    """A package brings its folder with a mode of its own: whether it is right shows only then."""
-    host = node.host(check=True)
-    host.overlay.claim(("path:/etc/docker",), "Package:docker.io")
-    with pytest.raises(Unknown, match=r"after: Package:docker\.io"):
-        Directory("/etc/docker", mode=0o755).observe(host)
 
 
 # -- lines of configuration files ----------------------------------------------------------------
@@ -115,11 +97,3 @@ def test_a_socket_in_a_folder_that_is_removed(node):
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(node.path("/run/x/s")))
     assert "s in it is a socket" in node.check(Directory("/run/x", state="absent")).event["reason"]
-
-
-def test_runtime_data_is_removed_and_not_kept(node):
-    node.put("/opt/ray/session/log", "log")
-    assert node.apply(Directory("/opt/ray", state="absent", keep=False)).verdict == "change"
-    assert not node.path("/opt/ray").exists()
-    kept = node.path("/var/lib/spark-cluster/journal").glob("*/before/*")
-    assert list(kept) == []

@@ -13,10 +13,8 @@ from web_server import WebServer
 
 from spark_cluster.agent import operations
 from spark_cluster.agent.messages import ACTIONS, check_reply
-from spark_cluster.engine.hub_models import PullPreview, warning
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
-from spark_cluster.node.store.manifest import SHA256, Manifest, StoredFile
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources import HubModel
 from spark_cluster.resources.base import to_wire
@@ -110,12 +108,3 @@ def test_a_result_is_the_last_line() -> None:
 def test_an_end_without_a_result_is_told(case: dict[str, Any]) -> None:
     with pytest.raises(ResourceError, match=case["words"]):
         answer_of(case["stdout"], case["stderr"], "org/m")
-
-
-def test_a_large_download_states_bytes_time_and_space() -> None:
-    file = StoredFile("w", 200 * 10**9, "a" * 64, SHA256)
-    seen = PullPreview(Manifest("org/m", "a" * 40, (file,)), 180 * 10**9, 900 * 10**9)
-    text = warning("org/m", "spark1", seen)
-    assert text == (
-        "org/m: 180 GB are to be fetched, which takes 30 min at 100 MB/s; spark1 has 900 GB free"
-    )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_row
 
 from spark_cluster.node import durable, engine_caches, kernel_tuner
 from spark_cluster.node.beneath import Folder
@@ -23,29 +24,6 @@ from tests.waiting import HANG_S
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
 IMAGE = "sha256:" + "ab" * 32
 TUNER = Path(__file__).parents[2] / "tuner_stand_in.py"
-DOCKER = """\
-#!/bin/sh
-[ "$1" = run ] || echo "$*" >> {log}
-case "$1 $2" in
-"image inspect") echo '[{{"Id": "{image}"}}]'; exit ;;
-"rm --force") exit ;;
-esac
-while [ "$1" != "{image}" ]; do
-  case "$1" in
-  *:/spark-cluster-tuned) output="${{1%%:*}}" ;;
-  *:{inside}:ro) sent="${{1%%:*}}" ;;
-  esac
-  before="$before $1"
-  shift
-done
-code="$3" given="$4"
-shift 4
-echo "${{before# }} {image} $given $*" >> {log}
-cd {inside_of_image}
-set -- "$@" --save-dir "$output/output" --model {root}/model
-exec {python} -S -c "$code" "${{given:+$sent}}" "$@"
-"""
-"""An image: its programs see what is in a folder, and run with the interpreter of this machine."""
 
 MADE = TunedKernels(
     "org/m", "vllm/vllm-openai:v0.32.0", "/srv/caches", tp=1,
@@ -66,13 +44,12 @@ def install(node: Any, *without: str) -> None:
     for what, place in found.items():
         if what not in without:
             put(inside / place, texts.get(what, ""))
-    text = DOCKER.format(
-        root=node.root, log=node.bin / "docker.log", image=IMAGE, inside=kernel_tuner.INSIDE,
-        inside_of_image=inside, python=Path(sys.executable).resolve(),
-    )  # fmt: skip
-    node.bin.mkdir(exist_ok=True)
-    (node.bin / "docker").write_text(text)
-    (node.bin / "docker").chmod(0o755)
+    given = (
+        f"log={node.bin}/docker.log image={IMAGE} inside={kernel_tuner.INSIDE} root={node.root} "
+        f"image_root={inside} python={Path(sys.executable).resolve()}"
+    )
+    program = Path(__file__).with_name("node_programs").joinpath("docker").read_text()
+    put(node.bin / "docker", f"#!/bin/sh\n{given}\n{program}", 0o755)
     node.put("model/config.json", json.dumps({"num_experts": 8, "moe_intermediate_size": 64}))
 
 
@@ -149,14 +126,7 @@ def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
     assert kept(tuned) == [1]
 
 
-@pytest.mark.parametrize(
-    ("without", "said", "hint"),
-    [
-        (["ray"], "the image has no Ray", "RUN pip install ray"),
-        (["tuner"], "vLLM's tuner", "blob/v0.32.0/benchmarks/kernels/benchmark_moe.py"),
-        (["tuner", "vllm", "version"], "vLLM's tuner", "blob/vVERSION/benchmarks"),
-    ],
-)
+@each_row(__file__, "no_tuners.json", "without")
 def test_an_image_that_cannot_tune(node: Any, without: list[str], said: str, hint: str) -> None:
     install(node, *without)
     result = node.apply(MADE)

@@ -73,33 +73,10 @@ def test_made_of_its_requirements_and_again_when_they_change(made):
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "2.0\n"
 
 
-UV = """\
-#!/bin/sh -e
-echo "$*" >> {calls}
-case "$1" in
-venv)
-  [ "$2 $3" = "--python python3" ]
-  mkdir -p "$4/bin"
-  touch "$4/bin/python"
-  chmod +x "$4/bin/python"
-  ;;
-pip)
-  [ "$2 $3 $5" = "install --python --requirement" ]
-  if grep -q demo==9.9 "$6"; then
-    echo "No solution found: there is no version of demo==9.9" >&2
-    exit 1
-  fi
-  cp "$6" "$(dirname "$4")/installed"
-  ;;
-*) exit 64 ;;
-esac
-"""
-"""A stand-in that takes the two commands as uv does, and keeps what it was to install."""
-
-
 def test_made_with_uv_where_the_node_has_it(node, tmp_path):
     calls = tmp_path / "calls"
-    put(node.bin / "uv", UV.format(calls=calls), mode=0o755)
+    program = Path(__file__).with_name("node_programs").joinpath("uv").read_text()
+    put(node.bin / "uv", f"#!/bin/sh\ncalls={calls}\n{program}", mode=0o755)
     put(node.bin / "python3", "#!/bin/sh\nexit 70\n", mode=0o755)  # its venv is not wanted
     broken = VirtualEnvironment(PATH, ("--no-index", "demo==9.9"))
     result = node.apply(broken)

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,8 +98,6 @@ while data := peer.recv(65536):
 @pytest.fixture
 def prepared(site, home, tmp_path):
     """Write a row's files; returns the configuration that both read."""
-    import sys
-
     proxy = tmp_path / "proxy.py"
     proxy.write_text(PROXY)
     words = {**site.words, "HOME": str(home), "PROXY": f"{sys.executable} {proxy}"}

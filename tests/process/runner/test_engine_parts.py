@@ -12,6 +12,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -371,8 +372,6 @@ def test_where_the_record_is(tmp_path, monkeypatch):
 
 def test_run_ids_sort_by_time(monkeypatch):
     """Within a second too: which run was the last is read off its id."""
-    import time
-
     moments = [1_700_000_000.0, 1_700_000_000.25, 1_700_000_000.75, 1_700_000_001.0]
     made = []
     for moment in moments:

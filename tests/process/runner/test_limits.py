@@ -51,28 +51,12 @@ def peak_mib(session):
 ALIVE = frames.pack({"event": "alive"})
 
 
-SAYS_ALIVE = f"import os,sys,time; os.write(1, {ALIVE!r}); "
-NO_AGENTS = {
-    "an end inside a frame": (
-        "import os; os.write(1, b'\\0\\0\\1\\0half')",
-        "the connection was cut",
-    ),
-    "it dies with words": (f"{SAYS_ALIVE}sys.exit('no memory')", "no memory"),
-    "silence": ("import sys; sys.stdin.read()", r"no message from the agent after 0\.5 s"),
-    "silence after the first word": (f"{SAYS_ALIVE}sys.stdin.read()", "no sign of life"),
-    # It hears nothing any more, so that the answer to a sign of life cannot be sent.
-    "it is gone": (
-        f"{SAYS_ALIVE}os.close(0)\nfor _ in range(20): os.write(1, {ALIVE!r}); time.sleep(0.05)",
-        "connection was lost",
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "said"), NO_AGENTS.values(), ids=NO_AGENTS)
-def test_the_end_of_what_is_no_agent_is_told_each_request(fake, monkeypatch, text, said):
+@each_case(__file__, "no_agents.json")
+def test_the_end_of_what_is_no_agent_is_told_each_request(fake, monkeypatch, case):
+    said = case["said"]
     monkeypatch.setattr(wire, "START_WITHIN", 0.5 if said.startswith("no message") else FAR_S)
     monkeypatch.setattr(wire, "LOST_AFTER", 0.5 if said == "no sign of life" else FAR_S)
-    session = fake(text)
+    session = fake(f"import os, sys, time\nalive = {ALIVE!r}\n{case['text']}")
     with pytest.raises(Unreachable, match=said):
         session.run(["true"])
     with pytest.raises(Unreachable):

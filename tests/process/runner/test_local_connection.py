@@ -24,31 +24,8 @@ from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.node_connection import LocalConnection
-from spark_cluster.runner.session import Session
 
-SUDO = """
-import os, sys
-log = open({log!r}, "a")
-prompt, argv = sys.argv[3], sys.argv[sys.argv.index("--") + 1 :]
-for attempt in range({tries}):
-    os.write(2, prompt.encode())
-    line = b""
-    while not line.endswith(b"\\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            break
-        line += byte
-    if not line:
-        os.write(2, b"sudo: no password was provided")
-        break
-    print(line.decode().rstrip(), file=log, flush=True)
-    if line == b"right\\n":
-        os.execv(sys.executable, [sys.executable, *argv[1:]])
-    os.write(2, b"Sorry, try again.\\n")
-if {tries}:
-    sys.exit("sudo: 3 incorrect password attempts")
-os.execv(sys.executable, [sys.executable, *argv[1:]])
-"""
+SUDO = Path(__file__).with_name("node_programs").joinpath("sudo").read_text()
 
 
 @pytest.fixture
@@ -140,8 +117,8 @@ def become(connect, tmp_path, monkeypatch):
     log = put(tmp_path / "log")
 
     def start(password, tries=3):
-        text = SUDO.format(log=str(log), tries=tries)
-        put(tmp_path / "bin/sudo", f"#!{sys.executable} -IS\n{text}", 0o755)
+        given = f"log, tries = open({str(log)!r}, 'a'), {tries}"
+        put(tmp_path / "bin/sudo", f"#!{sys.executable} -IS\n{given}\n{SUDO}", 0o755)
         asks = [lambda: password] if password else []
         return connect(*asks).session("r1"), log
 
@@ -175,15 +152,14 @@ def test_without_python_there_is_no_agent(connect, monkeypatch, tmp_path):
 HERE = InventoryNode("spark1", "127.0.0.1", 0, "head", connection="local")
 
 
-def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
-    connections = Connections(
-        {"spark1": HERE},
-        Bus(),
-        "r1",
-        command="test",
-        change=True,
-        dialer=Dials(lambda _node: connect()),
+def run_over(dial):
+    return Connections(
+        {"spark1": HERE}, Bus(), "r1", command="test", change=True, dialer=Dials(dial)
     )
+
+
+def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
+    connections = run_over(lambda _node: connect())
     assert connections.open() == {}
     assert connections.users["spark1"] == LocalConnection("x").user
     assert connections.session("spark1").run(["echo", "hello"]).stdout == "hello\n"
@@ -197,34 +173,28 @@ def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
 
 
 @pytest.mark.parametrize("late", ["dial", "session"])
-def test_a_connection_that_comes_after_the_end_of_its_run_is_ended(
-    connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch, late: str
-) -> None:
+def test_a_connection_that_comes_after_the_end_of_its_run_is_ended(connect, monkeypatch, late):
     begun, go = threading.Event(), threading.Event()
     connection = connect()
-    begin = connection.session
-    closed: list[object] = []
-    sessions: list[Session] = []
+    begin, closed, sessions = connection.session, [], []
 
-    def wait(point: str) -> None:
+    def wait(point):
         if point == late:
             begun.set()
             assert go.wait(HANG_S)
 
-    def dial(_node: InventoryNode) -> LocalConnection:
+    def dial(_node):
         wait("dial")
         return connection
 
-    def session(run: str, *, become: bool) -> Session:
+    def session(run, *, become):
         sessions.append(begin(run, become=become))
         wait("session")
         return sessions[-1]
 
     monkeypatch.setattr(connection, "session", session)
     monkeypatch.setattr(connection, "close", lambda: closed.append(connection))
-    connections = Connections(
-        {"spark1": HERE}, Bus(), "r1", command="test", change=True, dialer=Dials(dial)
-    )
+    connections = run_over(dial)
     connections.begin()
     assert begun.wait(HANG_S)
     connections.close()

@@ -70,20 +70,7 @@ def test_one_that_does_not_even_go_down(start, nodes):
         play.apply(play.nodes, [BEFORE, reboot(timeout_s=0.3), AFTER])
 
 
-def test_a_run_that_died_during_the_reboot_is_gone_on_with(start, nodes):
-    play, _ = start("spark1")
-    play.apply(play.nodes, [BEFORE, reboot(allowed=False, required=False)])
-    play.connections.close()
-    play, events = start("spark1", run="r2")
-    play.apply(play.nodes, [BEFORE, reboot(), AFTER])
-    assert events.verdicts("spark1") == verdicts("ok", "change", "change")
-
-
-def test_not_allowed_and_check_mode(start, nodes):
-    play, events = start("spark1")
-    with pytest.raises(Failed, match="the node must be rebooted") as caught:
-        play.apply(play.nodes, [BEFORE, reboot(allowed=False), AFTER])
-    assert "allow it" in caught.value.hint
+def test_check_mode_reboots_no_one(start, nodes):
     play, events = start("spark2", options=Options(check=True), change=False)
     play.apply(play.nodes, [BEFORE, reboot(), AFTER])
     assert events.verdicts("spark2") == verdicts("change", "change", "change")

@@ -210,16 +210,10 @@ def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
     [
         ("other", "accepts none of the offered keys", "identity_file"),
         ("locked", "passphrase", "ssh-add"),
-        ("none", "none", ""),
-        ("text", "", ""),
     ],
 )
 def test_a_key_that_opens_nothing(ssh, trusted, tmp_path, key, message, hint):
-    """That of another, one with a passphrase, one that is not there, and what is no key."""
-    if key in ("other", "locked"):
-        keygen(tmp_path / key, "a passphrase" if key == "locked" else "")
-    elif key == "text":
-        (tmp_path / key).write_text("this is no key")
+    keygen(tmp_path / key, "a passphrase" if key == "locked" else "")
     error = refusal(ssh(identity_file=tmp_path / key))
     assert message in str(error)
     assert hint in error.hint

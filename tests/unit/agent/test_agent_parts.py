@@ -1,4 +1,4 @@
-"""The agent's parts in this process: disk full, masking, faults of our own, the overlay."""
+"""The agent's parts in this process: disk full, masking, faults of our own."""
 
 from __future__ import annotations
 
@@ -53,13 +53,6 @@ def test_inodes_that_are_used_up_are_told_from_a_full_disk(tmp_path, monkeypatch
         monkeypatch.setattr(os, "statvfs", lambda _, told=told: told)
         error = OSError(errno.ENOSPC, "", str(tmp_path / "file"))
         assert explain(error) == says.replace("/x", str(tmp_path))
-
-
-def test_other_errors_name_the_file():
-    assert explain(OSError(errno.EACCES, "Permission denied", "/etc/x")) == (
-        "/etc/x: permission denied"
-    )
-    assert explain(OSError("odd")) == "odd"
 
 
 def test_a_fault_of_our_own_is_reported_with_its_resource(tmp_path, monkeypatch):
@@ -186,6 +179,3 @@ def test_secrets_of_a_document():
     command = Command("x", ("true",), env={"A": Secret("one"), "B": "plain"}, stdin=Secret("two"))
     request = {"op": "apply", "resources": [to_wire(command), to_wire(File("/a", content="three"))]}
     assert secrets_in(json.loads(json.dumps(request))) == {"one", "two"}
-
-
-# -- the overlay -----------------------------------------------------------------------------------

@@ -30,11 +30,6 @@ def run(node, *resources, rebooted=None, **options):
     return {e["id"]: e["verdict"] for e in events if e["event"] == "result"}, reply
 
 
-def test_nothing_pending(booted):
-    reboot = Reboot("new kernel", pending_when=("/var/lib/fwupd/pending",), allowed=True)
-    booted.must_be_ok(reboot)
-
-
 @pytest.mark.parametrize("path", [REQUIRED, "/var/lib/fwupd/pending"])
 def test_the_document_stops_for_the_laptop_and_goes_on_after_it(booted, path):
     reboot = Reboot("new kernel", pending_when=("/var/lib/fwupd/pending",), allowed=True)
@@ -76,17 +71,3 @@ def test_a_trigger_asks_for_it_until_the_node_has_booted(booted):
     assert "reboot" in run(booted, grub, reboot)[1]
     # Somebody has rebooted it.
     assert run(booted.boot("2"), grub, reboot)[0] == {grub.id: "ok", reboot.id: "ok"}
-
-
-def test_not_allowed(booted):
-    booted.put(REQUIRED)
-    booted.put(f"{REQUIRED}.pkgs", "linux-base\nlinux-image-7.0\nlinux-base\n")
-    for result in (booted.apply(Reboot("new kernel")), booted.check(Reboot("new kernel"))):
-        assert "the node must be rebooted" in result.error
-        assert f"{REQUIRED} (linux-base, linux-image-7.0)" in result.error
-        assert "not allowed" in result.error
-    later = Reboot("new kernel", required=False)
-    results = booted.results(later, File("/after", content="x"))
-    assert [r.verdict for r in results] == ["skipped", "change"]
-    assert results[0].reason.startswith(f"reboot pending: {REQUIRED}")
-    assert booted.notes == [f"new kernel: {results[0].reason}"]
