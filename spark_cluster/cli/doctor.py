@@ -199,9 +199,11 @@ def logs(
     tail: int = 50,
     only: Literal["vllm", "ray"] | None,
     bundle: Annotated[str | None, {"flag_value": AUTOMATIC, "is_flag": False}],
-) -> None:
+) -> int:
     """Show the logs of vLLM and Ray on every node, each line with its node and container, the
     newest at the end; without the requests for /metrics and /health, which spark-cluster makes.
+
+    Where a node is not reached, those of the others are shown, with exit status 3.
 
     Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
 
@@ -219,11 +221,11 @@ def logs(
         if follow or only:
             raise UsageError("--bundle cannot be combined with --follow or --container")
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
-        return
+        return 0
     from spark_cluster.engine import runtime
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
-        play = run.open()
+        play = run.open(fail_fast=False)
         wanted = {
             node: [name for name in names if only is None or (only == "ray") == (name == RAY)]
             for node, names in runtime.present_programs(play).items()
@@ -233,7 +235,7 @@ def logs(
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(play, found, tail)
-            return
+            return 0
         lines = tail if app.as_json else max(tail, READ)
         texts = {
             (node, name): runtime.read_log(play.connections.session(node), name, lines=lines)
@@ -241,6 +243,7 @@ def logs(
         }
     rows = [{"node": n, "container": c, "text": text} for (n, c), text in texts.items()]
     app.show({"logs": rows}, lambda _app, _found: _show_logs(texts, tail))
+    return max((error.exit_code for error in play.out.values()), default=0)
 
 
 READ = 2000
