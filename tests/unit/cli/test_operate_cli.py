@@ -26,7 +26,9 @@ def shown(found: Supervision) -> str:
 
 
 def test_what_supervision_shows():
-    state = SupervisionState("waiting", reason="memory is still held by PID 7 [x] (9 MiB)")
+    state = SupervisionState(
+        "waiting", reason="memory is still held by PID 7 [x] (9 MiB)", boot="b"
+    )
     events = tuple(SupervisionEvent(float(n), f"event {n}") for n in range(20))
     text = shown(Supervision(True, "active", False, state, ("10.0.0.5 is gone",), events))
     assert "supervision: active, not started at boot (install --at-boot)" in text
@@ -34,6 +36,11 @@ def test_what_supervision_shows():
     assert "! 10.0.0.5 is gone" in text
     assert "event 19" in text
     assert "event 9\n" not in text, "the last ten"
+
+
+def test_before_its_first_look_the_server_is_not_called_idle():
+    text = shown(Supervision(True, "active", True, SupervisionState()))
+    assert "server: not looked at yet" in text
 
 
 def test_where_it_is_not_installed():
