@@ -28,15 +28,7 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.api import probe_of, usual_recipe
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import (
-    LinePrinter,
-    coloured,
-    joined,
-    lines_of,
-    mark,
-    painted,
-    styled,
-)
+from spark_cluster.cli.console import LinePrinter, coloured, joined, lines_of, mark, painted, styled
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, hub
 from spark_cluster.config.facts import load_pins
@@ -46,6 +38,7 @@ from spark_cluster.config.project import INVENTORY
 from spark_cluster.config.schema import as_json
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.node.output import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -147,7 +140,8 @@ def _known_pins(app: App) -> Pins | None:
 
 
 def _show_findings(app: App, diagnosis: Diagnosis) -> None:
-    """Print the verdict, then each finding once, with the nodes that it is of."""
+    """Print the verdict, then each finding once, with the nodes that it is of; what is unknown for
+    one and the same reason is one finding, without --verbose."""
     console = app.console
     console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
     alike: dict[tuple[str, ...], list[CheckResult]] = {}
@@ -155,11 +149,16 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
         if app.verbose or result.status != "ok":
             told = (result.status, result.id, result.found, result.cause, result.fix)
             alike.setdefault(told, []).append(result)
-    for results in alike.values():
-        nodes = ", ".join(result.node for result in results)
-        first = results[0]
-        console.print(styled("{} [bold]{}[/]  {}", mark(first.status), first.id, nodes))
-        for line in _finding_lines(app, first):
+    groups: dict[tuple[str, ...], list[CheckResult]] = {}
+    for same, (first, *rest) in alike.items():
+        nodes = ", ".join(result.node for result in (first, *rest))
+        one_reason = first.status == "unknown" and not app.verbose
+        key = (first.found, first.cause, first.fix) if one_reason else same
+        groups.setdefault((nodes, *key), []).append(first)
+    for (nodes, *_), group in groups.items():
+        what = group[0].id if len(group) == 1 else counted(len(group), "check")
+        console.print(styled("{} [bold]{}[/]  {}", mark(group[0].status), what, nodes))
+        for line in _finding_lines(app, group):
             console.print(styled("    {}", line))
     known = [issue.id for issue in diagnosis.issues]
     if known:
@@ -167,14 +166,17 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
         console.print(painted(text, "dim"))
 
 
-def _finding_lines(app: App, result: CheckResult) -> Iterator[Text]:
+def _finding_lines(app: App, group: Sequence[CheckResult]) -> Iterator[Text]:
+    """Yield what is said of a finding, or of all that is unknown for one reason."""
+    result = group[0]
     yield from (painted(line) for line in result.found.splitlines())
     if result.cause:
         yield painted(result.cause, "dim")
     if result.fix:
         yield styled("[cyan]fix: {}[/]", app.to_paste(result.fix))
     if result.status == "unknown":
-        yield painted(f"not known: whether {result.title}", "dim")
+        whether = f"whether {result.title}" if len(group) == 1 else ", ".join(r.id for r in group)
+        yield painted(f"not known: {whether}", "dim")
 
 
 def _findings_summary(diagnosis: Diagnosis, seconds: float) -> Text:
