@@ -160,9 +160,8 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
         console.print(styled("{} [bold]{}[/]  {}", mark(group[0].status), what, nodes))
         for line in _finding_lines(app, group):
             console.print(styled("    {}", line))
-    known = [issue.id for issue in diagnosis.issues]
-    if known:
-        text = f"known issues: {', '.join(known)} (spark-cluster explain --about ID)"
+    if known := ", ".join(issue.id for issue in diagnosis.issues):
+        text = f"known issues: {known} (spark-cluster explain --about ID)"
         console.print(painted(text, "dim"))
 
 
