@@ -330,11 +330,14 @@ def writer(path: Path) -> JsonLinesWriter:
     """Return what writes a file: Parquet for `.parquet`, otherwise JSON lines.
 
     Raises:
-        UsageError: the file is there already, or pyarrow is wanted and not installed.
+        UsageError: the file is there already, its folder is not, or pyarrow is wanted and not
+            installed.
         OSError: it cannot be written.
     """
     if path.exists():
         raise UsageError(f"{path} exists", hint="name a new file, or remove it first")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}", hint="make it first")
     if path.suffix != ".parquet":
         return JsonLinesWriter(path)
     need_pyarrow()

@@ -268,6 +268,7 @@ class App:
         gc.enable()
         signal.signal(signal.SIGTERM, _interrupt)
         display = Display(lambda: self.console, verbose=self.verbose, titled=run.change)
+        self.cluster.prompts.around = display.quiet
         if run.options.step:
             run.options.ask = Stepper(display).ask
         if not self.as_json and sys.stdin.isatty() and sys.stdout.isatty():

@@ -28,15 +28,7 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.api import probe_of, usual_recipe
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import (
-    LinePrinter,
-    coloured,
-    joined,
-    lines_of,
-    mark,
-    painted,
-    styled,
-)
+from spark_cluster.cli.console import LinePrinter, coloured, joined, lines_of, mark, painted, styled
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, hub
 from spark_cluster.config.facts import load_pins
@@ -46,6 +38,7 @@ from spark_cluster.config.project import INVENTORY
 from spark_cluster.config.schema import as_json
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.node.output import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -147,7 +140,8 @@ def _known_pins(app: App) -> Pins | None:
 
 
 def _show_findings(app: App, diagnosis: Diagnosis) -> None:
-    """Print the verdict, then each finding once, with the nodes that it is of."""
+    """Print the verdict, then each finding once, with the nodes that it is of; what is unknown for
+    one and the same reason is one finding, without --verbose."""
     console = app.console
     console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
     alike: dict[tuple[str, ...], list[CheckResult]] = {}
@@ -155,26 +149,33 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
         if app.verbose or result.status != "ok":
             told = (result.status, result.id, result.found, result.cause, result.fix)
             alike.setdefault(told, []).append(result)
-    for results in alike.values():
-        nodes = ", ".join(result.node for result in results)
-        first = results[0]
-        console.print(styled("{} [bold]{}[/]  {}", mark(first.status), first.id, nodes))
-        for line in _finding_lines(app, first):
+    groups: dict[tuple[str, ...], list[CheckResult]] = {}
+    for same, (first, *rest) in alike.items():
+        nodes = ", ".join(result.node for result in (first, *rest))
+        one_reason = first.status == "unknown" and not app.verbose
+        key = (first.found, first.cause, first.fix) if one_reason else same
+        groups.setdefault((nodes, *key), []).append(first)
+    for (nodes, *_), group in groups.items():
+        what = group[0].id if len(group) == 1 else counted(len(group), "check")
+        console.print(styled("{} [bold]{}[/]  {}", mark(group[0].status), what, nodes))
+        for line in _finding_lines(app, group):
             console.print(styled("    {}", line))
-    known = [issue.id for issue in diagnosis.issues]
-    if known:
-        text = f"known issues: {', '.join(known)} (spark-cluster explain --about ID)"
+    if known := ", ".join(issue.id for issue in diagnosis.issues):
+        text = f"known issues: {known} (spark-cluster explain --about ID)"
         console.print(painted(text, "dim"))
 
 
-def _finding_lines(app: App, result: CheckResult) -> Iterator[Text]:
+def _finding_lines(app: App, group: Sequence[CheckResult]) -> Iterator[Text]:
+    """Yield what is said of a finding, or of all that is unknown for one reason."""
+    result = group[0]
     yield from (painted(line) for line in result.found.splitlines())
     if result.cause:
         yield painted(result.cause, "dim")
     if result.fix:
         yield styled("[cyan]fix: {}[/]", app.to_paste(result.fix))
     if result.status == "unknown":
-        yield painted(f"not known: whether {result.title}", "dim")
+        whether = f"whether {result.title}" if len(group) == 1 else ", ".join(r.id for r in group)
+        yield painted(f"not known: {whether}", "dim")
 
 
 def _findings_summary(diagnosis: Diagnosis, seconds: float) -> Text:
@@ -199,9 +200,11 @@ def logs(
     tail: int = 50,
     only: Literal["vllm", "ray"] | None,
     bundle: Annotated[str | None, {"flag_value": AUTOMATIC, "is_flag": False}],
-) -> None:
+) -> int:
     """Show the logs of vLLM and Ray on every node, each line with its node and container, the
     newest at the end; without the requests for /metrics and /health, which spark-cluster makes.
+
+    Where a node is not reached, those of the others are shown, with exit status 3.
 
     Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
 
@@ -219,11 +222,11 @@ def logs(
         if follow or only:
             raise UsageError("--bundle cannot be combined with --follow or --container")
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
-        return
+        return 0
     from spark_cluster.engine import runtime
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
-        play = run.open()
+        play = run.open(fail_fast=False)
         wanted = {
             node: [name for name in names if only is None or (only == "ray") == (name == RAY)]
             for node, names in runtime.present_programs(play).items()
@@ -233,7 +236,7 @@ def logs(
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(play, found, tail)
-            return
+            return 0
         lines = tail if app.as_json else max(tail, READ)
         texts = {
             (node, name): runtime.read_log(play.connections.session(node), name, lines=lines)
@@ -241,6 +244,7 @@ def logs(
         }
     rows = [{"node": n, "container": c, "text": text} for (n, c), text in texts.items()]
     app.show({"logs": rows}, lambda _app, _found: _show_logs(texts, tail))
+    return max((error.exit_code for error in play.out.values()), default=0)
 
 
 READ = 2000

@@ -104,8 +104,8 @@ def search(
         app.print_json({"found": len(found), "recipes": recipes})
         return
     if not found:
-        text = "no recipe has all these words; try fewer, or `recipes update` for registries"
-        app.console.print(text)
+        update = "`spark-cluster recipes update` for registries"
+        app.console.print(f"no recipe has all these words; try fewer, or {update}")
         return
     _show_found(app, rows)
     if len(found) > most:

@@ -296,9 +296,10 @@ def _outcome(found: Update, *, check: bool) -> Text:
             "{} {}: {} recipes at {}", mark("ok"), name, usable, found.found.revision[:12]
         )
     if found.rewritten and not check:
-        option = f"recipes update {name} --allow-rewritten"
+        option = f"spark-cluster recipes update {name} --allow-rewritten"
         return styled("{} {}: not taken; if its owner says why: {}", mark("fail"), name, option)
-    return styled("- {}: not taken; to take it: recipes update {} --yes", name, name)
+    command = f"spark-cluster recipes update {name} --yes"
+    return styled("- {}: not taken; to take it: {}", name, command)
 
 
 def _show_changes(app: App, found: Update) -> None:

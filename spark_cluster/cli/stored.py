@@ -314,6 +314,7 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
         nothing: what is said of the others.
     """
     with _nodes(app) as nodes:
+        model_upkeep.named(nodes, [model] if pinned else [])
         answers = nodes.ask("pin", name=model, pinned=pinned)
     changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
     lines = (f"{node}: {model} {done if new else nothing}" for node, new in changed.items())

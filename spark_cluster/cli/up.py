@@ -360,14 +360,14 @@ def _apply(
 def _show_supervision(app: App, found: Supervision) -> None:
     console = app.console
     if not found.installed:
-        console.print(
-            f"not installed: `{app.command('supervise install')}` installs it on the head"
-        )
+        install = app.command("supervise install")
+        console.print(f"not installed: `{install}` installs it on the head")
         return
     boot = "started at boot" if found.at_boot else "not started at boot (install --at-boot)"
     console.print(styled("supervision: [bold]{}[/], {}", found.active, boot))
     why = f": {found.state.reason}" if found.state.reason else ""
-    console.print(styled("server: [bold]{}[/]{}", found.state.phase, why))
+    phase = found.state.phase if found.state.boot else "not looked at yet"
+    console.print(styled("server: [bold]{}[/]{}", phase, why))
     for problem in found.problems:
         console.print(styled("[yellow]![/] {}", problem))
     for event in found.events[-SHOWN:]:

@@ -19,6 +19,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -346,9 +347,13 @@ class Prompts:
 
     One belongs to each inventory that is opened, so that a password for a node of one inventory is
     never offered to a node of that name in another.
+
+    Attributes:
+        around: entered while a question is asked, so that nothing else is written next to it.
     """
 
     def __init__(self) -> None:
+        self.around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self._answers: dict[str, str] = {}
         self._asking = threading.Lock()
 
@@ -370,7 +375,8 @@ class Prompts:
     def _ask(self, what: str) -> str:
         with self._asking:
             if what not in self._answers:
-                self._answers[what] = getpass.getpass(f"{what}: ")
+                with self.around():
+                    self._answers[what] = getpass.getpass(f"{what}: ")
             return self._answers[what]
 
 

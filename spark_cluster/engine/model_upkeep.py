@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -283,7 +284,12 @@ def prune(
         only: ORG/NAME or ORG/NAME@REVISION; empty for all.
         free: bytes on each node at which it stops; 0 for all that may go.
         unused_s: only what was not used for so many seconds.
+
+    Raises:
+        Failed: a name of `only` is on no node.
     """
+    if only:
+        named(nodes, only)
     request = {"only": list(only), "bytes": free, "unused_s": unused_s, "apply": apply}
     keep = [[need.repository, need.revision] for need in needs]
     return [
@@ -301,10 +307,9 @@ def sizes(nodes: Nodes, needs: Sequence[Need]) -> list[ModelSizes]:
     """Return what the models take on each node, by recipe, and what pruning would free."""
     found = []
     for one, pruned in zip(stored(nodes, needs), prune(nodes, needs), strict=True):
-        recipes: dict[str, int] = {}
+        recipes: Counter[str] = Counter()
         for model in one.models:
-            for name in model.recipes:
-                recipes[name] = recipes.get(name, 0) + model.size
+            recipes.update(dict.fromkeys(model.recipes, model.size))
         rest = (one.unfinished, one.unused, one.free)
         found.append(ModelSizes(one.node, one.size, recipes, pruned.freed, *rest))
     return found
@@ -319,13 +324,9 @@ def verify(nodes: Nodes, names: Sequence[str], on_progress: OnProgress) -> list[
     Raises:
         Failed: a name is on no node.
     """
-    chosen = {one.node: [m for m in one.models if matches(m, names)] for one in stored(nodes, [])}
-    for name in names:
-        if not any(matches(model, [name]) for models in chosen.values() for model in models):
-            raise Failed(f"{name} is on no node", hint="`spark-cluster models list` shows them")
     jobs = {
         node: partial(_verified_on, nodes.only(node), node, models, on_progress)
-        for node, models in chosen.items()
+        for node, models in named(nodes, names).items()
     }
     return [one for verified in all_of(jobs).values() for one in verified]
 
@@ -344,6 +345,19 @@ def _verified_on(
         else:
             found.append(made_of(VerifiedModel, answer, node=node, **revision, error=""))
     return found
+
+
+def named(nodes: Nodes, names: Sequence[str]) -> dict[str, list[StoredModel]]:
+    """Return the models of each node that have these names; all where there are none.
+
+    Raises:
+        Failed: a name is on no node.
+    """
+    found = stored(nodes, [])
+    for name in names:
+        if not any(matches(model, [name]) for one in found for model in one.models):
+            raise Failed(f"{name} is on no node", hint="`spark-cluster models list` shows them")
+    return {one.node: [m for m in one.models if matches(m, names)] for one in found}
 
 
 def matches(model: StoredModel, names: Sequence[str]) -> bool:
@@ -427,8 +441,7 @@ def _repaired(
         else:
             pull(play, node, hub_model(play, node, wanted, hub))
             source = "hub"
-    names = (node.name, model.repository, model.commit)
-    return RepairedModel(*names, removed, links, size, source)
+    return RepairedModel(node.name, model.repository, model.commit, removed, links, size, source)
 
 
 # The copy of a model by its name or folder: which node sends it, and which get it.

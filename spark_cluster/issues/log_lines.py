@@ -295,7 +295,7 @@ def take_stamp(rest: str) -> tuple[str, str, str]:
     for pattern in _KEEPERS:
         if found := pattern.match(rest):
             told = found.groupdict()
-            return told.get("stamp") or "", _moment(told), rest[found.end() :]
+            return told.get("stamp") or "", _moment(told), _OURS.sub("", rest[found.end() :])
     return "", "", rest
 
 

@@ -103,8 +103,8 @@ class Service(Resource):
         }
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
-        if "restart" not in changes or not self.in_use:
-            return ""
+        if "restart" not in changes or "running" in changes or not self.in_use:
+            return ""  # what is down has no users whom a start could end
         users = ", ".join(host.run(self.in_use, timeout=60).stdout.split())
         if not users:
             return ""

@@ -123,6 +123,31 @@ def test_on_a_terminal_a_person_is_asked(tmp_path, typed, answer):
     terminal.close()
 
 
+PASSWORD = """
+from types import SimpleNamespace
+from spark_cluster import Cluster, Options
+from spark_cluster.cli.app import App
+from spark_cluster.runner.events import RunFinished, RunStarted
+run = SimpleNamespace(options=Options(), change=True)
+cluster = Cluster()
+sink = App(cluster).watch(run)
+sink.take(RunStarted("r1", "up", ("spark1",)))
+print("answer", cluster.prompts.ask("the sudo password of spark1"))
+sink.take(RunFinished(True, 1.0))
+sink.close()
+"""
+
+
+def test_a_password_is_asked_for_below_what_was_told(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    terminal = Terminal(["-c", PASSWORD], tmp_path, environment)
+    before = terminal.expect("the sudo password of spark1: ")
+    terminal.type("x")
+    terminal.expect("answer x")
+    terminal.close()
+    assert "run r1" in before
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_without_a_terminal_nobody_is_asked(tmp_path, as_json):
     done = subprocess.run(

@@ -97,6 +97,14 @@ def test_a_pinned_model_stays(run, cache):
     assert "is unpinned now" in run("models", "unpin", "org/model@main")[1]
 
 
+@pytest.mark.parametrize("words", ["pin org/modle", "prune org/model org/modle --apply"])
+def test_a_model_that_no_node_has_is_neither_pinned_nor_pruned(run, cache, words):
+    status, _, err = run("models", *words.split())
+    assert (status, "org/modle is on no node" in err) == (1, True)
+    [node] = json.loads(run("models", "list", "--json")[1])["nodes"]
+    assert [(one["repository"], one["pinned"]) for one in node["models"]] == [("org/model", False)]
+
+
 def test_what_an_own_recipe_needs_stays_and_while_one_cannot_be_read_all_does(run, cache, project):
     recipe = "name: mine\nmodel: {name: org/model, served_name: m}\nimage: {ref: a/b:c}\n"
     put(project / "recipes/mine.yaml", recipe)

@@ -72,7 +72,7 @@ def test_a_change_is_named_and_needs_a_yes(wren: Repository, project: Path) -> N
     wren.commit(wren=sparkrun(length=8192), jay=sparkrun())
     status, text = call(project, "recipes", "update", "theirs")
     assert status == 0
-    for line in ("+ jay", "~ wren", "recipes update theirs --yes"):
+    for line in ("+ jay", "~ wren", "spark-cluster recipes update theirs --yes"):
         assert line in text
     assert "4096" in call(project, "recipes", "show", "@theirs/wren")[1]
     assert call(project, "recipes", "update", "--yes")[0] == 0

@@ -113,6 +113,13 @@ def test_what_was_recorded_before_it_is_killed_can_be_read(start, tmp_path):
         writer(path)
 
 
+def test_of_a_folder_that_is_not_there_only_what_was_typed_is_said(tmp_path):
+    typed = tmp_path / "none/rows.parquet"
+    with pytest.raises(UsageError) as refused:
+        writer(typed)
+    assert refused.value.message == f"{typed}: there is no folder {typed.parent}"
+
+
 def test_a_hang_up_that_is_ignored_stays_ignored(start, tmp_path):
     process = start("rows.jsonl", "nohup")
     process.send_signal(signal.SIGHUP)

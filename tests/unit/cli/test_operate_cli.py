@@ -1,4 +1,4 @@
-"""`supervise status` and `status`: what people see."""
+"""`supervise status`, `status` and `doctor`: what people see."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.cli import served, up
+from spark_cluster.cli import doctor, served, up
 from spark_cluster.cli.terminal import Console
+from spark_cluster.doctor.examine import Diagnosis
+from spark_cluster.doctor.observations import CheckResult
 from spark_cluster.engine.result import NodeState, Status
 from spark_cluster.engine.supervision import Supervision, SupervisionEvent
 from spark_cluster.node.containers import ContainerState
@@ -26,7 +28,9 @@ def shown(found: Supervision) -> str:
 
 
 def test_what_supervision_shows():
-    state = SupervisionState("waiting", reason="memory is still held by PID 7 [x] (9 MiB)")
+    state = SupervisionState(
+        "waiting", reason="memory is still held by PID 7 [x] (9 MiB)", boot="b"
+    )
     events = tuple(SupervisionEvent(float(n), f"event {n}") for n in range(20))
     text = shown(Supervision(True, "active", False, state, ("10.0.0.5 is gone",), events))
     assert "supervision: active, not started at boot (install --at-boot)" in text
@@ -34,6 +38,11 @@ def test_what_supervision_shows():
     assert "! 10.0.0.5 is gone" in text
     assert "event 19" in text
     assert "event 9\n" not in text, "the last ten"
+
+
+def test_before_its_first_look_the_server_is_not_called_idle():
+    text = shown(Supervision(True, "active", True, SupervisionState()))
+    assert "server: not looked at yet" in text
 
 
 def test_where_it_is_not_installed():
@@ -49,3 +58,26 @@ def test_status_names_the_kind_and_heads_units_as_units(runtime, heading, capsys
     told = capsys.readouterr().out
     assert heading in told.split()
     assert "embedding, tp 1" in told
+
+
+def result(id: str, node: str, found: str, status: str = "unknown") -> CheckResult:
+    return CheckResult(id, node, status, found, f"{id} is well", "", "slow")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_doctor_says_one_reason_for_many_unknown_checks_once(verbose, capsys) -> None:
+    results = (
+        result("serving.docker", "a", "no daemon", "fail"),
+        result("serving.hcas", "a", "no daemon"),
+        result("serving.memlock", "a", "no daemon"),
+        result("link.rate", "a", "no ethtool"),
+        result("serving.hcas", "b", "hung"),
+    )
+    app: Any = SimpleNamespace(console=Console(width=200), verbose=verbose, started=0.0)
+    doctor._show_findings(app, Diagnosis(results))
+    told = capsys.readouterr().out
+    assert told.count("no daemon") == (3 if verbose else 2)
+    assert ("2 checks  a" in told) is not verbose
+    assert ("not known: serving.hcas, serving.memlock\n" in told) is not verbose
+    assert "not known: whether link.rate is well" in told
+    assert "serving.hcas  b" in told

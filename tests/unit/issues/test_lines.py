@@ -42,7 +42,15 @@ def test_no_line_is_too_strange(text):
 
 @given(
     st.text(alphabet="abc XYZ0:-_'", min_size=1, max_size=30).filter(str.strip),
-    st.sampled_from(["", "2026-11-20T14:12:18.9Z ", "spark1 vllm: ", "vllm-1  | "]),
+    st.sampled_from(
+        [
+            "",
+            "2026-11-20T14:12:18.9Z ",
+            "spark1 vllm: ",
+            "vllm-1  | ",
+            "2026-11-20T14:12:18Z a vllm: ",
+        ]
+    ),
     st.sampled_from(["", "\x1b[36m(RayWorkerProc pid=5, ip=10.0.0.2)\x1b[0m "]),
     st.sampled_from(["", "(EngineCore pid=1) ", "(W pid=1) ERROR 11-20 14:14:29 [a.py:1] "]),
 )
@@ -51,6 +59,12 @@ def test_no_layer_hides_an_error(said, first, second, third):
     line = read(f"{first}{second}{third}KeyError: {said}")
     assert error_in(line) == f"KeyError: {said.rstrip()}"
     assert bool(line.at) == (first.startswith("2026") or "11-20" in third)
+
+
+def test_a_line_as_our_own_logs_prints_it_is_read_as_the_container_wrote_it():
+    line = read("2026-11-20T14:12:18Z spark1 vllm: (W pid=1) ERROR [a.py:1]   File 'x.py', line 1")
+    assert (line.speaker, line.level, line.text) == ("W pid=1", "ERROR", "File 'x.py', line 1")
+    assert line.indented
 
 
 @pytest.mark.parametrize(("raw", "error"), TABLES["errors"].items())
