@@ -84,7 +84,7 @@ class Stepper:
     def _show(self, node: str, change: dict[str, Any]) -> None:
         console = self.display.console
         what = change.get("reason") or summary(change["id"], change["changes"])
-        console.print(styled("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what))
+        console.say("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what)
         if change.get("diff"):
             show_diff(console, change["diff"], 4)
 

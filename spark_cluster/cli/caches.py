@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.console import mark, painted, plain_table
 from spark_cluster.cli.options import (
     Allowing,
     Changing,
@@ -225,11 +225,10 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 
 def _show_tuned(app: App, done: Tuning) -> None:
 
-    console = app.console
     what = "tuned" if done.changed else "tuned already"
     sizes = ", ".join(map(str, done.sizes))
-    console.print(styled("{} {}: [bold]{}[/]", mark("ok"), what, done.file))
-    console.print(painted(f"batch sizes {sizes}; on {', '.join(done.nodes)}", "dim"))
+    app.console.say("{} {}: [bold]{}[/]", mark("ok"), what, done.file)
+    app.console.print(painted(f"batch sizes {sizes}; on {', '.join(done.nodes)}", "dim"))
     use, compare = f"up --recipe {done.recipe} --tp {done.tp}", "bench run tuned-kernels"
     text = f"{app.command(use)} uses it; {app.command(compare)} compares"
-    console.print(painted(text, "dim"))
+    app.console.print(painted(text, "dim"))

@@ -192,12 +192,12 @@ class Display:
 
     def _stage_started(self, event: StageStarted) -> None:
         self._stages += 1
-        self.console.print(styled("[bold blue]▸[/] [bold]{}[/]", event.stage))
+        self.console.say("[bold blue]▸[/] [bold]{}[/]", event.stage)
 
     def _stage_finished(self, event: StageFinished) -> None:
         self._doing.clear()
         sign = mark("ok" if event.ok else "fail")
-        self.console.print(styled("{} {}  [dim]{:.1f} s[/]", sign, event.stage, event.seconds))
+        self.console.say("{} {}  [dim]{:.1f} s[/]", sign, event.stage, event.seconds)
 
     def _connected(self, event: Connected) -> None:
         if self.verbose:
@@ -257,8 +257,7 @@ class Display:
         word = "UNREACHABLE" if event.unreachable else "FAILED"
         self._line(event.node, styled("[bold red]{}[/] {}", word, event.error))
         if event.hint:
-            hint = painted(" " * (self._width + 4) + event.hint, "cyan")
-            self.console.print(hint)
+            self.console.print(painted(" " * (self._width + 4) + event.hint, "cyan"))
 
     def _note(self, event: Note) -> None:
         if (event.node, event.text) in self._noted:  # a role that is applied twice says it twice
@@ -273,7 +272,7 @@ class Display:
 
     def _line(self, node: str, text: Text) -> None:
         whose = visible(node).ljust(self._width)
-        self.console.print(styled("  [bold]{}[/]  {}", whose, text))
+        self.console.say("  [bold]{}[/]  {}", whose, text)
 
     def _draw(self) -> Text:
         from rich.text import Text
@@ -322,7 +321,7 @@ def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> N
         table.add_row(node, *_cells(tally))
     console.print()
     console.print(table)
-    console.print(styled("[dim]{:.1f} s[/]", seconds))
+    console.say("[dim]{:.1f} s[/]", seconds)
 
 
 def _cells(tally: Tally) -> list[Text]:

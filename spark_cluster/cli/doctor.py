@@ -148,8 +148,7 @@ def _known_pins(app: App) -> Pins | None:
 
 def _show_findings(app: App, diagnosis: Diagnosis) -> None:
     """Print the verdict, then each finding once, with the nodes that it is of."""
-    console = app.console
-    console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
+    app.console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
     alike: dict[tuple[str, ...], list[CheckResult]] = {}
     for result in diagnosis.results:
         if app.verbose or result.status != "ok":
@@ -158,13 +157,13 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
     for results in alike.values():
         nodes = ", ".join(result.node for result in results)
         first = results[0]
-        console.print(styled("{} [bold]{}[/]  {}", mark(first.status), first.id, nodes))
+        app.console.say("{} [bold]{}[/]  {}", mark(first.status), first.id, nodes)
         for line in _finding_lines(app, first):
-            console.print(styled("    {}", line))
+            app.console.say("    {}", line)
     known = [issue.id for issue in diagnosis.issues]
     if known:
         text = f"known issues: {', '.join(known)} (spark-cluster explain --about ID)"
-        console.print(painted(text, "dim"))
+        app.console.print(painted(text, "dim"))
 
 
 def _finding_lines(app: App, result: CheckResult) -> Iterator[Text]:

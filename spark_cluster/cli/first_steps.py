@@ -16,7 +16,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import styled, visible
+from spark_cluster.cli.console import visible
 from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers
 from spark_cluster.config.discovery import write as write_inventory
@@ -273,10 +273,10 @@ class _Asking:
         self.rows[name] = UnreadKey(name, error.message, error.hint)
         place = f"{error.where}: " if error.where not in ("", name) else ""
         what = "unreachable" if isinstance(error, Unreachable) else "failed"
-        say = self.app.console.print
-        say(styled("{}: [red]{}[/]: {}{}", name, what, place, error.message))
+        say = self.app.console.say
+        say("{}: [red]{}[/]: {}{}", name, what, place, error.message)
         if error.hint:
-            say(f"  {error.hint}")
+            say("  {}", error.hint)
 
     def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
         if isinstance(outcome, SparkClusterError):
@@ -306,19 +306,18 @@ def _decide(
 ) -> tuple[bool, SparkClusterError | None]:
     """Return whether to write the key, and the error when it is refused."""
     key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
-    known, say = shown.line, app.console.print
+    known, say = shown.line, app.console.say
     if known is None:
-        say(styled("{}  [yellow]new[/]", key))
+        say("{}  [yellow]new[/]", key)
     elif shown.verdict == "trusted":
-        say(styled("{}  [green]trusted already[/]", key))
+        say("{}  [green]trusted already[/]", key)
         return False, None
     elif shown.verdict == "revoked":
-        say(styled("{}  [red]REVOKED[/] by {}", key, known.place))
-        say(f"  {REVOKED_HINT}")
+        say("{}  [red]REVOKED[/] by {}", key, known.place)
+        say("  {}", REVOKED_HINT)
         return False, _refusal(host, shown, f"was revoked by {known.place}", REVOKED_HINT)
     else:
-        was = (known.fingerprint, known.place)
-        say(styled("{}  [red]CHANGED[/], known is {} ({})", key, *was))
+        say("{}  [red]CHANGED[/], known is {} ({})", key, known.fingerprint, known.place)
         if not replace:
             say("  a reinstalled node has a new key; when you know why: --replace")
             return False, _refusal(host, shown, "has changed", "trust --replace accepts it")

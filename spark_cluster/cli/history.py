@@ -261,17 +261,15 @@ def _show_run(app: App, found: Answers) -> None:
 
     first = next(iter(found.values()))
     about = (_when(first["since"]), first["user"] or "", first["command"] or "")
-    line = styled("[bold]{}[/]  {}  {}  [bold]{}[/]", first["run"], *about)
-    app.console.print(line)
+    app.console.say("[bold]{}[/]  {}  {}  [bold]{}[/]", first["run"], *about)
     if plot := _memory_plot(first["run"]):
-        app.console.print(styled("  [dim]memory over time: {}[/]", plot))
+        app.console.say("  [dim]memory over time: {}[/]", plot)
     for name, answer in found.items():
         for note in answer.get("notes", ()):
-            app.console.print(styled("  [bold]{}[/]  {}", name, note))
+            app.console.say("  [bold]{}[/]  {}", name, note)
         for entry in answer["entries"]:
             at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
-            line = styled("  [bold]{}[/]  [dim]{}[/]  {}", name, at, described(entry))
-            app.console.print(line)
+            app.console.say("  [bold]{}[/]  [dim]{}[/]  {}", name, at, described(entry))
 
 
 def described(entry: dict[str, Any]) -> str:
@@ -384,14 +382,13 @@ def revert(
 
 
 def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
-    console = app.console
     left = {one: None for node in nodes.values() for one in node.left}
     if left:
-        console.print(styled("\n[bold]not reverted[/]"))
+        app.console.say("\n[bold]not reverted[/]")
     for one in left:
         named = [name for name, node in nodes.items() if one in node.left]
         why, names = one.why.replace("-l NODE", f"-l {','.join(named)}"), ", ".join(named)
-        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, why, names))
+        app.console.say("  {}  [dim]{}  ({})[/]", one.what, why, names)
     app.show_recap()
 
 

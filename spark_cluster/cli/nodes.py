@@ -52,11 +52,9 @@ def _show_ping(app: App, found: PingResult) -> None:
             line = styled("[bold]{}[/]  [green]reachable[/]  ", whose)
             app.console.print(line + styled("{:.1f} ms  [dim]{}[/]", outcome.rtt_ms, took))
         else:
-            line = styled("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
-            app.console.print(line)
+            app.console.say("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
             if outcome.hint:
-                hint = styled("{}  [cyan]{}[/]", " " * width, app.to_paste(outcome.hint))
-                app.console.print(hint)
+                app.console.say("{}  [cyan]{}[/]", " " * width, app.to_paste(outcome.hint))
 
 
 @click.command(cls=DeclaredCommand)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.console import mark, painted, plain_table
 from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Finite, Offline, Positive, hub
 from spark_cluster.cli.predictions import (
     PredictedSpeed,
@@ -179,7 +179,7 @@ def speed(
     if app.as_json:
         app.print_json(found)
     elif found.too_large:
-        app.console.print(styled("[red]does not fit[/]: {}", found.too_large))
+        app.console.say("[red]does not fit[/]: {}", found.too_large)
     else:
         _show(app, found)
         if found.evidence:
@@ -380,12 +380,12 @@ def kv_command(
     )
     if not drafter.known:
         text = "the drafter's own layers are not counted, its shape is not known: fewer tokens fit"
-        app.console.print(styled("{} {}", mark("warning"), text))
+        app.console.say("{} {}", mark("warning"), text)
     if spark.max_concurrency < 1:
         longest = spark.max_model_len
         would = f"--max-model-len {longest} would" if longest else "no length would"
         why = f"one request of {length:,} tokens does not fit, {would}"
-        app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
+        app.console.say("{} vLLM does not start: {}", mark("fail"), why)
 
 
 def _launch(model: str, speculative_config: str | None) -> Launch:
@@ -421,22 +421,21 @@ def _layers_of_drafter(
 
 def _show_kv(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:
 
-    console = app.console
-    console.print(styled("[bold]{}[/]  {}", geometry.name, title))
+    app.console.say("[bold]{}[/]  {}", geometry.name, title)
     differ = spark != single
     where = ("on a Spark", "on a CPU")[: 2 if differ else 1]
     table = plain_table(*where, "", right=where, header=differ)
     for field, (meaning, style) in ROWS.items():
         found = [style.format(getattr(each, field)) for each in (spark, single)]
         table.add_row(painted(found[0], "bold"), *found[1 : len(where)], meaning)
-    console.print(table)
+    app.console.print(table)
     if differ:
         text = (
             "a Spark has two batches in flight (async scheduling), a CPU one; the figures of "
             "a CPU are those that the rules are tested against"
         )
-        console.print(painted(text, "dim"))
-    console.print(painted(spark.rule, "dim"))
+        app.console.print(painted(text, "dim"))
+    app.console.print(painted(spark.rule, "dim"))
     if not geometry.known:
         family = f"the family {geometry.model_type!r} is not known"
-        console.print(painted(f"{family}; its layers were read by their keys alone", "yellow"))
+        app.console.print(painted(f"{family}; its layers were read by their keys alone", "yellow"))

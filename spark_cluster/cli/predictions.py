@@ -289,8 +289,7 @@ def _points(
 
 def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
-    titles = ("constant", "was", "is", "")
-    table = plain_table(*titles, right=("was", "is"), wide=True)
+    table = plain_table("constant", "was", "is", "", right=("was", "is"), wide=True)
     before, after = Constants().figures(), found.constants.figures()
     for how, names in (("", found.fitted), ("measured", found.measured)):
         for name in names:
@@ -304,7 +303,7 @@ def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     if found.points:
         _show_errors(app, found)
     for reason in left_out:
-        app.console.print(styled("[yellow]left out[/] {}", reason))
+        app.console.say("[yellow]left out[/] {}", reason)
 
 
 def _show_errors(app: App, found: Calibration) -> None:
@@ -312,17 +311,14 @@ def _show_errors(app: App, found: Calibration) -> None:
 
     left = "" if found.left_out is None else f" ({found.left_out:.1%} of a point left out)"
     errors = styled("{:.1%} before, [bold]{:.1%}[/] after{}", found.before, found.after, left)
-    line = styled("mean error over {} points: {}", found.points, errors)
-    app.console.print(line)
+    app.console.say("mean error over {} points: {}", found.points, errors)
     if found.left_out is not None and found.left_out >= found.before:
-        app.console.print(
-            styled(
-                "[yellow]the shipped constants predict these runs as well[/]; more runs, "
-                "and more varied ones, may change that"
-            ),
+        app.console.say(
+            "[yellow]the shipped constants predict these runs as well[/]; more runs, "
+            "and more varied ones, may change that"
         )
     for point in found.far_off:
-        app.console.print(styled("[yellow]far off[/] {}", point))
+        app.console.say("[yellow]far off[/] {}", point)
     if found.far_off:
         app.console.print(
             "a point far off was run with other settings, or is a measurement error: look "

@@ -23,7 +23,6 @@ from spark_cluster.cli.console import (
     lines_of,
     painted,
     plain_table,
-    styled,
     visible,
 )
 from spark_cluster.cli.display import tell
@@ -275,27 +274,26 @@ def _show_up(app: App, found: RayUpResult) -> None:
 def _show(app: App, found: RayStatus) -> None:
     """Print the state, the nodes, the jobs that run, and the GPU memory."""
     colours = {"running": "green", "stopped": "dim", "degraded": "yellow", "failed": "red"}
-    console = app.console
     parts = [f"Ray {found.version}" if found.version else "Ray"]
     parts += [f"recipe {found.recipe}"] if found.recipe else []
     parts += ["under a model"] if found.model else []
     state = painted(found.state, f"bold {colours[found.state]}")
-    console.print(styled("{}  [dim]{}[/]", state, ", ".join(parts)))
+    app.console.say("{}  [dim]{}[/]", state, ", ".join(parts))
     if found.state != "stopped":
         nodes = plain_table("node", "address", "Ray", "GPUs", right=("GPUs",))
         for node in found.nodes:
             alive = "alive" if node.alive else "missing"
             nodes.add_row(node.name, node.address, alive, f"{node.gpus:g}")
-        console.print(nodes)
+        app.console.print(nodes)
         if found.jobs:
-            console.print()
+            app.console.print()
             _show_jobs(app, found.jobs)
         else:
-            console.print(painted("no job is running", "dim"))
-    console.print()
-    console.print(vram_table([node.vram for node in found.nodes]))
+            app.console.print(painted("no job is running", "dim"))
+    app.console.print()
+    app.console.print(vram_table([node.vram for node in found.nodes]))
     if found.state == "stopped":
-        console.print(f"{app.command('ray up')} starts one")
+        app.console.print(f"{app.command('ray up')} starts one")
 
 
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:

@@ -78,7 +78,7 @@ def list_(app: App) -> None:
         app.console.print(painted(f"[{number}] {source}", "dim"))
     for entry in found:
         if entry.error is not None:
-            app.console.print(styled("{} {}", mark("fail"), entry.error))
+            app.console.say("{} {}", mark("fail"), entry.error)
 
 
 @click.command(cls=DeclaredCommand)
@@ -226,9 +226,9 @@ def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]]) -> 
         own = " (yours)" if one.origin == "yours" else ""
         weights = one.fields.get("quantization", "")
         model = styled("[dim]{} {}[/]", one.fields.get("model", ""), weights)
-        app.console.print(styled("[cyan]{}[/]{}  {}", one.reference, own, model))
+        app.console.say("[cyan]{}[/]{}  {}", one.reference, own, model)
         lines = [_answer(verdict) for verdict in answers] or [painted("3 Sparks or more", "dim")]
-        app.console.print(styled("  {}", joined(lines, "\n  ")))
+        app.console.say("  {}", joined(lines, "\n  "))
 
 
 def _answer(verdict: SizeVerdict) -> Text:
@@ -327,21 +327,21 @@ def _show_recipe(
     others: dict[int, Evidence],
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
-    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description))
+    console.say("[bold]{}[/]  {}", recipe.name, recipe.description)
     known = [("", f"TP={tp} {said(one, speeds[tp])}") for tp, one in others.items() if tp in speeds]
     console.print(labelled((*_facts(recipe, speeds), *known)))
-    console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
+    console.say("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp)
     for line in _command(recipe, args):
         console.print(f"  {line}", soft_wrap=True)
     console.print(Padding(painted(_added(recipe, tp, args), "dim"), (0, 0, 0, 2)))
     sources = list(dict.fromkeys([*recipe.sources, *(m.source for m in recipe.measured)]))
     if recipe.measured:
-        console.print(styled("\n[bold]Measured[/] [dim]tokens/s[/]"))
+        console.say("\n[bold]Measured[/] [dim]tokens/s[/]")
         _measured_rows(console, recipe.measured, sources)
     if sources:
-        console.print(styled("\n[bold]Sources[/]"))
+        console.say("\n[bold]Sources[/]")
     for number, source in enumerate(sources, start=1):
-        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source))
+        console.say("  [dim]{}[/] {}", f"[{number}]", source)
 
 
 def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str | Text]]:

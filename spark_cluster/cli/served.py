@@ -58,22 +58,20 @@ def status(app: App) -> int:
 
 
 def _show_status(app: App, found: Status) -> None:
-    console = app.console
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
         kind = f"{found.kind}, " if found.kind not in (None, "chat") else ""
         number = len(found.replicas)
         ranks = f", {found.data_parallel} data-parallel ranks" if found.data_parallel > 1 else ""
         size = f"{number} replicas" if number else f"tp {found.tp}{ranks}"
-        shown = (found.model, found.endpoint, kind, size)
-        verdict += styled("  {} at {}  [dim]{}{}[/]", *shown)
+        verdict += styled("  {} at {}  [dim]{}{}[/]", found.model, found.endpoint, kind, size)
         if found.overrides:
             verdict += styled("  [dim]{}[/]", found.overrides)
     if found.models:
         verdict += styled("  {} models at {}", len(found.models), found.endpoint)
-    console.print(verdict)
+    app.console.print(verdict)
     if found.access is not None:
-        console.print(painted(str(found.access), "dim"))
+        app.console.print(painted(str(found.access), "dim"))
     runtimes = {
         one.runtime
         for node in found.nodes
@@ -89,11 +87,11 @@ def _show_status(app: App, found: Status) -> None:
             if container.status != "absent":
                 table.add_row(node.name, name, container.status, str(container.restarts))
     if table.row_count:
-        console.print(table)
-    _show_behind(console, found)
+        app.console.print(table)
+    _show_behind(app.console, found)
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
-        console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
+        app.console.say("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus)
     _show_rest(app, found)
 
 
@@ -102,24 +100,22 @@ def _show_behind(console: Console, found: Status) -> None:
 
     for model in found.models:
         names = ", ".join((model.model, *model.aliases))
-        shown = (names, model.kind, model.node, model.state)
-        console.print(styled("[bold]{}[/]  [dim]{} on {}, {}[/]", *shown))
+        console.say("[bold]{}[/]  [dim]{} on {}, {}[/]", names, model.kind, model.node, model.state)
     if found.replicas:
         states = ", ".join(f"{one.node} {one.state}" for one in found.replicas)
-        console.print(styled("[dim]replicas: {}[/]", states))
+        console.say("[dim]replicas: {}[/]", states)
 
 
 def _show_rest(app: App, found: Status) -> None:
-    console = app.console
     if found.tuned:
         text = f"started with tuned kernels: {', '.join(found.tuned)}"
-        console.print(painted(text, "dim"))
+        app.console.print(painted(text, "dim"))
     if found.caches is not None:
-        console.print(painted(str(found.caches), "dim"))
+        app.console.print(painted(str(found.caches), "dim"))
     for problem in found.problems:
-        console.print(styled("{} {}", mark("fail"), problem))
+        app.console.say("{} {}", mark("fail"), problem)
     if found.problems or found.state == "stopped":
-        console.print(painted(_advice(app, found), "cyan"))
+        app.console.print(painted(_advice(app, found), "cyan"))
 
 
 def _advice(app: App, found: Status) -> str:
@@ -196,27 +192,25 @@ def _show_verification(app: App, found: Verification) -> None:
             f"{verdict.seconds:.1f}" if ran else "",
             _result(verdict),
         )
-    console = app.console
-    console.print(_summary(found))
+    app.console.print(_summary(found))
     if table.row_count:
-        console.print(table)
+        app.console.print(table)
     for (status, why), verdicts in alike.items():
-        told = (mark(MARKS[status]), status, _named(verdicts), why)
-        console.print(styled("{}  {}, {}: {}", *told))
+        app.console.say("{}  {}, {}: {}", mark(MARKS[status]), status, _named(verdicts), why)
     for size in found.other_sizes:
-        console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
+        app.console.say("{} {}", mark("warn" if size.different else "ok"), _compared(size))
         for one in size.different:
             where = (one.id, found.tp, one.now, size.tp, one.before)
-            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where))
+            app.console.say("  {}: tp {}: {}; tp {}: {}", *where)
     if found.under_load:
         held = ", ".join(f"{one.name} {one.used_mib:,} MiB" for one in found.under_load)
-        console.print(painted(f"GPU memory under load, at most: {held}", "dim"))
+        app.console.print(painted(f"GPU memory under load, at most: {held}", "dim"))
     for verdict in found.failed:
-        console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
+        app.console.say("\n{} [bold]{}[/]", mark("fail"), verdict.id)
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
         for name, text in rows:
-            console.print(styled("  [dim]{}[/] {}", f"{name:8}", text))
-        console.print(painted(f"  {verdict.fix}", "cyan"))
+            app.console.say("  [dim]{}[/] {}", f"{name:8}", text)
+        app.console.print(painted(f"  {verdict.fix}", "cyan"))
 
 
 def _compared(size: ComparedSize) -> str:
@@ -427,12 +421,11 @@ def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
         app.print_json({**document, "plot": plot})
         return
 
-    console = app.console
-    console.print(styled("[bold]{}[/]  {}", record.run, record.command))
+    app.console.say("[bold]{}[/]  {}", record.run, record.command)
     for node in phases.nodes.values():
-        console.print(painted(f"  {node}"))
+        app.console.print(painted(f"  {node}"))
     if file is not None:
-        console.print(styled("plot  {}", file))
+        app.console.say("plot  {}", file)
 
 
 def _must_stand_alone(watch: bool) -> None:

@@ -12,7 +12,6 @@ from typing import Literal
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import styled
 from spark_cluster.cli.opened import FirstLogin, log_in, public_key
 from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.cli.setup_flow import (
@@ -168,7 +167,7 @@ class Login:
         for name, error in refused.items():
             self.flow.note("fail", f"{name}: {error.message}")
             if error.hint:
-                self.flow.say(f"  {error.hint}")
+                self.flow.say("  {}", error.hint)
 
     def _sudo(self, step: SetupStep, asks: list[str]) -> None:
         """See to a sudo that asks: the inventory says where its password comes from, or
@@ -208,7 +207,7 @@ class Login:
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
         step.commands.append(f"ssh-keygen -q -t ed25519 -N '' -f {path}")
         if self.flow.check:
-            self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
+            self.flow.say("[bold cyan]$ {}[/]", step.commands[-1])
             return
         if path.exists() or not self.flow.ask.consent(
             "You have no SSH key to log in with from now on. Make one, without a passphrase?"
@@ -218,7 +217,7 @@ class Login:
                 hint=f"ssh-keygen -t ed25519 -f {path} makes one (ssh-keygen -y prints that of a "
                 "private key)",
             )
-        self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
+        self.flow.say("[bold cyan]$ {}[/]", step.commands[-1])
         path.parent.mkdir(mode=0o700, exist_ok=True)
         try:
             subprocess.run(argv, check=True, timeout=60, stdin=subprocess.DEVNULL)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import click
 
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.console import mark, painted, styled, visible
+from spark_cluster.cli.console import mark, styled, visible
 from spark_cluster.cli.display import show_failure, tell
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.up import next_commands
@@ -103,7 +103,7 @@ class Flow:
         now = SetupStep(name)
         self.steps.append(now)
         place = f"{STEPS.index(name) + 1}/{len(STEPS)}"
-        self.say(styled("\n[bold]{}  {}[/]", place, title))
+        self.say("\n[bold]{}  {}[/]", place, title)
         try:
             yield now
         except StepFailed:
@@ -118,18 +118,17 @@ class Flow:
             show_failure(error)
             raise StepFailed(error.exit_code, self.line("setup")) from None
 
-    def say(self, text: Any = "") -> None:
+    def say(self, template: str, *values: object) -> None:
         """Print for people: with --json on standard error."""
-
-        Console(stderr=self.app.as_json).print(text)
+        Console(stderr=self.app.as_json).say(template, *values)
 
     def text(self, text: str, *, indent: int = 0) -> None:
         """Print further words."""
-        self.say(painted(" " * indent + text, "dim"))
+        self.say("[dim]{}[/]", " " * indent + text)
 
     def note(self, verdict: str, text: str) -> None:
         """Print a line with a sign."""
-        self.say(styled("{} {}", mark(verdict), text))
+        self.say("{} {}", mark(verdict), text)
 
     def words(self, *words: str) -> list[str]:
         """Return a command with the global options of this run."""
@@ -150,7 +149,7 @@ class Flow:
         """
         line = self.line(*words)
         step.commands.append(line)
-        self.say(styled("[bold cyan]$ {}[/]", line))
+        self.say("[bold cyan]$ {}[/]", line)
         if self.check:
             step.state = "would run"
             return
@@ -195,7 +194,7 @@ class Flow:
         step.state = "declined"
         line = self.line(*words)
         step.commands.append(line)
-        self.say(styled("[dim]not now; later:[/] {}", line))
+        self.say("[dim]not now; later:[/] {}", line)
 
     def nothing_to_do(self, step: SetupStep, text: str) -> None:
         """Note that a step was done before."""
@@ -209,22 +208,21 @@ class Flow:
         left = [step for step in self.steps if step.state == "declined"]
         if left:
             names = ", ".join(step.name for step in left)
-            self.say(styled("\n{} not done: {}. Go on with:", mark("warn"), names))
-            self.say(styled("  [bold]{}[/]", self.line("setup")))
+            self.say("\n{} not done: {}. Go on with:", mark("warn"), names)
+            self.say("  [bold]{}[/]", self.line("setup"))
             return
-        self.say(styled("\n{} it serves", mark("ok")))
+        self.say("\n{} it serves", mark("ok"))
         if self.steps[-1].state == "nothing to do":  # `up` has said it by itself
-            self.say(next_commands(self.app))
+            self.say("{}", next_commands(self.app))
 
     def show_way_on(self, stopped: StepFailed) -> None:
         """Print which command goes on from here."""
         name = self.steps[-1].name
-        self.say(styled("\n{} step {} is not done. Go on with:", mark("warn"), name))
-        self.say(styled("  [bold]{}[/]", stopped.again))
+        self.say("\n{} step {} is not done. Go on with:", mark("warn"), name)
+        self.say("  [bold]{}[/]", stopped.again)
         again = self.line("setup")
         if stopped.again != again:
-            self.say(styled("  [bold]{}[/]  {}", again,
-                            painted("goes on after what is done", "dim")))  # fmt: skip
+            self.say("  [bold]{}[/]  [dim]goes on after what is done[/]", again)
 
 
 @dataclass(frozen=True)
@@ -420,9 +418,7 @@ def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
 
 def find(flow: Flow, interface: str | None) -> Discovered:
     """Look for Sparks on the local network, and print what was found."""
-    flow.say(
-        painted(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...", "dim")
-    )
+    flow.text(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...")
     try:
         announced = discovery.browse(discovery.LISTEN_S, interface)
     except UsageError as error:
@@ -433,7 +429,7 @@ def find(flow: Flow, interface: str | None) -> Discovered:
     also = max((len(one.also) for one in found.candidates), default=0)
     for number, one in enumerate(found.candidates, 1):
         place = styled("[bold]{}[/]  {}", one.address.ljust(wide), one.also.ljust(also))
-        flow.say(styled("  {}  {}  [dim]{}[/]", number, place, one.why))
+        flow.say("  {}  {}  [dim]{}[/]", number, place, one.why)
     if not found.candidates:
         flow.note("warn", "no Spark announces itself here")
         flow.text(
@@ -525,7 +521,7 @@ def _one_of(flow: Flow, question: str, options: dict[str, str]) -> str:
         flow.say(question)
         width = max(map(len, names))
         for number, name in enumerate(names, 1):
-            flow.say(styled("  {}  [bold]{}[/]  {}", number, name.ljust(width), options[name]))
+            flow.say("  {}  [bold]{}[/]  {}", number, name.ljust(width), options[name])
     return names[flow.ask.choice("Number", len(names))]
 
 
@@ -552,7 +548,7 @@ def _show_proposals(flow: Flow, found: list[Proposal]) -> None:
             low, high = one.low * count, one.high * count
             speed = f"{one.total_tok_s:4.0f} tok/s ({low:.0f} to {high:.0f})"
         name = one.recipe.ljust(width)
-        flow.say(styled("  {}  [bold]{}[/]  {}  {}", number, name, one.option, speed))
+        flow.say("  {}  [bold]{}[/]  {}  {}", number, name, one.option, speed)
         flow.text(one.description, indent=5)
 
 

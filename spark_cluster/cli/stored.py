@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, plain_table, styled
+from spark_cluster.cli.console import mark, plain_table
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.extension import Allowances
@@ -324,7 +324,7 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
 
 
 def _head(app: App, node: str, text: str) -> None:
-    app.console.print(styled("[bold]{}[/]  {}", node, text))
+    app.console.say("[bold]{}[/]  {}", node, text)
 
 
 def _show_rows(app: App, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -359,7 +359,7 @@ def _show_sizes(app: App, sizes: ModelSizes) -> None:
         (sizes.unused, "that no revision has"),
     )
     for taken, what in (*rows, *(one for one in more if one[0])):
-        app.console.print(styled("  {}  {}", gigabytes(taken).rjust(9), what))
+        app.console.say("  {}  {}", gigabytes(taken).rjust(9), what)
 
 
 def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None:
@@ -371,11 +371,11 @@ def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None
         told = "nothing was removed" if refused else "there is nothing to remove"
     _head(app, found.node, told)
     for one in found.removed:
-        app.console.print(styled("  {}  {}  {}", verb, one.shown, gigabytes(one.size)))
+        app.console.say("  {}  {}  {}", verb, one.shown, gigabytes(one.size))
     for left in refused:
-        app.console.print(styled("  {}  {}", mark("fail"), left.reason))
+        app.console.say("  {}  {}", mark("fail"), left.reason)
     for kept in found.kept:
-        app.console.print(styled("  stays  {}  [dim]{}[/]", kept.shown, kept.reason))
+        app.console.say("  stays  {}  [dim]{}[/]", kept.shown, kept.reason)
 
 
 # -- pulling ---------------------------------------------------------------------------------------

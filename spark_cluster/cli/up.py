@@ -111,10 +111,9 @@ def show_served(
         plot: of the memory over time, where there is one.
     """
 
-    console = app.console
     _show_memory(app, vram_table(served.now, served.peak, under_load=served.under_load), memory)
     if plot is not None:
-        console.print(painted(f"memory over time: {plot}", "dim"))
+        app.console.print(painted(f"memory over time: {plot}", "dim"))
     endpoint = served.endpoint
     recipe = served.server.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
@@ -123,22 +122,20 @@ def show_served(
     size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.server.tp}"
     if recipe.data_parallel > 1:
         size += f", {recipe.data_parallel} data-parallel ranks"
-    console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
-    console.print(painted(str(served.access), "dim"))
+    app.console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
+    app.console.print(painted(str(served.access), "dim"))
     if served.answer and recipe.kind != "chat":
-        found = styled("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)
-        console.print(found)
+        app.console.say("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)
     elif served.answer:
-        answer = styled("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
-        console.print(answer)
+        app.console.say("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
     others = [
         rung.replace("_", " ")
         for rung in recipe.readiness.rungs
         if rung != "answer" and recipe.kind == "chat"
     ]
     if others:
-        console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
-    console.print(painted(_versions(served.versions), "dim"))
+        app.console.say("{} also verified: {}", mark("ok"), ", ".join(others))
+    app.console.print(painted(_versions(served.versions), "dim"))
     _show_next(app, served)
 
 
@@ -196,11 +193,10 @@ def _show_request(app: App, served: Served) -> None:
 def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
     """Print a verified endpoint: memory, address, each model with its answer."""
 
-    console = app.console
     _show_memory(app, vram_table(served.now, served.peak), memory)
     count = len(served.servers)
-    console.print(styled("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url))
-    console.print(painted(str(served.access), "dim"))
+    app.console.say("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url)
+    app.console.print(painted(str(served.access), "dim"))
     for part in served.servers:
         recipe = part.server.recipe
         also = f", also as {', '.join(part.server.names[1:])}" if part.server.names[1:] else ""
@@ -212,12 +208,11 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
             recipe.name,
             also,
         )
-        line = styled("{} [bold]{}[/]  [dim]{} on {}, recipe {}{}[/]", *shown)
-        console.print(line)
+        app.console.say("{} [bold]{}[/]  [dim]{} on {}, recipe {}{}[/]", *shown)
         if part.answer:
-            console.print(styled("  it answers: [bold]{}[/]", part.answer))
+            app.console.say("  it answers: [bold]{}[/]", part.answer)
         if part.server.on_request:
-            console.print("  it is loaded when it is asked for")
+            app.console.print("  it is loaded when it is asked for")
     _show_next(app, served)
 
 
@@ -358,18 +353,17 @@ def _apply(
 
 
 def _show_supervision(app: App, found: Supervision) -> None:
-    console = app.console
     if not found.installed:
-        console.print(
+        app.console.print(
             f"not installed: `{app.command('supervise install')}` installs it on the head"
         )
         return
     boot = "started at boot" if found.at_boot else "not started at boot (install --at-boot)"
-    console.print(styled("supervision: [bold]{}[/], {}", found.active, boot))
+    app.console.say("supervision: [bold]{}[/], {}", found.active, boot)
     why = f": {found.state.reason}" if found.state.reason else ""
-    console.print(styled("server: [bold]{}[/]{}", found.state.phase, why))
+    app.console.say("server: [bold]{}[/]{}", found.state.phase, why)
     for problem in found.problems:
-        console.print(styled("[yellow]![/] {}", problem))
+        app.console.say("[yellow]![/] {}", problem)
     for event in found.events[-SHOWN:]:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-        console.print(painted(f"{moment}  {event.text}", "dim"))
+        app.console.print(painted(f"{moment}  {event.text}", "dim"))
