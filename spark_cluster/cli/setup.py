@@ -17,8 +17,6 @@ from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.cli.setup_flow import (
     Asker,
     Flow,
-    NamedNodes,
-    ServedChoice,
     SetupStep,
     StepFailed,
     model,
@@ -26,7 +24,7 @@ from spark_cluster.cli.setup_flow import (
     own_answers,
     write,
 )
-from spark_cluster.config.discovery import Peer
+from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers, Peer
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
@@ -279,11 +277,13 @@ def setup(
     asker.must_be_able(WOULD_ASK)
     flow = Flow(ctx.find_root().command, app, asker)
     words = tuple(filter(None, (word.strip() for word in addresses.split(","))))
-    asked = NamedNodes(words, user, identity_file, port, interface, recipe)
+    asked = Answers(words, user, identity_file, recipe or DEFAULT_RECIPE, port)
     login = Login(flow, password_env, passwordless_sudo=passwordless_sudo)
     status = 0
     try:
-        _all(flow, asked, login, (recipe, want, speed))
+        with flow.step("nodes", "which Sparks") as step:
+            nodes(flow, step, asked, interface)
+        _all(flow, login, (recipe, want, speed))
         flow.show_end()
     except StepFailed as stopped:
         flow.show_way_on(stopped)
@@ -295,23 +295,19 @@ def setup(
     return status
 
 
-def _all(
-    flow: Flow, asked: NamedNodes, login: Login, wish: tuple[str | None, str | None, str | None]
-) -> None:
-    """Go through the steps.
+def _all(flow: Flow, login: Login, wish: tuple[str | None, str | None, str | None]) -> None:
+    """Go through the steps that follow when there is an inventory.
 
     Raises:
         StepFailed: one of them did not succeed.
     """
-    with flow.step("nodes", "which Sparks") as step:
-        nodes(flow, step, asked)
     with flow.step("trust", "their host keys") as step:
         _trust(flow, step)
     with flow.step("login", "log in") as step:
         _log_in(flow, step, login)
     with flow.step("provision", "make them ready") as step:
         _provision(flow, step, login)
-    served = None if any(wish) or flow.steps[0].state != "nothing to do" else _served(flow)
+    served = None if any(wish) or not flow.was_there else _served(flow)
     with flow.step("model", "what to serve") as step:
         if served:
             flow.nothing_to_do(step, served)
@@ -321,7 +317,8 @@ def _all(
         if served:
             flow.nothing_to_do(step, "`status` finds nothing wrong")
         else:
-            _up(flow, step, chosen)
+            question = "Run `up`? The first time it downloads the image and the model."
+            flow.offer(step, question, "up", *chosen)
 
 
 def _served(flow: Flow) -> str | None:
@@ -380,13 +377,4 @@ def _provision(flow: Flow, step: SetupStep, login: Login) -> None:
             flow.nothing_to_do(step, "the nodes are ready: provision --check would change nothing")
             return
     question = "Run `provision`? It installs what is missing, and can be reverted."
-    flow.offer(step, question, *words)
-
-
-def _up(flow: Flow, step: SetupStep, chosen: ServedChoice | None) -> None:
-    words = ["up", *(chosen.option.split() if chosen else [])]
-    served = flow.app.own_recipe
-    if chosen is not None and chosen.recipe != served and not flow.app.inventory_is_missing:
-        words += ["--recipe", chosen.recipe]
-    question = "Run `up`? The first time it downloads the image and the model."
     flow.offer(step, question, *words)
