@@ -47,7 +47,6 @@ def list_(app: App) -> None:
     """
     with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
         found = _parts(app, run.open())
-        run.finish()
     app.show({"parts": found}, lambda app, _: _show_parts(app, found))
 
 
@@ -80,7 +79,6 @@ def prune(
         if act:
             removed = cache_parts.remove(play.sessions, _folders(app), chosen)
             chosen = [part for part in chosen if part.path in removed[part.node]]
-        run.finish()
     total = sum(part.bytes for part in chosen)
     document = {"applied": act, "bytes": total, "parts": chosen}
     app.show(document, lambda app, _: _show_pruned(app, chosen, total, act=act))
@@ -101,7 +99,6 @@ def copy(app: App, *, source: str, targets: tuple[str, ...], no_encrypt: bool) -
     """
     with app.play("caches copy", app.nodes, Options()) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
-        run.finish()
     lines = (f"{one.kind}: {one.copied}" for one in done)
     app.show(run.document(copies=done), "\n".join(lines))
 

@@ -4,10 +4,11 @@ how errors and notices are shown."""
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -167,11 +168,13 @@ class Display:
                 self._show(event)
 
     def _show(self, event: Event) -> None:
-        handler = self._HANDLERS.get(type(event))
+        """Call the method of the event's name: `_run_started` for RunStarted."""
+        name = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", type(event).__name__)
+        handler = getattr(self, name, None)
         if handler is not None:
             if not isinstance(event, (Result, Changing, Progress)):
                 self._show_alike(getattr(event, "node", ""))
-            handler(self, event)
+            handler(event)
 
     def close(self) -> None:
         self.settle()
@@ -284,20 +287,6 @@ class Display:
         ]
         text = "\n".join(" ".join(visible(line).split("\n")) for line in lines)
         return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
-
-    _HANDLERS: Mapping[type[Event], Any] = {
-        RunStarted: _run_started,
-        StageStarted: _stage_started,
-        StageFinished: _stage_finished,
-        Connected: _connected,
-        Applying: _applying,
-        Changing: _changing,
-        Progress: _progress,
-        Result: _result,
-        NodeFailed: _node_failed,
-        Note: _note,
-        RunFinished: _run_finished,
-    }
 
 
 def _likeness(event: Result) -> tuple[str, ...]:

@@ -283,22 +283,14 @@ def ended(run: Run) -> Iterator[Run]:
     """
     try:
         yield run
-    except KeyboardInterrupt:
-        interrupted = run.interrupted()
-        run.finish(error=str(interrupted))
-        raise interrupted from None
-    except SparkClusterError as error:
-        shown = run.interrupted() if run.cancelled else error
-        run.finish(error=str(shown))
-        if shown is not error:
-            raise shown from None
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, KeyboardInterrupt) or run.cancelled:
+            interrupted = run.interrupted()  # also for a connection closed under what uses it
+            run.finish(error=str(interrupted))
+            raise interrupted from None
+        if isinstance(error, SparkClusterError):
+            run.finish(error=str(error))
         raise
-    except Exception as error:
-        if not run.cancelled:
-            raise
-        interrupted = run.interrupted()  # a connection that is closed under what uses it
-        run.finish(error=str(interrupted))
-        raise interrupted from error
     else:
         run.finish()
     finally:

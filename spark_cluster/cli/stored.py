@@ -117,9 +117,8 @@ def pull(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
             )
             manifest = _pulled(play, node, pulled_one, yes=yes)
-        run.finish()
-        pulled = PulledModel.of(node.name, manifest)
-        app.show_run(run, {"model": pulled}, pulled, lambda app, one: app.console.print(str(one)))
+    pulled = PulledModel.of(node.name, manifest)
+    app.show_run(run, {"model": pulled}, pulled, lambda app, one: app.console.print(str(one)))
 
 
 @models.command()
@@ -157,8 +156,7 @@ def copy(
             encrypt=not no_encrypt,
             streams=streams or 0,
         )
-        run.finish()
-        app.show(run.document(model=model, copies=done), "\n".join(map(str, done)))
+    app.show(run.document(model=model, copies=done), "\n".join(map(str, done)))
 
 
 @models.command()
