@@ -490,7 +490,7 @@ def model(
 def _one_of(flow: Flow, question: str, options: dict[str, str]) -> str:
     names = list(options)
     if not flow.ask.silent:
-        flow.say(question)
+        flow.say("{}", question)
         width = max(map(len, names))
         for number, name in enumerate(names, 1):
             flow.say("  {}  [bold]{}[/]  {}", number, name.ljust(width), options[name])
