@@ -176,15 +176,7 @@ def speed(
         evidence=evidence_of(app, known, serving, many=concurrency, context=seen, drafts=drafts),
         too_large=too_large(serving),
     )
-    if app.as_json:
-        app.print_json(found)
-    elif found.too_large:
-        app.console.say("[red]does not fit[/]: {}", found.too_large)
-    else:
-        _show(app, found)
-        if found.evidence:
-            best = (drafted or plain).request
-            app.console.print(painted(said(found.evidence, best)))
+    app.show(found, _show)
 
 
 def _rates(text: str | None) -> list[float]:
@@ -234,6 +226,9 @@ def _drafted(
 
 
 def _show(app: App, found: PredictedSpeed) -> None:
+    if found.too_large:
+        app.console.say("[red]does not fit[/]: {}", found.too_large)
+        return
     plain, first, drafted = found.plain, found.first, found.drafted
     many, prompt = found.concurrency, found.prompt
     titles = ("expected", "low", "high", "roofline")
@@ -253,13 +248,12 @@ def _show(app: App, found: PredictedSpeed) -> None:
     row(f"prefill of {prompt:,}, tok/s", first.tokens_s, 0)
     alone = " (alone)" if many > 1 else ""
     row(f"first response{alone}, ms", first.seconds.times(1e3), 0)
-    name = found.recipe or found.model
-    about = (
-        f"{found.quantization} weights, {_kv(found)} KV cache, TP {found.tp}, "
+    kv = "unquantized" if found.kv_dtype == "auto" else found.kv_dtype
+    app.console.print(painted(found.recipe or found.model, "bold"))
+    app.console.print(
+        f"{found.quantization} weights, {kv} KV cache, TP {found.tp}, "
         f"{found.context:,} tokens of context"
     )
-    app.console.print(painted(name, "bold"))
-    app.console.print(about)
     app.console.print(table)
     app.console.print(f"{_size(plain.bytes_per_token)} read for a token")
     if drafted is not None:
@@ -268,6 +262,8 @@ def _show(app: App, found: PredictedSpeed) -> None:
             f"{drafted.gain:.2f} times as fast"
         )
     _show_basis(app, found)
+    if found.evidence:
+        app.console.print(said(found.evidence, (drafted or plain).request))
 
 
 def _show_basis(app: App, found: PredictedSpeed) -> None:
@@ -278,12 +274,6 @@ def _show_basis(app: App, found: PredictedSpeed) -> None:
     for what, (_, _, reasons) in bases.items():
         if reasons:
             app.console.print(painted(f"{what}: wider for {reasons}", "dim"))
-
-
-def _kv(document: PredictedSpeed) -> str:
-    """In words: without quantization the cache is what the model computes in."""
-    found = str(document.kv_dtype)
-    return "unquantized" if found == "auto" else found
 
 
 def _size(count: float) -> str:

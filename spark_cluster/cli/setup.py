@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -28,6 +27,7 @@ from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers, Peer
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
+from spark_cluster.plan.proposal import Preference, Want
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.ssh import KeysRefused
 
@@ -244,8 +244,8 @@ def setup(
     interface: str | None,
     password_env: str | None,
     passwordless_sudo: bool,
-    want: Literal["chat", "coding", "vision", "embedding"] | None,
-    speed: Literal["latency", "throughput"] | None,
+    want: Want | None,
+    speed: Preference | None,
     recipe: str | None,
     yes: bool,
     check: bool,
@@ -295,7 +295,7 @@ def setup(
     return status
 
 
-def _all(flow: Flow, login: Login, wish: tuple[str | None, str | None, str | None]) -> None:
+def _all(flow: Flow, login: Login, wish: tuple[str | None, Want | None, Preference | None]) -> None:
     """Go through the steps that follow when there is an inventory.
 
     Raises:
