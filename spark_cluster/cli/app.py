@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +30,7 @@ from spark_cluster.runner.events import Sink
 if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
-    from spark_cluster.cli.terminal import Console
+    from spark_cluster.cli.terminal import Console, RenderableType
     from spark_cluster.config.extension import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
@@ -238,6 +238,24 @@ class App:
             self.console.print(show, end="\n" if show else "")
         else:
             show(self, found)
+
+    def follow(
+        self, found: Iterable[R], told: Callable[[R], Any], picture: Callable[[R], RenderableType]
+    ) -> None:
+        """Show what comes, one after another: on a terminal as a picture that is drawn again.
+
+        Args:
+            told: elsewhere printed each time; with --json a JSON line. None prints nothing.
+        """
+        if self.as_json or not self.console.is_terminal:
+            for one in filter(None, map(told, found)):
+                click.echo(json.dumps(one)) if self.as_json else self.console.print(one)
+            return
+        from rich.live import Live
+
+        with Live(console=self.console, auto_refresh=False) as live:
+            for one in found:
+                live.update(picture(one), refresh=True)
 
     def show_run(
         self, run: Run, told: Any, found: R | None, show: Callable[[App, R], object]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import click
 
@@ -318,49 +317,43 @@ def vram(
     if watch:
         with app.cluster.dialer.sessions(nodes, "vram") as sessions:
             with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
-                _watch_vram(app, sessions, interval, count)
+                readings = _readings(sessions, interval, count)
+                app.follow(readings, _reading if app.as_json else _picture, _picture)
             return
     found = app.cluster.vram()
     app.show(found, lambda app, found: app.console.print(vram_table(found.nodes)))
 
 
-def _watch_vram(
-    app: App, sessions: Mapping[str, Session], interval: float, count: int | None
-) -> None:
-    """Show readings until Ctrl-C, or so many; a node that is lost ends it with its error."""
+Readings = tuple[list["NodeVram"], list["NodeVram"]]
+"""A reading of each node, and its largest so far."""
+
+
+def _readings(
+    sessions: Mapping[str, Session], interval: float, count: int | None
+) -> Iterator[Readings]:
+    """Yield readings without end, or so many; a node that is lost ends it with its error."""
     from spark_cluster.engine.vram import peak as peak_of
     from spark_cluster.engine.vram import sample
 
     peak: list[NodeVram] = []
-    with _shown_readings(app) as show:
-        for number in itertools.count(1):
-            started = time.monotonic()
-            now = sample(sessions)
-            peak = peak_of(peak, now)
-            show(now, peak)
-            if number == count:
-                return
-            time.sleep(max(0.0, interval - (time.monotonic() - started)))
+    for number in itertools.count(1):
+        started = time.monotonic()
+        now = sample(sessions)
+        peak = peak_of(peak, now)
+        yield now, peak
+        if number == count:
+            return
+        time.sleep(max(0.0, interval - (time.monotonic() - started)))
 
 
-@contextlib.contextmanager
-def _shown_readings(app: App) -> Iterator[Callable[[list[NodeVram], list[NodeVram]], None]]:
-    """What shows a reading and the peaks: a JSON line, a table in place, or a table each time."""
-    if app.as_json:
+def _reading(found: Readings) -> dict[str, Any]:
+    largest = {reading.name: reading.used_mib for reading in found[1]}
+    nodes = [{**one.to_dict(), "peak_mib": largest[one.name]} for one in found[0]]
+    return {"at": time.time(), "nodes": nodes}
 
-        def line(now: list[NodeVram], peak: list[NodeVram]) -> None:
-            largest = {reading.name: reading.used_mib for reading in peak}
-            nodes = [{**one.to_dict(), "peak_mib": largest[one.name]} for one in now]
-            click.echo(json.dumps({"at": time.time(), "nodes": nodes}))
 
-        yield line
-    elif app.console.is_terminal:
-        from rich.live import Live
-
-        with Live(console=app.console, auto_refresh=False) as live:
-            yield lambda now, peak: live.update(vram_table(now, peak), refresh=True)
-    else:
-        yield lambda now, peak: app.console.print(vram_table(now, peak))
+def _picture(found: Readings) -> Table:
+    return vram_table(*found)
 
 
 def vram_table(
