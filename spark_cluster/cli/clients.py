@@ -233,7 +233,6 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
                     tell(f"Ctrl-C ends it; `{shows}` shows how to use it")
                 if event.hint:
                     tell(f"  {event.hint}")
-            sys.stdout.flush()
 
 
 def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:

@@ -317,7 +317,7 @@ def _cells(tally: Tally) -> list[Text]:
     if tally.unreachable:
         return [painted(text, "red") for text in ("", "unreachable", "", "", "")]
     styles = {verdict: style for verdict, (_, style) in VERDICTS.items()} | {"failed": "bold red"}
-    counts = ((getattr(tally, verdict), style) for verdict, style in styles.items())
+    counts = zip(tally.counts, styles.values(), strict=True)
     return [painted(str(count), style if count else "dim") for count, style in counts]
 
 

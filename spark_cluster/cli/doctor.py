@@ -31,11 +31,11 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import (
     LinePrinter,
     coloured,
-    joined,
     lines_of,
     mark,
     painted,
     styled,
+    tally,
 )
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, hub
@@ -177,11 +177,8 @@ def _finding_lines(app: App, result: CheckResult) -> Iterator[Text]:
 
 
 def _findings_summary(diagnosis: Diagnosis, seconds: float) -> Text:
-
-    counts = {status: diagnosis.count(status) for status in ("fail", "warn", "unknown", "ok")}
     styles = {"fail": "red", "warn": "yellow", "unknown": "magenta", "ok": "green"}
-    parts = [painted(f"{n} {s}", styles[s]) for s, n in counts.items() if n or s == "ok"]
-    text = styled("{} [dim]in {:.1f} s[/]", joined(parts, ", "), seconds)
+    text = styled("{} [dim]in {:.1f} s[/]", tally(styles, diagnosis.count), seconds)
     if diagnosis.unreached:
         text += painted(f"; not compared: {', '.join(diagnosis.unreached)} (not reachable)")
     return text

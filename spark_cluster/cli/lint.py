@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -53,8 +53,9 @@ def show_finding(
         console.print(Padding(row, (0, 0, 0, 2), expand=False))
 
 
-def show_issue(console: Console, issue: Issue) -> None:
+def show_issue(console: Console, known: Sequence[Issue]) -> None:
     """An entry of the catalogue."""
+    (issue,) = known
     console.say("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
     rows = {
         "symptom": issue.symptom,
@@ -305,18 +306,15 @@ def _about(app: App, name: str) -> None:
     if name != "all" and name not in known:
         raise UsageError(f"no known issue '{name}'", hint=did_you_mean(name, known, "issues"))
     chosen = list(known.values()) if name == "all" else [known[name]]
-    document = {"issues": [i.model_dump(mode="json") for i in chosen]}
-    if name == "all":
-        app.show(document, lambda app, _: _list(app, known))
-    else:
-        app.show(document, lambda app, _: show_issue(app.console, chosen[0]))
+    show = _list if name == "all" else show_issue
+    app.show({"issues": chosen}, lambda app, found: show(app.console, found["issues"]))
 
 
-def _list(app: App, known: Mapping[str, Issue]) -> None:
+def _list(console: Console, known: Sequence[Issue]) -> None:
     table = plain_table("sign", "id", "title", whole=("id",), header=False, wide=True)
-    for issue in known.values():
+    for issue in known:
         table.add_row(mark(issue.severity), issue.id, issue.title)
-    app.console.print(table)
+    console.print(table)
 
 
 def _show_explanation(app: App, explanation: Explanation) -> None:

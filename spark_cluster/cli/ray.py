@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-
     must_be_an_id(value)
     return value
 

@@ -107,8 +107,13 @@ def _fetched(url: str, choice: Choice, given: dict[str, Any]) -> Imported:
         try:
             return write(kits.read(root, choice, read_given, origin), **given)
         except SparkClusterError as error:
-            texts = [text.replace(f"{folder}/", "") for text in (error.message, error.where)]
-            raise type(error)(texts[0], where=texts[1], hint=error.hint) from None
+            raise _renamed(error, f"{folder}/", "") from None
+
+
+def _renamed(error: SparkClusterError, path: str, name: str) -> SparkClusterError:
+    """Return the error with a name in place of a path that the user does not know."""
+    message, where = (text.replace(path, name) for text in (error.message, error.where))
+    return type(error)(message, where=where, hint=error.hint)
 
 
 def _source(file: str | None, line: str | None, choice: Choice) -> Source:
@@ -132,8 +137,7 @@ def _from_stdin(choice: Choice) -> Source:
         try:
             source = read_file(path, choice)
         except SparkClusterError as error:
-            texts = [text.replace(str(path), _STDIN) for text in (error.message, error.where)]
-            raise type(error)(texts[0], where=texts[1], hint=error.hint) from None
+            raise _renamed(error, str(path), _STDIN) from None
     source.title = "" if source.title == "stdin" else source.title
     source.origin = source.origin.replace("stdin", _STDIN)
     return source

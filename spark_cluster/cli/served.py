@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled, tally
 from spark_cluster.cli.options import Changing, DeclaredCommand, EndingJobs, Positive, Unloading
 from spark_cluster.errors import UsageError
 from spark_cluster.node.output import counted
@@ -240,14 +240,12 @@ def _reason(verdict: CheckVerdict) -> str:
 
 
 def _summary(found: Verification) -> object:
-
-    styles = {"failed": "red", "not applicable": "dim", "not run": "yellow", "ok": "green"}
-    counts = {status: found.count(status) for status in ("failed", "not run", "ok")}
-    counts["not applicable"] = found.count("not applicable")
-    parts = [painted(f"{n} {s}", styles[s]) for s, n in counts.items() if n or s == "ok"]
+    styles: Mapping[VerdictStatus, str] = {
+        "failed": "red", "not run": "yellow", "ok": "green", "not applicable": "dim"
+    }  # fmt: skip
     where = (found.model, found.endpoint, found.tp, found.recipe)
     about = styled("  [bold]{}[/] at {}  [dim]tp {}, recipe {}[/]", *where)
-    return joined(parts, ", ") + about
+    return tally(styles, found.count) + about
 
 
 class Stopping(TypedDict):

@@ -305,17 +305,10 @@ def dashboard(
             listener,
             feed,
             sampling,
-            questions=CommandQuestions(_options(app)),
+            questions=CommandQuestions(app.given),
             runs=runs,
             tell=_teller(app, kept if open_it else None),
         )
-
-
-def _options(app: App) -> list[str]:
-    """The options of this command line that the commands of the page get, too."""
-    opened = app.cluster
-    given = (("-i", opened.named), ("--project", opened.named_project), ("-l", opened.limit))
-    return [word for option, value in given if value for word in (option, str(value))]
 
 
 def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None]:

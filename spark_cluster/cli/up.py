@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import click
 
@@ -116,7 +116,8 @@ def show_served(
         app.console.print(painted(f"memory over time: {plot}", "dim"))
     endpoint = served.endpoint
     recipe = served.server.recipe
-    kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
+    chats = recipe.kind == "chat"
+    kind = "" if chats else f"{recipe.kind}, "
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
     behind = [replica.node for replica in endpoint.replicas]
     size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.server.tp}"
@@ -124,16 +125,11 @@ def show_served(
         size += f", {recipe.data_parallel} data-parallel ranks"
     app.console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
     app.console.print(painted(str(served.access), "dim"))
-    if served.answer and recipe.kind != "chat":
-        app.console.say("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)
-    elif served.answer:
-        app.console.say("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
-    others = [
-        rung.replace("_", " ")
-        for rung in recipe.readiness.rungs
-        if rung != "answer" and recipe.kind == "chat"
-    ]
-    if others:
+    if served.answer:
+        told = "it answers" if chats else f"{recipe.kind} verified"
+        app.console.say("{} {}: [bold]{}[/]", mark("ok"), told, served.answer)
+    others = [rung.replace("_", " ") for rung in recipe.readiness.rungs if rung != "answer"]
+    if others and chats:
         app.console.say("{} also verified: {}", mark("ok"), ", ".join(others))
     app.console.print(painted(_versions(served.versions), "dim"))
     _show_next(app, served)
@@ -199,15 +195,9 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
     app.console.print(painted(str(served.access), "dim"))
     for part in served.servers:
         recipe = part.server.recipe
-        also = f", also as {', '.join(part.server.names[1:])}" if part.server.names[1:] else ""
-        shown = (
-            mark("ok"),
-            part.server.names[0],
-            recipe.kind,
-            part.server.nodes[0].name,
-            recipe.name,
-            also,
-        )
+        name, *aliases = part.server.names
+        also = f", also as {', '.join(aliases)}" if aliases else ""
+        shown = (mark("ok"), name, recipe.kind, part.server.nodes[0].name, recipe.name, also)
         app.console.say("{} [bold]{}[/]  [dim]{} on {}, recipe {}{}[/]", *shown)
         if part.answer:
             app.console.say("  it answers: [bold]{}[/]", part.answer)
@@ -315,13 +305,13 @@ def install(app: App, *, at_boot: bool, options: Changing) -> None:
     Args:
         at_boot: Start the supervision at boot, too.
     """
-    _apply(app, "present", options, at_boot=at_boot)
+    _apply(app, "install", options, state="present", at_boot=at_boot)
 
 
 @supervise.command()
 def remove(app: App, *, options: Changing) -> None:
     """Remove the supervision; what serves stays as it is."""
-    _apply(app, "absent", options, at_boot=False)
+    _apply(app, "remove", options, state="absent", at_boot=False)
 
 
 @supervise.command("status")
@@ -336,18 +326,11 @@ def supervision_status(app: App) -> None:
     app.show(found, _show_supervision)
 
 
-def _apply(
-    app: App,
-    state: Literal["present", "absent"],
-    options: Options,
-    *,
-    at_boot: bool,
-) -> None:
-    name = "install" if state == "present" else "remove"
+def _apply(app: App, name: str, options: Options, **wanted: Any) -> None:
     head = app.inventory.head
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
-        found = playbook.function(run.open(), state=state, at_boot=at_boot)
+        found = playbook.function(run.open(), **wanted)
     told = None if found is None else {"supervision": found}
     app.show_run(run, told, found, _show_supervision)
 
