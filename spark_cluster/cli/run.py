@@ -287,7 +287,7 @@ def ended(run: Run) -> Iterator[Run]:
         if isinstance(error, KeyboardInterrupt) or run.cancelled:
             interrupted = run.interrupted()  # also for a connection closed under what uses it
             run.finish(error=str(interrupted))
-            raise interrupted from None
+            raise interrupted from error
         if isinstance(error, SparkClusterError):
             run.finish(error=str(error))
         raise
