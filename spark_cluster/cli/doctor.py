@@ -362,7 +362,9 @@ def _collect(app: App, archive: BundleArchive) -> None:
             _attempt(archive, f"nodes/{node.name}/logs", partial(_node, archive, play, node.name))
         _attempt(archive, "status", lambda: archive.add_json("status.json", _status(app, play)))
         _attempt(archive, "plan", lambda: _plan(app, play, archive))
-    _records(archive)
+    records = sorted((state_folder() / "runs").glob("*.jsonl"), reverse=True)
+    for path in records[:RECORDS]:
+        archive.add(f"runs/{path.name}", path.read_text(errors="replace"))
 
 
 def _attempt(archive: BundleArchive, name: str, part: Callable[[], None]) -> None:
@@ -405,13 +407,6 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     rooms, facts = survey(play, subject.node_path, venv=subject.launch.venv)
     planner = Planner(app.project, hub(offline=True), partial(own_evidence, app.project))
     archive.add_json("plan.json", planner.plan(subject, rooms, PlannedLoad(), facts).to_dict())
-
-
-def _records(archive: BundleArchive) -> None:
-
-    records = sorted((state_folder() / "runs").glob("*.jsonl"), reverse=True)
-    for path in records[:RECORDS]:
-        archive.add(f"runs/{path.name}", path.read_text(errors="replace"))
 
 
 def _secrets(app: App) -> Iterator[str]:

@@ -258,16 +258,12 @@ def _show_lint(
 
 
 def _counts(title: str, found: list[KnownIssueMatch]) -> Text:
-
-    counts = [
-        (sum(f.severity == severity for f in found), word, style)
-        for severity, word, style in (
-            ("error", "error", "red"),
-            ("warning", "warning", "yellow"),
-            ("info", "note", "blue"),
-        )
+    words = {"error": ("error", "red"), "warning": ("warning", "yellow"), "info": ("note", "blue")}
+    parts = [
+        painted(counted(n, word), style)
+        for severity, (word, style) in words.items()
+        if (n := sum(f.severity == severity for f in found))
     ]
-    parts = [painted(counted(n, what), style) for n, what, style in counts if n]
     return styled("{}: {}", title, joined(parts or [painted("no known issue", "green")], ", "))
 
 

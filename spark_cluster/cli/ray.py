@@ -302,21 +302,15 @@ def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
         state = painted(job.status.lower(), colours.get(job.status, "yellow"))
-        result.add_row(job.id, state, _moment(job), _took(job), code, job.entrypoint[:200])
+        times = ("", "") if job.started is None else _times(job.started, job.ended or time.time())
+        result.add_row(job.id, state, *times, code, job.entrypoint[:200])
     app.console.print(result)
 
 
-def _moment(job: Job) -> str:
-    """The local time at which a job started."""
-    if job.started is None:
-        return ""
-    return time.strftime("%d %b %H:%M", time.localtime(job.started))
-
-
-def _took(job: Job) -> str:
-    if job.started is None:
-        return ""
-    seconds = max(0, round((job.ended or time.time()) - job.started))
+def _times(started: float, ended: float) -> tuple[str, str]:
+    """Return the local time at which a job started, and how long it took until it ended."""
+    at = time.strftime("%d %b %H:%M", time.localtime(started))
+    seconds = max(0, round(ended - started))
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    return at, f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

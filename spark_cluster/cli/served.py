@@ -306,8 +306,7 @@ def vram(
             of the last one.
     """
     if run_id is not None or plot is not None:
-        _must_stand_alone(watch)
-        _show_recorded(app, run_id or LAST, plot)
+        _show_recorded(app, run_id or LAST, plot, watch=watch)
         return
 
     nodes = app.nodes
@@ -388,12 +387,18 @@ def vram_table(
     return result
 
 
-def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
+def _show_recorded(app: App, run: str | None, file: Path | None, *, watch: bool) -> None:
     """Show the memory of a recorded run by phase, and draw it into a file.
 
     Raises:
-        UsageError: there is no such record, no memory in it, or it cannot be drawn so.
+        UsageError: there is no such record, no memory in it, or it cannot be drawn so; or what the
+            nodes hold now is asked for, too.
     """
+    if watch:
+        raise UsageError(
+            "--run and --plot are about a recorded run, and --watch asks the nodes now",
+            hint="leave one of them out; `spark-cluster top --record FILE` keeps what it reads",
+        )
     from spark_cluster.engine import vram
 
     record = vram.of_run(None if run == LAST else run)
@@ -401,30 +406,13 @@ def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
         from spark_cluster.bench.report.rendering import write_plot
 
         write_plot(record, file)
-    phases = record.phases()
+    memory, plot = list(record.phases().nodes.values()), None if file is None else str(file)
     if app.as_json:
-        plot = str(file) if file is not None else None
-        document = {
-            "run": record.run,
-            "command": record.command,
-            "memory": list(phases.nodes.values()),
-        }
+        document = {"run": record.run, "command": record.command, "memory": memory}
         app.print_json({**document, "plot": plot})
         return
-
     app.console.say("[bold]{}[/]  {}", record.run, record.command)
-    for node in phases.nodes.values():
+    for node in memory:
         app.console.print(painted(f"  {node}"))
     if file is not None:
         app.console.say("plot  {}", file)
-
-
-def _must_stand_alone(watch: bool) -> None:
-    """Raises:
-    UsageError: a recorded run is asked for, and nodes too.
-    """
-    if watch:
-        raise UsageError(
-            "--run and --plot are about a recorded run, and --watch asks the nodes now",
-            hint="leave one of them out; `spark-cluster top --record FILE` keeps what it reads",
-        )

@@ -87,20 +87,22 @@ class Login:
 
     def _all(self, nodes: list[InventoryNode]) -> dict[str, FirstLogin]:
         """Log in everywhere, first by key, then with the password."""
-        found, refused = self._logged_in(nodes)
+        found: dict[str, FirstLogin] = {}
+        refused = self._log_in(nodes, found)
         self._must(refused, only=KeysRefused)
         if refused and not self.variable and self.flow.ask.silent:
             return self._not_asked(found, refused)
         if refused and self._last is not None:  # of the other node: a user has the same on both
-            more, refused = self._logged_in(*self._with(nodes, refused, self._last))
-            found.update(more)
+            refused = self._log_in(nodes, found, self._remembered(refused, self._last))
         for _ in range(1 if self.variable else TRIES):
             if not refused:
                 return found
             self.with_password = True
-            password = None if self.variable else self._asked(nodes, refused)
-            more, refused = self._logged_in(*self._with(nodes, refused, password))
-            found.update(more)
+            if self.variable:
+                password = SecretReference(env=self.variable)
+            else:
+                password = self._remembered(refused, self._asked(nodes, refused))
+            refused = self._log_in(nodes, found, password)
             if refused and not self.variable:
                 self._show(refused)
         self._must(refused)
@@ -131,24 +133,24 @@ class Login:
         self._last = getpass.getpass(f"Password of {users}: ")
         return self._last
 
-    def _with(
-        self, nodes: list[InventoryNode], refused: Collection[str], password: str | None
-    ) -> tuple[list[InventoryNode], SecretReference]:
-        """Return the nodes that are left, and where their password comes from."""
-        missing = [node for node in nodes if node.name in refused]
-        if password is None:
-            return missing, SecretReference(env=self.variable)
-        for node in missing:
-            self._dialer.remember_password(node.name, password)
-        return missing, SecretReference(prompt=True)
+    def _remembered(self, names: Collection[str], password: str) -> SecretReference:
+        """Have a password for nodes as if it were typed for each; return where it comes from."""
+        for name in names:
+            self._dialer.remember_password(name, password)
+        return SecretReference(prompt=True)
 
-    def _logged_in(
-        self, nodes: list[InventoryNode], password: SecretReference | None = None
-    ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
-        """Log in to nodes; return what was found, and who refused and why."""
-        outcomes = log_in(self._dialer, nodes, password)
+    def _log_in(
+        self,
+        nodes: list[InventoryNode],
+        found: dict[str, FirstLogin],
+        password: SecretReference | None = None,
+    ) -> dict[str, SparkClusterError]:
+        """Log in to the nodes that are not among what was `found`; return who refused and why."""
+        missing = [node for node in nodes if node.name not in found]
+        outcomes = log_in(self._dialer, missing, password)
         errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
-        return {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}, errors
+        found |= {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}
+        return errors
 
     def _must(
         self, refused: dict[str, SparkClusterError], only: type[SparkClusterError] | None = None
@@ -174,9 +176,7 @@ class Login:
         known = all(node.become.password for node in self.flow.app.nodes if node.name in asks)
         answers = own_answers(self.flow)
         if not self.with_password and not known and not self.variable and not self.flow.ask.silent:
-            password = getpass.getpass(f"Password for sudo on {', '.join(asks)}: ")
-            for name in asks:
-                self._dialer.remember_password(name, password)
+            self._remembered(asks, getpass.getpass(f"Password for sudo on {', '.join(asks)}: "))
         if known and not self.with_password:
             return  # as for every other command
         self.with_password = True

@@ -160,7 +160,7 @@ def copy(
 
 
 @models.command()
-def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
+def verify(app: App, *, models: _Some) -> int:
     """Compare each file of models (all, if none is named) with the hub's hash, on their nodes.
 
     Each byte is read once, in a systemd unit on the node that continues without this command. Exit
@@ -168,17 +168,16 @@ def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
     """
     with _nodes(app) as nodes:
         found = model_upkeep.verify(nodes, models, _progress)
-    if app.as_json:
-        app.print_json({"models": found})
-        ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
-    app.console.print("\n".join(map(str, found)) or "there is no model in the nodes' hub caches")
+    none = "there is no model in the nodes' hub caches"
+    app.show({"models": found}, "\n".join(map(str, found)) or none)
     bad = [one for one in found if not one.sound]
-    if bad:
+    if bad and not app.as_json:
         names = sorted({f"{one.repository}@{one.commit}" for one in bad})
         raise VerificationFailed(
             f"{len(bad)} of {len(found)} models are damaged or incomplete",
             hint=f"spark-cluster models repair {' '.join(names)}",
         )
+    return VerificationFailed.exit_code if bad else 0
 
 
 @models.command()
@@ -321,10 +320,6 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
 # -- what is shown ---------------------------------------------------------------------------------
 
 
-def _head(app: App, node: str, text: str) -> None:
-    app.console.say("[bold]{}[/]  {}", node, text)
-
-
 def _show_rows(app: App, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Show a table of what a node has: its name, short figures, and remarks."""
     figures = columns[1:-1]
@@ -337,7 +332,8 @@ def _show_rows(app: App, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 def _show_stored(app: App, found: StoredModels) -> None:
     taken, count = gigabytes(found.size), counted(len(found.models), "model")
-    _head(app, found.node, f"{taken} in {count} in the hub's cache, {gigabytes(found.free)} free")
+    text = f"{taken} in {count} in the hub's cache, {gigabytes(found.free)} free"
+    app.console.say("[bold]{}[/]  {}", found.node, text)
     listed = (
         (model.shown, gigabytes(model.size), _age(model.last_used), model.remarks)
         for model in reversed(found.models)
@@ -349,7 +345,7 @@ def _show_stored(app: App, found: StoredModels) -> None:
 
 def _show_sizes(app: App, sizes: ModelSizes) -> None:
     whole, free = gigabytes(sizes.size), gigabytes(sizes.free)
-    _head(app, sizes.node, f"{whole} in models, {free} free on the disk")
+    app.console.say("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
     rows = [(taken, f"recipe {name}") for name, taken in sorted(sizes.recipes.items())]
     more = (
         (sizes.prunable, "that `spark-cluster models prune --apply` would free"),
@@ -367,7 +363,7 @@ def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None
     told = f"{most}{gigabytes(found.freed)} {did}"
     if not found.freed and not found.removed:
         told = "nothing was removed" if refused else "there is nothing to remove"
-    _head(app, found.node, told)
+    app.console.say("[bold]{}[/]  {}", found.node, told)
     for one in found.removed:
         app.console.say("  {}  {}  {}", verb, one.shown, gigabytes(one.size))
     for left in refused:
@@ -427,7 +423,7 @@ def list_images(app: App) -> None:
 
 
 def _show_images(app: App, found: StoredImages) -> None:
-    _head(app, found.node, counted(len(found.images), "image"))
+    app.console.say("[bold]{}[/]  {}", found.node, counted(len(found.images), "image"))
     listed = (
         (image.shown, image.short_digest, gigabytes(image.size), image.remarks)
         for image in found.images
