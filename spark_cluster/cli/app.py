@@ -284,7 +284,7 @@ class App:
             self.import_meanwhile()
         gc.freeze()
         gc.enable()
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         display = Display(lambda: self.console, verbose=self.verbose, titled=run.change)
         if run.options.step:
             run.options.ask = Stepper(display).ask
@@ -297,10 +297,6 @@ class App:
         if self.last_run is not None and not self.as_json:
             run = self.last_run
             recap(self.console, run.recap, run.seconds, check=run.check)
-
-
-def _interrupt(_signal: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _ends_already(_signal: int, _frame: object) -> None:

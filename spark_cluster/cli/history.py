@@ -177,8 +177,7 @@ def history(
 
 def _ask(app: App, node: InventoryNode, run_id: str | None) -> dict[str, Any]:
     with app.cluster.dialer.session(node, "history") as session:
-        answer = session.request("history", of=run_id)
-    return {k: v for k, v in answer.items() if k not in ("event", "req")}
+        return session.request("history", of=run_id)
 
 
 def runs(answers: Answers) -> list[PastRun]:

@@ -161,7 +161,12 @@ def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subj
     subject = of_a_recipe(recipe, of_recipe(recipe, tp or max(size, sizes.min)))
     inventory = None if app.inventory_is_missing else app.inventory
     firewalled = firewall.remarks(inventory, recipe, subject.launch.nodes)
-    return replace(subject, remarks=(*firewalled, *_asked_for(recipe)))
+    needed = (  # what `up` needs the user's consent for
+        f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
+        for _, variable in missing_variables(recipe)
+    )
+    built = image_build.remarks(recipe.image.build, recipe.allowances)
+    return replace(subject, remarks=(*firewalled, *needed, *built))
 
 
 def _recipe(app: App, name: str | None, changes: Changes, allow: Allowances) -> Recipe:
@@ -173,18 +178,6 @@ def _recipe(app: App, name: str | None, changes: Changes, allow: Allowances) -> 
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
     return recipe
-
-
-def _asked_for(recipe: Recipe) -> list[str]:
-    """What `up` needs the user's consent for."""
-
-    return [
-        *(
-            f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
-            for _, variable in missing_variables(recipe)
-        ),
-        *image_build.remarks(recipe.image.build, recipe.allowances),
-    ]
 
 
 def _rooms(

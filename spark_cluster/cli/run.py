@@ -132,6 +132,9 @@ class Run:
         gather_facts: at once; otherwise when one is first read.
         started: when its time began, seconds on the monotonic clock.
         watch: gives it a sink that shows its events.
+
+    Attributes:
+        cancelled: it was told to end.
     """
 
     def __init__(
@@ -157,7 +160,7 @@ class Run:
         self.bus = Bus(self.recap)
         self._started = started
         self._watch = watch
-        self._begun = self._finished = self._cancelled = False
+        self._begun = self._finished = self.cancelled = False
         if change:
             record = RunRecord(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
             self.bus.add(record)
@@ -223,13 +226,8 @@ class Run:
 
         What waits for a node ends with the connections; everything else at the next event.
         """
-        self._cancelled = True
+        self.cancelled = True
         self.connections.close()
-
-    @property
-    def cancelled(self) -> bool:
-        """True if it was told to end."""
-        return self._cancelled
 
     def interrupted(self) -> Interrupted:
         """Return the error that says in which state an interrupt leaves things."""

@@ -131,7 +131,8 @@ def show_served(
     others = [rung.replace("_", " ") for rung in recipe.readiness.rungs if rung != "answer"]
     if others and chats:
         app.console.say("{} also verified: {}", mark("ok"), ", ".join(others))
-    app.console.print(painted(_versions(served.versions), "dim"))
+    short = {k: v[:19] if k == "image" else v for k, v in served.versions.items()}
+    app.console.print(painted("  ".join(f"{k} {v}" for k, v in short.items()), "dim"))
     _show_next(app, served)
 
 
@@ -204,11 +205,6 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
         if part.server.on_request:
             app.console.print("  it is loaded when it is asked for")
     _show_next(app, served)
-
-
-def _versions(found: dict[str, Any]) -> str:
-    short = {name: value[:19] if name == "image" else value for name, value in found.items()}
-    return "  ".join(f"{name} {value}" for name, value in short.items())
 
 
 # -- `swap`: serve another recipe in place of the one that runs ------------------------------------
