@@ -108,9 +108,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 ABOUT_NODES = re.compile(
-    r"\bspark-cluster(?= (?:bench|caches|clients|doctor|down|exec|facts|history|images|keys|logs"
-    r"|models|ping|plan|playbook|provision|ray|recipes|revert|status|supervise|swap|top|trust|tune"
-    r"|tunnel|up|verify|vram)\b)"
+    r"\bspark-cluster(?= (?:bench|caches|clients|dashboard|doctor|down|exec|facts|history|images"
+    r"|keys|logs|models|ping|plan|playbook|provision|ray|recipes|revert|status|supervise|swap|top"
+    r"|trust|tune|tunnel|up|verify|vram)\b)"
 )
 """`spark-cluster` in a text where a command follows that reads an inventory or a project."""
 
@@ -285,7 +285,9 @@ class App:
         gc.freeze()
         gc.enable()
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        display = Display(lambda: self.console, verbose=self.verbose, titled=run.change)
+        display = Display(
+            lambda: self.console, verbose=self.verbose, titled=run.change, to_paste=self.to_paste
+        )
         if run.options.step:
             run.options.ask = Stepper(display).ask
         if not self.as_json and sys.stdin.isatty() and sys.stdout.isatty():

@@ -232,7 +232,7 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
                     shows = app.command("clients --tunnel")
                     tell(f"Ctrl-C ends it; `{shows}` shows how to use it")
                 if event.hint:
-                    tell(f"  {event.hint}")
+                    tell(f"  {app.to_paste(event.hint)}")
 
 
 def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:

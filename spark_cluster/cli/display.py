@@ -64,16 +64,23 @@ class Display:
             JSON).
         verbose: also show what was fine already.
         titled: begin with the command and the run's id.
+        to_paste: makes the commands of a hint name the nodes that the run is about.
     """
 
     console: Console
 
     def __init__(
-        self, make: Callable[[], Console], *, verbose: bool = False, titled: bool = True
+        self,
+        make: Callable[[], Console],
+        *,
+        verbose: bool = False,
+        titled: bool = True,
+        to_paste: Callable[[str], str] = str,
     ) -> None:
         self._make = make
         self.verbose = verbose
         self.titled = titled
+        self._to_paste = to_paste
         self._doing: dict[str, tuple[str, float]] = {}
         self._width = 8
         self._check = False
@@ -260,7 +267,8 @@ class Display:
         word = "UNREACHABLE" if event.unreachable else "FAILED"
         self._line(event.node, styled("[bold red]{}[/] {}", word, event.error))
         if event.hint:
-            self.console.print(painted(" " * (self._width + 4) + event.hint, "cyan"))
+            hint = " " * (self._width + 4) + self._to_paste(event.hint)
+            self.console.print(painted(hint, "cyan"))
 
     def _note(self, event: Note) -> None:
         if (event.node, event.text) in self._noted:  # a role that is applied twice says it twice

@@ -269,7 +269,7 @@ class _Asking:
         say = self.app.console.say
         say("{}: [red]{}[/]: {}{}", name, what, place, error.message)
         if error.hint:
-            say("  {}", error.hint)
+            say("  {}", self.app.to_paste(error.hint))
 
     def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
         if isinstance(outcome, SparkClusterError):

@@ -167,7 +167,7 @@ class Login:
         for name, error in refused.items():
             self.flow.note("fail", f"{name}: {error.message}")
             if error.hint:
-                self.flow.say("  {}", error.hint)
+                self.flow.say("  {}", self.flow.app.to_paste(error.hint))
 
     def _sudo(self, step: SetupStep, asks: list[str]) -> None:
         """See to a sudo that asks: the inventory says where its password comes from, or

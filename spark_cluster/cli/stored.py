@@ -348,7 +348,7 @@ def _show_sizes(app: App, sizes: ModelSizes) -> None:
     app.console.say("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
     rows = [(taken, f"recipe {name}") for name, taken in sorted(sizes.recipes.items())]
     more = (
-        (sizes.prunable, "that `spark-cluster models prune --apply` would free"),
+        (sizes.prunable, f"that `{app.command('models prune --apply')}` would free"),
         (sizes.unfinished, "in half files, with which a pull goes on"),
         (sizes.unused, "that no revision has"),
     )

@@ -133,10 +133,10 @@ def top(
                 if not app.as_json:
                     raise
                 # Its line is there already: a document of several lines is no JSON line.
-                show_error(error.message, error.hint, node=error.where)
+                show_error(error.message, app.to_paste(error.hint), node=error.where)
                 return error.exit_code
     if (count is not None or duration is not None) and live.never_seen():
-        _tell_missing(live)
+        _tell_missing(app, live)
         return 3
     return 0
 
@@ -174,10 +174,10 @@ def _document(update: Update | None) -> dict[str, Any] | None:
     return None if update is None else {"node": update.node, **update.error.to_dict()}
 
 
-def _tell_missing(live: LiveState) -> None:
+def _tell_missing(app: App, live: LiveState) -> None:
     for node in live.never_seen():
         if node.lost is not None:
-            show_error(node.lost.message, node.lost.hint, node=node.name)
+            show_error(node.lost.message, app.to_paste(node.lost.hint), node=node.name)
         else:
             show_error("it has sent nothing", node=node.name)
 
