@@ -235,7 +235,9 @@ class PipedNode:
         self.dialled += 1
         if self.away:
             self.away -= 1
-            raise Unreachable("no answer", where=self.name, hint="switch it on")
+            raise Unreachable(
+                "no answer", where=self.name, hint="switch it on, then `spark-cluster ping`"
+            )
         channel = PipeChannel(wire.argv("test"))
         channel.on_sent = self.sent.append
         self.channels.append(channel)

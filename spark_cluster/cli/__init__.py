@@ -225,7 +225,9 @@ def main() -> NoReturn:
     except OSError as error:
         status = 1
         where = f"{error.filename}: " if error.filename else ""
-        show_error(where + (error.strerror or str(error)), _what_to_do(error))
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free space on this machine's disk, then run it again; nodes are left as they are"
+        show_error(where + (error.strerror or str(error)), hint if is_full else "")
         _drop_output()
     sys.exit(status)
 
@@ -250,12 +252,6 @@ def _run(*, as_json: bool) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("aborted", err=True)
         return 130
-
-
-def _what_to_do(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free space on this machine's disk, then run it again; nodes are left as they are"
-    return ""
 
 
 def _drop_output() -> None:

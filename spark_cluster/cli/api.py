@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import EngineValue, Probe
     from spark_cluster.config.topology import Playbook
     from spark_cluster.engine.deployment import Deployment
-    from spark_cluster.engine.launches import Upcoming
     from spark_cluster.engine.ray_cluster import RayJobs, RayStatus
     from spark_cluster.engine.result import Status
     from spark_cluster.engine.verify import Verification
@@ -74,12 +72,7 @@ class Cluster(Opened):
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -295,10 +288,7 @@ class Cluster(Opened):
             play = run.open(fail_fast=False)
             result = _run(loaded, play)
             run.finish(str(next(iter(play.out.values()), "")))
-        nodes = {
-            name: PlayedNode(t.ok, t.change, t.unknown, t.failed, t.skipped)
-            for name, t in run.recap.nodes.items()
-        }
+        nodes = {name: PlayedNode(*tally.counts) for name, tally in run.recap.nodes.items()}
         return PlaybookResult(run.summary(ok=not play.out), result, nodes, dict(play.out))
 
     # -- what is served
@@ -376,18 +366,12 @@ class Cluster(Opened):
         head_must_be_selected(self, "; spark-cluster ping reaches single nodes")
         with self.play("status", self.nodes, change=False) as run:
             from spark_cluster.engine import state  # while the connections are being made
+            from spark_cluster.engine.deployment import root_on
+            from spark_cluster.engine.launches import Upcoming
 
-            recipe = usual_recipe(self)
-            upcoming = self._upcoming(recipe)
+            recipe, roots = usual_recipe(self), {node.name: root_on(node) for node in self.nodes}
+            upcoming = None if recipe is None else Upcoming(recipe, roots)
             return state.status(run.open(fail_fast=False), key, probe_of(recipe), upcoming)
-
-    def _upcoming(self, recipe: Recipe | None) -> Upcoming | None:
-        if recipe is None:
-            return None
-        from spark_cluster.engine.deployment import root_on
-        from spark_cluster.engine.launches import Upcoming
-
-        return Upcoming(recipe, {node.name: root_on(node) for node in self.nodes})
 
     def verify(
         self,
@@ -592,7 +576,7 @@ def _provisioned(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> P
     for name, tally in run.recap.nodes.items():
         error = failed.get(name)
         nodes[name] = ProvisionedNode(
-            *(tally.ok, tally.change, tally.unknown, tally.failed, tally.skipped),
+            *tally.counts,
             unreachable=tally.unreachable,
             error=None if error is None else NodeError.of(error),
             notes=done.notes.get(name, []),

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +30,7 @@ from spark_cluster.runner.events import Sink
 if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
-    from spark_cluster.cli.terminal import Console
+    from spark_cluster.cli.terminal import Console, RenderableType
     from spark_cluster.config.extension import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
@@ -84,7 +84,7 @@ class Stepper:
     def _show(self, node: str, change: dict[str, Any]) -> None:
         console = self.display.console
         what = change.get("reason") or summary(change["id"], change["changes"])
-        console.print(styled("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what))
+        console.say("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what)
         if change.get("diff"):
             show_diff(console, change["diff"], 4)
 
@@ -108,9 +108,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 ABOUT_NODES = re.compile(
-    r"\bspark-cluster(?= (?:bench|caches|clients|doctor|down|exec|facts|history|images|keys|logs"
-    r"|models|ping|plan|playbook|provision|ray|recipes|revert|status|supervise|swap|top|trust|tune"
-    r"|tunnel|up|verify|vram)\b)"
+    r"\bspark-cluster(?= (?:bench|caches|clients|dashboard|doctor|down|exec|facts|history|images"
+    r"|keys|logs|models|ping|plan|playbook|provision|ray|recipes|revert|status|supervise|swap|top"
+    r"|trust|tune|tunnel|up|verify|vram)\b)"
 )
 """`spark-cluster` in a text where a command follows that reads an inventory or a project."""
 
@@ -239,6 +239,24 @@ class App:
         else:
             show(self, found)
 
+    def follow(
+        self, found: Iterable[R], told: Callable[[R], Any], picture: Callable[[R], RenderableType]
+    ) -> None:
+        """Show what comes, one after another: on a terminal as a picture that is drawn again.
+
+        Args:
+            told: elsewhere printed each time; with --json a JSON line. None prints nothing.
+        """
+        if self.as_json or not self.console.is_terminal:
+            for one in filter(None, map(told, found)):
+                click.echo(json.dumps(one)) if self.as_json else self.console.print(one)
+            return
+        from rich.live import Live
+
+        with Live(console=self.console, auto_refresh=False) as live:
+            for one in found:
+                live.update(picture(one), refresh=True)
+
     def show_run(
         self, run: Run, told: Any, found: R | None, show: Callable[[App, R], object]
     ) -> None:
@@ -266,8 +284,10 @@ class App:
             self.import_meanwhile()
         gc.freeze()
         gc.enable()
-        signal.signal(signal.SIGTERM, _interrupt)
-        display = Display(lambda: self.console, verbose=self.verbose, titled=run.change)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        display = Display(
+            lambda: self.console, verbose=self.verbose, titled=run.change, to_paste=self.to_paste
+        )
         self.cluster.prompts.around = display.quiet
         if run.options.step:
             run.options.ask = Stepper(display).ask
@@ -280,10 +300,6 @@ class App:
         if self.last_run is not None and not self.as_json:
             run = self.last_run
             recap(self.console, run.recap, run.seconds, check=run.check)
-
-
-def _interrupt(_signal: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _ends_already(_signal: int, _frame: object) -> None:

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.console import mark, painted, plain_table
 from spark_cluster.cli.options import (
     Allowing,
     Changing,
@@ -47,7 +47,6 @@ def list_(app: App) -> None:
     """
     with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
         found = _parts(app, run.open())
-        run.finish()
     app.show({"parts": found}, lambda app, _: _show_parts(app, found))
 
 
@@ -80,7 +79,6 @@ def prune(
         if act:
             removed = cache_parts.remove(play.sessions, _folders(app), chosen)
             chosen = [part for part in chosen if part.path in removed[part.node]]
-        run.finish()
     total = sum(part.bytes for part in chosen)
     document = {"applied": act, "bytes": total, "parts": chosen}
     app.show(document, lambda app, _: _show_pruned(app, chosen, total, act=act))
@@ -101,7 +99,6 @@ def copy(app: App, *, source: str, targets: tuple[str, ...], no_encrypt: bool) -
     """
     with app.play("caches copy", app.nodes, Options()) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
-        run.finish()
     lines = (f"{one.kind}: {one.copied}" for one in done)
     app.show(run.document(copies=done), "\n".join(lines))
 
@@ -225,11 +222,10 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 
 def _show_tuned(app: App, done: Tuning) -> None:
 
-    console = app.console
     what = "tuned" if done.changed else "tuned already"
     sizes = ", ".join(map(str, done.sizes))
-    console.print(styled("{} {}: [bold]{}[/]", mark("ok"), what, done.file))
-    console.print(painted(f"batch sizes {sizes}; on {', '.join(done.nodes)}", "dim"))
+    app.console.say("{} {}: [bold]{}[/]", mark("ok"), what, done.file)
+    app.console.print(painted(f"batch sizes {sizes}; on {', '.join(done.nodes)}", "dim"))
     use, compare = f"up --recipe {done.recipe} --tp {done.tp}", "bench run tuned-kernels"
     text = f"{app.command(use)} uses it; {app.command(compare)} compares"
-    console.print(painted(text, "dim"))
+    app.console.print(painted(text, "dim"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, styled, visible
+from spark_cluster.cli.console import painted, plain_table, visible
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Port
 from spark_cluster.config.folders import state_folder
@@ -96,19 +96,18 @@ def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> Clie
 
 def _show_clients(app: App, target: ClientTarget, made: list[Snippet]) -> None:
 
-    console = app.console
-    console.print(styled("[bold]{}[/] at [bold cyan]{}[/]", target.model, target.url))
+    app.console.say("[bold]{}[/] at [bold cyan]{}[/]", target.model, target.url)
     length = "" if target.context is None else f"up to {target.context:,} tokens a request; "
     key = f"with the API key in {target.key_variable}" if target.key_variable else "without a key"
     ca_file = f"; trust {target.ca_file}" if target.ca_file else ""
-    console.print(painted(f"{length}{key}{ca_file}", "dim"))
+    app.console.print(painted(f"{length}{key}{ca_file}", "dim"))
     for note in target.notes:
-        console.print(painted(note, "yellow"))
+        app.console.print(painted(note, "yellow"))
     for snippet in made:
         file = f"  {snippet.file}" if snippet.file else ""
-        console.print(styled("\n[bold]{}[/][dim]{}[/]", snippet.title, file))
+        app.console.say("\n[bold]{}[/][dim]{}[/]", snippet.title, file)
         for note in snippet.notes:
-            console.print(painted(f"# {note}", "dim"))
+            app.console.print(painted(f"# {note}", "dim"))
         click.echo(visible(snippet.text), nl=False)
 
 
@@ -233,8 +232,7 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
                     shows = app.command("clients --tunnel")
                     tell(f"Ctrl-C ends it; `{shows}` shows how to use it")
                 if event.hint:
-                    tell(f"  {event.hint}")
-            sys.stdout.flush()
+                    tell(f"  {app.to_paste(event.hint)}")
 
 
 def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+
+Verdict = TypeVar("Verdict", bound=str)
 
 _SLOT = "\ue000"
 """Stands for a value while a template is parsed (a private-use character)."""
@@ -162,6 +164,16 @@ def joined(parts: Iterable[Text | str], between: str = "\n") -> Text:
 def mark(verdict: str) -> Text:
     """The sign of `ok`, `warning`, `error`, `unknown`, ... in its colour."""
     return painted(*_MARKS[verdict])
+
+
+def tally(styles: Mapping[Verdict, str], count: Callable[[Verdict], int]) -> Text:
+    """Return how often there is each verdict, such as `1 fail, 3 ok`; `ok` also where it is 0.
+
+    Args:
+        styles: of the verdicts, in their order.
+    """
+    counts = ((verdict, count(verdict)) for verdict in styles)
+    return joined((painted(f"{n} {v}", styles[v]) for v, n in counts if n or v == "ok"), ", ")
 
 
 def plain_table(

@@ -4,10 +4,11 @@ how errors and notices are shown."""
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -63,16 +64,23 @@ class Display:
             JSON).
         verbose: also show what was fine already.
         titled: begin with the command and the run's id.
+        to_paste: makes the commands of a hint name the nodes that the run is about.
     """
 
     console: Console
 
     def __init__(
-        self, make: Callable[[], Console], *, verbose: bool = False, titled: bool = True
+        self,
+        make: Callable[[], Console],
+        *,
+        verbose: bool = False,
+        titled: bool = True,
+        to_paste: Callable[[str], str] = str,
     ) -> None:
         self._make = make
         self.verbose = verbose
         self.titled = titled
+        self._to_paste = to_paste
         self._doing: dict[str, tuple[str, float]] = {}
         self._width = 8
         self._check = False
@@ -167,11 +175,13 @@ class Display:
                 self._show(event)
 
     def _show(self, event: Event) -> None:
-        handler = self._HANDLERS.get(type(event))
+        """Call the method of the event's name: `_run_started` for RunStarted."""
+        name = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", type(event).__name__)
+        handler = getattr(self, name, None)
         if handler is not None:
             if not isinstance(event, (Result, Changing, Progress)):
                 self._show_alike(getattr(event, "node", ""))
-            handler(self, event)
+            handler(event)
 
     def close(self) -> None:
         self.settle()
@@ -192,12 +202,12 @@ class Display:
 
     def _stage_started(self, event: StageStarted) -> None:
         self._stages += 1
-        self.console.print(styled("[bold blue]▸[/] [bold]{}[/]", event.stage))
+        self.console.say("[bold blue]▸[/] [bold]{}[/]", event.stage)
 
     def _stage_finished(self, event: StageFinished) -> None:
         self._doing.clear()
         sign = mark("ok" if event.ok else "fail")
-        self.console.print(styled("{} {}  [dim]{:.1f} s[/]", sign, event.stage, event.seconds))
+        self.console.say("{} {}  [dim]{:.1f} s[/]", sign, event.stage, event.seconds)
 
     def _connected(self, event: Connected) -> None:
         if self.verbose:
@@ -257,8 +267,8 @@ class Display:
         word = "UNREACHABLE" if event.unreachable else "FAILED"
         self._line(event.node, styled("[bold red]{}[/] {}", word, event.error))
         if event.hint:
-            hint = painted(" " * (self._width + 4) + event.hint, "cyan")
-            self.console.print(hint)
+            hint = " " * (self._width + 4) + self._to_paste(event.hint)
+            self.console.print(painted(hint, "cyan"))
 
     def _note(self, event: Note) -> None:
         if (event.node, event.text) in self._noted:  # a role that is applied twice says it twice
@@ -273,7 +283,7 @@ class Display:
 
     def _line(self, node: str, text: Text) -> None:
         whose = visible(node).ljust(self._width)
-        self.console.print(styled("  [bold]{}[/]  {}", whose, text))
+        self.console.say("  [bold]{}[/]  {}", whose, text)
 
     def _draw(self) -> Text:
         from rich.text import Text
@@ -285,20 +295,6 @@ class Display:
         ]
         text = "\n".join(" ".join(visible(line).split("\n")) for line in lines)
         return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
-
-    _HANDLERS: Mapping[type[Event], Any] = {
-        RunStarted: _run_started,
-        StageStarted: _stage_started,
-        StageFinished: _stage_finished,
-        Connected: _connected,
-        Applying: _applying,
-        Changing: _changing,
-        Progress: _progress,
-        Result: _result,
-        NodeFailed: _node_failed,
-        Note: _note,
-        RunFinished: _run_finished,
-    }
 
 
 def _likeness(event: Result) -> tuple[str, ...]:
@@ -322,14 +318,14 @@ def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> N
         table.add_row(node, *_cells(tally))
     console.print()
     console.print(table)
-    console.print(styled("[dim]{:.1f} s[/]", seconds))
+    console.say("[dim]{:.1f} s[/]", seconds)
 
 
 def _cells(tally: Tally) -> list[Text]:
     if tally.unreachable:
         return [painted(text, "red") for text in ("", "unreachable", "", "", "")]
     styles = {verdict: style for verdict, (_, style) in VERDICTS.items()} | {"failed": "bold red"}
-    counts = ((getattr(tally, verdict), style) for verdict, style in styles.items())
+    counts = zip(tally.counts, styles.values(), strict=True)
     return [painted(str(count), style if count else "dim") for count, style in counts]
 
 

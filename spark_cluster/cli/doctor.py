@@ -28,7 +28,15 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.api import probe_of, usual_recipe
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import LinePrinter, coloured, joined, lines_of, mark, painted, styled
+from spark_cluster.cli.console import (
+    LinePrinter,
+    coloured,
+    lines_of,
+    mark,
+    painted,
+    styled,
+    tally,
+)
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredCommand, hub
 from spark_cluster.config.facts import load_pins
@@ -142,8 +150,7 @@ def _known_pins(app: App) -> Pins | None:
 def _show_findings(app: App, diagnosis: Diagnosis) -> None:
     """Print the verdict, then each finding once, with the nodes that it is of; what is unknown for
     one and the same reason is one finding, without --verbose."""
-    console = app.console
-    console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
+    app.console.print(_findings_summary(diagnosis, time.monotonic() - app.started))
     alike: dict[tuple[str, ...], list[CheckResult]] = {}
     for result in diagnosis.results:
         if app.verbose or result.status != "ok":
@@ -157,12 +164,12 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
         groups.setdefault((nodes, *key), []).append(first)
     for (nodes, *_), group in groups.items():
         what = group[0].id if len(group) == 1 else counted(len(group), "check")
-        console.print(styled("{} [bold]{}[/]  {}", mark(group[0].status), what, nodes))
+        app.console.say("{} [bold]{}[/]  {}", mark(group[0].status), what, nodes)
         for line in _finding_lines(app, group):
-            console.print(styled("    {}", line))
+            app.console.say("    {}", line)
     if known := ", ".join(issue.id for issue in diagnosis.issues):
         text = f"known issues: {known} (spark-cluster explain --about ID)"
-        console.print(painted(text, "dim"))
+        app.console.print(painted(text, "dim"))
 
 
 def _finding_lines(app: App, group: Sequence[CheckResult]) -> Iterator[Text]:
@@ -179,11 +186,8 @@ def _finding_lines(app: App, group: Sequence[CheckResult]) -> Iterator[Text]:
 
 
 def _findings_summary(diagnosis: Diagnosis, seconds: float) -> Text:
-
-    counts = {status: diagnosis.count(status) for status in ("fail", "warn", "unknown", "ok")}
     styles = {"fail": "red", "warn": "yellow", "unknown": "magenta", "ok": "green"}
-    parts = [painted(f"{n} {s}", styles[s]) for s, n in counts.items() if n or s == "ok"]
-    text = styled("{} [dim]in {:.1f} s[/]", joined(parts, ", "), seconds)
+    text = styled("{} [dim]in {:.1f} s[/]", tally(styles, diagnosis.count), seconds)
     if diagnosis.unreached:
         text += painted(f"; not compared: {', '.join(diagnosis.unreached)} (not reachable)")
     return text
@@ -370,7 +374,9 @@ def _collect(app: App, archive: BundleArchive) -> None:
             _attempt(archive, f"nodes/{node.name}/logs", partial(_node, archive, play, node.name))
         _attempt(archive, "status", lambda: archive.add_json("status.json", _status(app, play)))
         _attempt(archive, "plan", lambda: _plan(app, play, archive))
-    _records(archive)
+    records = sorted((state_folder() / "runs").glob("*.jsonl"), reverse=True)
+    for path in records[:RECORDS]:
+        archive.add(f"runs/{path.name}", path.read_text(errors="replace"))
 
 
 def _attempt(archive: BundleArchive, name: str, part: Callable[[], None]) -> None:
@@ -413,13 +419,6 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     rooms, facts = survey(play, subject.node_path, venv=subject.launch.venv)
     planner = Planner(app.project, hub(offline=True), partial(own_evidence, app.project))
     archive.add_json("plan.json", planner.plan(subject, rooms, PlannedLoad(), facts).to_dict())
-
-
-def _records(archive: BundleArchive) -> None:
-
-    records = sorted((state_folder() / "runs").glob("*.jsonl"), reverse=True)
-    for path in records[:RECORDS]:
-        archive.add(f"runs/{path.name}", path.read_text(errors="replace"))
 
 
 def _secrets(app: App) -> Iterator[str]:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Literal, cast
 
 import click
-from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+from click.shell_completion import ShellComplete, get_completion_class
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import styled, visible
+from spark_cluster.cli.console import visible
 from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers
 from spark_cluster.config.discovery import write as write_inventory
@@ -30,12 +30,6 @@ from spark_cluster.runner.ssh_route import SshHop, Target, route
 PROGRAM = "spark-cluster"
 VARIABLE = "_SPARK_CLUSTER_COMPLETE"
 """The variable in which click looks for a shell's request, derived from the program's name."""
-
-SHELLS: dict[str, type[ShellComplete]] = {
-    "bash": BashComplete,
-    "zsh": ZshComplete,
-    "fish": FishComplete,
-}
 
 
 @dataclass(frozen=True)
@@ -143,21 +137,20 @@ def _ask_addresses() -> tuple[str, ...]:
 
 
 def _print(app: App, path: Path, nodes: list[str]) -> None:
-    steps = ["spark-cluster trust", "spark-cluster ping"]
-    steps.append(f"spark-cluster up --tp {min(len(nodes), 2)}")
-    if app.as_json:
-        app.print_json(Written(True, str(path), nodes, steps))
-        return
-    app.console.print(f"Wrote {path} ({', '.join(nodes)}). Next:")
-    meanings = ["accept the nodes' host keys", "check that they answer", "serve"]
-    for step, meaning in zip(steps, meanings, strict=True):
-        app.console.print(f"  {step:<24}  {meaning}")
+    steps = {
+        "spark-cluster trust": "accept the nodes' host keys",
+        "spark-cluster ping": "check that they answer",
+        f"spark-cluster up --tp {min(len(nodes), 2)}": "serve",
+    }
+    told = (f"  {step:<24}  {meaning}" for step, meaning in steps.items())
+    text = "\n".join((f"Wrote {path} ({', '.join(nodes)}). Next:", *told))
+    app.show(Written(True, str(path), nodes, list(steps)), text)
 
 
 # -- `trust`: look at the host keys of the nodes and their jump hosts, and accept them -------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ShownKey:
     """A host key that a node or jump host has shown.
 
@@ -174,14 +167,14 @@ class ShownKey:
     trusted: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NodeKey(ShownKey):
     """The host key of a node."""
 
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class JumpHostKey(ShownKey):
     """The host key of a jump host, and the nodes that are reached through it."""
 
@@ -273,10 +266,10 @@ class _Asking:
         self.rows[name] = UnreadKey(name, error.message, error.hint)
         place = f"{error.where}: " if error.where not in ("", name) else ""
         what = "unreachable" if isinstance(error, Unreachable) else "failed"
-        say = self.app.console.print
-        say(styled("{}: [red]{}[/]: {}{}", name, what, place, error.message))
+        say = self.app.console.say
+        say("{}: [red]{}[/]: {}{}", name, what, place, error.message)
         if error.hint:
-            say(f"  {error.hint}")
+            say("  {}", self.app.to_paste(error.hint))
 
     def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
         if isinstance(outcome, SparkClusterError):
@@ -290,12 +283,13 @@ class _Asking:
             except SparkClusterError as error:
                 self._settle(host, error)
                 return
-        row = _row(outcome, trusted=written or outcome.verdict == "trusted")
+        trusted = written or outcome.verdict == "trusted"
+        row = (outcome.host, outcome.kind, outcome.fingerprint, outcome.verdict, trusted)
         if host.hops[-1].is_node:
-            self.rows[host.nodes[0]] = NodeKey(name=host.nodes[0], **row)
+            self.rows[host.nodes[0]] = NodeKey(*row, host.nodes[0])
             self.errors.extend([refusal] if refusal is not None else [])
             return
-        self.jump_rows.append(JumpHostKey(nodes=host.nodes, **row))
+        self.jump_rows.append(JumpHostKey(*row, host.nodes))
         if refusal is not None:
             for name in host.nodes:
                 self.fail(name, refusal)
@@ -306,19 +300,18 @@ def _decide(
 ) -> tuple[bool, SparkClusterError | None]:
     """Return whether to write the key, and the error when it is refused."""
     key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
-    known, say = shown.line, app.console.print
+    known, say = shown.line, app.console.say
     if known is None:
-        say(styled("{}  [yellow]new[/]", key))
+        say("{}  [yellow]new[/]", key)
     elif shown.verdict == "trusted":
-        say(styled("{}  [green]trusted already[/]", key))
+        say("{}  [green]trusted already[/]", key)
         return False, None
     elif shown.verdict == "revoked":
-        say(styled("{}  [red]REVOKED[/] by {}", key, known.place))
-        say(f"  {REVOKED_HINT}")
+        say("{}  [red]REVOKED[/] by {}", key, known.place)
+        say("  {}", REVOKED_HINT)
         return False, _refusal(host, shown, f"was revoked by {known.place}", REVOKED_HINT)
     else:
-        was = (known.fingerprint, known.place)
-        say(styled("{}  [red]CHANGED[/], known is {} ({})", key, *was))
+        say("{}  [red]CHANGED[/], known is {} ({})", key, known.fingerprint, known.place)
         if not replace:
             say("  a reinstalled node has a new key; when you know why: --replace")
             return False, _refusal(host, shown, "has changed", "trust --replace accepts it")
@@ -337,16 +330,6 @@ def _refusal(host: _Host, shown: HostKey, what: str, hint: str) -> Failed:
     return Failed(f"{whose} {what}", where=host.nodes[0], hint=hint)
 
 
-def _row(shown: HostKey, *, trusted: bool) -> dict[str, Any]:
-    return {
-        "host": shown.host,
-        "type": shown.kind,
-        "fingerprint": shown.fingerprint,
-        "was": shown.verdict,
-        "trusted": trusted,
-    }
-
-
 # -- `completion` ----------------------------------------------------------------------------------
 
 
@@ -359,9 +342,7 @@ class CompletionScript:
 
 
 @click.command(cls=DeclaredCommand, output=CompletionScript)
-def completion(
-    ctx: click.Context, app: App, *, shell: Annotated[str, click.Choice(list(SHELLS))]
-) -> None:
+def completion(ctx: click.Context, app: App, *, shell: Literal["bash", "zsh", "fish"]) -> None:
     """Print the completion script for SHELL, to be loaded by its start-up file.
 
     \b
@@ -371,5 +352,6 @@ def completion(
 
     bash must be 4.4 or newer.
     """
-    script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
+    complete = cast("type[ShellComplete]", get_completion_class(shell))  # click has these three
+    script = complete(ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
     app.show(CompletionScript(shell, script), lambda *_: click.echo(visible(script)))

@@ -165,14 +165,11 @@ def history(
     if run_id is not None and answers and not found:
         missing = next(iter(answers.values()))
         raise Failed(missing["missing"], hint=missing["hint"])
-    if app.as_json:
-        reasons = {n: NodeError.of(e) for n, e in errors.items()}
-        document = (
-            Runs(runs(found), reasons) if run_id is None else _details(run_id, found, reasons)
-        )
-        app.print_json(document)
-    elif found:
-        (_show_runs if run_id is None else _show_run)(app, found)
+    reasons = {n: NodeError.of(e) for n, e in errors.items()}
+    if run_id is None:
+        app.show(Runs(runs(found), reasons), partial(_show_runs, nodes=list(found)))
+    else:
+        app.show(_details(run_id, found, reasons), _show_run)
     for name, error in errors.items():
         show_error(error.message, app.to_paste(error.hint), node=name)
     return worst(errors.values())
@@ -180,8 +177,7 @@ def history(
 
 def _ask(app: App, node: InventoryNode, run_id: str | None) -> dict[str, Any]:
     with app.cluster.dialer.session(node, "history") as session:
-        answer = session.request("history", of=run_id)
-    return {k: v for k, v in answer.items() if k not in ("event", "req")}
+        return session.request("history", of=run_id)
 
 
 def runs(answers: Answers) -> list[PastRun]:
@@ -198,6 +194,8 @@ def runs(answers: Answers) -> list[PastRun]:
 
 
 def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDetails:
+    from spark_cluster.engine.vram import plot_path
+
     keys = [each.name for each in dataclasses.fields(JournalEntry)]
     nodes = {
         name: ChangesOnNode(
@@ -209,32 +207,27 @@ def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDe
     first = next(iter(found.values()), {})
     run = first.get("run", run_id)
     since, user, command, reverts = map(first.get, ("since", "user", "command", "reverts"))
-    return RunDetails(run, since, user, command, reverts, nodes, errors, _memory_plot(run))
-
-
-def _memory_plot(run: str) -> str | None:
-    from spark_cluster.engine.vram import plot_path
-
     path = plot_path(run)
-    return str(path) if path.is_file() else None
+    plot = str(path) if path.is_file() else None
+    return RunDetails(run, since, user, command, reverts, nodes, errors, plot)
 
 
 def _when(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
 
 
-def _show_runs(app: App, found: Answers) -> None:
-    short, long = ("run", "when", *found), ("who", "command")
+def _show_runs(app: App, found: Runs, *, nodes: Sequence[str]) -> None:
+    """Show the runs on the nodes that have answered; nothing where none has."""
+    short, long = ("run", "when", *nodes), ("who", "command")
     table = plain_table(*short, *long, whole=short)
-    listed = runs(found)
-    for run in listed:
-        counts = [_count(run.nodes.get(name)) for name in found]
+    for run in found.runs:
+        counts = [_count(run.nodes.get(name)) for name in nodes]
         remarks = "".join(f"\n{remark}" for remark in _remarks(run))
         about = (run.user or "", styled("{}[dim]{}[/]", run.command or "", remarks))
         table.add_row(run.run, _when(run.since)[5:], *counts, *about)
-    if listed:
+    if found.runs:
         app.console.print(table)
-    else:
+    elif nodes:
         app.console.print("spark-cluster has never changed anything there")
 
 
@@ -257,40 +250,34 @@ def _count(done: RunOnNode | None) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _show_run(app: App, found: Answers) -> None:
-
-    first = next(iter(found.values()))
-    about = (_when(first["since"]), first["user"] or "", first["command"] or "")
-    line = styled("[bold]{}[/]  {}  {}  [bold]{}[/]", first["run"], *about)
-    app.console.print(line)
-    if plot := _memory_plot(first["run"]):
-        app.console.print(styled("  [dim]memory over time: {}[/]", plot))
-    for name, answer in found.items():
-        for note in answer.get("notes", ()):
-            app.console.print(styled("  [bold]{}[/]  {}", name, note))
-        for entry in answer["entries"]:
-            at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
-            line = styled("  [bold]{}[/]  [dim]{}[/]  {}", name, at, described(entry))
-            app.console.print(line)
+def _show_run(app: App, found: RunDetails) -> None:
+    if found.nodes:
+        about = (_when(found.since), found.user or "", found.command or "")
+        app.console.say("[bold]{}[/]  {}  {}  [bold]{}[/]", found.run, *about)
+        if found.memory_plot:
+            app.console.say("  [dim]memory over time: {}[/]", found.memory_plot)
+    for name, changes in found.nodes.items():
+        for note in changes.notes:
+            app.console.say("  [bold]{}[/]  {}", name, note)
+        for entry in changes.entries:
+            at = time.strftime("%H:%M:%S", time.localtime(entry.time))
+            app.console.say("  [bold]{}[/]  [dim]{}[/]  {}", name, at, described(entry))
 
 
-def described(entry: dict[str, Any]) -> str:
+def described(entry: JournalEntry) -> str:
     """Describe one entry of a journal."""
-
-    action, resource = entry["action"], entry["resource"]
-    if action == "file":
-        return (
-            f"  {entry.get('path') or resource}: {_become(entry.get('before'), entry.get('after'))}"
-        )
-    if action == "converged":
-        return f"{resource}  {summary(resource, entry.get('changes') or {})}".rstrip()
+    resource = entry.resource
+    if entry.action == "file":
+        return f"  {entry.path or resource}: {_become(entry.before, entry.after)}"
+    if entry.action == "converged":
+        return f"{resource}  {summary(resource, entry.changes or {})}".rstrip()
     texts = {
-        "repaired": f"{resource}  repaired {entry.get('what')}",
-        "reverting": f"began to revert what run {entry.get('of')} had changed",
-        "undone": f"could not revert it, and undid what it had done of run {entry.get('of')}",
-        "reverted": f"reverted what run {entry.get('of')} had changed",
+        "repaired": f"{resource}  repaired {entry.what}",
+        "reverting": f"began to revert what run {entry.of} had changed",
+        "undone": f"could not revert it, and undid what it had done of run {entry.of}",
+        "reverted": f"reverted what run {entry.of} had changed",
     }
-    return texts.get(action, f"{resource}  {action}")
+    return texts.get(entry.action, f"{resource}  {entry.action}")
 
 
 def _become(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
@@ -384,14 +371,13 @@ def revert(
 
 
 def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
-    console = app.console
     left = {one: None for node in nodes.values() for one in node.left}
     if left:
-        console.print(styled("\n[bold]not reverted[/]"))
+        app.console.say("\n[bold]not reverted[/]")
     for one in left:
         named = [name for name, node in nodes.items() if one in node.left]
         why, names = one.why.replace("-l NODE", f"-l {','.join(named)}"), ", ".join(named)
-        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, why, names))
+        app.console.say("  {}  [dim]{}  ({})[/]", one.what, why, names)
     app.show_recap()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +44,7 @@ def show_finding(
     sign, title = mark(found.severity), found.title
     if doubtful:
         sign, title = mark("unknown"), f"perhaps: {title}"
-    console.print(styled("{} [bold]{}[/][dim]{}[/]", sign, title, named))
+    console.say("{} [bold]{}[/][dim]{}[/]", sign, title, named)
     rows = [painted(place, "dim")] if place else []
     rows.append(painted(found.found))
     rows += [painted(found.cause, "dim")] if found.cause else []
@@ -53,10 +53,10 @@ def show_finding(
         console.print(Padding(row, (0, 0, 0, 2), expand=False))
 
 
-def show_issue(console: Console, issue: Issue) -> None:
+def show_issue(console: Console, known: Sequence[Issue]) -> None:
     """An entry of the catalogue."""
-    title = styled("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
-    console.print(title)
+    (issue,) = known
+    console.say("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
     rows = {
         "symptom": issue.symptom,
         "cause": issue.cause,
@@ -154,7 +154,7 @@ def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
     if not app.inventory_is_missing and app.inventory.trusted_network:
         rows.append(("warn", firewall.OPEN))
     for severity, text in rows:
-        app.console.print(styled("{} {}", mark(severity), text))
+        app.console.say("{} {}", mark(severity), text)
 
 
 def _target(
@@ -215,8 +215,7 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
         return
     console = app.console if place is not None else Console(stderr=True)
     for finding in done.fixed:
-        words = (mark("ok"), finding.title, finding.id)
-        console.print(styled("{} [green]fixed[/] {}  [dim]{}[/]", *words))
+        console.say("{} [green]fixed[/] {}  [dim]{}[/]", mark("ok"), finding.title, finding.id)
     if not done.fixed:
         console.print("no issue can be fixed by a change of the text")
     _show_lint(console, chosen.title, done.remaining, verbose=app.verbose)
@@ -252,23 +251,19 @@ def _show_lint(
     for finding in main:
         if finding.severity == "info":
             words = (mark("info"), finding.title, finding.found, finding.id)
-            console.print(styled("{} {}: {}  [dim]{}[/]", *words))
+            console.say("{} {}: {}  [dim]{}[/]", *words)
     if hygiene:
         short = "; ".join(f"{f.title} ({f.id})" for f in hygiene)
-        console.print(styled("{} [dim]also: {} (-v for details)[/]", mark("info"), short))
+        console.say("{} [dim]also: {} (-v for details)[/]", mark("info"), short)
 
 
 def _counts(title: str, found: list[KnownIssueMatch]) -> Text:
-
-    counts = [
-        (sum(f.severity == severity for f in found), word, style)
-        for severity, word, style in (
-            ("error", "error", "red"),
-            ("warning", "warning", "yellow"),
-            ("info", "note", "blue"),
-        )
+    words = {"error": ("error", "red"), "warning": ("warning", "yellow"), "info": ("note", "blue")}
+    parts = [
+        painted(counted(n, word), style)
+        for severity, (word, style) in words.items()
+        if (n := sum(f.severity == severity for f in found))
     ]
-    parts = [painted(counted(n, what), style) for n, what, style in counts if n]
     return styled("{}: {}", title, joined(parts or [painted("no known issue", "green")], ", "))
 
 
@@ -307,24 +302,20 @@ def _about(app: App, name: str) -> None:
     if name != "all" and name not in known:
         raise UsageError(f"no known issue '{name}'", hint=did_you_mean(name, known, "issues"))
     chosen = list(known.values()) if name == "all" else [known[name]]
-    document = {"issues": [i.model_dump(mode="json") for i in chosen]}
-    if name == "all":
-        app.show(document, lambda app, _: _list(app, known))
-    else:
-        app.show(document, lambda app, _: show_issue(app.console, chosen[0]))
+    show = _list if name == "all" else show_issue
+    app.show({"issues": chosen}, lambda app, found: show(app.console, found["issues"]))
 
 
-def _list(app: App, known: Mapping[str, Issue]) -> None:
+def _list(console: Console, known: Sequence[Issue]) -> None:
     table = plain_table("sign", "id", "title", whole=("id",), header=False, wide=True)
-    for issue in known.values():
+    for issue in known:
         table.add_row(mark(issue.severity), issue.id, issue.title)
-    app.console.print(table)
+    console.print(table)
 
 
 def _show_explanation(app: App, explanation: Explanation) -> None:
-    console = app.console
     cause = explanation.cause
-    console.print(_headline(explanation))
+    app.console.print(_headline(explanation))
     now = [p for p in explanation.problems if not p.overcome]
     main = [p for p in now if not p.follows or p is cause]
     certain = explanation.verdict == "cause"
@@ -332,7 +323,7 @@ def _show_explanation(app: App, explanation: Explanation) -> None:
     shown = [p for p in main if p is cause or (p not in other and p.finding.severity != "info")]
     for seen in shown:
         doubtful = seen.known and seen.broad
-        show_finding(console, seen.finding, place=_seen_at(seen), doubtful=doubtful)
+        show_finding(app.console, seen.finding, place=_seen_at(seen), doubtful=doubtful)
     if explanation.verdict not in ("warnings", "no-error"):
         _list_seen(app, "other errors" if certain else "other lines that look like errors", other)
     _list_seen(app, "consequences of the above", [p for p in now if p.follows and p is not cause])
@@ -340,7 +331,7 @@ def _show_explanation(app: App, explanation: Explanation) -> None:
     _list_seen(app, "earlier errors, before the server last came up", past)
     for seen in main:
         if seen.finding.severity == "info" and seen not in shown:
-            show_finding(console, seen.finding, place=_seen_at(seen))
+            show_finding(app.console, seen.finding, place=_seen_at(seen))
     _show_start(app, explanation)
     _show_next(app, explanation)
 
@@ -362,19 +353,18 @@ def _show_next(app: App, explanation: Explanation) -> None:
             for text in said:
                 app.console.print(painted(f"  {text}", "dim"))
     for step in explanation.next_steps:
-        app.console.print(styled("{} next: {}", mark("info"), step))
+        app.console.say("{} next: {}", mark("info"), step)
 
 
 def _show_start(app: App, explanation: Explanation) -> None:
     if explanation.facts:
         whole = ("sign", "name")
-        titles = (*whole, "fact")
-        table = plain_table(*titles, whole=whole, dim=("name",), header=False, wide=True)
+        table = plain_table(*whole, "fact", whole=whole, dim=("name",), header=False, wide=True)
         for name, fact in explanation.facts.items():
             table.add_row(mark("ok"), name, fact)
         app.console.print(table)
     for missing in explanation.missing:
-        app.console.print(styled("{} not in the logs: {}", mark("unknown"), missing))
+        app.console.say("{} not in the logs: {}", mark("unknown"), missing)
 
 
 HEADLINES = {

@@ -16,7 +16,6 @@ from spark_cluster.node.output import OUTPUT_LIMIT
 
 if TYPE_CHECKING:
     from spark_cluster.cli.results import FactsResult, PingResult
-    from spark_cluster.config.facts import Gpu
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.topology import Node
     from spark_cluster.runner.session import Output
@@ -52,11 +51,9 @@ def _show_ping(app: App, found: PingResult) -> None:
             line = styled("[bold]{}[/]  [green]reachable[/]  ", whose)
             app.console.print(line + styled("{:.1f} ms  [dim]{}[/]", outcome.rtt_ms, took))
         else:
-            line = styled("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
-            app.console.print(line)
+            app.console.say("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
             if outcome.hint:
-                hint = styled("{}  [cyan]{}[/]", " " * width, app.to_paste(outcome.hint))
-                app.console.print(hint)
+                app.console.say("{}  [cyan]{}[/]", " " * width, app.to_paste(outcome.hint))
 
 
 @click.command(cls=DeclaredCommand)
@@ -79,14 +76,10 @@ def _show_facts(app: App, found: FactsResult) -> None:
         app.console.print(table)
 
 
-def _gpu(gpu: Gpu) -> str:
-    own = f", {gpu.memory.total_kib / 2**20:.1f} GiB of its own" if gpu.memory else ""
-    return f"{gpu.name}{own}, driver {gpu.driver}"
-
-
 def _fact_rows(node: Node) -> dict[str, str]:
     facts, gib = node.facts, 2**20
     gpu = facts.gpu
+    own = f", {gpu.memory.total_kib / gib:.1f} GiB of its own" if gpu and gpu.memory else ""
     gids = {h.name: h.gid_index for h in facts.hcas if h.gid_index is not None}
     links = [
         f"{k.interface} {k.address}" + (f" {k.hca} GID {gids.get(k.hca, '-')}" if k.hca else "")
@@ -102,7 +95,7 @@ def _fact_rows(node: Node) -> dict[str, str]:
         f"{facts.memory.total_kib / gib:.1f} GiB available",
         "disk": f"{facts.disk_free_bytes / 2**30:.0f} of "
         f"{facts.disk_total_bytes / 2**30:.0f} GiB free",
-        "GPU": _gpu(gpu) if gpu else facts.nvml_error or "none",
+        "GPU": f"{gpu.name}{own}, driver {gpu.driver}" if gpu else facts.nvml_error or "none",
         "fabric": "\n".join(links) or "no ConnectX-7 link is up",
         "Docker": facts.docker or "not running",
     }

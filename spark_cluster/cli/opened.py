@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from spark_cluster.config.extension import Allowances, Prompts
@@ -292,18 +291,13 @@ class EventStream(Generic[T]):
     def __init__(self, operation: Callable[[], T]) -> None:
         self._work = _Work(operation)
         self._read = False
-        self._drop = weakref.finalize(self, _drop, self._work)
+        self._drop = weakref.finalize(self, self._work.end, END_S)
 
     def __enter__(self) -> EventStream[T]:
         self._work.begin()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.cancel()
 
     def __iter__(self) -> Iterator[Event]:
@@ -417,10 +411,6 @@ class _Work(Generic[T]):
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _drop(work: _Work[T]) -> None:
-    work.end(END_S)
 
 
 # -- the first login to trusted nodes: which key is installed, does sudo ask, which peers ----------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import click
 
@@ -63,7 +63,6 @@ from spark_cluster.plan.proposal import Purpose, advise
 from spark_cluster.plan.room import NodeMemory, assumed
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
-PURPOSES = ("latency", "throughput", "capacity")
 
 
 @click.command(cls=DeclaredCommand)
@@ -75,7 +74,7 @@ def plan(
     tp: Annotated[int, click.IntRange(1, 64)] | None,
     offline: bool,
     available: Annotated[float, Finite(1, 4096)] | None,
-    purpose: Annotated[str, click.Choice(PURPOSES)] | None,
+    purpose: Purpose | None,
     users: Annotated[int, click.IntRange(1, 10**6)] = 1,
     context: Annotated[int, click.IntRange(0, 10**9)] = 1024,
     prompt: Annotated[int, click.IntRange(1, 10**9)] = 2048,
@@ -140,7 +139,7 @@ def plan(
         rooms, facts, told = _rooms(app, planner, subject, least, recipe)
         subject = replace(subject, remarks=(*subject.remarks, *told))
     if purpose is not None:
-        return _advise(app, planner, subject, rooms, question, cast("Purpose", purpose))
+        return _advise(app, planner, subject, rooms, question, purpose)
     plan = planner.plan(subject, rooms, question, facts)
     app.show(plan, lambda app, plan: show(app.console, plan))
     return 0 if plan.feasible else 4
@@ -162,7 +161,12 @@ def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subj
     subject = of_a_recipe(recipe, of_recipe(recipe, tp or max(size, sizes.min)))
     inventory = None if app.inventory_is_missing else app.inventory
     firewalled = firewall.remarks(inventory, recipe, subject.launch.nodes)
-    return replace(subject, remarks=(*firewalled, *_asked_for(recipe)))
+    needed = (  # what `up` needs the user's consent for
+        f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
+        for _, variable in missing_variables(recipe)
+    )
+    built = image_build.remarks(recipe.image.build, recipe.allowances)
+    return replace(subject, remarks=(*firewalled, *needed, *built))
 
 
 def _recipe(app: App, name: str | None, changes: Changes, allow: Allowances) -> Recipe:
@@ -174,18 +178,6 @@ def _recipe(app: App, name: str | None, changes: Changes, allow: Allowances) -> 
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
     return recipe
-
-
-def _asked_for(recipe: Recipe) -> list[str]:
-    """What `up` needs the user's consent for."""
-
-    return [
-        *(
-            f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
-            for _, variable in missing_variables(recipe)
-        ),
-        *image_build.remarks(recipe.image.build, recipe.allowances),
-    ]
 
 
 def _rooms(

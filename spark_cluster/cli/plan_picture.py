@@ -39,9 +39,9 @@ def show(console: Console, plan: Plan) -> None:
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
     console.print(_verdict(feasible=plan.feasible) + title + painted(assumed, "dim"))
     if plan.overrides:
-        console.print(styled("  changed: [cyan]{}[/]", options_text(plan.overrides)))
+        console.say("  changed: [cyan]{}[/]", options_text(plan.overrides))
     _reasons(console, plan)
-    console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
+    console.say("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization)
     for room in plan.fit.rooms:
         _bar(console, plan.fit, room)
     console.print(_legend(plan.fit))
@@ -234,14 +234,12 @@ def _reasons(console: Console, plan: Plan) -> None:
     if plan.feasible:
         return
     for reason in (*plan.reasons, *plan.obstacles):
-        console.print(styled("  {}", reason))
+        console.say("  {}", reason)
     errors = [issue.id for issue in plan.issues if issue.severity == "error"]
     if errors:
-        line = styled("  known issues that prevent it: {}", ", ".join(errors))
-        console.print(line)
+        console.say("  known issues that prevent it: {}", ", ".join(errors))
     for near in plan.nearest:
-        line = styled("  would work: [cyan]{}[/] ({})", near.change, near.why)
-        console.print(line)
+        console.say("  would work: [cyan]{}[/] ({})", near.change, near.why)
     if plan.fit.reasons and not plan.nearest:
         console.print(
             "  no configuration near it would work: free memory, or serve a smaller model"
@@ -269,24 +267,23 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
         is_recipe: whether the title is a recipe's name, which `up` takes.
     """
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
-    console.print(styled("[bold]{}[/] for {}, {}\n", title, advice.purpose, users))
+    console.say("[bold]{}[/] for {}, {}\n", title, advice.purpose, users)
     console.print(_topologies(advice))
     for one in advice.topologies:
         for reason in one.why_not:
-            console.print(styled("{} {}: {}", mark("fail"), one.title, reason))
+            console.say("{} {}: {}", mark("fail"), one.title, reason)
     console.print()
     for one in advice.topologies:
         if one.evidence and one.name != "replicas" and not one.fit.reasons:
             console.print(painted(f"* {one.title}: {one.evidence.text}", "dim"))
     if advice.undecided:
-        console.print(styled("{} {}", mark("warning"), advice.why))
+        console.say("{} {}", mark("warning"), advice.why)
     elif advice.best is None:
-        console.print(styled("{} {}", mark("fail"), advice.why))
+        console.say("{} {}", mark("fail"), advice.why)
     else:
-        console.print(styled("[bold]{}[/]: {}", advice.best.title, advice.why))
+        console.say("[bold]{}[/]: {}", advice.best.title, advice.why)
         if advice.needs:
-            needs = painted(f"with {' and '.join(advice.needs)}", "dim")
-            console.print(needs)
+            console.print(painted(f"with {' and '.join(advice.needs)}", "dim"))
     for one in filter(None, (advice.best, *advice.undecided)):
         if is_recipe:
             command = f"{one.title}: spark-cluster up --recipe {title} {one.up_option}"
@@ -316,7 +313,7 @@ def show_together(console: Console, plan: PlanTogether) -> None:
     title = styled("  [bold]{} models next to each other[/]: {}", len(plan.plans), names)
     console.print(_verdict(feasible=plan.feasible) + title)
     for reason in (*plan.reasons, *plan.obstacles):
-        console.print(styled("  {}", reason))
+        console.say("  {}", reason)
     for node in plan.nodes:
         console.print()
         _show_node(console, node)

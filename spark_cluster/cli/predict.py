@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.console import mark, painted, plain_table
 from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Finite, Offline, Positive, hub
 from spark_cluster.cli.predictions import (
     PredictedSpeed,
@@ -176,15 +176,7 @@ def speed(
         evidence=evidence_of(app, known, serving, many=concurrency, context=seen, drafts=drafts),
         too_large=too_large(serving),
     )
-    if app.as_json:
-        app.print_json(found)
-    elif found.too_large:
-        app.console.print(styled("[red]does not fit[/]: {}", found.too_large))
-    else:
-        _show(app, found)
-        if found.evidence:
-            best = (drafted or plain).request
-            app.console.print(painted(said(found.evidence, best)))
+    app.show(found, _show)
 
 
 def _rates(text: str | None) -> list[float]:
@@ -234,6 +226,9 @@ def _drafted(
 
 
 def _show(app: App, found: PredictedSpeed) -> None:
+    if found.too_large:
+        app.console.say("[red]does not fit[/]: {}", found.too_large)
+        return
     plain, first, drafted = found.plain, found.first, found.drafted
     many, prompt = found.concurrency, found.prompt
     titles = ("expected", "low", "high", "roofline")
@@ -253,13 +248,12 @@ def _show(app: App, found: PredictedSpeed) -> None:
     row(f"prefill of {prompt:,}, tok/s", first.tokens_s, 0)
     alone = " (alone)" if many > 1 else ""
     row(f"first response{alone}, ms", first.seconds.times(1e3), 0)
-    name = found.recipe or found.model
-    about = (
-        f"{found.quantization} weights, {_kv(found)} KV cache, TP {found.tp}, "
+    kv = "unquantized" if found.kv_dtype == "auto" else found.kv_dtype
+    app.console.print(painted(found.recipe or found.model, "bold"))
+    app.console.print(
+        f"{found.quantization} weights, {kv} KV cache, TP {found.tp}, "
         f"{found.context:,} tokens of context"
     )
-    app.console.print(painted(name, "bold"))
-    app.console.print(about)
     app.console.print(table)
     app.console.print(f"{_size(plain.bytes_per_token)} read for a token")
     if drafted is not None:
@@ -268,6 +262,8 @@ def _show(app: App, found: PredictedSpeed) -> None:
             f"{drafted.gain:.2f} times as fast"
         )
     _show_basis(app, found)
+    if found.evidence:
+        app.console.print(said(found.evidence, (drafted or plain).request))
 
 
 def _show_basis(app: App, found: PredictedSpeed) -> None:
@@ -278,12 +274,6 @@ def _show_basis(app: App, found: PredictedSpeed) -> None:
     for what, (_, _, reasons) in bases.items():
         if reasons:
             app.console.print(painted(f"{what}: wider for {reasons}", "dim"))
-
-
-def _kv(document: PredictedSpeed) -> str:
-    """In words: without quantization the cache is what the model computes in."""
-    found = str(document.kv_dtype)
-    return "unquantized" if found == "auto" else found
 
 
 def _size(count: float) -> str:
@@ -380,12 +370,12 @@ def kv_command(
     )
     if not drafter.known:
         text = "the drafter's own layers are not counted, its shape is not known: fewer tokens fit"
-        app.console.print(styled("{} {}", mark("warning"), text))
+        app.console.say("{} {}", mark("warning"), text)
     if spark.max_concurrency < 1:
         longest = spark.max_model_len
         would = f"--max-model-len {longest} would" if longest else "no length would"
         why = f"one request of {length:,} tokens does not fit, {would}"
-        app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
+        app.console.say("{} vLLM does not start: {}", mark("fail"), why)
 
 
 def _launch(model: str, speculative_config: str | None) -> Launch:
@@ -421,22 +411,21 @@ def _layers_of_drafter(
 
 def _show_kv(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:
 
-    console = app.console
-    console.print(styled("[bold]{}[/]  {}", geometry.name, title))
+    app.console.say("[bold]{}[/]  {}", geometry.name, title)
     differ = spark != single
     where = ("on a Spark", "on a CPU")[: 2 if differ else 1]
     table = plain_table(*where, "", right=where, header=differ)
     for field, (meaning, style) in ROWS.items():
         found = [style.format(getattr(each, field)) for each in (spark, single)]
         table.add_row(painted(found[0], "bold"), *found[1 : len(where)], meaning)
-    console.print(table)
+    app.console.print(table)
     if differ:
         text = (
             "a Spark has two batches in flight (async scheduling), a CPU one; the figures of "
             "a CPU are those that the rules are tested against"
         )
-        console.print(painted(text, "dim"))
-    console.print(painted(spark.rule, "dim"))
+        app.console.print(painted(text, "dim"))
+    app.console.print(painted(spark.rule, "dim"))
     if not geometry.known:
         family = f"the family {geometry.model_type!r} is not known"
-        console.print(painted(f"{family}; its layers were read by their keys alone", "yellow"))
+        app.console.print(painted(f"{family}; its layers were read by their keys alone", "yellow"))

@@ -24,7 +24,6 @@ from spark_cluster.issues.log_reading import Reader, of_file
 from spark_cluster.issues.startup import ACCOUNT_ANCHORS, MemoryAccount, account_in
 from spark_cluster.models.lookup import Hub, find
 from spark_cluster.models.memory_share import GIB, RESERVE_GIB
-from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.node.durable import write_file
 from spark_cluster.plan.acceptance import kind_of
@@ -132,9 +131,11 @@ def served_by(
     quantization = must_be_known(asked) if asked else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
     layers = mxfp4_layers(given.get("mxfp4_layers"))
-    drafts_itself = is_own_head(geometry, given.get("draft_method") or "")
+    # The model's own MTP layers; those of Gemma 4 are a model of their own.
+    drafts_by = kind_of(given.get("draft_method") or "")
+    itself = drafts_by == "mtp" and not geometry.model_type.startswith("gemma4")
     return None, ServingSetup(
-        geometry, quantization, kv_dtype, tp, mxfp4_layers=layers, own_head=drafts_itself
+        geometry, quantization, kv_dtype, tp, mxfp4_layers=layers, own_head=itself
     )
 
 
@@ -150,13 +151,6 @@ def mxfp4_layers(text: str | None) -> tuple[str, ...]:
         expected = ", ".join(known)
         raise UsageError(f"--mxfp4-layers: found '{unknown[0]}', expected some of {expected}")
     return words
-
-
-def is_own_head(geometry: Geometry, method: str) -> bool:
-    """Return whether a drafter is the model's own MTP layers; those of Gemma 4 are a model of their
-    own.
-    """
-    return kind_of(method) == "mtp" and not geometry.model_type.startswith("gemma4")
 
 
 def evidence_of(
@@ -289,8 +283,7 @@ def _points(
 
 def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
-    titles = ("constant", "was", "is", "")
-    table = plain_table(*titles, right=("was", "is"), wide=True)
+    table = plain_table("constant", "was", "is", "", right=("was", "is"), wide=True)
     before, after = Constants().figures(), found.constants.figures()
     for how, names in (("", found.fitted), ("measured", found.measured)):
         for name in names:
@@ -304,7 +297,7 @@ def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     if found.points:
         _show_errors(app, found)
     for reason in left_out:
-        app.console.print(styled("[yellow]left out[/] {}", reason))
+        app.console.say("[yellow]left out[/] {}", reason)
 
 
 def _show_errors(app: App, found: Calibration) -> None:
@@ -312,17 +305,14 @@ def _show_errors(app: App, found: Calibration) -> None:
 
     left = "" if found.left_out is None else f" ({found.left_out:.1%} of a point left out)"
     errors = styled("{:.1%} before, [bold]{:.1%}[/] after{}", found.before, found.after, left)
-    line = styled("mean error over {} points: {}", found.points, errors)
-    app.console.print(line)
+    app.console.say("mean error over {} points: {}", found.points, errors)
     if found.left_out is not None and found.left_out >= found.before:
-        app.console.print(
-            styled(
-                "[yellow]the shipped constants predict these runs as well[/]; more runs, "
-                "and more varied ones, may change that"
-            ),
+        app.console.say(
+            "[yellow]the shipped constants predict these runs as well[/]; more runs, "
+            "and more varied ones, may change that"
         )
     for point in found.far_off:
-        app.console.print(styled("[yellow]far off[/] {}", point))
+        app.console.say("[yellow]far off[/] {}", point)
     if found.far_off:
         app.console.print(
             "a point far off was run with other settings, or is a measurement error: look "
@@ -340,9 +330,10 @@ def measured_link(paths: Sequence[Path]) -> tuple[MeasuredLink | None, list[str]
     found, left_out = None, []
     for path in paths:
         record = load_fabric(path)
-        link = _link(record)
-        if link is None:
-            left_out.append(f"{shown(path)}: {_why_not(record)}")
+        if record.backend != "nccl":
+            left_out.append(f"{shown(path)}: measured with gloo on CPUs")
+        elif (link := _link(record)) is None:
+            left_out.append(f"{shown(path)}: the message sizes of its model were not measured")
         else:
             found = link
     return found, left_out
@@ -351,7 +342,7 @@ def measured_link(paths: Sequence[Path]) -> tuple[MeasuredLink | None, list[str]
 def _link(record: FabricRecord) -> MeasuredLink | None:
     """Return a record's link as that of two nodes, however many it was measured between."""
     token, chunk = record.of_use("one token"), record.of_use("prefill chunk")
-    if record.backend != "nccl" or token is None or chunk is None:
+    if token is None or chunk is None:
         return None
     nodes = len(record.nodes)
     one = exchanges(nodes)
@@ -361,12 +352,6 @@ def _link(record: FabricRecord) -> MeasuredLink | None:
         high_us=max(token.values_us, default=token.latency_us) / one,
         bytes_s=carried(nodes) * chunk.bytes / chunk.latency_us * 1e6,
     )
-
-
-def _why_not(record: FabricRecord) -> str:
-    if record.backend != "nccl":
-        return "measured with gloo on CPUs"
-    return "the message sizes of its model were not measured"
 
 
 def memory_accounts(paths: Sequence[Path]) -> tuple[list[MemoryAccount], list[str]]:

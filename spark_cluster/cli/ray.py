@@ -23,7 +23,6 @@ from spark_cluster.cli.console import (
     lines_of,
     painted,
     plain_table,
-    styled,
     visible,
 )
 from spark_cluster.cli.display import tell
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-
     must_be_an_id(value)
     return value
 
@@ -275,27 +273,26 @@ def _show_up(app: App, found: RayUpResult) -> None:
 def _show(app: App, found: RayStatus) -> None:
     """Print the state, the nodes, the jobs that run, and the GPU memory."""
     colours = {"running": "green", "stopped": "dim", "degraded": "yellow", "failed": "red"}
-    console = app.console
     parts = [f"Ray {found.version}" if found.version else "Ray"]
     parts += [f"recipe {found.recipe}"] if found.recipe else []
     parts += ["under a model"] if found.model else []
     state = painted(found.state, f"bold {colours[found.state]}")
-    console.print(styled("{}  [dim]{}[/]", state, ", ".join(parts)))
+    app.console.say("{}  [dim]{}[/]", state, ", ".join(parts))
     if found.state != "stopped":
         nodes = plain_table("node", "address", "Ray", "GPUs", right=("GPUs",))
         for node in found.nodes:
             alive = "alive" if node.alive else "missing"
             nodes.add_row(node.name, node.address, alive, f"{node.gpus:g}")
-        console.print(nodes)
+        app.console.print(nodes)
         if found.jobs:
-            console.print()
+            app.console.print()
             _show_jobs(app, found.jobs)
         else:
-            console.print(painted("no job is running", "dim"))
-    console.print()
-    console.print(vram_table([node.vram for node in found.nodes]))
+            app.console.print(painted("no job is running", "dim"))
+    app.console.print()
+    app.console.print(vram_table([node.vram for node in found.nodes]))
     if found.state == "stopped":
-        console.print(f"{app.command('ray up')} starts one")
+        app.console.print(f"{app.command('ray up')} starts one")
 
 
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
@@ -305,21 +302,15 @@ def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
         state = painted(job.status.lower(), colours.get(job.status, "yellow"))
-        result.add_row(job.id, state, _moment(job), _took(job), code, job.entrypoint[:200])
+        times = ("", "") if job.started is None else _times(job.started, job.ended or time.time())
+        result.add_row(job.id, state, *times, code, job.entrypoint[:200])
     app.console.print(result)
 
 
-def _moment(job: Job) -> str:
-    """The local time at which a job started."""
-    if job.started is None:
-        return ""
-    return time.strftime("%d %b %H:%M", time.localtime(job.started))
-
-
-def _took(job: Job) -> str:
-    if job.started is None:
-        return ""
-    seconds = max(0, round((job.ended or time.time()) - job.started))
+def _times(started: float, ended: float) -> tuple[str, str]:
+    """Return the local time at which a job started, and how long it took until it ended."""
+    at = time.strftime("%d %b %H:%M", time.localtime(started))
+    seconds = max(0, round(ended - started))
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    return at, f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

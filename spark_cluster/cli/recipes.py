@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Annotated, Any
 
 import click
@@ -33,7 +35,7 @@ from spark_cluster.plan.estimate import SMALLEST, Estimate, load_constants
 from spark_cluster.plan.evidence import Evidence, by_others, said
 from spark_cluster.plan.planner import Planner
 from spark_cluster.plan.proposal import SizeVerdict, verdicts
-from spark_cluster.plan.serving import ServingSetup, serving_of
+from spark_cluster.plan.serving import serving_of
 from spark_cluster.plan.speed import CONTEXT, request_speed
 
 _COMMANDS = {
@@ -62,23 +64,18 @@ def list_(app: App) -> None:
     Figures are for one request; expected ones are a range. An invalid file is listed with the
     reason. Your own recipes take precedence over shipped ones of the same name.
     """
-    project = app.project
-    found = list(recipe_files(project))
-    rows = [(entry, expected(entry.recipe, project) if entry.recipe else {}) for entry in found]
-    if app.as_json:
-        documents = [
-            document(entry, speeds, evidence(entry.recipe, project) if entry.recipe else {})
-            for entry, speeds in rows
-        ]
-        app.print_json({"recipes": documents})
-        return
+    rows = [(entry, figures(entry.recipe, app.project)) for entry in recipe_files(app.project)]
+    app.show({"recipes": list(starmap(document, rows))}, lambda app, _: _show_list(app, rows))
+
+
+def _show_list(app: App, rows: list[tuple[RecipeFile, Figures]]) -> None:
     sources: dict[str, int] = {}
     app.console.print(_table(rows, sources, wide=app.console.width >= WIDE))
     for source, number in sources.items():
         app.console.print(painted(f"[{number}] {source}", "dim"))
-    for entry in found:
+    for entry, _ in rows:
         if entry.error is not None:
-            app.console.print(styled("{} {}", mark("fail"), entry.error))
+            app.console.say("{} {}", mark("fail"), entry.error)
 
 
 @click.command(cls=DeclaredCommand)
@@ -99,17 +96,8 @@ def search(
     """
     found = search_recipes(words, app.project)
     rows = [(one, _verdicts(app, one)) for one in found[:most]]
-    if app.as_json:
-        recipes = [found_document(one, answers) for one, answers in rows]
-        app.print_json({"found": len(found), "recipes": recipes})
-        return
-    if not found:
-        update = "`spark-cluster recipes update` for registries"
-        app.console.print(f"no recipe has all these words; try fewer, or {update}")
-        return
-    _show_found(app, rows)
-    if len(found) > most:
-        app.console.print(painted(f"{len(found) - most} more: --limit {len(found)}", "dim"))
+    told = {"found": len(found), "recipes": list(starmap(found_document, rows))}
+    app.show(told, lambda app, _: _show_found(app, rows, len(found)))
 
 
 def headlines(recipe: Recipe) -> list[Measured]:
@@ -121,58 +109,48 @@ def headlines(recipe: Recipe) -> list[Measured]:
     return sorted(found.values(), key=lambda m: m.tp)
 
 
-def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
-    """Size to the predicted decode speed of one request; without what cannot be predicted, such as
-    the speed of the lab's tiny model, which nothing here was fitted to.
+@dataclass(frozen=True)
+class Figures:
+    """The decode speed of one request of a recipe by size: predicted, and as others measured it."""
+
+    expected: dict[int, Estimate] = field(default_factory=dict)
+    measured: dict[int, Evidence] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys of its JSON."""
+        known = self.measured.items()
+        return {
+            "expected_tok_s": {tp: speed.rounded() for tp, speed in self.expected.items()},
+            "measured_by_others": {tp: one.beside(self.expected[tp]) for tp, one in known},
+        }
+
+
+def figures(recipe: Recipe | None, project: Project) -> Figures:
+    """Return the speeds at the usual sizes whose weights fit; without what cannot be predicted,
+    such as the speed of the lab's tiny model, which nothing here was fitted to.
 
     Raises:
         InvalidFile: the project's own calibration is wrong.
     """
-    found: dict[int, Estimate] = {}
-    if recipe.kind != "chat":  # it generates nothing
+    found = Figures()
+    if recipe is None or recipe.kind != "chat":  # it generates nothing
         return found
     constants = load_constants(project)
-    for tp, serving in _servings(recipe, project):
+    for tp in recipe.tensor_parallel.usual:
         with contextlib.suppress(SparkClusterError):
-            if serving.weights.step_bytes() >= SMALLEST:
-                found[tp] = request_speed(recipe, serving, constants=constants)
-    return found
-
-
-def evidence(recipe: Recipe, project: Project) -> dict[int, Evidence]:
-    """Size to what others measured of a recipe, with one user."""
-    found = {}
-    for tp, serving in _servings(recipe, project):
-        with contextlib.suppress(SparkClusterError):
+            serving = serving_of(recipe, tp, project.folder)
+            if too_large(serving) or serving.weights.step_bytes() < SMALLEST:
+                continue
+            found.expected[tp] = request_speed(recipe, serving, constants=constants)
             launch = launched(recipe, tp)
             drafted = launch.drafted_tokens or 0
             if measured := by_others(launch, serving, users=1, context=CONTEXT, drafted=drafted):
-                found[tp] = measured
+                found.measured[tp] = measured
     return found
 
 
-def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, ServingSetup]]:
-    """Yield the usual sizes whose weights fit, without those whose model's shape is not known."""
-    for tp in recipe.tensor_parallel.usual:
-        try:
-            serving = serving_of(recipe, tp, project.folder)
-            fits = not too_large(serving)
-        except SparkClusterError:
-            continue
-        if fits:
-            yield tp, serving
-
-
-def document(
-    entry: RecipeFile,
-    speeds: Mapping[int, Estimate],
-    measured: Mapping[int, Evidence] | None = None,
-) -> dict[str, Any]:
-    """Return it as `recipes list --json` prints it.
-
-    Args:
-        speeds: size to what is predicted for it; `measured` to what others measured.
-    """
+def document(entry: RecipeFile, known: Figures) -> dict[str, Any]:
+    """Return it as `recipes list --json` prints it."""
     about: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "own": entry.own}
     if entry.recipe is None:
         return {**about, "valid": False, "error": entry.error.to_dict() if entry.error else None}
@@ -186,10 +164,7 @@ def document(
         "base": recipe.model.base,
         "quantization": recipe.model.quantization,
         "tensor_parallel": recipe.tensor_parallel.model_dump(exclude_none=True),
-        "expected_tok_s": {str(tp): speed.rounded() for tp, speed in speeds.items()},
-        "measured_by_others": {
-            str(tp): one.beside(speeds[tp]) for tp, one in (measured or {}).items() if tp in speeds
-        },
+        **known.to_dict(),
         "measured_tok_s": [
             {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
             for m in headlines(recipe)
@@ -220,15 +195,24 @@ def _verdicts(app: App, one: FoundRecipe) -> list[SizeVerdict]:
     return list(verdicts(recipe, Planner(app.project)))
 
 
-def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]]) -> None:
-    """Two lines a recipe: a name of a registry is too long for a column of a table."""
+def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]], count: int) -> None:
+    """Show two lines a recipe: a name of a registry is too long for a column of a table.
+
+    Args:
+        count: of all that were found.
+    """
+    if not count:
+        update = "`spark-cluster recipes update` for registries"
+        app.console.print(f"no recipe has all these words; try fewer, or {update}")
     for one, answers in rows:
         own = " (yours)" if one.origin == "yours" else ""
         weights = one.fields.get("quantization", "")
         model = styled("[dim]{} {}[/]", one.fields.get("model", ""), weights)
-        app.console.print(styled("[cyan]{}[/]{}  {}", one.reference, own, model))
+        app.console.say("[cyan]{}[/]{}  {}", one.reference, own, model)
         lines = [_answer(verdict) for verdict in answers] or [painted("3 Sparks or more", "dim")]
-        app.console.print(styled("  {}", joined(lines, "\n  ")))
+        app.console.say("  {}", joined(lines, "\n  "))
+    if count > len(rows):
+        app.console.print(painted(f"{count - len(rows)} more: --limit {count}", "dim"))
 
 
 def _answer(verdict: SizeVerdict) -> Text:
@@ -243,13 +227,11 @@ def _answer(verdict: SizeVerdict) -> Text:
     return styled("{}: [green]yes[/], {} tok/s", sparks, speed)
 
 
-def _table(
-    rows: list[tuple[RecipeFile, dict[int, Estimate]]], sources: dict[str, int], *, wide: bool
-) -> Table:
+def _table(rows: list[tuple[RecipeFile, Figures]], sources: dict[str, int], *, wide: bool) -> Table:
     """Return the list; a wide one has each recipe's model below its name, and its sizes."""
     titles = ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s")
     table = plain_table("recipe", *titles, whole=("recipe",), wide=True)
-    for entry, speeds in rows:
+    for entry, known in rows:
         name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
         if entry.recipe is None:
             table.add_row(name, painted("invalid", "red"))
@@ -260,7 +242,7 @@ def _table(
             joined([name, painted(recipe.model.name, "dim")]) if wide else name,
             recipe.model.quantization or "",
             *([sizes] if wide else []),
-            _speeds(speeds),
+            _speeds(known.expected),
             _measured(recipe, sources),
         )
     return table
@@ -305,43 +287,35 @@ def show(app: App, *, name: str, tp: Positive | None) -> None:
     recipe = load_recipe(name, app.project)
     size = tp or recipe.tensor_parallel.min
     args = recipe.args_for(size)
-    speeds = expected(recipe, app.project)
-    others = evidence(recipe, app.project)
-    if app.as_json:
-        whole = recipe.model_dump(mode="json", exclude_none=True)
-        line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
-        shown = {n: speed.rounded() for n, speed in speeds.items()}
-        found = {n: one.beside(speeds[n]) for n, one in others.items() if n in speeds}
-        about = {"expected_tok_s": shown, "measured_by_others": found}
-        app.print_json({"recipe": whole, "tp": size, "command": line, **about})
-    else:
-        _show_recipe(app.console, recipe, size, args, speeds, others)
+    known = figures(recipe, app.project)
+    whole = recipe.model_dump(mode="json", exclude_none=True)
+    line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
+    app.show(
+        {"recipe": whole, "tp": size, "command": line, **known.to_dict()},
+        lambda app, _: _show_recipe(app.console, recipe, size, args, known),
+    )
 
 
 def _show_recipe(
-    console: Console,
-    recipe: Recipe,
-    tp: int,
-    args: list[str],
-    speeds: dict[int, Estimate],
-    others: dict[int, Evidence],
+    console: Console, recipe: Recipe, tp: int, args: list[str], figures: Figures
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
-    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description))
-    known = [("", f"TP={tp} {said(one, speeds[tp])}") for tp, one in others.items() if tp in speeds]
+    console.say("[bold]{}[/]  {}", recipe.name, recipe.description)
+    speeds, others = figures.expected, figures.measured
+    known = [("", f"TP={tp} {said(one, speeds[tp])}") for tp, one in others.items()]
     console.print(labelled((*_facts(recipe, speeds), *known)))
-    console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
+    console.say("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp)
     for line in _command(recipe, args):
         console.print(f"  {line}", soft_wrap=True)
     console.print(Padding(painted(_added(recipe, tp, args), "dim"), (0, 0, 0, 2)))
     sources = list(dict.fromkeys([*recipe.sources, *(m.source for m in recipe.measured)]))
     if recipe.measured:
-        console.print(styled("\n[bold]Measured[/] [dim]tokens/s[/]"))
+        console.say("\n[bold]Measured[/] [dim]tokens/s[/]")
         _measured_rows(console, recipe.measured, sources)
     if sources:
-        console.print(styled("\n[bold]Sources[/]"))
+        console.say("\n[bold]Sources[/]")
     for number, source in enumerate(sources, start=1):
-        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source))
+        console.say("  [dim]{}[/] {}", f"[{number}]", source)
 
 
 def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str | Text]]:

@@ -107,8 +107,13 @@ def _fetched(url: str, choice: Choice, given: dict[str, Any]) -> Imported:
         try:
             return write(kits.read(root, choice, read_given, origin), **given)
         except SparkClusterError as error:
-            texts = [text.replace(f"{folder}/", "") for text in (error.message, error.where)]
-            raise type(error)(texts[0], where=texts[1], hint=error.hint) from None
+            raise _renamed(error, f"{folder}/", "") from None
+
+
+def _renamed(error: SparkClusterError, path: str, name: str) -> SparkClusterError:
+    """Return the error with a name in place of a path that the user does not know."""
+    message, where = (text.replace(path, name) for text in (error.message, error.where))
+    return type(error)(message, where=where, hint=error.hint)
 
 
 def _source(file: str | None, line: str | None, choice: Choice) -> Source:
@@ -132,8 +137,7 @@ def _from_stdin(choice: Choice) -> Source:
         try:
             source = read_file(path, choice)
         except SparkClusterError as error:
-            texts = [text.replace(str(path), _STDIN) for text in (error.message, error.where)]
-            raise type(error)(texts[0], where=texts[1], hint=error.hint) from None
+            raise _renamed(error, str(path), _STDIN) from None
     source.title = "" if source.title == "stdin" else source.title
     source.origin = source.origin.replace("stdin", _STDIN)
     return source
@@ -192,25 +196,24 @@ def _about_model(path: Path, project: Project, hub: Hub) -> str:
 
 
 def _show(app: App, path: Path, imported: Imported) -> None:
-    console = app.console
-    console.print(styled("{} {} → {}", mark("ok"), imported.kind, shown(path)))
+    app.console.say("{} {} → {}", mark("ok"), imported.kind, shown(path))
     if imported.kept:
-        console.print(styled("\n[bold]kept as it is[/]  {}", ", ".join(imported.kept)))
+        app.console.say("\n[bold]kept as it is[/]  {}", ", ".join(imported.kept))
     _table(app, ("became", "in the recipe"), [(one.what, one.where) for one in imported.carried])
     _table(app, ("left out", "why"), [(one.what, one.why) for one in imported.left_out])
-    console.print()
+    app.console.print()
     for note in imported.notes:
-        console.print(styled("[dim]note[/] {}", note))
+        app.console.say("[dim]note[/] {}", note)
     for offer in imported.offers:
-        console.print(styled("[cyan]for a DGX Spark[/] {}: {}", offer.option, offer.what))
+        app.console.say("[cyan]for a DGX Spark[/] {}: {}", offer.option, offer.what)
     for left in imported.left_out:
         if left.blocks:
             what, why = left.what, left.consequence
-            console.print(styled("[red]it cannot work without[/] {}: {}", what, why))
+            app.console.say("[red]it cannot work without[/] {}: {}", what, why)
     for task in imported.to_do:
-        console.print(styled("[yellow]to do[/] {}", task))
+        app.console.say("[yellow]to do[/] {}", task)
     own = path.resolve().parent == (app.project.folder / "recipes").resolve()
-    console.print(f"Next: spark-cluster lint {imported.name if own else shown(path)}")
+    app.console.print(f"Next: spark-cluster lint {imported.name if own else shown(path)}")
 
 
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
@@ -264,7 +267,7 @@ def update(
         except SparkClusterError as error:
             rows.append(NotUpdated(registry.name, error))
             status = error.exit_code
-            app.console.print(styled("{} {}: {}", mark("fail"), registry.name, error))
+            app.console.say("{} {}: {}", mark("fail"), registry.name, error)
         else:
             rows.append(found)
             app.console.print(_outcome(found, check=check))
@@ -304,28 +307,28 @@ def _outcome(found: Update, *, check: bool) -> Text:
 
 def _show_changes(app: App, found: Update) -> None:
     """Show the names that differ."""
-    say = app.console.print
+    say = app.console.say
     name, new = found.registry.name, found.found.revision[:12]
     if found.changes or found.rewritten:
-        say(styled("[bold]{}[/]  {} → {}", name, (found.taken or "nothing")[:12], new))
+        say("[bold]{}[/]  {} → {}", name, (found.taken or "nothing")[:12], new)
     if found.rewritten:
-        say(styled("  [red]its history was rewritten[/]: the commit in use is not in it"))
+        say("  [red]its history was rewritten[/]: the commit in use is not in it")
     limit = None if app.verbose else _SHOWN
     for sign, kind in (("+", "added"), ("~", "changed"), ("-", "removed")):
         names: tuple[str, ...] = getattr(found.changes, kind)
         for one in names[:limit]:
-            say(styled("  {} {} [dim]{}[/]", sign, one, kind))
+            say("  {} {} [dim]{}[/]", sign, one, kind)
         if limit and len(names) > limit:
-            say(styled("  [dim]and {} more {} (-v shows them)[/]", len(names) - limit, kind))
+            say("  [dim]and {} more {} (-v shows them)[/]", len(names) - limit, kind)
     broken, skipped = found.broken, found.found.skipped
     if app.verbose:
         for listed in broken:
-            say(styled("  [dim]not usable:[/] {}: {}", listed.name, listed.error))
+            say("  [dim]not usable:[/] {}: {}", listed.name, listed.error)
         for text in skipped:
-            say(styled("  [dim]not taken:[/] {}", text))
+            say("  [dim]not taken:[/] {}", text)
     elif broken or skipped:
         counts = (len(broken), len(skipped))
-        say(styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts))
+        say("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts)
 
 
 # -- save ------------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ class Tally:
     unreachable: bool = False
     seconds: float = 0.0
 
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Resources by verdict, in the order of the recap."""
+        return self.ok, self.change, self.unknown, self.failed, self.skipped
+
 
 class Recap:
     """Counts, node by node."""

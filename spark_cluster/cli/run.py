@@ -132,6 +132,9 @@ class Run:
         gather_facts: at once; otherwise when one is first read.
         started: when its time began, seconds on the monotonic clock.
         watch: gives it a sink that shows its events.
+
+    Attributes:
+        cancelled: it was told to end.
     """
 
     def __init__(
@@ -157,7 +160,7 @@ class Run:
         self.bus = Bus(self.recap)
         self._started = started
         self._watch = watch
-        self._begun = self._finished = self._cancelled = False
+        self._begun = self._finished = self.cancelled = False
         if change:
             record = RunRecord(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
             self.bus.add(record)
@@ -223,13 +226,8 @@ class Run:
 
         What waits for a node ends with the connections; everything else at the next event.
         """
-        self._cancelled = True
+        self.cancelled = True
         self.connections.close()
-
-    @property
-    def cancelled(self) -> bool:
-        """True if it was told to end."""
-        return self._cancelled
 
     def interrupted(self) -> Interrupted:
         """Return the error that says in which state an interrupt leaves things."""
@@ -283,22 +281,14 @@ def ended(run: Run) -> Iterator[Run]:
     """
     try:
         yield run
-    except KeyboardInterrupt:
-        interrupted = run.interrupted()
-        run.finish(error=str(interrupted))
-        raise interrupted from None
-    except SparkClusterError as error:
-        shown = run.interrupted() if run.cancelled else error
-        run.finish(error=str(shown))
-        if shown is not error:
-            raise shown from None
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, KeyboardInterrupt) or run.cancelled:
+            interrupted = run.interrupted()  # also for a connection closed under what uses it
+            run.finish(error=str(interrupted))
+            raise interrupted from error
+        if isinstance(error, SparkClusterError):
+            run.finish(error=str(error))
         raise
-    except Exception as error:
-        if not run.cancelled:
-            raise
-        interrupted = run.interrupted()  # a connection that is closed under what uses it
-        run.finish(error=str(interrupted))
-        raise interrupted from error
     else:
         run.finish()
     finally:

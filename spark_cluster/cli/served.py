@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled, tally
 from spark_cluster.cli.options import Changing, DeclaredCommand, EndingJobs, Positive, Unloading
 from spark_cluster.errors import UsageError
 from spark_cluster.node.output import counted
@@ -58,22 +57,20 @@ def status(app: App) -> int:
 
 
 def _show_status(app: App, found: Status) -> None:
-    console = app.console
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
         kind = f"{found.kind}, " if found.kind not in (None, "chat") else ""
         number = len(found.replicas)
         ranks = f", {found.data_parallel} data-parallel ranks" if found.data_parallel > 1 else ""
         size = f"{number} replicas" if number else f"tp {found.tp}{ranks}"
-        shown = (found.model, found.endpoint, kind, size)
-        verdict += styled("  {} at {}  [dim]{}{}[/]", *shown)
+        verdict += styled("  {} at {}  [dim]{}{}[/]", found.model, found.endpoint, kind, size)
         if found.overrides:
             verdict += styled("  [dim]{}[/]", found.overrides)
     if found.models:
         verdict += styled("  {} models at {}", len(found.models), found.endpoint)
-    console.print(verdict)
+    app.console.print(verdict)
     if found.access is not None:
-        console.print(painted(str(found.access), "dim"))
+        app.console.print(painted(str(found.access), "dim"))
     runtimes = {
         one.runtime
         for node in found.nodes
@@ -89,11 +86,11 @@ def _show_status(app: App, found: Status) -> None:
             if container.status != "absent":
                 table.add_row(node.name, name, container.status, str(container.restarts))
     if table.row_count:
-        console.print(table)
-    _show_behind(console, found)
+        app.console.print(table)
+    _show_behind(app.console, found)
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
-        console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
+        app.console.say("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus)
     _show_rest(app, found)
 
 
@@ -102,24 +99,22 @@ def _show_behind(console: Console, found: Status) -> None:
 
     for model in found.models:
         names = ", ".join((model.model, *model.aliases))
-        shown = (names, model.kind, model.node, model.state)
-        console.print(styled("[bold]{}[/]  [dim]{} on {}, {}[/]", *shown))
+        console.say("[bold]{}[/]  [dim]{} on {}, {}[/]", names, model.kind, model.node, model.state)
     if found.replicas:
         states = ", ".join(f"{one.node} {one.state}" for one in found.replicas)
-        console.print(styled("[dim]replicas: {}[/]", states))
+        console.say("[dim]replicas: {}[/]", states)
 
 
 def _show_rest(app: App, found: Status) -> None:
-    console = app.console
     if found.tuned:
         text = f"started with tuned kernels: {', '.join(found.tuned)}"
-        console.print(painted(text, "dim"))
+        app.console.print(painted(text, "dim"))
     if found.caches is not None:
-        console.print(painted(str(found.caches), "dim"))
+        app.console.print(painted(str(found.caches), "dim"))
     for problem in found.problems:
-        console.print(styled("{} {}", mark("fail"), problem))
+        app.console.say("{} {}", mark("fail"), problem)
     if found.problems or found.state == "stopped":
-        console.print(painted(_advice(app, found), "cyan"))
+        app.console.print(painted(_advice(app, found), "cyan"))
 
 
 def _advice(app: App, found: Status) -> str:
@@ -196,27 +191,25 @@ def _show_verification(app: App, found: Verification) -> None:
             f"{verdict.seconds:.1f}" if ran else "",
             _result(verdict),
         )
-    console = app.console
-    console.print(_summary(found))
+    app.console.print(_summary(found))
     if table.row_count:
-        console.print(table)
+        app.console.print(table)
     for (status, why), verdicts in alike.items():
-        told = (mark(MARKS[status]), status, _named(verdicts), why)
-        console.print(styled("{}  {}, {}: {}", *told))
+        app.console.say("{}  {}, {}: {}", mark(MARKS[status]), status, _named(verdicts), why)
     for size in found.other_sizes:
-        console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
+        app.console.say("{} {}", mark("warn" if size.different else "ok"), _compared(size))
         for one in size.different:
             where = (one.id, found.tp, one.now, size.tp, one.before)
-            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where))
+            app.console.say("  {}: tp {}: {}; tp {}: {}", *where)
     if found.under_load:
         held = ", ".join(f"{one.name} {one.used_mib:,} MiB" for one in found.under_load)
-        console.print(painted(f"GPU memory under load, at most: {held}", "dim"))
+        app.console.print(painted(f"GPU memory under load, at most: {held}", "dim"))
     for verdict in found.failed:
-        console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
+        app.console.say("\n{} [bold]{}[/]", mark("fail"), verdict.id)
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
         for name, text in rows:
-            console.print(styled("  [dim]{}[/] {}", f"{name:8}", text))
-        console.print(painted(f"  {verdict.fix}", "cyan"))
+            app.console.say("  [dim]{}[/] {}", f"{name:8}", text)
+        app.console.print(painted(f"  {verdict.fix}", "cyan"))
 
 
 def _compared(size: ComparedSize) -> str:
@@ -247,14 +240,12 @@ def _reason(verdict: CheckVerdict) -> str:
 
 
 def _summary(found: Verification) -> object:
-
-    styles = {"failed": "red", "not applicable": "dim", "not run": "yellow", "ok": "green"}
-    counts = {status: found.count(status) for status in ("failed", "not run", "ok")}
-    counts["not applicable"] = found.count("not applicable")
-    parts = [painted(f"{n} {s}", styles[s]) for s, n in counts.items() if n or s == "ok"]
+    styles: Mapping[VerdictStatus, str] = {
+        "failed": "red", "not run": "yellow", "ok": "green", "not applicable": "dim"
+    }  # fmt: skip
     where = (found.model, found.endpoint, found.tp, found.recipe)
     about = styled("  [bold]{}[/] at {}  [dim]tp {}, recipe {}[/]", *where)
-    return joined(parts, ", ") + about
+    return tally(styles, found.count) + about
 
 
 class Stopping(TypedDict):
@@ -315,8 +306,7 @@ def vram(
             of the last one.
     """
     if run_id is not None or plot is not None:
-        _must_stand_alone(watch)
-        _show_recorded(app, run_id or LAST, plot)
+        _show_recorded(app, run_id or LAST, plot, watch=watch)
         return
 
     nodes = app.nodes
@@ -324,49 +314,43 @@ def vram(
     if watch:
         with app.cluster.dialer.sessions(nodes, "vram") as sessions:
             with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
-                _watch_vram(app, sessions, interval, count)
+                readings = _readings(sessions, interval, count)
+                app.follow(readings, _reading if app.as_json else _picture, _picture)
             return
     found = app.cluster.vram()
     app.show(found, lambda app, found: app.console.print(vram_table(found.nodes)))
 
 
-def _watch_vram(
-    app: App, sessions: Mapping[str, Session], interval: float, count: int | None
-) -> None:
-    """Show readings until Ctrl-C, or so many; a node that is lost ends it with its error."""
+Readings = tuple[list["NodeVram"], list["NodeVram"]]
+"""A reading of each node, and its largest so far."""
+
+
+def _readings(
+    sessions: Mapping[str, Session], interval: float, count: int | None
+) -> Iterator[Readings]:
+    """Yield readings without end, or so many; a node that is lost ends it with its error."""
     from spark_cluster.engine.vram import peak as peak_of
     from spark_cluster.engine.vram import sample
 
     peak: list[NodeVram] = []
-    with _shown_readings(app) as show:
-        for number in itertools.count(1):
-            started = time.monotonic()
-            now = sample(sessions)
-            peak = peak_of(peak, now)
-            show(now, peak)
-            if number == count:
-                return
-            time.sleep(max(0.0, interval - (time.monotonic() - started)))
+    for number in itertools.count(1):
+        started = time.monotonic()
+        now = sample(sessions)
+        peak = peak_of(peak, now)
+        yield now, peak
+        if number == count:
+            return
+        time.sleep(max(0.0, interval - (time.monotonic() - started)))
 
 
-@contextlib.contextmanager
-def _shown_readings(app: App) -> Iterator[Callable[[list[NodeVram], list[NodeVram]], None]]:
-    """What shows a reading and the peaks: a JSON line, a table in place, or a table each time."""
-    if app.as_json:
+def _reading(found: Readings) -> dict[str, Any]:
+    largest = {reading.name: reading.used_mib for reading in found[1]}
+    nodes = [{**one.to_dict(), "peak_mib": largest[one.name]} for one in found[0]]
+    return {"at": time.time(), "nodes": nodes}
 
-        def line(now: list[NodeVram], peak: list[NodeVram]) -> None:
-            largest = {reading.name: reading.used_mib for reading in peak}
-            nodes = [{**one.to_dict(), "peak_mib": largest[one.name]} for one in now]
-            click.echo(json.dumps({"at": time.time(), "nodes": nodes}))
 
-        yield line
-    elif app.console.is_terminal:
-        from rich.live import Live
-
-        with Live(console=app.console, auto_refresh=False) as live:
-            yield lambda now, peak: live.update(vram_table(now, peak), refresh=True)
-    else:
-        yield lambda now, peak: app.console.print(vram_table(now, peak))
+def _picture(found: Readings) -> Table:
+    return vram_table(*found)
 
 
 def vram_table(
@@ -403,12 +387,18 @@ def vram_table(
     return result
 
 
-def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
+def _show_recorded(app: App, run: str | None, file: Path | None, *, watch: bool) -> None:
     """Show the memory of a recorded run by phase, and draw it into a file.
 
     Raises:
-        UsageError: there is no such record, no memory in it, or it cannot be drawn so.
+        UsageError: there is no such record, no memory in it, or it cannot be drawn so; or what the
+            nodes hold now is asked for, too.
     """
+    if watch:
+        raise UsageError(
+            "--run and --plot are about a recorded run, and --watch asks the nodes now",
+            hint="leave one of them out; `spark-cluster top --record FILE` keeps what it reads",
+        )
     from spark_cluster.engine import vram
 
     record = vram.of_run(None if run == LAST else run)
@@ -416,31 +406,13 @@ def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
         from spark_cluster.bench.report.rendering import write_plot
 
         write_plot(record, file)
-    phases = record.phases()
+    memory, plot = list(record.phases().nodes.values()), None if file is None else str(file)
     if app.as_json:
-        plot = str(file) if file is not None else None
-        document = {
-            "run": record.run,
-            "command": record.command,
-            "memory": list(phases.nodes.values()),
-        }
+        document = {"run": record.run, "command": record.command, "memory": memory}
         app.print_json({**document, "plot": plot})
         return
-
-    console = app.console
-    console.print(styled("[bold]{}[/]  {}", record.run, record.command))
-    for node in phases.nodes.values():
-        console.print(painted(f"  {node}"))
+    app.console.say("[bold]{}[/]  {}", record.run, record.command)
+    for node in memory:
+        app.console.print(painted(f"  {node}"))
     if file is not None:
-        console.print(styled("plot  {}", file))
-
-
-def _must_stand_alone(watch: bool) -> None:
-    """Raises:
-    UsageError: a recorded run is asked for, and nodes too.
-    """
-    if watch:
-        raise UsageError(
-            "--run and --plot are about a recorded run, and --watch asks the nodes now",
-            hint="leave one of them out; `spark-cluster top --record FILE` keeps what it reads",
-        )
+        app.console.say("plot  {}", file)

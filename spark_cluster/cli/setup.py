@@ -7,19 +7,15 @@ import subprocess
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import styled
 from spark_cluster.cli.opened import FirstLogin, log_in, public_key
 from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.cli.setup_flow import (
     Asker,
     Flow,
-    NamedNodes,
-    ServedChoice,
     SetupStep,
     StepFailed,
     model,
@@ -27,10 +23,11 @@ from spark_cluster.cli.setup_flow import (
     own_answers,
     write,
 )
-from spark_cluster.config.discovery import Peer
+from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers, Peer
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
+from spark_cluster.plan.proposal import Preference, Want
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.ssh import KeysRefused
 
@@ -90,20 +87,22 @@ class Login:
 
     def _all(self, nodes: list[InventoryNode]) -> dict[str, FirstLogin]:
         """Log in everywhere, first by key, then with the password."""
-        found, refused = self._logged_in(nodes)
+        found: dict[str, FirstLogin] = {}
+        refused = self._log_in(nodes, found)
         self._must(refused, only=KeysRefused)
         if refused and not self.variable and self.flow.ask.silent:
             return self._not_asked(found, refused)
         if refused and self._last is not None:  # of the other node: a user has the same on both
-            more, refused = self._logged_in(*self._with(nodes, refused, self._last))
-            found.update(more)
+            refused = self._log_in(nodes, found, self._remembered(refused, self._last))
         for _ in range(1 if self.variable else TRIES):
             if not refused:
                 return found
             self.with_password = True
-            password = None if self.variable else self._asked(nodes, refused)
-            more, refused = self._logged_in(*self._with(nodes, refused, password))
-            found.update(more)
+            if self.variable:
+                password = SecretReference(env=self.variable)
+            else:
+                password = self._remembered(refused, self._asked(nodes, refused))
+            refused = self._log_in(nodes, found, password)
             if refused and not self.variable:
                 self._show(refused)
         self._must(refused)
@@ -134,24 +133,24 @@ class Login:
         self._last = getpass.getpass(f"Password of {users}: ")
         return self._last
 
-    def _with(
-        self, nodes: list[InventoryNode], refused: Collection[str], password: str | None
-    ) -> tuple[list[InventoryNode], SecretReference]:
-        """Return the nodes that are left, and where their password comes from."""
-        missing = [node for node in nodes if node.name in refused]
-        if password is None:
-            return missing, SecretReference(env=self.variable)
-        for node in missing:
-            self._dialer.remember_password(node.name, password)
-        return missing, SecretReference(prompt=True)
+    def _remembered(self, names: Collection[str], password: str) -> SecretReference:
+        """Have a password for nodes as if it were typed for each; return where it comes from."""
+        for name in names:
+            self._dialer.remember_password(name, password)
+        return SecretReference(prompt=True)
 
-    def _logged_in(
-        self, nodes: list[InventoryNode], password: SecretReference | None = None
-    ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
-        """Log in to nodes; return what was found, and who refused and why."""
-        outcomes = log_in(self._dialer, nodes, password)
+    def _log_in(
+        self,
+        nodes: list[InventoryNode],
+        found: dict[str, FirstLogin],
+        password: SecretReference | None = None,
+    ) -> dict[str, SparkClusterError]:
+        """Log in to the nodes that are not among what was `found`; return who refused and why."""
+        missing = [node for node in nodes if node.name not in found]
+        outcomes = log_in(self._dialer, missing, password)
         errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
-        return {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}, errors
+        found |= {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}
+        return errors
 
     def _must(
         self, refused: dict[str, SparkClusterError], only: type[SparkClusterError] | None = None
@@ -168,7 +167,7 @@ class Login:
         for name, error in refused.items():
             self.flow.note("fail", f"{name}: {error.message}")
             if error.hint:
-                self.flow.say(f"  {error.hint}")
+                self.flow.say("  {}", self.flow.app.to_paste(error.hint))
 
     def _sudo(self, step: SetupStep, asks: list[str]) -> None:
         """See to a sudo that asks: the inventory says where its password comes from, or
@@ -177,9 +176,7 @@ class Login:
         known = all(node.become.password for node in self.flow.app.nodes if node.name in asks)
         answers = own_answers(self.flow)
         if not self.with_password and not known and not self.variable and not self.flow.ask.silent:
-            password = getpass.getpass(f"Password for sudo on {', '.join(asks)}: ")
-            for name in asks:
-                self._dialer.remember_password(name, password)
+            self._remembered(asks, getpass.getpass(f"Password for sudo on {', '.join(asks)}: "))
         if known and not self.with_password:
             return  # as for every other command
         self.with_password = True
@@ -208,7 +205,7 @@ class Login:
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
         step.commands.append(f"ssh-keygen -q -t ed25519 -N '' -f {path}")
         if self.flow.check:
-            self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
+            self.flow.say("[bold cyan]$ {}[/]", step.commands[-1])
             return
         if path.exists() or not self.flow.ask.consent(
             "You have no SSH key to log in with from now on. Make one, without a passphrase?"
@@ -218,7 +215,7 @@ class Login:
                 hint=f"ssh-keygen -t ed25519 -f {path} makes one (ssh-keygen -y prints that of a "
                 "private key)",
             )
-        self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
+        self.flow.say("[bold cyan]$ {}[/]", step.commands[-1])
         path.parent.mkdir(mode=0o700, exist_ok=True)
         try:
             subprocess.run(argv, check=True, timeout=60, stdin=subprocess.DEVNULL)
@@ -247,8 +244,8 @@ def setup(
     interface: str | None,
     password_env: str | None,
     passwordless_sudo: bool,
-    want: Literal["chat", "coding", "vision", "embedding"] | None,
-    speed: Literal["latency", "throughput"] | None,
+    want: Want | None,
+    speed: Preference | None,
     recipe: str | None,
     yes: bool,
     check: bool,
@@ -280,11 +277,13 @@ def setup(
     asker.must_be_able(WOULD_ASK)
     flow = Flow(ctx.find_root().command, app, asker)
     words = tuple(filter(None, (word.strip() for word in addresses.split(","))))
-    asked = NamedNodes(words, user, identity_file, port, interface, recipe)
+    asked = Answers(words, user, identity_file, recipe or DEFAULT_RECIPE, port)
     login = Login(flow, password_env, passwordless_sudo=passwordless_sudo)
     status = 0
     try:
-        _all(flow, asked, login, (recipe, want, speed))
+        with flow.step("nodes", "which Sparks") as step:
+            nodes(flow, step, asked, interface)
+        _all(flow, login, (recipe, want, speed))
         flow.show_end()
     except StepFailed as stopped:
         flow.show_way_on(stopped)
@@ -296,23 +295,19 @@ def setup(
     return status
 
 
-def _all(
-    flow: Flow, asked: NamedNodes, login: Login, wish: tuple[str | None, str | None, str | None]
-) -> None:
-    """Go through the steps.
+def _all(flow: Flow, login: Login, wish: tuple[str | None, Want | None, Preference | None]) -> None:
+    """Go through the steps that follow when there is an inventory.
 
     Raises:
         StepFailed: one of them did not succeed.
     """
-    with flow.step("nodes", "which Sparks") as step:
-        nodes(flow, step, asked)
     with flow.step("trust", "their host keys") as step:
         _trust(flow, step)
     with flow.step("login", "log in") as step:
         _log_in(flow, step, login)
     with flow.step("provision", "make them ready") as step:
         _provision(flow, step, login)
-    served = None if any(wish) or flow.steps[0].state != "nothing to do" else _served(flow)
+    served = None if any(wish) or not flow.was_there else _served(flow)
     with flow.step("model", "what to serve") as step:
         if served:
             flow.nothing_to_do(step, served)
@@ -322,7 +317,8 @@ def _all(
         if served:
             flow.nothing_to_do(step, "`status` finds nothing wrong")
         else:
-            _up(flow, step, chosen)
+            question = "Run `up`? The first time it downloads the image and the model."
+            flow.offer(step, question, "up", *chosen)
 
 
 def _served(flow: Flow) -> str | None:
@@ -381,13 +377,4 @@ def _provision(flow: Flow, step: SetupStep, login: Login) -> None:
             flow.nothing_to_do(step, "the nodes are ready: provision --check would change nothing")
             return
     question = "Run `provision`? It installs what is missing, and can be reverted."
-    flow.offer(step, question, *words)
-
-
-def _up(flow: Flow, step: SetupStep, chosen: ServedChoice | None) -> None:
-    words = ["up", *(chosen.option.split() if chosen else [])]
-    served = flow.app.own_recipe
-    if chosen is not None and chosen.recipe != served and not flow.app.inventory_is_missing:
-        words += ["--recipe", chosen.recipe]
-    question = "Run `up`? The first time it downloads the image and the model."
     flow.offer(step, question, *words)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import click
 
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.console import mark, painted, styled, visible
+from spark_cluster.cli.console import mark, styled, visible
 from spark_cluster.cli.display import show_failure, tell
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.up import next_commands
@@ -93,6 +93,11 @@ class Flow:
         """True when nothing is to be done."""
         return self.ask.check
 
+    @property
+    def was_there(self) -> bool:
+        """True if the inventory is older than this run."""
+        return self.steps[0].state == "nothing to do"
+
     @contextlib.contextmanager
     def step(self, name: str, title: str) -> Iterator[SetupStep]:
         """Run one step under its title; what fails in it stops the run.
@@ -103,7 +108,7 @@ class Flow:
         now = SetupStep(name)
         self.steps.append(now)
         place = f"{STEPS.index(name) + 1}/{len(STEPS)}"
-        self.say(styled("\n[bold]{}  {}[/]", place, title))
+        self.say("\n[bold]{}  {}[/]", place, title)
         try:
             yield now
         except StepFailed:
@@ -118,26 +123,21 @@ class Flow:
             show_failure(error)
             raise StepFailed(error.exit_code, self.line("setup")) from None
 
-    def say(self, text: Any = "") -> None:
+    def say(self, template: str, *values: object) -> None:
         """Print for people: with --json on standard error."""
-
-        Console(stderr=self.app.as_json).print(text)
+        Console(stderr=self.app.as_json).say(template, *values)
 
     def text(self, text: str, *, indent: int = 0) -> None:
         """Print further words."""
-        self.say(painted(" " * indent + text, "dim"))
+        self.say("[dim]{}[/]", " " * indent + text)
 
     def note(self, verdict: str, text: str) -> None:
         """Print a line with a sign."""
-        self.say(styled("{} {}", mark(verdict), text))
-
-    def words(self, *words: str) -> list[str]:
-        """Return a command with the global options of this run."""
-        return [*self.app.given, *words]
+        self.say("{} {}", mark(verdict), text)
 
     def line(self, *words: str) -> str:
         """Return a command as a user types it."""
-        return shlex.join(["spark-cluster", *self.words(*words)])
+        return shlex.join(["spark-cluster", *self.app.given, *words])
 
     def run(self, step: SetupStep, *words: str, quiet: bool = False) -> None:
         """Run a command in this process, in its own display.
@@ -150,33 +150,30 @@ class Flow:
         """
         line = self.line(*words)
         step.commands.append(line)
-        self.say(styled("[bold cyan]$ {}[/]", line))
+        self.say("[bold cyan]$ {}[/]", line)
         if self.check:
             step.state = "would run"
             return
-        status = self._status(self.words(*words), quiet=quiet)
-        if status:
-            raise StepFailed(status, line)
-
-    def _status(self, words: Sequence[str], *, quiet: bool) -> int:
-        """Run it as the program does, and print its error; return the exit status."""
         out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
         try:
             with contextlib.redirect_stdout(out):
-                return exit_status(lambda: self._main(words))
+                status = exit_status(lambda: self._main(*words))
         except (click.Abort, KeyboardInterrupt):
-            return Interrupted.exit_code
+            status = Interrupted.exit_code
+        if status:
+            raise StepFailed(status, line)
 
-    def _main(self, words: Sequence[str]) -> Any:
-        """Run a command with the answers that this run has been given."""
-        return self.root.main(list(words), "spark-cluster", standalone_mode=False, obj=self.app)
+    def _main(self, *words: str) -> Any:
+        """Run a command with the global options and the answers that this run has been given."""
+        args = [*self.app.given, *words]
+        return self.root.main(args, "spark-cluster", standalone_mode=False, obj=self.app)
 
     def document(self, *words: str) -> dict[str, Any] | None:
         """Return what a command that changes nothing prints with --json; None when it fails."""
         out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-                if self._main([*self.words(*words), "--json"]):
+                if self._main(*words, "--json"):
                     return None
             found = json.loads(out.getvalue())
         except (SparkClusterError, click.ClickException, SystemExit, ValueError):
@@ -195,7 +192,7 @@ class Flow:
         step.state = "declined"
         line = self.line(*words)
         step.commands.append(line)
-        self.say(styled("[dim]not now; later:[/] {}", line))
+        self.say("[dim]not now; later:[/] {}", line)
 
     def nothing_to_do(self, step: SetupStep, text: str) -> None:
         """Note that a step was done before."""
@@ -209,22 +206,21 @@ class Flow:
         left = [step for step in self.steps if step.state == "declined"]
         if left:
             names = ", ".join(step.name for step in left)
-            self.say(styled("\n{} not done: {}. Go on with:", mark("warn"), names))
-            self.say(styled("  [bold]{}[/]", self.line("setup")))
+            self.say("\n{} not done: {}. Go on with:", mark("warn"), names)
+            self.say("  [bold]{}[/]", self.line("setup"))
             return
-        self.say(styled("\n{} it serves", mark("ok")))
+        self.say("\n{} it serves", mark("ok"))
         if self.steps[-1].state == "nothing to do":  # `up` has said it by itself
-            self.say(next_commands(self.app))
+            self.say("{}", next_commands(self.app))
 
     def show_way_on(self, stopped: StepFailed) -> None:
         """Print which command goes on from here."""
         name = self.steps[-1].name
-        self.say(styled("\n{} step {} is not done. Go on with:", mark("warn"), name))
-        self.say(styled("  [bold]{}[/]", stopped.again))
+        self.say("\n{} step {} is not done. Go on with:", mark("warn"), name)
+        self.say("  [bold]{}[/]", stopped.again)
         again = self.line("setup")
         if stopped.again != again:
-            self.say(styled("  [bold]{}[/]  {}", again,
-                            painted("goes on after what is done", "dim")))  # fmt: skip
+            self.say("  [bold]{}[/]  [dim]goes on after what is done[/]", again)
 
 
 @dataclass(frozen=True)
@@ -301,41 +297,33 @@ SHOWN = 5
 """Proposals that are shown."""
 
 
-@dataclass(frozen=True)
-class NamedNodes:
-    """The nodes as the options name them."""
-
-    addresses: tuple[str, ...]
-    user: str | None
-    identity_file: str | None
-    port: int | None
-    interface: str | None
-    recipe: str | None = None
-
-
-def nodes(flow: Flow, step: SetupStep, asked: NamedNodes) -> None:
+def nodes(flow: Flow, step: SetupStep, asked: Answers, interface: str | None) -> None:
     """Have an inventory: the one that is there, or one of the machines that are named or found.
+
+    Args:
+        asked: what the options say.
+        interface: address of this machine's one interface on which to look for Sparks.
 
     Raises:
         UsageError: no node is named, and none could be asked for.
     """
     app = flow.app
     if not app.inventory_is_missing:
-        _known(flow, step, asked)
+        _known(flow, step, asked.addresses)
         return
-    answers = _answers(flow, asked)
+    answers = _answers(flow, asked, interface)
     flow.count = len(answers.addresses)
     write(flow, step, answers, new=True)
 
 
-def _known(flow: Flow, step: SetupStep, asked: NamedNodes) -> None:
+def _known(flow: Flow, step: SetupStep, named: tuple[str, ...]) -> None:
     inventory = flow.app.inventory
     known = [node.address for node in inventory.nodes.values()]
-    if asked.addresses and list(asked.addresses) != known:
+    if named and list(named) != known:
         raise UsageError(
             f"the inventory has other nodes ({', '.join(known)})",
             hint=f"edit {inventory_path(flow)}, or write it again: "
-            f"{flow.line('init', *_nodes(asked.addresses), '--force')}",
+            f"{flow.line('init', *_nodes(named), '--force')}",
         )
     names = ", ".join(f"{node.name} ({node.address})" for node in inventory.nodes.values())
     flow.count = len(flow.app.nodes)
@@ -364,15 +352,11 @@ def write(flow: Flow, step: SetupStep, answers: Answers, *, new: bool = False) -
     if not new and own_answers(flow) == answers:
         return
     words = ["init", *_nodes(answers.addresses)]
-    recipe = None if new and answers.recipe == DEFAULT_RECIPE else answers.recipe
-    for option, value in (
-        ("--user", answers.user),
-        ("--identity-file", answers.identity_file),
-        ("--port", answers.port),
-        ("--recipe", recipe),
-        ("--sudo-password", answers.sudo_password),
-    ):
-        words += [option, str(value)] if value is not None else []
+    usual = {"recipe": DEFAULT_RECIPE} if new else {}
+    for name in ("user", "identity_file", "port", "recipe", "sudo_password"):
+        value = getattr(answers, name)
+        if value not in (None, usual.get(name)):
+            words += [f"--{name.replace('_', '-')}", str(value)]
     words += ["--passwordless-sudo"] if answers.passwordless_sudo else []
     flow.run(step, *words, "--yes", *([] if new else ["--force"]), quiet=True)
     if not flow.check:
@@ -381,18 +365,17 @@ def write(flow: Flow, step: SetupStep, answers: Answers, *, new: bool = False) -
     flow.app.cluster.read_again()
 
 
-def _answers(flow: Flow, asked: NamedNodes) -> Answers:
+def _answers(flow: Flow, asked: Answers, interface: str | None) -> Answers:
     port, addresses = asked.port, asked.addresses
     if not addresses:
-        chosen = _choose(flow, asked.interface)
+        chosen = _choose(flow, interface)
         addresses = tuple(one.address for one in chosen)
         ports = {one.port for one in chosen} - {22}
         port = port or (ports.pop() if ports else None)
     user = asked.user
     if user is None and not flow.ask.silent:
         user = flow.ask.text("User on the Sparks", default="nvidia") or None
-    recipe = asked.recipe or DEFAULT_RECIPE
-    return Answers(addresses, user, asked.identity_file, recipe, port)
+    return replace(asked, addresses=addresses, user=user, port=port)
 
 
 def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
@@ -420,9 +403,7 @@ def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
 
 def find(flow: Flow, interface: str | None) -> Discovered:
     """Look for Sparks on the local network, and print what was found."""
-    flow.say(
-        painted(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...", "dim")
-    )
+    flow.text(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...")
     try:
         announced = discovery.browse(discovery.LISTEN_S, interface)
     except UsageError as error:
@@ -433,7 +414,7 @@ def find(flow: Flow, interface: str | None) -> Discovered:
     also = max((len(one.also) for one in found.candidates), default=0)
     for number, one in enumerate(found.candidates, 1):
         place = styled("[bold]{}[/]  {}", one.address.ljust(wide), one.also.ljust(also))
-        flow.say(styled("  {}  {}  [dim]{}[/]", number, place, one.why))
+        flow.say("  {}  {}  [dim]{}[/]", number, place, one.why)
     if not found.candidates:
         flow.note("warn", "no Spark announces itself here")
         flow.text(
@@ -473,18 +454,10 @@ def chosen(text: str, found: Sequence[Candidate]) -> list[Candidate]:
 # -- what is served --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ServedChoice:
-    """What is served: a recipe, and the option of `up` that says on which nodes."""
-
-    recipe: str
-    option: str
-
-
 def model(
     flow: Flow, step: SetupStep, recipe: str | None, want: str | None, speed: str | None
-) -> ServedChoice | None:
-    """Choose what to serve; None leaves it to the inventory as it is.
+) -> list[str]:
+    """Choose what to serve; return the options of `up` for it.
 
     Raises:
         Refused: nothing that is known fits.
@@ -492,12 +465,12 @@ def model(
     """
     if recipe is not None:
         flow.app.project.find("recipes", recipe)
-        return _taken(flow, step, ServedChoice(recipe, ""))
+        return _taken(flow, step, recipe)
     # In check mode the inventory may not be there yet.
     have = flow.app.own_recipe
-    if have and want is None and flow.ask.silent and _was_there(flow):
+    if have and want is None and flow.ask.silent and flow.was_there:
         flow.nothing_to_do(step, f"the inventory names the recipe {have}")
-        return ServedChoice(have, "")
+        return []
     want = want or _one_of(flow, "What is it for?", WANTS)
     if speed is None:
         speed = "latency" if want == "embedding" else _one_of(flow, "How fast?", SPEEDS)
@@ -511,21 +484,16 @@ def model(
         )
     _show_proposals(flow, found)
     picked = found[flow.ask.choice("Which one", len(found[:SHOWN]))]
-    return _taken(flow, step, ServedChoice(picked.recipe, picked.option))
-
-
-def _was_there(flow: Flow) -> bool:
-    """Return whether the inventory is older than this run."""
-    return flow.steps[0].state == "nothing to do"
+    return _taken(flow, step, picked.recipe, picked.option)
 
 
 def _one_of(flow: Flow, question: str, options: dict[str, str]) -> str:
     names = list(options)
     if not flow.ask.silent:
-        flow.say(question)
+        flow.say("{}", question)
         width = max(map(len, names))
         for number, name in enumerate(names, 1):
-            flow.say(styled("  {}  [bold]{}[/]  {}", number, name.ljust(width), options[name]))
+            flow.say("  {}  [bold]{}[/]  {}", number, name.ljust(width), options[name])
     return names[flow.ask.choice("Number", len(names))]
 
 
@@ -552,14 +520,19 @@ def _show_proposals(flow: Flow, found: list[Proposal]) -> None:
             low, high = one.low * count, one.high * count
             speed = f"{one.total_tok_s:4.0f} tok/s ({low:.0f} to {high:.0f})"
         name = one.recipe.ljust(width)
-        flow.say(styled("  {}  [bold]{}[/]  {}  {}", number, name, one.option, speed))
+        flow.say("  {}  [bold]{}[/]  {}  {}", number, name, one.option, speed)
         flow.text(one.description, indent=5)
 
 
-def _taken(flow: Flow, step: SetupStep, chosen: ServedChoice) -> ServedChoice:
-    """Write the choice into the inventory where that is ours; otherwise it goes to `up`."""
-    answers = own_answers(flow)
+def _taken(flow: Flow, step: SetupStep, recipe: str, option: str = "") -> list[str]:
+    """Write the choice into the inventory where that is ours; otherwise it goes to `up`.
+
+    Args:
+        option: of `up`, which says on which nodes.
+    """
+    answers, app = own_answers(flow), flow.app
     if answers is not None:
-        write(flow, step, replace(answers, recipe=chosen.recipe))
-    flow.note("ok", f"recipe {chosen.recipe}  {chosen.option}".rstrip())
-    return chosen
+        write(flow, step, replace(answers, recipe=recipe))
+    flow.note("ok", f"recipe {recipe}  {option}".rstrip())
+    is_named = app.inventory_is_missing or recipe == app.own_recipe
+    return [*option.split(), *([] if is_named else ["--recipe", recipe])]

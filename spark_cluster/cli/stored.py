@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, plain_table, styled
+from spark_cluster.cli.console import mark, plain_table
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.extension import Allowances
@@ -117,9 +117,8 @@ def pull(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
             )
             manifest = _pulled(play, node, pulled_one, yes=yes)
-        run.finish()
-        pulled = PulledModel.of(node.name, manifest)
-        app.show_run(run, {"model": pulled}, pulled, lambda app, one: app.console.print(str(one)))
+    pulled = PulledModel.of(node.name, manifest)
+    app.show_run(run, {"model": pulled}, pulled, lambda app, one: app.console.print(str(one)))
 
 
 @models.command()
@@ -157,12 +156,11 @@ def copy(
             encrypt=not no_encrypt,
             streams=streams or 0,
         )
-        run.finish()
-        app.show(run.document(model=model, copies=done), "\n".join(map(str, done)))
+    app.show(run.document(model=model, copies=done), "\n".join(map(str, done)))
 
 
 @models.command()
-def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
+def verify(app: App, *, models: _Some) -> int:
     """Compare each file of models (all, if none is named) with the hub's hash, on their nodes.
 
     Each byte is read once, in a systemd unit on the node that continues without this command. Exit
@@ -170,17 +168,16 @@ def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
     """
     with _nodes(app) as nodes:
         found = model_upkeep.verify(nodes, models, _progress)
-    if app.as_json:
-        app.print_json({"models": found})
-        ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
-    app.console.print("\n".join(map(str, found)) or "there is no model in the nodes' hub caches")
+    none = "there is no model in the nodes' hub caches"
+    app.show({"models": found}, "\n".join(map(str, found)) or none)
     bad = [one for one in found if not one.sound]
-    if bad:
+    if bad and not app.as_json:
         names = sorted({f"{one.repository}@{one.commit}" for one in bad})
         raise VerificationFailed(
             f"{len(bad)} of {len(found)} models are damaged or incomplete",
             hint=f"spark-cluster models repair {' '.join(names)}",
         )
+    return VerificationFailed.exit_code if bad else 0
 
 
 @models.command()
@@ -324,10 +321,6 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
 # -- what is shown ---------------------------------------------------------------------------------
 
 
-def _head(app: App, node: str, text: str) -> None:
-    app.console.print(styled("[bold]{}[/]  {}", node, text))
-
-
 def _show_rows(app: App, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Show a table of what a node has: its name, short figures, and remarks."""
     figures = columns[1:-1]
@@ -340,7 +333,8 @@ def _show_rows(app: App, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 def _show_stored(app: App, found: StoredModels) -> None:
     taken, count = gigabytes(found.size), counted(len(found.models), "model")
-    _head(app, found.node, f"{taken} in {count} in the hub's cache, {gigabytes(found.free)} free")
+    text = f"{taken} in {count} in the hub's cache, {gigabytes(found.free)} free"
+    app.console.say("[bold]{}[/]  {}", found.node, text)
     listed = (
         (model.shown, gigabytes(model.size), _age(model.last_used), model.remarks)
         for model in reversed(found.models)
@@ -352,15 +346,15 @@ def _show_stored(app: App, found: StoredModels) -> None:
 
 def _show_sizes(app: App, sizes: ModelSizes) -> None:
     whole, free = gigabytes(sizes.size), gigabytes(sizes.free)
-    _head(app, sizes.node, f"{whole} in models, {free} free on the disk")
+    app.console.say("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
     rows = [(taken, f"recipe {name}") for name, taken in sorted(sizes.recipes.items())]
     more = (
-        (sizes.prunable, "that `spark-cluster models prune --apply` would free"),
+        (sizes.prunable, f"that `{app.command('models prune --apply')}` would free"),
         (sizes.unfinished, "in half files, with which a pull goes on"),
         (sizes.unused, "that no revision has"),
     )
     for taken, what in (*rows, *(one for one in more if one[0])):
-        app.console.print(styled("  {}  {}", gigabytes(taken).rjust(9), what))
+        app.console.say("  {}  {}", gigabytes(taken).rjust(9), what)
 
 
 def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None:
@@ -370,13 +364,13 @@ def _show_pruned(app: App, found: Pruned | PrunedImages, *, apply: bool) -> None
     told = f"{most}{gigabytes(found.freed)} {did}"
     if not found.freed and not found.removed:
         told = "nothing was removed" if refused else "there is nothing to remove"
-    _head(app, found.node, told)
+    app.console.say("[bold]{}[/]  {}", found.node, told)
     for one in found.removed:
-        app.console.print(styled("  {}  {}  {}", verb, one.shown, gigabytes(one.size)))
+        app.console.say("  {}  {}  {}", verb, one.shown, gigabytes(one.size))
     for left in refused:
-        app.console.print(styled("  {}  {}", mark("fail"), left.reason))
+        app.console.say("  {}  {}", mark("fail"), left.reason)
     for kept in found.kept:
-        app.console.print(styled("  stays  {}  [dim]{}[/]", kept.shown, kept.reason))
+        app.console.say("  stays  {}  [dim]{}[/]", kept.shown, kept.reason)
 
 
 # -- pulling ---------------------------------------------------------------------------------------
@@ -430,7 +424,7 @@ def list_images(app: App) -> None:
 
 
 def _show_images(app: App, found: StoredImages) -> None:
-    _head(app, found.node, counted(len(found.images), "image"))
+    app.console.say("[bold]{}[/]  {}", found.node, counted(len(found.images), "image"))
     listed = (
         (image.shown, image.short_digest, gigabytes(image.size), image.remarks)
         for image in found.images

@@ -16,7 +16,7 @@ from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
-from spark_cluster.cli.console import visible
+from spark_cluster.cli.console import styled, visible
 
 __all__ = ["Console", "Group", "LiveLine", "RenderableType"]
 
@@ -65,6 +65,10 @@ class Console(rich.console.Console):
         else:
             objects = tuple(_Trimmed(one) for one in objects)
         super().print(*objects, sep=sep, **options)
+
+    def say(self, template: str, *values: object) -> None:
+        """Print a template of ours with its values, as `styled` has them."""
+        self.print(styled(template, *values))
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -22,7 +21,7 @@ from spark_cluster.bench.sampling import (
 )
 from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, size, writer
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, visible
+from spark_cluster.cli.console import painted, plain_table
 from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand, Positive
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
@@ -127,15 +126,17 @@ def top(
         with contextlib.suppress(KeyboardInterrupt), sampling:
             until = None if duration is None else time.monotonic() + duration
             try:
-                _show(app, live, _updates(live, sampling, kept, count, until))
+                updates = _updates(live, sampling, kept, count, until)
+                told = _document if app.as_json else line
+                app.follow(updates, told, lambda _: picture(live))
             except SparkClusterError as error:
                 if not app.as_json:
                     raise
                 # Its line is there already: a document of several lines is no JSON line.
-                show_error(error.message, error.hint, node=error.where)
+                show_error(error.message, app.to_paste(error.hint), node=error.where)
                 return error.exit_code
     if (count is not None or duration is not None) and live.never_seen():
-        _tell_missing(live)
+        _tell_missing(app, live)
         return 3
     return 0
 
@@ -147,11 +148,12 @@ def _updates(
     count: int | None,
     until: float | None,
 ) -> Iterator[Update | None]:
-    """Yield what is news, and None now and then when nothing comes.
+    """Yield what is news; and None at first, and now and then when nothing comes.
 
     Raises:
         SparkClusterError: no node can be reached.
     """
+    yield None
     while not (count is not None and live.has(count)):
         left = LOOK_S if until is None else min(LOOK_S, until - time.monotonic())
         if left <= 0:
@@ -166,33 +168,16 @@ def _updates(
             raise error
 
 
-def _show(app: App, live: LiveState, updates: Iterator[Update | None]) -> None:
-    if app.as_json:
-        for update in updates:
-            if isinstance(update, TelemetryRow):
-                click.echo(json.dumps(update.to_dict()))
-            elif update is not None:
-                click.echo(json.dumps({"node": update.node, **update.error.to_dict()}))
-    elif app.console.is_terminal:
-        _draw(app, live, updates)
-    else:
-        for update in updates:
-            if update is not None:
-                click.echo(visible(line(update)))
+def _document(update: Update | None) -> dict[str, Any] | None:
+    if isinstance(update, TelemetryRow):
+        return update.to_dict()
+    return None if update is None else {"node": update.node, **update.error.to_dict()}
 
 
-def _draw(app: App, live: LiveState, updates: Iterator[Update | None]) -> None:
-    from rich.live import Live
-
-    with Live(picture(live), console=app.console, auto_refresh=False) as display:
-        for _ in updates:
-            display.update(picture(live), refresh=True)
-
-
-def _tell_missing(live: LiveState) -> None:
+def _tell_missing(app: App, live: LiveState) -> None:
     for node in live.never_seen():
         if node.lost is not None:
-            show_error(node.lost.message, node.lost.hint, node=node.name)
+            show_error(node.lost.message, app.to_paste(node.lost.hint), node=node.name)
         else:
             show_error("it has sent nothing", node=node.name)
 
@@ -261,8 +246,10 @@ def _table(first: str, *others: str) -> Table:
     return plain_table(first, *others, right=others, whole=others)
 
 
-def line(update: Update) -> str:
+def line(update: Update | None) -> str | None:
     """Return one line for a sample or a loss, for scripts and files that people read."""
+    if update is None:
+        return None
     if not isinstance(update, TelemetryRow):
         return f"{update.node}: {update.error.message}"
     parts = [text.format(figure(update)) for _, text, figure in NODE]
@@ -318,17 +305,10 @@ def dashboard(
             listener,
             feed,
             sampling,
-            questions=CommandQuestions(_options(app)),
+            questions=CommandQuestions(app.given),
             runs=runs,
             tell=_teller(app, kept if open_it else None),
         )
-
-
-def _options(app: App) -> list[str]:
-    """The options of this command line that the commands of the page get, too."""
-    opened = app.cluster
-    given = (("-i", opened.named), ("--project", opened.named_project), ("-l", opened.limit))
-    return [word for option, value in given if value for word in (option, str(value))]
 
 
 def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None]:

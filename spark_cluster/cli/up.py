@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import click
 
@@ -111,34 +111,28 @@ def show_served(
         plot: of the memory over time, where there is one.
     """
 
-    console = app.console
     _show_memory(app, vram_table(served.now, served.peak, under_load=served.under_load), memory)
     if plot is not None:
-        console.print(painted(f"memory over time: {plot}", "dim"))
+        app.console.print(painted(f"memory over time: {plot}", "dim"))
     endpoint = served.endpoint
     recipe = served.server.recipe
-    kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
+    chats = recipe.kind == "chat"
+    kind = "" if chats else f"{recipe.kind}, "
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
     behind = [replica.node for replica in endpoint.replicas]
     size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.server.tp}"
     if recipe.data_parallel > 1:
         size += f", {recipe.data_parallel} data-parallel ranks"
-    console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
-    console.print(painted(str(served.access), "dim"))
-    if served.answer and recipe.kind != "chat":
-        found = styled("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)
-        console.print(found)
-    elif served.answer:
-        answer = styled("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
-        console.print(answer)
-    others = [
-        rung.replace("_", " ")
-        for rung in recipe.readiness.rungs
-        if rung != "answer" and recipe.kind == "chat"
-    ]
-    if others:
-        console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
-    console.print(painted(_versions(served.versions), "dim"))
+    app.console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
+    app.console.print(painted(str(served.access), "dim"))
+    if served.answer:
+        told = "it answers" if chats else f"{recipe.kind} verified"
+        app.console.say("{} {}: [bold]{}[/]", mark("ok"), told, served.answer)
+    others = [rung.replace("_", " ") for rung in recipe.readiness.rungs if rung != "answer"]
+    if others and chats:
+        app.console.say("{} also verified: {}", mark("ok"), ", ".join(others))
+    short = {k: v[:19] if k == "image" else v for k, v in served.versions.items()}
+    app.console.print(painted("  ".join(f"{k} {v}" for k, v in short.items()), "dim"))
     _show_next(app, served)
 
 
@@ -196,34 +190,21 @@ def _show_request(app: App, served: Served) -> None:
 def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
     """Print a verified endpoint: memory, address, each model with its answer."""
 
-    console = app.console
     _show_memory(app, vram_table(served.now, served.peak), memory)
     count = len(served.servers)
-    console.print(styled("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url))
-    console.print(painted(str(served.access), "dim"))
+    app.console.say("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url)
+    app.console.print(painted(str(served.access), "dim"))
     for part in served.servers:
         recipe = part.server.recipe
-        also = f", also as {', '.join(part.server.names[1:])}" if part.server.names[1:] else ""
-        shown = (
-            mark("ok"),
-            part.server.names[0],
-            recipe.kind,
-            part.server.nodes[0].name,
-            recipe.name,
-            also,
-        )
-        line = styled("{} [bold]{}[/]  [dim]{} on {}, recipe {}{}[/]", *shown)
-        console.print(line)
+        name, *aliases = part.server.names
+        also = f", also as {', '.join(aliases)}" if aliases else ""
+        shown = (mark("ok"), name, recipe.kind, part.server.nodes[0].name, recipe.name, also)
+        app.console.say("{} [bold]{}[/]  [dim]{} on {}, recipe {}{}[/]", *shown)
         if part.answer:
-            console.print(styled("  it answers: [bold]{}[/]", part.answer))
+            app.console.say("  it answers: [bold]{}[/]", part.answer)
         if part.server.on_request:
-            console.print("  it is loaded when it is asked for")
+            app.console.print("  it is loaded when it is asked for")
     _show_next(app, served)
-
-
-def _versions(found: dict[str, Any]) -> str:
-    short = {name: value[:19] if name == "image" else value for name, value in found.items()}
-    return "  ".join(f"{name} {value}" for name, value in short.items())
 
 
 # -- `swap`: serve another recipe in place of the one that runs ------------------------------------
@@ -320,13 +301,13 @@ def install(app: App, *, at_boot: bool, options: Changing) -> None:
     Args:
         at_boot: Start the supervision at boot, too.
     """
-    _apply(app, "present", options, at_boot=at_boot)
+    _apply(app, "install", options, state="present", at_boot=at_boot)
 
 
 @supervise.command()
 def remove(app: App, *, options: Changing) -> None:
     """Remove the supervision; what serves stays as it is."""
-    _apply(app, "absent", options, at_boot=False)
+    _apply(app, "remove", options, state="absent", at_boot=False)
 
 
 @supervise.command("status")
@@ -341,35 +322,27 @@ def supervision_status(app: App) -> None:
     app.show(found, _show_supervision)
 
 
-def _apply(
-    app: App,
-    state: Literal["present", "absent"],
-    options: Options,
-    *,
-    at_boot: bool,
-) -> None:
-    name = "install" if state == "present" else "remove"
+def _apply(app: App, name: str, options: Options, **wanted: Any) -> None:
     head = app.inventory.head
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
-        found = playbook.function(run.open(), state=state, at_boot=at_boot)
+        found = playbook.function(run.open(), **wanted)
     told = None if found is None else {"supervision": found}
     app.show_run(run, told, found, _show_supervision)
 
 
 def _show_supervision(app: App, found: Supervision) -> None:
-    console = app.console
     if not found.installed:
         install = app.command("supervise install")
-        console.print(f"not installed: `{install}` installs it on the head")
+        app.console.print(f"not installed: `{install}` installs it on the head")
         return
     boot = "started at boot" if found.at_boot else "not started at boot (install --at-boot)"
-    console.print(styled("supervision: [bold]{}[/], {}", found.active, boot))
+    app.console.say("supervision: [bold]{}[/], {}", found.active, boot)
     why = f": {found.state.reason}" if found.state.reason else ""
     phase = found.state.phase if found.state.boot else "not looked at yet"
-    console.print(styled("server: [bold]{}[/]{}", phase, why))
+    app.console.say("server: [bold]{}[/]{}", phase, why)
     for problem in found.problems:
-        console.print(styled("[yellow]![/] {}", problem))
+        app.console.say("[yellow]![/] {}", problem)
     for event in found.events[-SHOWN:]:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-        console.print(painted(f"{moment}  {event.text}", "dim"))
+        app.console.print(painted(f"{moment}  {event.text}", "dim"))

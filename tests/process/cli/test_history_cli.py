@@ -11,7 +11,7 @@ from factories import put
 from json_schema import document as fits
 
 from spark_cluster.agent import revert as revert_module
-from spark_cluster.cli.history import LeftAsIs, RevertedNode, _show_reverted, described
+from spark_cluster.cli.history import LeftAsIs, RevertedNode, _details, _show_reverted, described
 from spark_cluster.cli.terminal import Console
 from spark_cluster.node.host import Host
 from spark_cluster.resources.netplan import Netplan
@@ -147,7 +147,8 @@ def test_a_revert_that_was_killed_is_shown_and_continued(run, tmp_path, monkeypa
 def test_an_entry_without_its_path_is_shown_by_its_resource():
     """What a node sends of its journal may be a lie; it is no traceback."""
     entry = {"action": "file", "resource": "File:/etc/x", "time": 1.0}
-    assert described(entry).startswith("  File:/etc/x: ")
+    (one,) = _details("r1", {"spark1": {"entries": [entry]}}, {}).nodes["spark1"].entries
+    assert described(one).startswith("  File:/etc/x: ")
 
 
 def test_what_a_revert_leaves_is_told_with_the_command_for_its_nodes(capsys):

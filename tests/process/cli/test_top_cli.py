@@ -68,15 +68,16 @@ def test_a_record(run, nodes, name):
 
 def test_a_node_that_is_away_is_told_and_the_others_go_on(run, nodes):
     put(nodes / "inventory.yaml", INVENTORY.replace("spark2", "lost"))
-    words = ("top", "--count", "2", "--interval", "0.2")
+    words = ("-i", "inventory.yaml", "top", "--count", "2", "--interval", "0.2")
     status, out, err = run(*words)
     assert status == 3
     assert "lost: no answer" in out
     assert " spark1: GPU 96 %" in out
     assert "lost: error: no answer" in err
-    assert "switch it on" in err
+    hint = "switch it on, then `spark-cluster {}ping`"
+    assert hint.format("-i inventory.yaml ") in " ".join(err.split())
     told = list(map(json.loads, run(*words, "--json")[1].splitlines()))
-    loss = {"node": "lost", "message": "no answer", "where": "lost", "hint": "switch it on"}
+    loss = {"node": "lost", "message": "no answer", "where": "lost", "hint": hint.format("")}
     assert loss in told
 
 

@@ -77,8 +77,8 @@ def looking_back(node):
     of_run = {"spark1": node.asked().request("history", of="r1")}
     history.runs(answers)
     if "missing" not in of_run["spark1"]:
-        history._details("r1", of_run, {})
-        [history.described(entry) for entry in of_run["spark1"]["entries"]]
+        found = history._details("r1", of_run, {})
+        [history.described(entry) for entry in found.nodes["spark1"].entries]
 
 
 def looking_at_models(node):

@@ -4,10 +4,10 @@ import io
 import threading
 
 import pytest
-from rich.console import Console
 
 from spark_cluster.cli.app import Stepper
 from spark_cluster.cli.display import Display
+from spark_cluster.cli.terminal import Console
 from spark_cluster.runner.events import Note
 
 CHANGE = {
