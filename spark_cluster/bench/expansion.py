@@ -418,21 +418,15 @@ Speeds = Callable[[PlannedSetup, int], ServerSpeed | None]
 
 
 def estimate(
-    expansion: Expansion,
-    speeds: Speeds,
-    settings: MeasurementSettings,
-    startup_s: float = STARTUP_S,
-    *,
-    verify: bool = False,
+    expansion: Expansion, speeds: Speeds, settings: MeasurementSettings, *, verify: bool = False
 ) -> Duration:
     """Return how long the steps take.
 
     Args:
-        startup_s: seconds until a server is ready.
         verify: each server's answers are checked first.
     """
     checked = CHECKED_TOKENS if verify else 0
-    seconds = [_step(step, speeds, settings, startup_s, checked) for step in expansion.steps]
+    seconds = [_step(step, speeds, settings, checked) for step in expansion.steps]
     unknown = {
         step.setup.id: None
         for step, known in zip(expansion.steps, seconds, strict=True)
@@ -443,9 +437,7 @@ def estimate(
     return Duration(known_s, tuple(seconds), tuple(unknown), (*ASSUMPTIONS, *checks))
 
 
-def _step(
-    step: Step, speeds: Speeds, settings: MeasurementSettings, startup_s: float, checked: int
-) -> float | None:
+def _step(step: Step, speeds: Speeds, settings: MeasurementSettings, checked: int) -> float | None:
     total = 0.0
     speed = speeds(step.setup, 0) if checked and step.setup.replicas == 1 else None
     if speed is not None:
@@ -458,7 +450,7 @@ def _step(
             return None
         total += seconds
     measured = any(not cell.skip for cell in step.cells)
-    return total + startup_s + STOP_S if measured else 0.0
+    return total + STARTUP_S + STOP_S if measured else 0.0
 
 
 def _cell(
