@@ -99,6 +99,11 @@ class Step:
         """Of a pair, from 1; the same server has a step for each turn."""
         return self.cells[0].turn
 
+    @property
+    def measurable(self) -> tuple[PlannedCell, ...]:
+        """The cells that can be measured."""
+        return tuple(cell for cell in self.cells if not cell.skip)
+
 
 @dataclass(frozen=True)
 class Expansion:
@@ -442,15 +447,12 @@ def _step(step: Step, speeds: Speeds, settings: MeasurementSettings, checked: in
     speed = speeds(step.setup, 0) if checked and step.setup.replicas == 1 else None
     if speed is not None:
         total += checked / speed.decode_tok_s
-    for cell in step.cells:
-        if cell.skip:
-            continue
+    for cell in step.measurable:
         seconds = _cell(step.setup, cell, speeds, settings)
         if seconds is None:
             return None
         total += seconds
-    measured = any(not cell.skip for cell in step.cells)
-    return total + STARTUP_S + STOP_S if measured else 0.0
+    return total + STARTUP_S + STOP_S if step.measurable else 0.0
 
 
 def _cell(

@@ -205,11 +205,10 @@ def plan_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> di
     base, settings = f"{load_base(deployment)}/v1", settings_of(play, generator)
     at = At(run.suite, deployment, base, folder, settings)
     cells = []
-    for cell in step.cells:
-        if not cell.skip:
-            how = generator.measurement(at, cell)
-            each_s = generator.limit_s(run.suite, cell) / len(how.runs)
-            cells.append({"id": cell.id, "timeout_s": each_s, **asdict(how)})
+    for cell in step.measurable:
+        how = generator.measurement(at, cell)
+        each_s = generator.limit_s(run.suite, cell) / len(how.runs)
+        cells.append({"id": cell.id, "timeout_s": each_s, **asdict(how)})
     servers = deployment.servers
     health = tuple(engine_base(one) + engine(one.recipe.engine).health for one in servers)
     return {"health": health, "cells": cells, "user": play.head.user}
@@ -217,9 +216,7 @@ def plan_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> di
 
 def _limit_s(run: BenchRun, step: Step) -> float:
     """Return the seconds that all cells of a step may take."""
-    limits = (
-        generators.of(run.suite).limit_s(run.suite, cell) for cell in step.cells if not cell.skip
-    )
+    limits = (generators.of(run.suite).limit_s(run.suite, cell) for cell in step.measurable)
     return sum(limits) + on_node.SLACK_S
 
 

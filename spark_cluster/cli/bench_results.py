@@ -454,8 +454,7 @@ def _list_suites(app: App) -> None:
 
 def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
     console = app.console
-    measured = [cell for cell in found.cells if not cell.skip]
-    cells = counted(len(measured), "cell")
+    cells = counted(sum(not cell.skip for cell in found.cells), "cell")
     servers = counted(sum(not setup.skip for setup in found.setups), "server")
     verdict = styled(
         "[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _suites_total(expected)
@@ -477,7 +476,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
 
 
 def _suite_row(step: Step, seconds: float | None) -> tuple[str, ...]:
-    setup, live = step.setup, [cell for cell in step.cells if not cell.skip]
+    setup, live = step.setup, step.measurable
     turn = f" (turn {step.turn})" if {c.turn for c in step.cells} - {1} else ""
     runs = sorted({cell.runs for cell in live})
     return (
