@@ -18,14 +18,13 @@ from spark_cluster.bench.compare import Comparison as RunComparison
 from spark_cluster.bench.expansion import Duration, PlannedCell, PlannedSetup
 from spark_cluster.bench.fabric_run import FabricRecord
 from spark_cluster.bench.record import Record
-from spark_cluster.bench.references import PublishedComparison
+from spark_cluster.bench.references import PlanComparison, PublishedComparison
 from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.cli import cli as root
 from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
-from spark_cluster.cli.bench_results import PlanComparison
 from spark_cluster.cli.first_steps import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
 from spark_cluster.cli.opened import EventStream, Opened

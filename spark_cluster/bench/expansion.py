@@ -99,6 +99,11 @@ class Step:
         """Of a pair, from 1; the same server has a step for each turn."""
         return self.cells[0].turn
 
+    @property
+    def measurable(self) -> tuple[PlannedCell, ...]:
+        """The cells that can be measured."""
+        return tuple(cell for cell in self.cells if not cell.skip)
+
 
 @dataclass(frozen=True)
 class Expansion:
@@ -121,27 +126,13 @@ class Expansion:
         """The most nodes that a server needs."""
         return max((s.nodes for s in self.setups if not s.skip), default=0)
 
-    def without(self, reason: Callable[[PlannedSetup], str]) -> Expansion:
-        """Return it with a reason in `skip` of more servers and their cells.
-
-        Args:
-            reason: why a server is left out; empty for one that is not.
-        """
-        steps = []
-        for step in self.steps:
-            why = reason(step.setup)
-            setup = replace(step.setup, skip=step.setup.skip or why)
-            cells = tuple(replace(cell, skip=cell.skip or why) for cell in step.cells)
-            steps.append(replace(step, setup=setup, cells=cells))
-        return Expansion(tuple(steps))
-
 
 def expand(
     suite: Suite,
     recipes: Mapping[str, Recipe] | None = None,
     names: Sequence[str] = (),
     *,
-    recorded: Mapping[str, Recipe] | None = None,
+    recipe_of: Callable[[PlannedSetup], Recipe | None] | None = None,
 ) -> Expansion:
     """Return the steps of a suite.
 
@@ -152,8 +143,8 @@ def expand(
     Args:
         recipes: by name; without one nothing is said of what it can do.
         names: recipes instead of the suite's own.
-        recorded: recipes by the ids of servers, in place of `recipes`; a variant's changes, which
-            these have, make no difference.
+        recipe_of: gives each server's recipe, by default by the recipe's name; a variant's changes,
+            which it may have already, make no difference. A server that it refuses is left out.
 
     Raises:
         UsageError: the suite names no recipe, and none is given.
@@ -164,14 +155,14 @@ def expand(
         raise UsageError(
             f"suite {suite.name} names no recipe", hint="give one with --recipe, such as lab-paris"
         )
-    known = (recipes or {}) if recorded is None else recorded
+    known = recipes or {}
     _must_generate(known.values())
+    find = recipe_of or (lambda setup: known.get(setup.recipe))
     measured: set[str] = set()
     steps = []
     for stage in suite.parts:
         for bare, turn, turns in _setups(suite, stage, chosen):
-            recipe = known.get(bare.recipe if recorded is None else bare.id)
-            setup = _setup(suite, bare, recipe)
+            setup = _setup(suite, bare, find)
             found = _cells(suite, stage, setup, turn, turns)
             cells = tuple(cell for cell in found if cell.id not in measured)
             measured.update(cell.id for cell in cells)
@@ -238,10 +229,12 @@ def _turns(pair: Pair) -> Iterator[tuple[Variant, int, int]]:
             yield variant, turn, pair.turns
 
 
-def _setup(suite: Suite, planned: PlannedSetup, recipe: Recipe | None) -> PlannedSetup:
+def _setup(
+    suite: Suite, planned: PlannedSetup, find: Callable[[PlannedSetup], Recipe | None]
+) -> PlannedSetup:
     """Return a server with its recipe, or why it cannot be served or measured."""
     try:
-        if recipe is not None:
+        if (recipe := find(planned)) is not None:
             recipe.check_size(planned.tp)
             planned = replace(planned, served=varied(recipe, planned.variant))
     except Refused as error:
@@ -430,21 +423,15 @@ Speeds = Callable[[PlannedSetup, int], ServerSpeed | None]
 
 
 def estimate(
-    expansion: Expansion,
-    speeds: Speeds,
-    settings: MeasurementSettings,
-    startup_s: float = STARTUP_S,
-    *,
-    verify: bool = False,
+    expansion: Expansion, speeds: Speeds, settings: MeasurementSettings, *, verify: bool = False
 ) -> Duration:
     """Return how long the steps take.
 
     Args:
-        startup_s: seconds until a server is ready.
         verify: each server's answers are checked first.
     """
     checked = CHECKED_TOKENS if verify else 0
-    seconds = [_step(step, speeds, settings, startup_s, checked) for step in expansion.steps]
+    seconds = [_step(step, speeds, settings, checked) for step in expansion.steps]
     unknown = {
         step.setup.id: None
         for step, known in zip(expansion.steps, seconds, strict=True)
@@ -455,22 +442,17 @@ def estimate(
     return Duration(known_s, tuple(seconds), tuple(unknown), (*ASSUMPTIONS, *checks))
 
 
-def _step(
-    step: Step, speeds: Speeds, settings: MeasurementSettings, startup_s: float, checked: int
-) -> float | None:
+def _step(step: Step, speeds: Speeds, settings: MeasurementSettings, checked: int) -> float | None:
     total = 0.0
     speed = speeds(step.setup, 0) if checked and step.setup.replicas == 1 else None
     if speed is not None:
         total += checked / speed.decode_tok_s
-    for cell in step.cells:
-        if cell.skip:
-            continue
+    for cell in step.measurable:
         seconds = _cell(step.setup, cell, speeds, settings)
         if seconds is None:
             return None
         total += seconds
-    measured = any(not cell.skip for cell in step.cells)
-    return total + startup_s + STOP_S if measured else 0.0
+    return total + STARTUP_S + STOP_S if step.measurable else 0.0
 
 
 def _cell(

@@ -52,44 +52,33 @@ NAME_BYTES = 255
 """Longest name of a file, as on ext4 and APFS."""
 
 
-@dataclass(frozen=True)
-class MeasurementJob:
-    """The cells of one server.
+def measuring(folder: str, plan: Mapping[str, Any], limit_s: float) -> list[Resource]:
+    """Return the resources that measure the cells of one server: files, and a unit that goes on
+    without the laptop.
 
-    Attributes:
+    Args:
         folder: on the node.
-        health: URLs that answer with 200 while the servers are up.
-        cells: each with its `id`, `timeout_s` (of a run) and the fields of its `Measurement`.
-        user: of the node, as whom load generators run.
+        plan: `health` (URLs that answer with 200 while the servers are up), `user` (of the node, as
+            whom load generators run) and `cells` (each with its `id`, `timeout_s`, of a run, and
+            the fields of its `Measurement`), as `node/measure.py` reads them.
         limit_s: seconds that all of it may take.
     """
-
-    folder: str
-    health: tuple[str, ...]
-    cells: tuple[Mapping[str, Any], ...]
-    user: str
-    limit_s: float
-
-    @property
-    def resources(self) -> list[Resource]:
-        """The resources that measure them: files, and a unit that goes on without the laptop."""
-        plan = {"health": self.health, "cells": self.cells, "user": self.user}
-        parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
-        folders = ["/".join((FOLDER, *parts[:n])) for n in range(len(parts) + 1)]
-        text = json.dumps(plan, indent=1).encode()
-        sent = {ARCHIVE: wire.archive(MAIN, ASK), measure.PLAN: text}
-        return [
-            *[Directory(folder, mode=0o755, owner="root") for folder in folders],
-            *[File(f"{self.folder}/{name}", content=content) for name, content in sent.items()],
-            Command(
-                f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
-                command(self.folder, MAIN),
-                # Not by its exit status: a run that was stopped is begun again.
-                creates=f"{self.folder}/{measure.COMPLETE}",
-                long=True,
-                timeout_s=self.limit_s,
-            ),
-        ]
+    place = folder.removeprefix(f"{FOLDER}/")
+    parts = place.split("/")
+    folders = ["/".join((FOLDER, *parts[:n])) for n in range(len(parts) + 1)]
+    sent = {ARCHIVE: wire.archive(MAIN, ASK), measure.PLAN: json.dumps(plan, indent=1).encode()}
+    return [
+        *[Directory(one, mode=0o755, owner="root") for one in folders],
+        *[File(f"{folder}/{name}", content=content) for name, content in sent.items()],
+        Command(
+            f"measure {place}",
+            command(folder, MAIN),
+            # Not by its exit status: a run that was stopped is begun again.
+            creates=f"{folder}/{measure.COMPLETE}",
+            long=True,
+            timeout_s=limit_s,
+        ),
+    ]
 
 
 def command(folder: str, module: str, *words: str) -> tuple[str, ...]:

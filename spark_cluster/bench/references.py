@@ -302,14 +302,32 @@ def against_plan(record: Record) -> list[PredictedFigure]:
     ]
 
 
-def coverage(rows: list[PredictedFigure]) -> float | None:
-    """Return the share of predictions whose range held; None without one."""
-    return sum(row.is_inside for row in rows) / len(rows) if rows else None
+@dataclass(frozen=True)
+class PlanComparison:
+    """A run next to its plan, as `bench compare --predicted --json` prints it.
+
+    Attributes:
+        coverage: share of predictions whose range held; None without one.
+        mean_error: the mean absolute error of predictions, as a share of what was measured.
+        calibration: what calibrating by the run would change.
+    """
+
+    coverage: float | None
+    mean_error: float | None
+    rows: list[PredictedFigure]
+    calibration: Preview
 
 
-def mean_error(rows: list[PredictedFigure]) -> float | None:
-    """Return the mean absolute error of predictions, as a share of what was measured."""
-    return sum(abs(row.error) for row in rows) / len(rows) if rows else None
+def compared_to_plan(record: Record, folder: Path) -> PlanComparison:
+    """Compare a run with what the plan predicted for it.
+
+    Args:
+        folder: where the folders of models are looked for, too.
+    """
+    rows = against_plan(record)
+    coverage = sum(row.is_inside for row in rows) / len(rows) if rows else None
+    error = sum(abs(row.error) for row in rows) / len(rows) if rows else None
+    return PlanComparison(coverage, error, rows, preview(record, folder))
 
 
 # Before a run the plan's speeds estimate how long a suite takes, and are recorded as predictions.

@@ -171,13 +171,16 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
         nodes: that there are; servers that need more are left out, with the reason.
     """
 
-    def reason(setup: PlannedSetup) -> str:
-        if setup.id not in original.recipes:
-            return "the record has no recipe of this server: it was not brought up there"
-        return f"it needs {setup.nodes} nodes; there are {nodes}" if setup.nodes > nodes else ""
+    def recorded(setup: PlannedSetup) -> Recipe:
+        recipe = original.recipes.get(setup.id)
+        if recipe is None:
+            raise Refused("the record has no recipe of this server: it was not brought up there")
+        if (needed := replace(setup, served=recipe).nodes) > nodes:
+            raise Refused(f"it needs {needed} nodes; there are {nodes}")
+        return recipe
 
     names = original.record.recipes
-    return expand(original.suite, names=names, recorded=original.recipes).without(reason)
+    return expand(original.suite, original.recipes, names, recipe_of=recorded)
 
 
 def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> BenchRun:

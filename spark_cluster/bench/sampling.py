@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from spark_cluster.bench.record import ProcessMemory
@@ -84,12 +83,7 @@ class Sampling:
             start(partial(self._work, node))
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End all samplers. A node that is being connected to is not waited for: its thread ends
         what it has begun, or the end of the program does."""
         self._ended.set()

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_cluster.bench import describe, generators, on_node
-from spark_cluster.bench.expansion import PlannedCell, Step, result
-from spark_cluster.bench.record import CellResult, RecordedCheck, printable
+from spark_cluster.bench.expansion import Step, result
+from spark_cluster.bench.record import RecordedCheck, printable
 from spark_cluster.bench.references import predictions
 from spark_cluster.bench.steps import BenchRun, is_done_there, load_base, measure, settings_of
 from spark_cluster.config.engines import words
@@ -181,10 +181,6 @@ def _read(play: Play, node: Node, program: str) -> str:
     return printable(str(mask(text, play.secrets)))
 
 
-def skipped(cell: PlannedCell, why: str) -> CellResult:
-    return result(cell, reasons=[why]).model_copy(update={"status": "skipped"})
-
-
 def must_be_as_before(run: BenchRun, step: Step) -> None:
     """Raise Refused when the recipe is another one than that of the cells that were measured."""
     before, now = run.recorded(step), step.setup.served
@@ -210,11 +206,11 @@ def go_on(
     Raises:
         SparkClusterError: it cannot go on; the record says `failed`, and can be gone on with.
     """
-    reasons = {cell.id: cell.skip for step in run.pending for cell in step.cells if cell.skip}
     if not play.check:
         settings_of(play, generators.of(run.suite))  # refused before a server is started
-        run.add([skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
-    steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
+        left_out = [result(c, reasons=[c.skip]) for c in run.expansion.cells if c.skip]
+        run.add([cell.model_copy(update={"status": "skipped"}) for cell in left_out])
+    steps = [step for step in run.pending if step.measurable]
     try:
         measured = [step for step in run.expansion.steps if run.recorded(step) is not None]
         if measured and not (steps or keep or play.check or run.record.status == "complete"):

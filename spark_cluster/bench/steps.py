@@ -160,14 +160,15 @@ def measure(play: Play, run: BenchRun, step: Step, deployment: Deployment) -> No
     head = play.head  # it leaves the play when its cells end with an error
     session = play.session(head)
     folder = run.on_node(step)
-    job = job_of(run, step, deployment, play)
+    limit_s, plan = _limit_s(run, step), plan_of(run, step, deployment, play)
     metrics = {one.nodes[0].name: f"{engine_base(one)}/metrics" for one in deployment.servers}
     nodes = [node.name for node in deployment.nodes]
-    recording = Recording(play, nodes, folder, metrics, job.limit_s)
+    recording = Recording(play, nodes, folder, metrics, limit_s)
     on_node.may_go_on(session, folder)
     recording.start()
     role = generators.of(run.suite).role
-    load = partial(play.apply, head, *([role] if role else []), job.resources)
+    work = on_node.measuring(folder, plan, limit_s)
+    load = partial(play.apply, head, *([role] if role else []), work)
     try:
         _, peak = vram.peak_while(play, load)
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
@@ -198,27 +199,24 @@ def settings_of(play: Play, generator: Generator) -> Any:
     return settings
 
 
-def job_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> on_node.MeasurementJob:
+def plan_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> dict[str, Any]:
     """Return what the head gets to measure a step's cells."""
     generator, folder = generators.of(run.suite), run.on_node(step)
     base, settings = f"{load_base(deployment)}/v1", settings_of(play, generator)
     at = At(run.suite, deployment, base, folder, settings)
     cells = []
-    for cell in step.cells:
-        if not cell.skip:
-            how = generator.measurement(at, cell)
-            each_s = generator.limit_s(run.suite, cell) / len(how.runs)
-            cells.append({"id": cell.id, "timeout_s": each_s, **asdict(how)})
+    for cell in step.measurable:
+        how = generator.measurement(at, cell)
+        each_s = generator.limit_s(run.suite, cell) / len(how.runs)
+        cells.append({"id": cell.id, "timeout_s": each_s, **asdict(how)})
     servers = deployment.servers
     health = tuple(engine_base(one) + engine(one.recipe.engine).health for one in servers)
-    return on_node.MeasurementJob(folder, health, tuple(cells), play.head.user, _limit_s(run, step))
+    return {"health": health, "cells": cells, "user": play.head.user}
 
 
 def _limit_s(run: BenchRun, step: Step) -> float:
     """Return the seconds that all cells of a step may take."""
-    limits = (
-        generators.of(run.suite).limit_s(run.suite, cell) for cell in step.cells if not cell.skip
-    )
+    limits = (generators.of(run.suite).limit_s(run.suite, cell) for cell in step.measurable)
     return sum(limits) + on_node.SLACK_S
 
 

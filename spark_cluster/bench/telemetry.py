@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
+from statistics import median_high
 from typing import Annotated, Any
 
 from pydantic import PlainSerializer, TypeAdapter
@@ -502,18 +503,14 @@ def stretch(rows: Iterable[TelemetryRow], node: str, start: datetime, end: datet
     inside = sorted(
         (r for r in rows if r.node == node and start <= r.time <= end), key=lambda row: row.time
     )
-    usual = _usual([(b.time - a.time).total_seconds() for a, b in pairwise(inside)])
+    gaps = [(b.time - a.time).total_seconds() for a, b in pairwise(inside)]
+    usual = median_high(gaps) if gaps else 1.0  # seconds: the interval at which the sampler ran
     ends = [*(row.time for row in inside[1:]), end]
     lasting = [
         (row, min((until - row.time).total_seconds(), 2 * usual))
         for row, until in zip(inside, ends, strict=False)
     ]
     return Stretch(node, tuple(lasting), (end - start).total_seconds())
-
-
-def _usual(gaps: Sequence[float]) -> float:
-    """The interval at which the sampler ran: the median gap; a second when there is none."""
-    return sorted(gaps)[len(gaps) // 2] if gaps else 1.0
 
 
 def _of_node(found: Stretch) -> Iterable[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
 import click
-from rich.table import Table
 
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.fabric_run import EXPECTED_GB_S, FILE, FabricRecord
@@ -27,6 +26,8 @@ from spark_cluster.bench.repeat import (
     must_be_trusted,
     pin,
 )
+from spark_cluster.bench.report.rendering import size_text
+from spark_cluster.bench.report.tables import declared
 from spark_cluster.bench.steps import BenchRun, measured
 from spark_cluster.bench.steps import fetch as fetch_step
 from spark_cluster.bench.steps import stop as stop_run
@@ -40,7 +41,7 @@ from spark_cluster.cli.bench_measure import (
     of_record,
     refuse_second_run,
 )
-from spark_cluster.cli.bench_results import figures_table, show_run
+from spark_cluster.cli.bench_results import console_table, show_run
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.options import Allowing, Changing, DeclaredCommand, DeclaredGroup
 from spark_cluster.cli.serving import recipe_for_ray
@@ -395,44 +396,11 @@ def show_fabric(app: App, found: FabricRecord, path: Path) -> None:
         title = styled("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
         console.print(title)
         console.print(styled("  [dim]fix:[/] {}", issue.fix))
-    console.print(_links_table(found))
-    console.print(_memory_table(found))
+    known = {"expected": EXPECTED_GB_S, "whole": Constants().bandwidth / 1e9}
+    known["is_judged"] = found.verdict != "not judged"
+    for name, rows in (("allreduce", found.allreduce), ("node_memory", found.nodes)):
+        console.print(console_table(declared(name, ({"row": row} for row in rows), **known)))
     if found.left_out:
         sizes = ", ".join(size_text(size) for size in found.left_out)
         console.print(styled("[yellow]no time was left for[/] {}", sizes))
     console.print(styled("written to {}", path))
-
-
-def _links_table(found: FabricRecord) -> Table:
-    low, high = EXPECTED_GB_S
-    expected = f"GB/s ({low:g}-{high:g})" if found.verdict != "not judged" else "GB/s"
-    table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "", text=(0, 5))
-    for row in found.allreduce:
-        fast, slow = min(row.values_us), max(row.values_us)
-        times = (f"{value:,.1f}" for value in (row.latency_us, fast, slow))
-        table.add_row(size_text(row.bytes), *times, _rate(row.bus_gb_s), row.use)
-    return table
-
-
-def _rate(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.01 else "below 0.01"
-
-
-def _memory_table(found: FabricRecord) -> Table:
-    bandwidth = f" (of {Constants().bandwidth / 1e9:.0f})"
-    whole = bandwidth if found.verdict != "not judged" else ""
-    table = figures_table(
-        "memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device", text=(0, 3)
-    )
-    for node in found.nodes:
-        rates = (f"{rate:.1f}" for rate in (node.copy_gb_s, node.triad_gb_s))
-        table.add_row(node.name, *rates, node.device)
-    return table
-
-
-def size_text(size: int) -> str:
-    """Return a number of bytes in the largest unit that divides it, such as `256 MiB`."""
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size % factor == 0:
-            return f"{size // factor} {unit}"
-    return f"{size:,} B"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,15 +25,11 @@ from spark_cluster.bench.record import (
 )
 from spark_cluster.bench.references import (
     ANY_OUTPUT,
-    PredictedFigure,
-    Preview,
+    PlanComparison,
     PublishedComparison,
-    against_plan,
     against_published,
-    coverage,
-    mean_error,
+    compared_to_plan,
     planned_speeds,
-    preview,
 )
 from spark_cluster.bench.report import Report, write_report
 from spark_cluster.bench.report.rendering import Table as Figures
@@ -278,13 +273,18 @@ def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -
     console.print(table)
 
 
-def show_predicted(app: App, rows: list[PredictedFigure], fit: Preview) -> None:
+def show_predicted(app: App, found: PlanComparison) -> None:
     """Show which predictions hold, and what calibrating by the run would change."""
-    share = coverage(rows)
-    if share is None:
-        app.console.print(painted("no cell of this run was both predicted and measured", "bold"))
-    else:
-        _show_predictions(app, rows, share)
+    rows, fit = found.rows, found.calibration
+    text = "no cell of this run was both predicted and measured"
+    if rows:
+        inside = sum(row.is_inside for row in rows)
+        text = f"{inside} of {len(rows)} predictions hold ({found.coverage:.0%} inside their range)"
+        text += f", mean error {found.mean_error:.1%}"
+    app.console.print(painted(text, "bold"))
+    if rows:
+        shown = ((row.key, row.setup, row.metric, row) for row in rows)
+        app.console.print(table_by_load("planned", shown))
     app.console.print()
     if fit.found is not None:
         app.console.print(painted("predict --calibrate with this run would change", "bold"))
@@ -293,15 +293,6 @@ def show_predicted(app: App, rows: list[PredictedFigure], fit: Preview) -> None:
     app.console.print(painted("predict --calibrate has no use for this run", "bold"))
     for why in dict.fromkeys((fit.why, *fit.left_out)):
         app.console.print(styled("  {}", why))
-
-
-def _show_predictions(app: App, rows: list[PredictedFigure], share: float) -> None:
-    inside = sum(row.is_inside for row in rows)
-    text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"
-    text += f", mean error {mean_error(rows):.1%}"
-    app.console.print(painted(text, "bold"))
-    shown = ((row.key, row.setup, row.metric, row) for row in rows)
-    app.console.print(table_by_load("planned", shown))
 
 
 # -- its report ------------------------------------------------------------------------------------
@@ -368,20 +359,16 @@ def compare(
     first = _record(a)
     found = compare_runs(first, _record(b)) if b is not None else None
     others = against_published(first) if with_published else None
-    plans = against_plan(first) if predicted else None
-    fit = preview(first, app.project.folder) if predicted else None
+    plans = compared_to_plan(first, app.project.folder) if predicted else None
     if app.as_json:
-        planned = None
-        if plans is not None:
-            planned = PlanComparison(coverage(plans), mean_error(plans), plans, fit)
-        app.print_json({"comparison": found, "published": others, "predicted": planned})
+        app.print_json({"comparison": found, "published": others, "predicted": plans})
     else:
         if found is not None:
             show_comparison(app, found)
         if others is not None:
             show_published(app, others, all_figures=all_figures)
-        if plans is not None and fit is not None:
-            show_predicted(app, plans, fit)
+        if plans is not None:
+            show_predicted(app, plans)
     if baseline and found is not None and (found.regressed or not found.rows):
         ctx.exit(1)
 
@@ -392,16 +379,6 @@ def _record(name: str) -> Record:
     if not mark or Path(name).exists():
         return load_record(Path(name))
     return part_of(load_record(Path(folder)), setup)
-
-
-@dataclass(frozen=True)
-class PlanComparison:
-    """A run next to its plan, as `bench compare --predicted --json` prints it."""
-
-    coverage: float | None
-    mean_error: float | None
-    rows: list[PredictedFigure]
-    calibration: Preview | None
 
 
 @click.command(cls=DeclaredCommand)
@@ -477,8 +454,7 @@ def _list_suites(app: App) -> None:
 
 def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
     console = app.console
-    measured = [cell for cell in found.cells if not cell.skip]
-    cells = counted(len(measured), "cell")
+    cells = counted(sum(not cell.skip for cell in found.cells), "cell")
     servers = counted(sum(not setup.skip for setup in found.setups), "server")
     verdict = styled(
         "[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _suites_total(expected)
@@ -500,7 +476,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
 
 
 def _suite_row(step: Step, seconds: float | None) -> tuple[str, ...]:
-    setup, live = step.setup, [cell for cell in step.cells if not cell.skip]
+    setup, live = step.setup, step.measurable
     turn = f" (turn {step.turn})" if {c.turn for c in step.cells} - {1} else ""
     runs = sorted({cell.runs for cell in live})
     return (

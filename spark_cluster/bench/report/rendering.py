@@ -69,6 +69,14 @@ def gib(mib: float) -> str:
     return f"{mib / 1024:.1f} GiB"
 
 
+def size_text(size: int) -> str:
+    """Return a number of bytes in the largest unit that divides it, such as `256 MiB`."""
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size:,} B"
+
+
 def tokens(count: int) -> str:
     """A length of context on an axis.
 

@@ -89,7 +89,7 @@ def environment() -> Environment:
     made = Environment(undefined=ChainableUndefined, autoescape=False)  # noqa: S701  (no markup)
     names = (
         "amount", "decode_name", "duration", "factor", "figure", "gib", "moment", "number",
-        "predicted", "prefill_name", "shape", "short",
+        "predicted", "prefill_name", "shape", "short", "size_text",
     )  # fmt: skip
     own: dict[str, Callable[..., str]] = {
         "mean": mean,
@@ -118,10 +118,11 @@ def declared(name: str, rows: Iterable[Row], **about: Any) -> Table:
     """Return a table of `tables.toml`.
 
     Args:
-        about: what title, note and every row speak of, too.
+        about: what title, note, the columns' titles and every row speak of, too.
     """
     table, found = DECLARED[name], [{**about, **row} for row in rows]
-    made = [_texts({**table["columns"], MARK: table.get("mark", "''")}, row) for row in found]
+    columns = {said(title, **about): text for title, text in table["columns"].items()}
+    made = [_texts({**columns, MARK: table.get("mark", "''")}, row) for row in found]
     title, note = (said(table.get(part, ""), rows=found, **about) for part in ("title", "note"))
     return tabulate(title, made, note)
 

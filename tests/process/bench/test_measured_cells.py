@@ -203,10 +203,11 @@ def test_one_benchmark_at_a_time_and_which_one_is_known(plan, tmp_path_factory):
 
 def test_what_root_works_in_is_roots():
     """The login user could put links into folders of its own, which root would follow."""
-    job = on_node.MeasurementJob(f"{on_node.FOLDER}/r/s", ("http://x",), (), "nvidia", 600.0)
-    assert {r.owner for r in job.resources if isinstance(r, Directory)} == {"root"}
-    assert {r.owner for r in job.resources if isinstance(r, File)} <= {None, "root"}
-    (command,) = [r for r in job.resources if isinstance(r, Command)]
+    plan = {"health": ("http://x",), "cells": (), "user": "nvidia"}
+    work = on_node.measuring(f"{on_node.FOLDER}/r/s", plan, 600.0)
+    assert {r.owner for r in work if isinstance(r, Directory)} == {"root"}
+    assert {r.owner for r in work if isinstance(r, File)} <= {None, "root"}
+    (command,) = [r for r in work if isinstance(r, Command)]
     assert command.user is None, "it gives each load generator the login user's rights"
 
 

@@ -20,7 +20,7 @@ from spark_cluster.bench.on_node import EndedCell
 from spark_cluster.bench.record import NodeRecord, Setup, load_record
 from spark_cluster.bench.references import predictions
 from spark_cluster.bench.sequence import on_loopback
-from spark_cluster.bench.steps import BenchRun, job_of, results_of
+from spark_cluster.bench.steps import BenchRun, plan_of, results_of
 from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench_measure
 from spark_cluster.config.project import Project
@@ -134,11 +134,11 @@ def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):
     assert not resolved.endpoint.url.startswith("http://127.0.0.1:8000/")
     deployment = replace(resolved, endpoint=on_loopback(resolved.endpoint))
     play: Any = SimpleNamespace(head=nodes[0], inventory=opened)
-    job = job_of(run, step, deployment, play)
-    assert job.health == tuple(
+    plan = plan_of(run, step, deployment, play)
+    assert plan["health"] == tuple(
         f"http://{address}:18000/health" for address in ("127.0.0.1", second.fabric_ip)
     )
-    (cell,) = job.cells
+    (cell,) = plan["cells"]
     argv = cell["runs"][0]["argv"]
     assert argv[argv.index("--base-url") + 1] == "http://127.0.0.1:8000"
     assert argv[argv.index("--max-concurrency") + 1] == "3", "all of them at one endpoint"
