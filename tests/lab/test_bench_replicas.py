@@ -13,23 +13,13 @@ from spark_cluster.bench.on_node import FOLDER
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
-SUITE = """\
-name: pair
-recipes: [lab-paris]
-prompt: [16, 32]
-output: [512]
-concurrency: [3]
-replicas: 2
-runs: 2
-settings: {coherence: false}
-"""
 CELLS = 2
 NODES = ("spark1", "spark2")
 
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    with bench_user(lab, tmp_path_factory.mktemp("replicas"), {"pair": SUITE}, NODES) as made:
+    with bench_user(lab, tmp_path_factory.mktemp("replicas"), "pair", nodes=NODES) as made:
         yield made
 
 

@@ -279,18 +279,6 @@ def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, tmp_path: 
         repair(ready)
 
 
-def test_a_node_that_is_off(ready: Lab) -> None:
-    node = ready.node("spark2")
-    node.unplug()
-    try:
-        status, problems = doctor()
-        assert status == 3
-        assert problems["system.reachable", "spark2"].startswith("fail: ")
-    finally:
-        node.plug()
-        node.wait()
-
-
 @pytest.mark.soak
 def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(ready: Lab) -> None:
     done = spark("up", "--tp", "2", timeout=900)

@@ -325,18 +325,6 @@ def test_two_runs_at_once(user, spark2):
 WRITES = 'def main(play):\n    play.apply(play.nodes, [File("{}", content="{}" * {})])\n'
 
 
-def test_full_disk_on_a_node(user, spark1):
-    user = user.with_inventory("one", only_one)
-    with small_disk(spark1, "/srv/tiny", "64k"):
-        user("playbook", user.playbook(WRITES.format("/srv/tiny/f", "o", 100)))
-        large = user.playbook(WRITES.format("/srv/tiny/f", "n", 300_000))
-        said = ("no space left on the disk of /srv/tiny", "KiB free", "File:/srv/tiny/f", "spark1")
-        refused_with(user, 1, *said, words=("playbook", large))
-        assert spark1.run(["ls", "-A", "/srv/tiny"]).stdout == "f\n"
-        assert spark1.run(["cat", "/srv/tiny/f"]).stdout == "o" * 100
-    spark1.run(["rmdir", "/srv/tiny"])
-
-
 def test_no_room_for_the_journal(user, spark1):
     """A change that cannot be journaled is not made."""
     user = user.with_inventory("one", only_one)

@@ -142,12 +142,6 @@ def left_of_copies(node: LabNode) -> list[str]:
     return [*(name for name in folders if "lock" not in name), *processes]
 
 
-def test_without_the_hub_nothing_is_begun(user, hub):
-    ran = user("up", "--recipe", NAME, "--offline", status=4)
-    assert "no node has lab/paris@main whole" in ran.printed
-    assert not hub.requests
-
-
 def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
     user, hub, images, spark1, spark2
 ):

@@ -74,29 +74,6 @@ def test_nvidia_smi_prints_the_captured_table(as_new: LabNode) -> None:
     assert answer(as_new, "nvidia-smi -L") == listed
 
 
-def test_compute_apps_are_the_real_processes(as_new: LabNode) -> None:
-    program = "import time\nheld = b'x' * (64 << 20)\ntime.sleep(600)\n"
-    as_new.ssh("cat > ~/worker.py", stdin=program)
-    start = "exec -a VLLM::Worker_TP0 /usr/bin/python3 /home/nvidia/worker.py"
-    as_new.ssh(
-        ["sudo", "systemd-run", "--quiet", "--unit=worker", "--collect", "--", "bash", "-c", start]
-    )
-    query = "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv,noheader"
-    try:
-        held = f"{query},nounits"
-        assert eventually(lambda: int(answer(as_new, held).rpartition(", ")[2] or 0) >= 64)
-        pid, name, used = answer(as_new, f"{query},nounits").strip().split(", ")
-        assert (pid, name) == (answer(as_new, "systemctl show -P MainPID worker").strip(), name)
-        assert name == "VLLM::Worker_TP0"
-        assert 64 <= int(used) < 80
-        again = answer(as_new, f"sudo {query}").removesuffix(" MiB\n").split(", ")
-        assert again[:2] == [pid, name]
-        assert abs(int(again[2]) - int(used)) <= 2, "a process's share moves a little"
-    finally:
-        as_new.ssh("sudo systemctl stop worker")
-    assert answer(as_new, query) == ""
-
-
 # --- the fabric ------------------------------------------------------------------------------
 
 ONE_CABLE = """\

@@ -336,31 +336,6 @@ def test_another_version_and_back(provisioned, spark1, spark2):
             assert said == version
 
 
-def test_firmware_is_reported_and_updated_when_asked(provisioned, spark1, spark2):
-    """fwupd's command is a stand-in; what is offered for the ConnectX-7 is never flashed."""
-    root(spark1, "apt-get install -y -q fwupd")
-    connectx = "MT2910 Family (ConnectX-7)"
-    spark1.set_state(firmware_offers={"USB-PD": "0x00000520", connectx: "28.47.1088"})
-    told = provisioned.provision("--limit", spark1.name)["nodes"][spark1.name]["firmware"]
-    assert told["USB-PD"] == "0x00000516", "looked at, and left"
-    provisioned.provision("--firmware", "--allow-reboot", "--limit", spark1.name)
-    told = provisioned.provision("--limit", spark1.name)["nodes"][spark1.name]["firmware"]
-    assert told["USB-PD"] == "0x00000520"
-    assert told[connectx] == "28.45.4028"
-    spark1.set_state(firmware_offers=None, firmware_versions=None)
-
-
-def test_pins_that_cannot_be(provisioned, spark1, spark2):
-    provisioned.settings = pinned("580.173.02")
-    document = provisioned.provision(status=4)
-    message = document["nodes"][spark1.name]["error"]["message"]
-    assert "the driver does not match the system's release" in message
-    provisioned.settings = pinned("580.999")
-    document = provisioned.provision(status=1)
-    assert "versions that it knows" in document["nodes"][spark1.name]["error"]["hint"]
-    assert installed(spark2).endswith("hold")
-
-
 def test_the_role_and_the_playbook_of_the_page(provisioned, spark1):
     example_pages.write_files("role.md", provisioned.user.home)
     done = provisioned(*readme.words("spark-cluster playbook greet.py --check --diff"))

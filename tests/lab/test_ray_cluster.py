@@ -15,17 +15,11 @@ import pytest
 import readme
 from commandline import CHECKOUT, CommandLine, until
 from json_schema import document as fits
+from on_nodes import containers, left_of_ray
 
 from spark_cluster.engine.names import RAY
 
 pytestmark = pytest.mark.lab
-
-LEFT = """\
-docker ps --all --filter name=spark- --format '{{.Names}}'
-pgrep -af '[r]aylet' || true
-nft list tables | grep spark_cluster || true
-"""
-"""Prints what is left of it on a node."""
 
 HOLDS = """
 import ray, time
@@ -88,11 +82,6 @@ def test_the_page_of_ray_is_reached_with_the_token_alone(user):
         assert json.load(answer)["ray_version"]
     started.interrupt(signal.SIGINT)
     started.end(status=0)
-
-
-def test_a_failed_job_gives_its_exit_status(user):
-    ran = user("ray", "submit", "--env", "STEPS=4", "--", "sh", "-c", "exit $STEPS", status=4)
-    assert "failed" in ran.err
 
 
 def test_a_closed_laptop_leaves_the_job_which_others_cannot_end(user, lab):
@@ -165,8 +154,8 @@ def test_down_leaves_nothing(user, lab):
     fits("ray-down", json.dumps(found))
     for name in ("spark1", "spark2"):
         node = lab.node(name)
-        until(lambda node=node: node.run(["sh", "-c", LEFT]).stdout == "", what=f"{name} is clean")
-    assert RAY not in lab.node("spark1").run(["docker", "ps"]).stdout
+        until(lambda node=node: not left_of_ray(node), what=f"{name} is clean")
+    assert RAY not in containers(lab.node("spark1"))
     ran = user("ray", "list", status=1)
     assert "no Ray cluster is running" in ran.err
     assert user.json("ray", "status")["state"] == "stopped"

@@ -195,15 +195,6 @@ def docker(agent: Session) -> Iterator[Session]:
     verdicts(agent, Container("restest", state="absent"))
 
 
-def test_image(docker):
-    assert verdicts(docker, IMAGE) == ["ok"]
-    output(docker, "docker", "tag", IMAGE.ref, "restest:1")
-    output(docker, "docker", "rmi", "restest:1")
-    assert "does not hold restest:1" in error(docker, Image("restest:1", archive=IMAGE.archive))
-    wrong = dataclasses.replace(IMAGE, digest="sha256:" + "0" * 64)
-    assert "not the pinned" in error(docker, wrong)
-
-
 def test_container(docker):
     output(docker, "mkdir", "-p", "/srv/models")
     first = Container(
@@ -245,16 +236,6 @@ def test_container_that_ends_at_once_or_cannot_start(docker):
         docker, dataclasses.replace(base, mounts=("/srv/none:/x",))
     )
     assert output(docker, "ls", "-d", "/srv/none") == ""
-
-
-def test_daemon_that_is_down(docker):
-    output(docker, "systemctl", "stop", "docker.socket", "docker.service")
-    try:
-        assert "docker.service is inactive" in error(docker, IMAGE)
-        checked = events(docker, Service("docker"), IMAGE, check=True)
-        assert [e["verdict"] for e in checked] == ["change", "unknown"]
-    finally:
-        output(docker, "systemctl", "start", "docker.socket", "docker.service")
 
 
 # --- a full disk ------------------------------------------------------------------------------

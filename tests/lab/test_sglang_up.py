@@ -10,8 +10,9 @@ import json
 import textwrap
 
 import pytest
-from commandline import WAIT_S, CommandLine
-from exposure import exposure
+from commandline import CommandLine
+from exposure import only_the_endpoint
+from lab_recipes import BASE_IMAGE
 
 from spark_cluster_lab import Lab, LabNode
 from spark_cluster_lab.layout import DEFAULT_STATE
@@ -48,11 +49,6 @@ readiness:
   log_expect: ["The server is fired up and ready to roll"]
 ready_timeout_s: 120
 """
-PREPARE = """\
-def main(play):
-    image = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
-    play.apply(play.nodes, "network", "containers", [image])  # the fabric is scanned, too
-"""
 ASKED = ("up", "--tp", "1", "--recipe", NAME)
 UP = (*ASKED, "--allow-build-network")
 
@@ -77,7 +73,7 @@ def write(user: CommandLine, lab: Lab, *, share: float = 0.1, **arguments: objec
 @pytest.fixture(scope="module")
 def user(lab: Lab, user: CommandLine) -> CommandLine:
     write(user, lab)
-    user("playbook", user.playbook(PREPARE))
+    user("playbook", user.playbook(BASE_IMAGE))
     return user
 
 
@@ -99,34 +95,7 @@ def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode, spark2: Lab
     (first, *_) = user.json("vram")["nodes"]
     assert any("sglang" in process["name"] for process in first["processes"])
     assert user.json(*UP)["changed"] == 0
-    with exposure(spark1, spark2) as seen:
-        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
-
-
-def test_explain_reads_its_log(user: CommandLine, spark1: LabNode) -> None:
-    path = user.home / "sglang.log"
-    path.write_text(logs(spark1))
-    found = user.json("explain", str(path))
-    assert (found["engine"], found["cause"], found["missing"]) == ("SGLang", None, [])
-
-
-def test_a_flag_that_it_does_not_know_ends_the_start(user: CommandLine, lab: Lab) -> None:
-    write(user, lab, **{"no-such-flag": 1})
-    ran = user.start(*UP, "--force").end(status=None)
-    assert "unrecognized arguments" in ran.out + ran.err
-    assert "--no-such-flag" in ran.out + ran.err
-
-
-def test_a_share_without_room_is_explained(user: CommandLine, lab: Lab, spark1: LabNode) -> None:
-    write(user, lab, share=0.06)
-    process = user.start(*UP, "--force").process  # the plan finds it too
-    out, err = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
-    # The end of the log is shown, which has the engine's own traceback.
-    assert "Not enough memory. Please try to increase --mem-fraction-static" in out + err
-    path = user.home / "small.log"
-    path.write_text(logs(spark1))
-    assert user.json("explain", str(path))["cause"]["id"] == "sglang-no-room-for-kv"
+    only_the_endpoint(spark1, spark2)
 
 
 def test_it_goes_down(user: CommandLine, lab: Lab, spark1: LabNode) -> None:
