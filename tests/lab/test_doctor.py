@@ -12,14 +12,14 @@ from typing import Any
 
 import program
 import pytest
+from cases import cases
 from commandline import WAIT_S, until
 
 from spark_cluster.node import paths
-from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab import Lab
 from spark_cluster_lab.breakage import BREAKAGES, break_, in_force, repair
 from spark_cluster_lab.breakages.model import Breakage
 from spark_cluster_lab.layout import IMAGE_TAG, USER
-from spark_cluster_lab.packages import add_repository
 
 pytestmark = pytest.mark.lab
 
@@ -106,27 +106,7 @@ def test_nothing_of_a_healthy_link_is_taken_for_trouble(ready: Lab) -> None:
 
 TOGETHER = (
     tuple(name for name in BREAKAGES if name.startswith("log-")),
-    ("rate-100g", "pcie-x2", "connectx-firmware", "subnet-overlap", "cma", "clocks-low"),
-    ("firmware-failed", "other-firmware", "memory-low", "orphan", "swap", "xid-79", "no-memory"),
-    ("pcie-fatal", "oops"),
-    (
-        "cdi-stale",
-        "reboot-pending",
-        "mlnx-fw-updater",
-        "earlyoom-off",
-        "docker-group",
-        "tailscale-ssh",
-    ),
-    (
-        "clock-ahead",
-        "no-names",
-        "same-machine-id",
-        "same-host-keys",
-        "other-system",
-        "other-kernel",
-    ),
-    ("no-rdma-device", "no-memlock", "one-hca", "gid-pinned", "lan-address", "ray-monitor"),
-    ("slow-load", "ended", "other-processor", "gpu-lost"),
+    *map(tuple, cases(__file__, "together.json")),
 )
 """Breakages that leave each other alone, so that one look finds them all."""
 
@@ -226,31 +206,6 @@ def test_fixes_are_commands_that_repair(ready: Lab) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     no_alarm()
     repair(ready)
-
-
-def described(node: LabNode) -> str:
-    return (node.root / "etc/cdi/nvidia.yaml").read_text()
-
-
-def test_another_driver_is_found_and_described_again(ready: Lab) -> None:
-    """P03: `doctor` names the library that is gone, and its fix has it written again."""
-    node = ready.node("spark1")
-    add_repository(node.root)
-    node.run(["apt-get", "update", "-q"])
-    node.run(["apt-get", "install", "-y", "-q", "nvidia-container-toolkit"])
-    provision = ("provision", "--tags", "containers", "--limit", "spark1", "--json")
-    assert json.loads(spark(*provision).stdout)["changed"] == 1
-    before = described(node)
-    assert "libcuda.so.580.126.09" in before
-    assert spark("lab", "break", "other-driver").returncode == 0
-    assert "libcuda.so.580.126.09, not there" in doctor()[1]["driver.cdi", "spark1"]
-    assert json.loads(spark(*provision).stdout)["changed"] == 1
-    assert described(node) == before.replace("580.126.09", "580.95.05")
-    assert json.loads(spark(*provision).stdout)["changed"] == 0
-    assert ("driver.cdi", "spark1") not in doctor()[1]
-    repair(ready)
-    assert json.loads(spark(*provision).stdout)["changed"] == 1
-    no_alarm()
 
 
 def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, tmp_path: Path) -> None:

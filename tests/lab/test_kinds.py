@@ -44,19 +44,20 @@ def test_the_same_model_reranks_by_cosine(user: CommandLine) -> None:
     assert user.json("status")["kind"] == "reranking"
 
 
+CHAT = {key: lab_recipes.shipped()[key] for key in ("model", "engine_args")}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("kind", "said"), [("chat", "/health is fine, but"), ("transcription", "transcription: ")]
+    ("kind", "model", "said"),
+    [
+        ("chat", {}, "/health is fine, but"),
+        ("transcription", {}, "transcription: "),
+        ("embedding", CHAT, "/v1/embeddings"),
+    ],
 )
-def test_a_model_of_another_kind_says_so(user: CommandLine, kind: str, said: str) -> None:
-    write(user, kind)
+def test_a_model_of_another_kind_says_so(
+    user: CommandLine, kind: str, model: dict[str, Any], said: str
+) -> None:
+    write(user, kind, **model)
     assert said in user(*UP, "--force", status=5).err
-
-
-@pytest.mark.soak
-def test_a_chat_model_behind_a_recipe_for_embedding(user: CommandLine) -> None:
-    data = lab_recipes.shipped()
-    write(user, "embedding", model=data["model"], engine_args=data["engine_args"])
-    ran = user(*UP, status=5)
-    assert "embedding: " in ran.err
-    assert "/v1/embeddings" in ran.err

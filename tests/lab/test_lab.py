@@ -19,19 +19,7 @@ from spark_cluster_lab.layout import BRIDGE, RULE_COMMENT, Layout
 
 pytestmark = pytest.mark.lab
 
-TABLE = """\
-+-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI 580.126.09             Driver Version: 580.126.09     CUDA Version: 13.0     |
-+-----------------------------------------+------------------------+----------------------+
-| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
-| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
-|                                         |                        |               MIG M. |
-|=========================================+========================+======================|
-|   0  NVIDIA GB10                    On  |   0000000F:01:00.0 Off |                  N/A |
-| N/A   45C    P0             11W /  N/A  | Not Supported          |      0%      Default |
-|                                         |                        |                  N/A |
-+-----------------------------------------+------------------------+----------------------+
-"""
+TABLE = (Path(__file__).parent / "programs/nvidia-smi.txt").read_text()
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -299,18 +287,20 @@ def test_one_node(lab: Lab) -> None:
         lab.up(2)
 
 
-def test_a_lab_whose_supervisor_was_killed_is_repaired(lab: Lab, spark1: LabNode) -> None:
-    os.kill(power.supervisor(spark1.layout), signal.SIGKILL)
+def kill_a_supervisor(lab: Lab) -> None:
+    os.kill(power.supervisor(lab.node("spark1").layout), signal.SIGKILL)
+
+
+def remove_the_network(_lab: Lab) -> None:
+    subprocess.run(["ip", "link", "delete", BRIDGE], check=True)
+
+
+@pytest.mark.parametrize("harm", [kill_a_supervisor, remove_the_network])
+def test_a_lab_that_is_broken_is_repaired(lab: Lab, harm: Callable[[Lab], None]) -> None:
+    harm(lab)
     assert eventually(lambda: lab.state() == "broken")
     said: list[str] = []
     assert lab.up(2, progress=said.append) is True
-    assert any("cleaning up" in line for line in said)
-    assert lab.state() == "up"
-
-
-def test_a_lab_whose_network_is_gone_is_repaired(lab: Lab) -> None:
-    subprocess.run(["ip", "link", "delete", BRIDGE], check=True)
-    assert lab.state() == "broken"
-    assert lab.up(2) is True
+    assert any("cleaning up" in line for line in said) or harm is remove_the_network
     assert lab.state() == "up"
     answer(lab.node("spark2"), "true")

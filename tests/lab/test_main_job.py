@@ -36,16 +36,7 @@ URL = "http://10.89.0.11:8000"
 FABRIC_ADDRESS = "192.168.177.11"
 KEY = "sk-lab-3f9c27d1e8a4"
 OTHER_KEY = "sk-lab-77ab0e4419d2"
-STATE = """
-find /etc /srv /home /root /opt -xdev -printf '%p %y %m %u %g %s %l\\n' | sort
-find /etc /srv /home /root -xdev -type f -print0 | sort -z | xargs -0 sha256sum
-dpkg-query -W -f '${Package} ${Version} ${Status}\\n'
-getent passwd; getent group
-ip -br addr show scope global
-systemctl list-unit-files --no-legend
-command -v docker
-"""
-"""What a node is like, as text: what check mode must not change."""
+STATE = (Path(__file__).parent / "programs/state.sh").read_text()
 
 
 class Story:

@@ -14,6 +14,7 @@ from typing import Any
 import example_pages
 import pytest
 import readme
+from cases import cases
 from commandline import CommandLine, Ran, until
 
 from spark_cluster_lab import Lab, LabNode
@@ -163,49 +164,17 @@ def test_a_clock_cap_that_was_lifted_by_hand_is_set_again(provisioned, spark1):
 
 # --- drift ------------------------------------------------------------------------------------
 
-DRIFT = {
-    "files": (
-        "echo junk >> /etc/default/earlyoom",
-        f"chmod 600 {HELPER}",
-        "rm /etc/ssh/ssh_config.d/40-spark-cluster.conf",
-        f"chown {USER} /var/cache/spark-cluster/engine",
-        "echo x > /etc/ssh/spark-cluster-known-hosts",
-        f"echo '{USER} ALL=(ALL) ALL' > /etc/sudoers.d/91-spark-cluster-drop-caches",
-        "sed -i /fabric/d /etc/hosts",
-        'echo \'{"log-driver": "local", "debug": false}\' > /etc/docker/daemon.json',
-    ),
-    "services": (
-        "systemctl stop earlyoom",
-        "systemctl disable --quiet docker",
-        f"systemctl disable --quiet --now {CAP}",
-        "sysctl -q -w vm.swappiness=60",
-    ),
-    "packages": ("apt-get -y -q remove earlyoom",),
-    "addresses": (f"ip link set {FABRIC[0]} mtu 1500; ip addr flush dev {FABRIC[1]}",),
-    "netplan": (f"rm {OURS} && netplan apply",),
-    "accounts": (f"sed -i /mesh/d /home/{USER}/.ssh/authorized_keys",),
-    "public key": ("rm /etc/spark-cluster/mesh/id_ed25519.pub",),
-    "key": ("rm /etc/spark-cluster/mesh/id_ed25519",),
-    "machine id": ("cp /root/others-machine-id /etc/machine-id",),
-}
-
-TOGETHER = (
-    ("files", "accounts"), ("services", "addresses"), ("packages", "netplan", "public key"),
-    ("key", "machine id"),
+DRIFT: dict[str, dict[str, list[str]]] = cases(
+    __file__, "drift.toml", HELPER=HELPER, USER=USER, OURS=OURS, CAP=CAP, CABLED=FABRIC[0],
+    TWIN=FABRIC[1],
 )  # fmt: skip
-"""Kinds that leave each other alone, so that one run repairs them all. (Without a node's public
-key, check mode does not know what becomes of the files and accounts with it.)"""
 
 
-def test_each_kind_of_drift_is_tried() -> None:
-    assert sorted(kind for kinds in TOGETHER for kind in kinds) == sorted(DRIFT)
-
-
-@pytest.mark.parametrize("kinds", TOGETHER, ids=lambda kinds: kinds[0])
+@pytest.mark.parametrize("kinds", DRIFT.values(), ids=DRIFT)
 def test_drift_is_repaired(provisioned, spark1, spark2, kinds):
     machine_id = (spark1.root / "etc/machine-id").read_text()
     (spark2.root / "root/others-machine-id").write_text(machine_id)
-    shells = [shell for kind in kinds for shell in DRIFT[kind]]
+    shells = [shell for kind in kinds.values() for shell in kind]
     for shell in shells:
         root(spark2, f"{{ {shell}; }} > /dev/null 2>&1")
     foreseen = provisioned.provision("--check")

@@ -3,13 +3,13 @@ Ray, assertions about the log, and rungs; on real Docker and real vLLM."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import readme
 from commandline import CommandLine
 from exposure import only_the_endpoint
-from lab_recipes import BASE_IMAGE
+from lab_recipes import BASE_IMAGE, shipped, write
 from on_nodes import containers
 
 from spark_cluster_lab import LabNode
@@ -18,34 +18,30 @@ pytestmark = pytest.mark.lab
 
 NAME = "lab-fields"
 UP = ("up", "--tp", "2", "--recipe", NAME, "--allow-build-network")
-BUILD = "  build:\n    why: a test\n    dockerfile: |\n      FROM spark-vllm:lab\n"
-FIELDS = """\
-executor: mp
-patches:
-  - {file: issue, origin: laptop, target: /etc/issue, why: a test}
-readiness:
-  rungs: [answer]
-  log_expect: ["headless multiproc executor"]   # only the worker's rank says it
-  log_forbid: ["Connecting to existing Ray cluster"]
+DOCKERFILE = """\
+FROM spark-vllm:lab
+RUN echo built > /etc/built
+ENTRYPOINT ["vllm", "serve"]
 """
+"""Which begins as vllm/vllm-openai does."""
 
 
-def recipe_text() -> str:
+def recipe() -> dict[str, Any]:
     """The lab's recipe with all of it."""
-    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
-    head, _, rest = shipped.partition("image:\n")
-    _, _, rest = rest.partition("\n\n")
-    kept = [part for part in rest.split("\n\n") if not part.startswith("readiness:")]
-    image = f"image:\n  ref: spark-cluster/lab-fields:1\n{BUILD}      RUN echo built > /etc/built\n"
-    image += '      ENTRYPOINT ["vllm", "serve"]\n'  # as vllm/vllm-openai has it
-    return head.replace("lab-paris", NAME) + "\n".join((image, "\n\n".join(kept), FIELDS))
+    build = {"why": "a test", "dockerfile": DOCKERFILE}
+    image = {"ref": "spark-cluster/lab-fields:1", "build": build}
+    patch = {"file": "issue", "origin": "laptop", "target": "/etc/issue", "why": "a test"}
+    log = {"log_expect": ["headless multiproc executor"]}  # only the worker's rank says it
+    log["log_forbid"] = ["Connecting to existing Ray cluster"]
+    readiness = {"rungs": ["answer"], **log}
+    return shipped(name=NAME, executor="mp", image=image, patches=[patch], readiness=readiness)
 
 
 @pytest.fixture(scope="module")
 def user(user: CommandLine) -> CommandLine:
     """A user with a recipe and a patch of their own, on nodes that have Docker and the base."""
     (user.home / "recipes/issue").write_text("patched\n")
-    (user.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
+    write(user, recipe())
     user("playbook", user.playbook(BASE_IMAGE))
     return user
 

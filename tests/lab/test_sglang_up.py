@@ -6,8 +6,8 @@ and ends it. The stand-in has no model and no GPU: nothing is shown about SGLang
 
 from __future__ import annotations
 
-import json
 import textwrap
+from pathlib import Path
 
 import pytest
 from commandline import CommandLine
@@ -21,51 +21,16 @@ from spark_cluster_lab.sglang_stand_in import REF, dockerfile
 pytestmark = pytest.mark.lab
 
 NAME = "lab-sglang"
-RECIPE = """\
-name: lab-sglang
-description: The lab's stand-in for SGLang, which has no model
-engine: sglang
-model:
-  name: paris
-  source: directory
-  directory: {directory}
-  path: /srv/models/paris
-  served_name: paris
-image:
-  ref: {ref}
-  build:
-    why: a stand-in, as no GPU is here that SGLang needs
-    dockerfile: |
-{dockerfile}
-tensor_parallel: {{min: 1, max: 1}}
-gpu_memory_utilization: {share}
-engine_args: {arguments}
-probe:
-  question: What is the capital of France? Please reply with one word only
-  expect: Paris
-  max_tokens: 5
-readiness:
-  rungs: [answer]
-  log_expect: ["The server is fired up and ready to roll"]
-ready_timeout_s: 120
-"""
+RECIPE = Path(__file__).with_name("sglang.yaml")
 ASKED = ("up", "--tp", "1", "--recipe", NAME)
 UP = (*ASKED, "--allow-build-network")
 
 
-def write(user: CommandLine, lab: Lab, *, share: float = 0.1, **arguments: object) -> None:
-    """Write the recipe.
-
-    Args:
-        share: of the memory, as `gpu_memory_utilization`.
-        arguments: more flags.
-    """
-    flags = {"context-length": 4096, "max-running-requests": 8, **arguments}
+def write(user: CommandLine, lab: Lab) -> None:
     # As the inventory's allow_files name it, in a second lab, too (beside.py).
     directory = DEFAULT_STATE / lab.model_path.relative_to(lab.layout.state)
-    text = RECIPE.format(
-        directory=directory, ref=REF, share=share, arguments=json.dumps(flags),
-        dockerfile=textwrap.indent(dockerfile(), " " * 6).rstrip(),
+    text = RECIPE.read_text().format(
+        directory=directory, ref=REF, dockerfile=textwrap.indent(dockerfile(), " " * 6).rstrip(),
     )  # fmt: skip
     (user.home / f"recipes/{NAME}.yaml").write_text(text)
 
