@@ -10,7 +10,6 @@ from commandline import CommandLine
 from exposure import only_the_endpoint
 from on_nodes import ranks
 
-from spark_cluster.engine.names import RAY
 from spark_cluster_lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
@@ -51,17 +50,6 @@ def test_a_rank_on_each_node_serves(user: CommandLine, spark1: LabNode, spark2: 
     nodes = user.json("vram")["nodes"]
     assert all(node["processes"] for node in nodes)
     only_the_endpoint(spark1, spark2)
-
-
-def test_a_rank_that_is_lost_is_repaired(
-    user: CommandLine, spark1: LabNode, spark2: LabNode
-) -> None:
-    spark2.run(["docker", "rm", "-f", RAY])
-    problems = user.json("status", status=5)["problems"]
-    assert "Ray's container on spark2 is gone" in problems
-    assert "Paris" in user.json(*UP)["answer"]
-    assert (ranks(spark1), ranks(spark2)) == (1, 1)
-    assert user.json("status")["state"] == "serving"
 
 
 def test_nothing_is_left_after_down(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:

@@ -80,20 +80,3 @@ def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNod
     assert user.json("up")["changed"] > 0
     assert started(spark1, CHAT) == chat, "the other one was not started again"
     assert user.json("status")["state"] == "serving"
-
-
-@pytest.mark.soak
-def test_one_recipe_takes_their_place_and_they_take_it_back(
-    user: CommandLine, spark1: LabNode
-) -> None:
-    user("up")
-    ran = user("up", "--recipe", "lab-paris", "--tp", "1")
-    assert (
-        "the endpoint has 2 models (paris, words), and lab-paris takes their place" in ran.printed
-    )
-    assert (started(spark1, CHAT), started(spark1, WORDS)) == ("", "")
-    assert "models" not in user.json("status")
-    user("up")
-    assert started(spark1, "spark-vllm") == ""
-    assert user.json("down")["vram"]["nodes"][0]["used_mib"] == 0
-    assert (started(spark1, CHAT), started(spark1, WORDS)) == ("", "")

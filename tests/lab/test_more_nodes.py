@@ -151,22 +151,3 @@ def test_one_model_over_four_nodes(user: CommandLine, four: Lab, served: dict[st
     assert [node["name"] for node in nodes] == NAMES
     assert all(node["processes"] for node in nodes)
     link(user)
-
-
-@pytest.mark.soak
-def test_a_node_of_four_loses_power(user: CommandLine, four: Lab, served: dict[str, Any]) -> None:
-    assert served["tp"] == 4
-    lost = four.node("spark3")
-    lost.poweroff(orderly=False)
-    try:
-        ran = user("up", "--tp", "4", status=3)
-        assert "spark3" in ran.printed
-        until(
-            lambda: "Ray shows 3 of 4 nodes" in user.status()["problems"],
-            what="Ray without the node",
-        )
-        assert any(one.startswith("spark3 cannot be reached") for one in user.status()["problems"])
-    finally:
-        lost.boot()
-    again = user.json("up", "--tp", "4")
-    assert "Paris" in again["answer"]

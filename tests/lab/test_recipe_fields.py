@@ -87,14 +87,3 @@ def test_verify_of_a_server_without_a_tool_parser(user):
     assert "tool choice" in found["tool-one"]["found"]
     assert "expected '42'" in found["short-answers"]["found"]
     assert (document["tp"], document["recipe"]) == (2, NAME)
-
-
-@pytest.mark.soak
-def test_a_rank_that_was_killed(user, spark2):
-    """All ranks begin anew: one does not join others that have begun."""
-    user(*UP)
-    spark2.run(["docker", "kill", "spark-vllm"])
-    found = user.json("status", status=5)
-    assert "the rank's container on spark2 is exited" in found["problems"]
-    assert "Paris" in user.json(*UP)["answer"]
-    assert user.json("status")["state"] == "serving"
