@@ -266,10 +266,6 @@ def installed(node: LabNode, package: str = DRIVER) -> str:
     return root(node, f"dpkg-query -W -f '${{Version}} ${{db:Status-Want}}' {package} || true")
 
 
-def pinned(version: str, **more: Any) -> dict[str, Any]:
-    return {"drivers": {"pins": {DRIVER: version + REVISION, **more}}}
-
-
 def test_pins_holds_and_a_reboot(provisioned, spark1, spark2):
     for node in (spark1, spark2):
         add_repository(node.root)
@@ -292,17 +288,6 @@ def test_pins_holds_and_a_reboot(provisioned, spark1, spark2):
     assert root(spark1, "nvidia-smi --query-gpu=driver_version --format=csv,noheader") == "580.142"
     assert provisioned.provision()["changed"] == 0
     assert "nvidia.com/gpu" in root(spark1, "cat /etc/cdi/nvidia.yaml")
-
-
-def test_another_version_and_back(provisioned, spark1, spark2):
-    """On both nodes: two that differ are trouble, which `doctor` warns of."""
-    for version in ("580.159.03", "580.126.09"):
-        provisioned.settings = pinned(version)
-        provisioned.provision("--allow-reboot")
-        for node in (spark1, spark2):
-            assert installed(node) == f"{version}{REVISION} hold"
-            said = root(node, "nvidia-smi --query-gpu=driver_version --format=csv,noheader")
-            assert said == version
 
 
 def test_the_role_and_the_playbook_of_the_page(provisioned, spark1):
