@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import CommandLine, until
 from exposure import only_the_endpoint
 from hostile import unit as hostile
+from lab_recipes import shipped, write
 
 from spark_cluster_lab import LabNode
 
@@ -41,17 +43,15 @@ def main(play):
 """
 
 
-def recipe_text() -> str:
+def recipe() -> dict[str, Any]:
     """The lab's recipe without its image."""
-    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
-    parts = [p for p in shipped.split("\n\n") if not p.startswith(("image:", "mounts:"))]
-    engine = "runtime: venv\nvenv: {path: /srv/engine}"
-    return "\n\n".join([parts[0].replace("lab-paris", NAME), engine, *parts[1:]])
+    made = shipped(name=NAME, runtime="venv", venv={"path": "/srv/engine"})
+    return {key: value for key, value in made.items() if key not in ("image", "mounts")}
 
 
 @pytest.fixture(scope="module")
 def user(user: CommandLine) -> CommandLine:
-    (user.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
+    write(user, recipe())
     user("playbook", user.playbook(PREPARE))
     return user
 
