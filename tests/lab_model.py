@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
+from typing import Any
 
 QUESTION = "What is the capital of France? Please reply with one word only"
 
@@ -16,11 +18,26 @@ def complete(base: str, timeout: float) -> str:
         "max_tokens": 5,
         "temperature": 0,
     }
-    request = urllib.request.Request(
-        f"{base}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        text: str = json.load(answer)["choices"][0]["message"]["content"]
+    _, found, _ = _post(f"{base}/v1/chat/completions", body, timeout)
+    text: str = found["choices"][0]["message"]["content"]
     return text
+
+
+def embed(base: str, model: str, query: str = "") -> tuple[int, dict[str, Any], str]:
+    """Ask a model for the vector of a text; return the status, the document, and Retry-After.
+
+    Args:
+        query: what follows the path.
+    """
+    body = {"input": "capital of france", "model": model}
+    return _post(f"{base}/v1/embeddings{query}", body, 60)
+
+
+def _post(url: str, body: dict[str, Any], timeout: float) -> tuple[int, dict[str, Any], str]:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.status, json.load(answer), ""
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error), error.headers.get("Retry-After", "")

@@ -2,7 +2,7 @@
 
 One layer of a Llama whose attention and feed-forward parts are zero, so that a token's hidden state
 is its own vector; sentence-transformers' `modules.json` says that the mean is taken and normalised.
-Words that mean the like share three quarters of their vector. Only the standard library is needed.
+Words that mean the like share three quarters of their vector.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-HIDDEN, HEADS, KV_HEADS, HEAD, INNER, CONTEXT = 128, 4, 2, 32, 256, 512
+from cases import cases
+
+HIDDEN, CONTEXT = 128, 512
 """As `data/word_model.json` has them in the configuration."""
 
 SHARED = 96
 """Numbers of a vector that words of one group have in common."""
 
-GROUPS = (
-    ("dog", "puppy"), ("running", "runs"), ("across", "through"), ("park", "garden"),
-    ("paris", "france"), ("capital",), ("horses", "cows", "animals"),
-)  # fmt: skip
-COMMON = (
-    "[UNK]", "[PAD]", ".", "?", "a", "an", "the", "is", "are", "and", "of", "both", "what",
-    "anyone", "there", "central", "bank", "raised", "its", "interest", "rates", "on", "thursday",
-)  # fmt: skip
-WORDS = [*COMMON, *(word for group in GROUPS for word in group)]
+PARTS: dict[str, Any] = cases(__file__, "data/word_model_parts.json")
+"""Its words, those of a group together, and the shapes of the tensors that are zero."""
+
+GROUPS: list[list[str]] = PARTS["groups"]
+WORDS = [*PARTS["common"], *(word for group in GROUPS for word in group)]
 
 
 def vector(word: str) -> list[float]:
@@ -49,7 +48,7 @@ def embedding(text: str) -> list[float]:
 
 def write(folder: Path) -> None:
     """Write the model: configuration, tokenizer, weights (BF16)."""
-    documents = json.loads((Path(__file__).parent / "data/word_model.json").read_text())
+    documents = cases(__file__, "data/word_model.json")
     documents["config.json"]["vocab_size"] = len(WORDS)
     documents["tokenizer.json"]["model"]["vocab"] = {word: at for at, word in enumerate(WORDS)}
     for name, document in documents.items():
@@ -66,19 +65,9 @@ def _signs(text: str) -> list[float]:
 
 def _weights() -> bytes:
     """The tensors in the form of safetensors: a length, a header in JSON, and the numbers."""
-    layer = "layers.0"
-    shapes: dict[str, Sequence[int]] = {
-        f"{layer}.self_attn.q_proj.weight": (HEADS * HEAD, HIDDEN),
-        f"{layer}.self_attn.k_proj.weight": (KV_HEADS * HEAD, HIDDEN),
-        f"{layer}.self_attn.v_proj.weight": (KV_HEADS * HEAD, HIDDEN),
-        f"{layer}.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD),
-        f"{layer}.mlp.gate_proj.weight": (INNER, HIDDEN),
-        f"{layer}.mlp.up_proj.weight": (INNER, HIDDEN),
-        f"{layer}.mlp.down_proj.weight": (HIDDEN, INNER),
-    }
-    zeros = {name: (shape, bytes(2 * math.prod(shape))) for name, shape in shapes.items()}
+    zeros = {name: (shape, bytes(2 * math.prod(shape))) for name, shape in PARTS["zeros"].items()}
     ones = _bf16([1.0] * HIDDEN)
-    norms = (f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm", "norm")
+    norms = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm")
     tensors: dict[str, tuple[Sequence[int], bytes]] = {
         "embed_tokens.weight": (
             (len(WORDS), HIDDEN), b"".join(_bf16(vector(word)) for word in WORDS)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from commandline import WAIT_S, CommandLine
 from spark_cluster.bench.on_node import FOLDER
 from spark_cluster_lab import Lab, LabNode
 
+SUITES = Path(__file__).parent / "suites"
 LEFT = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
 
 
@@ -54,20 +56,20 @@ def attached(user: CommandLine, folder: str, count: int, *words: str) -> None:
 
 @contextmanager
 def bench_user(
-    lab: Lab, home: Path, suites: Mapping[str, str], nodes: Sequence[str] = ("spark1",)
+    lab: Lab, home: Path, *suites: str, nodes: Sequence[str] = ("spark1",)
 ) -> Iterator[CommandLine]:
     """A user with suites of their own; nothing of earlier runs is on the nodes, and no server
     stays.
 
     Args:
-        suites: name to text.
+        suites: names of those in the folder `suites`.
         nodes: whose folders of earlier runs are removed.
     """
     made = CommandLine(home)
     for name in nodes:
         lab.node(name).run(LEFT)
     (made.home / "suites").mkdir()
-    for name, text in suites.items():
-        (made.home / f"suites/{name}.yaml").write_text(text)
+    for name in suites:
+        shutil.copy(SUITES / f"{name}.yaml", made.home / "suites")
     yield made
     made("down")

@@ -67,6 +67,12 @@ def exposure(*nodes: LabNode) -> Iterator[Exposure]:
         yield Exposure(other, nodes, addresses)
 
 
+def only_the_endpoint(*nodes: LabNode) -> None:
+    """Assert that nothing but the head's proxy answers a neighbour."""
+    with exposure(*nodes) as seen:
+        assert seen.open() == {("spark1", "haproxy", 8000)}
+
+
 def listeners(node: LabNode) -> dict[int, str]:
     """Port to the program that listens there, but on the loopback."""
     return parse_listeners(node.run(list(LISTENERS)).stdout)

@@ -12,19 +12,10 @@ from commandline import CommandLine, until
 
 pytestmark = pytest.mark.lab
 
-SUITE = """\
-name: small
-recipes: [lab-paris]
-prompt: [16, 32, 48, 64]
-output: [512]
-runs: 2
-settings: {coherence: false}
-"""
-
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    with bench_user(lab, tmp_path_factory.mktemp("bench"), {"small": SUITE}) as made:
+    with bench_user(lab, tmp_path_factory.mktemp("bench"), "small") as made:
         yield made
 
 
@@ -74,8 +65,3 @@ def test_nothing_of_it_runs_on(user, spark1):
     argv = ["sh", "-c", "pgrep -af '[b]ench.measure|[l]lama_benchy|[n]ode.telemetry' || true"]
     until(lambda: spark1.run(argv).stdout == "", what="the processes' end")
     assert user.json("bench", "status", "one")["measuring"] == ""
-
-
-def test_it_can_be_compared_with_itself(user):
-    found = user.json("bench", "compare", "one", "one")
-    assert {row["verdict"] for row in found["comparison"]["rows"]} <= {"same", "too few runs"}

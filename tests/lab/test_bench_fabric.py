@@ -9,31 +9,17 @@ import pytest
 import readme
 from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
+from on_nodes import containers, left_of_ray
 
 from spark_cluster.bench.fabric_run import LARGEST, UNIT, load_fabric
 from spark_cluster.engine.names import RAY
 
 pytestmark = pytest.mark.lab
 
-SUITE = """\
-name: one-cell
-recipes: [lab-paris]
-prompt: [16]
-output: [64]
-runs: 1
-settings: {coherence: false}
-"""
-LEFT = """\
-docker ps --all --filter name=spark- --format '{{.Names}}'
-pgrep -af '[f]abric_probe|[r]aylet' || true
-nft list tables | grep spark_cluster || true
-"""
-"""Prints what of it is left on a node."""
-
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    with bench_user(lab, tmp_path_factory.mktemp("fabric"), {"one-cell": SUITE}) as made:
+    with bench_user(lab, tmp_path_factory.mktemp("fabric"), "one-cell") as made:
         made("down")
         yield made
 
@@ -59,28 +45,22 @@ def test_fabric_on_two_nodes(user, lab):
     assert all(node.copy_gb_s > 0 and node.triad_gb_s > 0 for node in found.nodes)
     for name in ("spark1", "spark2"):
         node = lab.node(name)
-        until(lambda node=node: node.run(["sh", "-c", LEFT]).stdout == "", what=f"{name} is clean")
+        until(lambda node=node: not left_of_ray(node), what=f"{name} is clean")
 
 
 def test_a_ray_of_a_killed_run_is_ended_by_its_nodes(user, lab):
     """By the timer's own service, which is started here instead of waiting for the timer."""
     started = user.start("bench", "fabric", "--out", "killed")
     nodes = [lab.node(name) for name in ("spark1", "spark2")]
-    names = ["docker", "ps", "--format", "{{.Names}}"]
     for node in nodes:
-        until(lambda node=node: RAY in node.run(names).stdout.split(), what="Ray")
+        until(lambda node=node: RAY in containers(node), what="Ray")
     started.interrupt(signal.SIGKILL)
     started.end(status=None)
     for node in nodes:
         node.run(["systemctl", "is-active", f"{UNIT}.timer"])
         node.run(["systemctl", "start", f"{UNIT}.service"])
-        until(lambda node=node: RAY not in node.run(names).stdout.split(), what="Ray's end")
+        until(lambda node=node: RAY not in containers(node), what="Ray's end")
     user("down")
-
-
-def test_figures_of_cpus_calibrate_nothing(user):
-    ran = user("predict", "--calibrate", "fabric", status=2)
-    assert "measured with gloo on CPUs" in ran.printed
 
 
 def test_a_run_is_repeated_from_its_record(user):

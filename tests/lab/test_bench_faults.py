@@ -1,7 +1,4 @@
-"""Benchmark runs that meet faults: a full disk, a reboot of the head, a variant that cannot start.
-
-The first two are measured on one server, which the full disk leaves up.
-"""
+"""A benchmark run whose head is rebooted."""
 
 from __future__ import annotations
 
@@ -10,67 +7,18 @@ from collections.abc import Iterator
 import pytest
 from bench_results import attached, bench_user, cells, record, results
 from commandline import CommandLine, until
-from small_disk import small_disk
-
-from spark_cluster.bench.on_node import FOLDER
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
-
-ROOM = "80m"
-"""Of the disk that becomes full: with less than 64 MiB free no cell is begun."""
-
-FOUR_CELLS = """\
-name: four
-recipes: [lab-paris]
-prompt: [16, 32, 48, 64]
-output: [512]
-runs: 2
-settings: {coherence: false}
-"""
-SWEEP = """\
-name: variants
-recipes: [lab-paris]
-prompt: [16]
-output: [64]
-runs: 2
-settings: {coherence: false}
-sweep:
-  engine_args:
-    load-format: [auto, nonsense, safetensors]   # the second one only vLLM refuses, not the plan
-"""
 
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    with bench_user(
-        lab, tmp_path_factory.mktemp("bench-faults"), {"four": FOUR_CELLS, "variants": SWEEP}
-    ) as made:
+    with bench_user(lab, tmp_path_factory.mktemp("bench-faults"), "small") as made:
         yield made
 
 
-def test_a_full_disk_ends_the_run_and_it_continues_with_room(user, spark1):
-    """The server stays up when a run fails, so the next run needs no start."""
-    with small_disk(spark1, FOLDER, ROOM):
-        run = user.start("bench", "run", "four", "--out", "full", "--keep")
-        until(lambda: results(spark1), what="the first result")
-        spark1.run(["fallocate", "-l", "30M", f"{FOLDER}/other-data"])
-        ran = run.end(status=1)
-        assert "less than 64 MiB are free" in ran.printed
-        assert record(user.home / "full")["status"] == "failed"
-        before = results(spark1)
-        assert 0 < len(before) < 4
-
-        again = user("bench", "attach", "full", "--keep", status=1)
-        assert "less than 64 MiB are free" in again.printed
-        assert results(spark1) == before
-
-        spark1.run(["rm", f"{FOLDER}/other-data"])
-        attached(user, "full", 4, "--keep")
-        assert before.items() <= results(spark1).items(), "no cell was measured twice"
-
-
 def test_the_head_is_rebooted_in_the_middle_of_a_run(user, spark1):
-    run = user.start("bench", "run", "four", "--out", "reboot", "--keep")
+    run = user.start("bench", "run", "small", "--out", "reboot", "--keep")
     until(lambda: len(results(spark1)) > 1, what="two results")
     before = results(spark1)
     spark1.poweroff(orderly=False)  # away for longer than a run waits for it
@@ -86,23 +34,3 @@ def test_the_head_is_rebooted_in_the_middle_of_a_run(user, spark1):
     assert set(after) == set(cells(user, "reboot"))
     assert before.items() <= after.items(), "only the cell in progress is repeated"
     assert (user.home / "reboot/telemetry.parquet").stat().st_size > 1000
-
-
-def test_a_sweep_goes_on_after_a_variant_that_cannot_start(user):
-    ran = user("bench", "run", "variants", "--out", "sweep", status=1)
-    folder = user.home / "sweep"
-    told = record(folder)
-    assert told["status"] == "complete"
-    by_variant = {setup["id"]: setup["variant"] for setup in told["setups"]}
-    cells = {by_variant[cell["setup"]]: cell for cell in told["cells"]}
-    bad = cells["load-format=nonsense"]
-    assert bad["status"] == "failed"
-    assert bad["reason"].startswith("the server did not start: ")
-    assert "Load format `nonsense` is not supported" in bad["reason"]
-    assert bad["reason"] in ran.printed
-    for value in ("auto", "safetensors"):
-        cell = cells[f"load-format={value}"]
-        assert cell["status"] == "ok" or cell["reason"].endswith("runs were dropped")
-    logs = [(folder / path).read_text() for path in bad["raw"]]
-    assert any("is not supported" in text for text in logs)
-    assert user.json("status")["state"] != "serving", "the last server was taken down too"

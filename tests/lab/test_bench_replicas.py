@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
 from bench_results import attached, bench_user, cells, record, results
-from commandline import CommandLine, until
+from commandline import WAIT_S, CommandLine, until
 
 from spark_cluster.bench.on_node import FOLDER
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
-SUITE = """\
-name: pair
-recipes: [lab-paris]
-prompt: [16, 32]
-output: [512]
-concurrency: [3]
-replicas: 2
-runs: 2
-settings: {coherence: false}
-"""
 CELLS = 2
 NODES = ("spark1", "spark2")
 
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    with bench_user(lab, tmp_path_factory.mktemp("replicas"), {"pair": SUITE}, NODES) as made:
+    with bench_user(lab, tmp_path_factory.mktemp("replicas"), "pair", nodes=NODES) as made:
         yield made
 
 
-def test_it_goes_on_without_the_laptop(user, spark1, spark2):
-    run = user.start("bench", "run", "pair", "--out", "one")
-    until(lambda: results(spark1), what="the first cell's results")
-    run.process.send_signal(signal.SIGKILL)
-    run.process.communicate()
-    until(lambda: len(results(spark1)) == CELLS, what="the node goes on by itself")
-    before = results(spark1)
-    assert results(spark2) == {}, "one load generator, next to the endpoint"
-
+def test_both_replicas_are_measured_by_one_load_generator(user, spark2):
+    user.start("bench", "run", "pair", "--out", "one").process.communicate(timeout=WAIT_S)
     attached(user, "one", CELLS)
-    assert results(spark1) == before, "not measured twice"
-
-
-def test_the_record_has_both_replicas(user):
+    assert results(spark2) == {}, "it is next to the endpoint"
     found = record(user.home / "one")
     (setup,) = found["setups"]
     assert (setup["tp"], setup["replicas"], setup["nodes"]) == (1, 2, ["spark1", "spark2"])

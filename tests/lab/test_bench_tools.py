@@ -10,56 +10,18 @@ import pytest
 import readme
 from bench_results import bench_user, record
 from commandline import CommandLine, until
+from on_nodes import containers
 
 from spark_cluster.bench.on_node import FOLDER
 from spark_cluster.node.measure import CONTAINER
-from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
-
-SUITES = {
-    "open": """\
-tool: vllm-bench
-prompt: [32]
-output: [8]
-request_rate: [4]
-requests: 6
-runs: 2
-slo: {ttft_ms: 60000, tpot_ms: 60000}
-""",
-    "slow": """\
-tool: vllm-bench
-prompt: [32]
-output: [8]
-request_rate: [0.01]
-requests: 50
-runs: 1
-""",
-    "lab": """\
-kind: tool_call
-questions: [one, one-streamed]
-runs: 1
-""",
-    "sight": """\
-kind: vision
-questions: [colour]
-runs: 1
-""",
-}
-FLAGS = "sweep: {engine_args: {enable-auto-tool-choice: [true], tool-call-parser: [pythonic]}}\n"
-"""Of the one server of all suites: that of the tool calls needs them, the others do not mind."""
 
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    head = f"recipes: [lab-paris]\n{FLAGS}"
-    suites = {name: f"name: {name}\n{head}{text}" for name, text in SUITES.items()}
-    with bench_user(lab, tmp_path_factory.mktemp("bench-tools"), suites) as made:
+    with bench_user(lab, tmp_path_factory.mktemp("bench-tools"), "open", "slow", "lab") as made:
         yield made
-
-
-def containers(node: LabNode) -> list[str]:
-    return node.run(["docker", "ps", "--all", "--format", "{{.Names}}"]).stdout.split()
 
 
 def test_requests_at_a_rate(user, spark1):
@@ -78,7 +40,7 @@ def test_requests_at_a_rate(user, spark1):
         ".1", ".2",
     }  # fmt: skip
     assert "p99" in user("bench", "show", "open").printed
-    assert CONTAINER not in containers(spark1)
+    assert CONTAINER not in containers(spark1, all=True)
 
 
 def test_its_folders_are_roots(spark1):
@@ -97,7 +59,7 @@ def test_a_run_that_is_stopped_leaves_no_container(user, spark1):
     user("bench", "stop", "slow")
     until(lambda: user.json("bench", "status", "slow")["measuring"] == "", what="the end")
     started.end(status=None)
-    assert CONTAINER not in containers(spark1)
+    assert CONTAINER not in containers(spark1, all=True)
     assert record(user.home / "slow")["cells"] == []
     argv = ["sh", "-c", "pgrep -af '[v]llm bench|[b]ench.measure' || true"]
     until(lambda: spark1.run(argv).stdout == "", what="the processes' end")
@@ -111,7 +73,7 @@ def test_what_a_killed_run_leaves_is_removed(user, spark1):
     until(lambda: user.json("bench", "status", "killed")["measuring"] == "", what="the end")
     started.end(status=None)
     assert user.json("bench", "stop", "killed")["stopped"] == []
-    assert CONTAINER not in containers(spark1)
+    assert CONTAINER not in containers(spark1, all=True)
 
 
 def test_wrong_tool_calls_are_measured(user):
@@ -130,13 +92,3 @@ def test_wrong_tool_calls_are_measured(user):
     assert all(one["wrong"].startswith("no tool was called") for one in cell["questions"])
     assert [name for name in cell["raw"] if name.endswith(".json")]
     assert "one-streamed" in user("bench", "show", str(run)).printed
-
-
-@pytest.mark.soak
-def test_a_model_that_sees_nothing(user):
-    document = user.json("bench", "run", "sight", "--out", "sight", status=1)
-    assert document["failed"] == 1
-    (cell,) = record(user.home / "sight")["cells"]
-    assert cell["status"] == "failed"
-    assert "1 of 1 questions got no answer: HTTP 400" in cell["reason"]
-    assert "takes no pictures" in cell["reason"]

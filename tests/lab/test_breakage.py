@@ -15,19 +15,7 @@ from spark_cluster_lab import breakage
 from spark_cluster_lab.breakages import link
 from spark_cluster_lab.breakages.model import Breakage, give_back, keep
 
-NETPLAN = """\
-network:
-  version: 2
-  ethernets:
-    enp1s0f1np1:
-      addresses: [192.168.177.12/24]
-      mtu: 9000
-      dhcp4: false
-    enP2p1s0f1np1:
-      addresses: [192.168.178.12/24]
-      mtu: 9000
-      dhcp4: false
-"""
+NETPLAN = Path(__file__).with_name("both_linked.yaml").read_text()
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.lab
 ONE = ("up", "--tp", "1", "--recipe", "lab-paris")
 SHORT = (*ONE, "--max-model-len", "1k", "-o", "max_num_seqs=2", "-e", "ODD=a b", "--port", "8001")
 CHANGES = "-e 'ODD=a b' -o max-model-len=1000 -o max-num-seqs=2"
-KEY = "0a1b2c3d4e"
-COMPILED = f"/var/cache/spark-cluster/engine/vllm/torch_compile_cache/{KEY}"
 
 
 def command_of(spark1: LabNode) -> str:
@@ -56,31 +54,3 @@ def test_the_same_again_changes_nothing_and_is_recorded_once(
     assert spark1.run(["stat", "-c", "%a %U", paths.LAUNCHES]).stdout.split() == ["600", "root"]
     assert user.json(*SHORT)["changed"] == 0
     assert records(spark1) == before
-
-
-@pytest.mark.soak
-def test_without_them_it_says_what_is_different(user: CommandLine, spark1: LabNode) -> None:
-    user(*SHORT)
-    ran = user(*ONE)
-    assert f"the server runs with {CHANGES}" in ran.printed
-    assert "--max-model-len 4096" in command_of(spark1)
-    found = user.json("status")
-    assert (found["overrides"], found["endpoint"]) == ("", "http://10.89.0.11:8000/v1")
-    assert user.json(*ONE)["changed"] == 0
-
-
-def test_parts_are_listed_and_pruned(user: CommandLine, spark1: LabNode) -> None:
-    spark1.run(["mkdir", "-p", f"{COMPILED}/rank_0_0"])
-    file = f"{COMPILED}/rank_0_0/model"
-    spark1.run(["sh", "-c", f"echo x > {file}; touch -d 2020-01-01 $(find {COMPILED})"])
-    parts = user.json("caches", "list")["parts"]
-    ours = next(part for part in parts if part["path"].endswith(KEY))
-    assert (ours["node"], ours["kind"], ours["recipes"]) == ("spark1", "compile", [])
-    shared = [part for part in parts if part["kind"] == "triton" and part["node"] == "spark1"]
-    assert all(part["kept"] for part in shared), "a server runs"
-    user("down")
-    assert user.json("caches", "prune")["applied"] is False
-    assert spark1.run(["test", "-d", COMPILED], check=False).returncode == 0
-    done = user.json("caches", "prune", "--apply")
-    assert KEY in [part["path"].rpartition("/")[2] for part in done["parts"]]
-    assert spark1.run(["test", "-d", COMPILED], check=False).returncode != 0

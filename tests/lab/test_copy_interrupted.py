@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from commandline import CommandLine, Started, until
-from small_disk import small_disk
 
 from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.node import paths
@@ -91,17 +90,3 @@ def test_a_copy_whose_only_source_loses_power_says_so_and_then_goes_on(user, spa
     assert copied["moved"] <= SIZE - before
     assert arrived(spark2) == SIZE
     assert user("models", "verify", "org/cut").out.count("sound") == 2
-
-
-def test_a_disk_that_is_full_in_the_middle_of_a_copy_is_named(user, spark2):
-    blobs = f"{FOLDER}/blobs"
-    with small_disk(spark2, blobs, str(SIZE // 2)):
-        failed = user("models", "copy", "org/cut", "--streams", "1", status=None)
-        assert "spark2" in failed.printed
-        assert "No space left on device" in failed.printed
-        before = arrived(spark2)
-        assert before > SIZE // 4
-        spark2.run(["mount", "-o", f"remount,size={2 * SIZE}", blobs])
-        (copied,) = user.json("models", "copy", "org/cut")["copies"]
-        assert copied["moved"] <= SIZE - before
-        assert arrived(spark2) == SIZE

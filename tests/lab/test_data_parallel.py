@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from commandline import CommandLine
-from exposure import exposure
+from exposure import only_the_endpoint
+from on_nodes import ranks
 
-from spark_cluster.engine.names import RAY
 from spark_cluster_lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
@@ -18,10 +18,6 @@ URL = "http://10.89.0.11:8000"
 UP = ("up", "--data-parallel", "2")
 BODY = '{"model": "paris", "prompt": "What is the capital of France?", "max_tokens": 32}'
 ASK = ["curl", "-s", "-H", "Content-Type: application/json", "-d", BODY]
-
-
-def ranks(node: LabNode) -> int:
-    return sum("RayWorkerProc" in process.title for process in node.processes_memory())
 
 
 def answered(head: LabNode) -> dict[str, float]:
@@ -53,19 +49,7 @@ def test_a_rank_on_each_node_serves(user: CommandLine, spark1: LabNode, spark2: 
     assert all(counted.values()), "both ranks have answered"
     nodes = user.json("vram")["nodes"]
     assert all(node["processes"] for node in nodes)
-    with exposure(spark1, spark2) as seen:
-        assert seen.open() == {("spark1", "haproxy", 8000)}
-
-
-def test_a_rank_that_is_lost_is_repaired(
-    user: CommandLine, spark1: LabNode, spark2: LabNode
-) -> None:
-    spark2.run(["docker", "rm", "-f", RAY])
-    problems = user.json("status", status=5)["problems"]
-    assert "Ray's container on spark2 is gone" in problems
-    assert "Paris" in user.json(*UP)["answer"]
-    assert (ranks(spark1), ranks(spark2)) == (1, 1)
-    assert user.json("status")["state"] == "serving"
+    only_the_endpoint(spark1, spark2)
 
 
 def test_nothing_is_left_after_down(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:

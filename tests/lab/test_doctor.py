@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import program
 import pytest
-from commandline import WAIT_S, until
+from cases import cases
+from commandline import CHECKOUT, CommandLine, until
 
 from spark_cluster.node import paths
-from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab import Lab
 from spark_cluster_lab.breakage import BREAKAGES, break_, in_force, repair
 from spark_cluster_lab.breakages.model import Breakage
 from spark_cluster_lab.layout import IMAGE_TAG, USER
-from spark_cluster_lab.packages import add_repository
 
 pytestmark = pytest.mark.lab
 
-CHECKOUT = Path(__file__).parents[2]
-
 GPU_PLAY = f"""
-from spark_cluster.resources import Container
-
-
 def main(play):
     ours = Container("lab-ours", "{IMAGE_TAG}", ("sleep", "infinity"), gpus="all")
     play.apply(play.nodes[0], [ours])
@@ -37,31 +29,27 @@ def main(play):
 NEEDS_SERVING = ("worker-stands-still", "firewall-flushed")
 
 
-def spark(*words: str, timeout: float = WAIT_S) -> subprocess.CompletedProcess[str]:
-    """`spark-cluster -i lab ...`, as a user runs it."""
-    argv = [sys.executable, "-m", "spark_cluster", "-i", "lab", *words]
-    return subprocess.run(
-        argv, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=timeout
-    )
+def findings(*words: str) -> tuple[int, list[dict[str, str]]]:
+    """Exit status and checks of `doctor`."""
+    done = program.run("-i", "lab", "doctor", "--json", *words, cwd=CHECKOUT)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)["checks"]
 
 
 def doctor(*words: str) -> tuple[int, dict[tuple[str, str], str]]:
     """Exit status, and (check, node) to status of all that is not ok."""
-    done = program.run("-i", "lab", "doctor", "--json", *words, cwd=CHECKOUT)
-    assert done.stdout, done.stderr
-    checks = json.loads(done.stdout)["checks"]
+    status, checks = findings(*words)
     assert set(checks[0]) >= {"id", "node", "status", "found", "cause", "fix"}
     told = {(c["id"], c["node"]): f"{c['status']}: {c['found']}" for c in checks}
-    return done.returncode, {k: v for k, v in told.items() if not v.startswith("ok")}
+    return status, {k: v for k, v in told.items() if not v.startswith("ok")}
 
 
 @pytest.fixture(scope="module")
-def ready(lab: Lab) -> Iterator[Lab]:
+def ready(lab: Lab, user: CommandLine) -> Iterator[Lab]:
     """Fresh nodes, provisioned."""
     lab.up(2, fresh=True)
     lab.trust()
-    done = spark("provision", timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    user("provision", timeout=1200)
     yield lab
     repair(lab)
 
@@ -106,27 +94,7 @@ def test_nothing_of_a_healthy_link_is_taken_for_trouble(ready: Lab) -> None:
 
 TOGETHER = (
     tuple(name for name in BREAKAGES if name.startswith("log-")),
-    ("rate-100g", "pcie-x2", "connectx-firmware", "subnet-overlap", "cma", "clocks-low"),
-    ("firmware-failed", "other-firmware", "memory-low", "orphan", "swap", "xid-79", "no-memory"),
-    ("pcie-fatal", "oops"),
-    (
-        "cdi-stale",
-        "reboot-pending",
-        "mlnx-fw-updater",
-        "earlyoom-off",
-        "docker-group",
-        "tailscale-ssh",
-    ),
-    (
-        "clock-ahead",
-        "no-names",
-        "same-machine-id",
-        "same-host-keys",
-        "other-system",
-        "other-kernel",
-    ),
-    ("no-rdma-device", "no-memlock", "one-hca", "gid-pinned", "lan-address", "ray-monitor"),
-    ("slow-load", "ended", "other-processor", "gpu-lost"),
+    *map(tuple, cases(__file__, "together.json")),
 )
 """Breakages that leave each other alone, so that one look finds them all."""
 
@@ -185,16 +153,15 @@ def test_semaphores_outlive_the_session_of_their_user(ready: Lab) -> None:
         node.run(["systemctl", "reload", "systemd-logind"])
 
 
-def test_break_and_repair_as_commands(ready: Lab) -> None:
-    done = spark("lab", "break", "memory-low", "spark2")
-    assert done.returncode == 0, done.stderr
-    assert "spark-cluster -i lab doctor finds it" in done.stdout
-    listed = json.loads(spark("--json", "lab", "break", "--list").stdout)["breakages"]
+def test_break_and_repair_as_commands(ready: Lab, user: CommandLine) -> None:
+    done = user("lab", "break", "memory-low", "spark2")
+    assert "spark-cluster -i lab doctor finds it" in done.out
+    listed = user.json("lab", "break", "--list")["breakages"]
     assert [b["broken"] for b in listed if b["name"] == "memory-low"] == [["spark2"]]
     assert ("memory.available", "spark2") in doctor()[1]
-    assert spark("lab", "repair", "memory-low").stdout == "memory-low on spark2\n"
-    assert spark("lab", "repair").stdout == "nothing was broken\n"
-    assert spark("lab", "break", "memry-low").returncode == 2
+    assert user("lab", "repair", "memory-low").out == "memory-low on spark2\n"
+    assert user("lab", "repair").out == "nothing was broken\n"
+    user("lab", "break", "memry-low", status=2)
 
 
 @pytest.mark.parametrize(
@@ -213,60 +180,32 @@ def test_what_only_traffic_shows(ready: Lab, broken: list[Breakage]) -> None:
     until(found, what=f"finding {wanted}")
 
 
-def test_fixes_are_commands_that_repair(ready: Lab) -> None:
+def test_fixes_are_commands_that_repair(ready: Lab, user: CommandLine) -> None:
     """The fix that doctor names for drift of ours is `provision`, and that repairs it."""
     for name in ("mtu", "earlyoom-off", "no-names"):
-        assert spark("lab", "break", name).returncode == 0
-        checks = json.loads(spark("doctor", "--json").stdout)["checks"]
+        user("lab", "break", name)
+        _, checks = findings()
         found = [c for c in checks if c["id"] in BREAKAGES[name].finds and c["status"] != "ok"]
         assert found, name
         command = re.search(r"spark-cluster (provision(?: --[a-z]+ [^\s;]+)+)", found[0]["fix"])
         assert command, found[0]["fix"]
-        done = spark(*command[1].split(), timeout=600)
-        assert done.returncode == 0, done.stdout + done.stderr
+        user(*command[1].split())
     no_alarm()
     repair(ready)
 
 
-def described(node: LabNode) -> str:
-    return (node.root / "etc/cdi/nvidia.yaml").read_text()
-
-
-def test_another_driver_is_found_and_described_again(ready: Lab) -> None:
-    """P03: `doctor` names the library that is gone, and its fix has it written again."""
-    node = ready.node("spark1")
-    add_repository(node.root)
-    node.run(["apt-get", "update", "-q"])
-    node.run(["apt-get", "install", "-y", "-q", "nvidia-container-toolkit"])
-    provision = ("provision", "--tags", "containers", "--limit", "spark1", "--json")
-    assert json.loads(spark(*provision).stdout)["changed"] == 1
-    before = described(node)
-    assert "libcuda.so.580.126.09" in before
-    assert spark("lab", "break", "other-driver").returncode == 0
-    assert "libcuda.so.580.126.09, not there" in doctor()[1]["driver.cdi", "spark1"]
-    assert json.loads(spark(*provision).stdout)["changed"] == 1
-    assert described(node) == before.replace("580.126.09", "580.95.05")
-    assert json.loads(spark(*provision).stdout)["changed"] == 0
-    assert ("driver.cdi", "spark1") not in doctor()[1]
-    repair(ready)
-    assert json.loads(spark(*provision).stdout)["changed"] == 1
-    no_alarm()
-
-
-def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, tmp_path: Path) -> None:
+def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, user: CommandLine) -> None:
     """P04: to ours, by their rules; to others, as systemd is told of them before we change things.
 
     `gpu-lost` is what a reload does to a container that has the GPU from the toolkit's hook.
     """
     node = ready.node("spark1")
-    (tmp_path / "gpu.py").write_text(GPU_PLAY)
     check = ("serving.gpu-access", "spark1")
     lost = "fail: vllm-gpu-lost: started with the GPU, and may not open it"
     try:
-        assert spark("lab", "break", "gpu-lost").returncode == 0
+        user("lab", "break", "gpu-lost")
         assert doctor()[1][check] == lost
-        done = spark("playbook", str(tmp_path / "gpu.py"), "--limit", "spark1")
-        assert done.returncode == 0, done.stdout + done.stderr
+        user("playbook", user.playbook(GPU_PLAY), "--limit", "spark1")
         for _ in range(2):
             assert check not in doctor()[1]
             node.run(["systemctl", "daemon-reload"])
@@ -279,30 +218,19 @@ def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, tmp_path: 
         repair(ready)
 
 
-def test_a_node_that_is_off(ready: Lab) -> None:
-    node = ready.node("spark2")
-    node.unplug()
-    try:
-        status, problems = doctor()
-        assert status == 3
-        assert problems["system.reachable", "spark2"].startswith("fail: ")
-    finally:
-        node.plug()
-        node.wait()
-
-
 @pytest.mark.soak
-def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(ready: Lab) -> None:
-    done = spark("up", "--tp", "2", timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(
+    ready: Lab, user: CommandLine
+) -> None:
+    user("up", "--tp", "2")
     try:
         no_alarm()
         assert doctor("--probe", "--only", "serving") == (0, {})
-        assert spark("lab", "break", "worker-stands-still").returncode == 0
+        user("lab", "break", "worker-stands-still")
         status, problems = doctor("--probe", "--only", "serving.completion")
         assert status == 5
         assert "/health returns 200" in problems["serving.completion", "spark1+spark2"]
         repair(ready)
     finally:
         repair(ready)
-        spark("down", timeout=WAIT_S)
+        user("down")

@@ -182,28 +182,6 @@ def test_power_lost_in_the_middle_of_writing_a_file(user, spark1):
     assert text(spark1, "/etc/engine-file") == "old\n"
 
 
-def test_a_held_dpkg_lock_is_waited_for(user, spark1):
-    spark1.run(["apt-get", "-qq", "-y", "remove", "tree"], check=False)
-    hold = (
-        "import fcntl, os, time; f = open('/var/lib/dpkg/lock-frontend', 'w')\n"
-        "fcntl.lockf(f, fcntl.LOCK_EX); open('/etc/engine-held', 'w')\n"
-        "while os.path.exists('/etc/engine-held'): time.sleep(0.1)"
-    )
-    spark1.run(["systemd-run", "--quiet", "--collect", "python3", "-c", hold])
-    until(lambda: spark1.run(["ls", "/etc/engine-held"], check=False).stdout, what="the lock")
-    started = user.start(*one(user, 'Package("tree")'), "--limit", "spark1")
-    until(lambda: "waiting for python3" in _record(user), what="the run waits for the lock")
-    spark1.run(["rm", "/etc/engine-held"])
-    started.end(status=0)
-    assert "install ok installed" in text_of_package(spark1)
-
-
-def _record(user: CommandLine) -> str:
-    """Return the events of the last run that began, so far."""
-    records = sorted((user.home / "state/spark-cluster/runs").glob("*.jsonl"))
-    return records[-1].read_text() if records else ""
-
-
 # -- taking back ----------------------------------------------------------------------------------
 
 TREE = ["sh", "-c", "cd /etc && find engine-* -printf '%p %y %m %u %g %l\\n' | sort; "]

@@ -17,7 +17,7 @@ import pytest
 import readme
 from commandline import CHECKOUT, WAIT_S, CommandLine, until
 from image_registry import ImageRegistry, registry
-from ruamel.yaml import YAML
+from lab_recipes import shipped, write
 
 from spark_cluster.cli.setup_flow import STEPS
 from spark_cluster.config.folders import CACHE_ROOT
@@ -117,11 +117,8 @@ def user(
     )
     made("playbook", made.playbook(PREPARE))
     name, digest = images.push(lab.node("spark1"), IMAGE)
-    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
-    data = YAML(typ="safe").load(shipped)
-    data["name"], data["model"] = NAME, {"name": "lab/paris", "served_name": "paris"}
-    data["image"] = {"ref": name, "digest": digest}
-    (made.home / f"recipes/{NAME}.yaml").write_text(json.dumps(data))  # which is YAML too
+    model = {"name": "lab/paris", "served_name": "paris"}
+    write(made, shipped(name=NAME, model=model, image={"ref": name, "digest": digest}))
     for node in lab.nodes:
         node.run(["rm", "-rf", FOLDER, OTHER_CACHE])
         node.run(["docker", "image", "rm", IMAGE, name], check=False)
@@ -140,12 +137,6 @@ def left_of_copies(node: LabNode) -> list[str]:
     folders = node.run(["ls", "/run/spark-cluster/copies"], check=False).stdout.split()
     processes = node.run(["pgrep", "--full", "copy_work:main"], check=False).stdout.split()
     return [*(name for name in folders if "lock" not in name), *processes]
-
-
-def test_without_the_hub_nothing_is_begun(user, hub):
-    ran = user("up", "--recipe", NAME, "--offline", status=4)
-    assert "no node has lab/paris@main whole" in ran.printed
-    assert not hub.requests
 
 
 def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(

@@ -37,10 +37,10 @@ CALLS = re.compile(rf"\b(?:{'|'.join(RUNS)})\(")
 """What a module has to hold that runs a program; others are not parsed."""
 
 ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "systemd-analyze", "sh"} | {
-    "bash", "cat", "chroot", "cp", "echo", "env", "make", "sleep", "stat", "sync", "true",
+    "bash", "cat", "chroot", "cp", "echo", "env", "make", "sleep", "stat", "sudo", "sync", "true",
 }  # fmt: skip
 """apt is asked for by name where it is missing; systemd's two are looked for; bash, dash and
-coreutils are essential packages; make has started the tests."""
+coreutils are essential packages; make has started the tests; who is not root has sudo."""
 
 OF_A_GPU = {"ldconfig", "modprobe", "nft", "nvidia-modprobe", "nvidia-smi"}
 """What the lab of GPUs and tests/gpu look for and do without, or are skipped without."""
@@ -214,36 +214,28 @@ def runs_here(call: ast.Call) -> bool:
 
 def takes_text(call: ast.Call) -> bool:
     """Return whether a text is a program there, and not the name of a role or a playbook."""
-    return ast.unparse(call.func).startswith("subprocess.") or ast.unparse(call.func).endswith(
-        "which"
-    )
+    name = ast.unparse(call.func)
+    return name.startswith("subprocess.") or name.endswith("which")
 
 
-def first_words(value: ast.expr, known: dict[str, list[ast.expr]], depth: int = 4) -> set[str]:
-    """The programs that an expression names, without their folders."""
-    if depth == 0:
-        return set()
+def first_words(value: ast.expr, known: dict[str, list[ast.expr]]) -> set[str]:
+    """The programs that an expression names, without their folders.
+
+    A name or a call stands for what `known` says of it, which is taken once.
+    """
+    parts: list[ast.expr] = []
     if isinstance(value, ast.Constant) and isinstance(value.value, str):
         words = value.value.split()[:1]
         return {Path(words[0]).name} if words and words[0][0] != "-" else set()
-    if isinstance(value, ast.List | ast.Tuple) and value.elts:
-        parts = [value.elts[0], *(e for e in value.elts[1:] if isinstance(e, ast.Starred))]
-        found = {word for part in parts for word in first_words(part, known, depth - 1)}
-        rest = [e.value if isinstance(e, ast.Constant) else None for e in value.elts]
-        if rest[:3] == ["ip", "netns", "exec"] and len(rest) > 4:
-            found |= first_words(value.elts[4], known, depth - 1)
-        return found
-    if isinstance(value, ast.IfExp):
-        return first_words(value.body, known, depth) | first_words(value.orelse, known, depth)
-    if isinstance(value, ast.BinOp):
-        return first_words(value.left, known, depth - 1)
-    if isinstance(value, ast.Starred):
-        return first_words(value.value, known, depth)
-    name = value.func if isinstance(value, ast.Call) else value
-    if isinstance(name, ast.Name):
-        each = known.get(name.id, [])
-        return {word for one in each for word in first_words(one, known, depth - 1)}
-    return set()
+    if isinstance(value, ast.List | ast.Tuple):
+        parts = [*value.elts[:1], *(e for e in value.elts[1:] if isinstance(e, ast.Starred))]
+    elif isinstance(value, ast.IfExp):
+        parts = [value.body, value.orelse]
+    elif isinstance(value, ast.BinOp | ast.Starred):
+        parts = [value.left if isinstance(value, ast.BinOp) else value.value]
+    elif name := getattr(value.func if isinstance(value, ast.Call) else value, "id", ""):
+        parts, known = known.get(name, []), {n: each for n, each in known.items() if n != name}
+    return {word for part in parts for word in first_words(part, known)}
 
 
 def test_progress_of_a_build_says_what_how_much_and_how_long(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import factories
 import forwarding
 import pytest
+from cases import cases
 from waiting import HANG_S
 
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
@@ -58,24 +59,9 @@ def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert "nvidia-modprobe" in caught.value.hint
 
 
-# --- what the machine has to have ------------------------------------------------------------
-
-
 # --- mounts ----------------------------------------------------------------------------------
 
-MOUNTINFO = """\
-22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
-23 22 0:5 / /proc rw - proc proc rw
-30 22 254:16 / /usr/local/nvidia ro,relatime shared:1 - ext4 /dev/vdb ro
-31 22 254:32 / /srv/my\\040models rw - xfs /dev/vdc rw
-32 31 254:48 / /srv/my\\040models/big rw - xfs /dev/vdd rw
-33 22 0:40 / /mnt/tools ro - tmpfs tools rw
-38 22 0:41 / /tmp rw - tmpfs tmp rw
-34 22 254:0 /x /etc/resolv.conf rw - ext4 /dev/vda rw
-35 22 0:44 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw
-36 22 0:45 / /var/cache/spark-cluster/lab/nodes/spark1/root rw - overlay overlay rw
-37 22 254:0 /y /run/netns rw - ext4 /dev/vda rw
-"""
+MOUNTINFO = Path(__file__).with_name("mountinfo.txt").read_text()
 
 
 def test_mounts_that_nodes_see() -> None:
@@ -139,15 +125,8 @@ def test_hosts_of_the_machines_network_do_not_reach_nodes() -> None:
     }
 
 
-ROUTES = """[{"dst": "default", "gateway": "192.0.2.1", "dev": "eth0"},
- {"dst": "0.0.0.0/1", "gateway": "198.51.100.1", "dev": "tun0"},
- {"dst": "10.90.1.0/24", "dev": "eth1"}, {"dst": "10.89.0.0/24", "dev": "br-spark"},
- {"type": "broadcast", "dst": "10.90.0.255", "dev": "br-spark-gpu", "table": "local"},
- {"dst": "10.90.0.0/24", "dev": "br-spark-gpu"}]"""
-
-
 def test_a_network_that_is_in_use_is_named() -> None:
-    free = json.loads(ROUTES)
+    free = cases(__file__, "routes.json")
     network.require_free(free)
     for route, said in (
         ({"dst": "10.88.0.0/14", "gateway": "192.0.2.7", "dev": "wg0", "table": "52"},

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from commandline import CommandLine, until
 from factories import put
+from on_nodes import containers
 
 from spark_cluster_lab import Lab, LabNode
 from spark_cluster_lab.hub import Conduct, LabHub, serve
@@ -74,8 +75,7 @@ def asked(hub: LabHub) -> list[str]:
 
 def downloads(node: LabNode) -> list[str]:
     """Containers that download, running or not."""
-    names = node.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
-    return [name for name in names if name.startswith("spark-download-")]
+    return [name for name in containers(node, all=True) if name.startswith("spark-download-")]
 
 
 def test_a_download_that_takes_longer_than_the_laptop_stays(

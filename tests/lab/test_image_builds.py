@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
+import lab_recipes
 import pytest
 from commandline import CommandLine, until
 from factories import put
-from ruamel.yaml import YAML
+from on_nodes import containers
 
 from spark_cluster_lab import LabNode
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.lab
 
 NAME = "lab-mods"
 UP = ("up", "--tp", "2", "--recipe", NAME)
+IMAGE = "spark-cluster/lab-mods:mods"
 ALLOWED = (*UP, "--allow-build")
-SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
 SCRIPT = """\
 #!/bin/bash
 set -e
@@ -38,7 +38,6 @@ def user(user: CommandLine) -> CommandLine:
 
 def write(user: CommandLine, **changed: Any) -> None:
     """The lab's recipe, its image changed by the script as it is now."""
-    data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
     folder = user.home / f"recipes/{NAME}.mods/fix"
     files = [
         {
@@ -49,32 +48,19 @@ def write(user: CommandLine, **changed: Any) -> None:
         for path in sorted(folder.iterdir())
     ]
     step = {"name": "fix", "files": files, "env": {"GREETING": 'a "b" $c'}}
+    data = lab_recipes.shipped(name=NAME)
     build = {"base": data["image"], "steps": [step], "why": "a test", **changed}
-    data |= {"name": NAME, "image": {"ref": "spark-cluster/lab-mods:mods", "build": build}}
-    with (user.home / f"recipes/{NAME}.yaml").open("w") as file:
-        YAML().dump(data, file)
+    lab_recipes.write(user, data | {"image": {"ref": IMAGE, "build": build}})
 
 
 def inside(node: LabNode, path: str) -> str:
-    look = ["docker", "run", "--rm", "--entrypoint", "cat", "spark-cluster/lab-mods:mods", path]
+    look = ["docker", "run", "--rm", "--entrypoint", "cat", IMAGE, path]
     return node.run(look).stdout.strip()
 
 
 def built(node: LabNode) -> str:
-    shown = ["docker", "image", "inspect", "-f", "{{.Id}}", "spark-cluster/lab-mods:mods"]
+    shown = ["docker", "image", "inspect", "-f", "{{.Id}}", IMAGE]
     return node.run(shown).stdout.strip()
-
-
-def test_nothing_is_built_without_permission(user: CommandLine) -> None:
-    ran = user(*UP, status=4)
-    assert "builds its image by commands that run as root" in ran.err
-    assert "--allow-build" in ran.err
-
-
-def test_check_mode_shows_the_build(user: CommandLine) -> None:
-    user(*ALLOWED, "--check")
-    changes = user.verdicts()["change"] | user.verdicts()["unknown"]
-    assert any("BuiltImage:spark-cluster/lab-mods:mods" in one for one in changes)
 
 
 def test_each_node_builds_it_once_without_a_network(
@@ -93,8 +79,7 @@ def test_each_node_builds_it_once_without_a_network(
 
 def of_builds(node: LabNode) -> list[str]:
     """Containers of build steps, running or not."""
-    names = node.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
-    return [name for name in names if not name.startswith("spark-")]
+    return [name for name in containers(node, all=True) if not name.startswith("spark-")]
 
 
 def test_a_script_that_fails_or_never_ends(user: CommandLine, spark1: LabNode) -> None:

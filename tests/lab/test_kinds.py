@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+import lab_recipes
 import pytest
 import word_model
 from commandline import CommandLine
-from ruamel.yaml import YAML
-from words_recipe import NAME, SHIPPED, recipe
+from lab_recipes import WORDS
 
 pytestmark = pytest.mark.lab
 
-UP = ("up", "--tp", "1", "--recipe", NAME)
+UP = ("up", "--tp", "1", "--recipe", WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def user(user: CommandLine) -> CommandLine:
 
 
 def write(user: CommandLine, kind: str, **changed: Any) -> None:
-    (user.home / f"recipes/{NAME}.yaml").write_text(json.dumps(recipe(kind, **changed)))
+    lab_recipes.write(user, lab_recipes.words(kind, **changed))
 
 
 def test_an_embedding_model_is_verified_by_its_vectors(user: CommandLine) -> None:
@@ -45,24 +44,20 @@ def test_the_same_model_reranks_by_cosine(user: CommandLine) -> None:
     assert user.json("status")["kind"] == "reranking"
 
 
+CHAT = {key: lab_recipes.shipped()[key] for key in ("model", "engine_args")}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("kind", "said"), [("chat", "/health is fine, but"), ("transcription", "transcription: ")]
+    ("kind", "model", "said"),
+    [
+        ("chat", {}, "/health is fine, but"),
+        ("transcription", {}, "transcription: "),
+        ("embedding", CHAT, "/v1/embeddings"),
+    ],
 )
-def test_a_model_of_another_kind_says_so(user: CommandLine, kind: str, said: str) -> None:
-    write(user, kind)
+def test_a_model_of_another_kind_says_so(
+    user: CommandLine, kind: str, model: dict[str, Any], said: str
+) -> None:
+    write(user, kind, **model)
     assert said in user(*UP, "--force", status=5).err
-
-
-@pytest.mark.soak
-def test_a_chat_model_behind_a_recipe_for_embedding(user: CommandLine) -> None:
-    data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
-    write(user, "embedding", model=data["model"], engine_args=data["engine_args"])
-    ran = user(*UP, status=5)
-    assert "embedding: " in ran.err
-    assert "/v1/embeddings" in ran.err
-
-
-def test_a_suite_refuses_it(user: CommandLine) -> None:
-    write(user, "embedding")
-    assert "is of kind embedding" in user("bench", "run", "lab", "--recipe", NAME, status=4).err

@@ -17,9 +17,6 @@ SMALL_BLOCKS = "81231 40211 20102 9021 3021 811 120 27 5 0 0 0 0 0"
 SHORT_KIB = 3_000_000
 """2.9 GiB: below where a load is ended, and above where earlyoom acts (2 % are 2.4 GiB)."""
 
-EARLYOOM = {"mem_available_kb": 1_500_000, "meminfo": {"AnonPages": 110_000_000}}
-"""1.3 % of the memory; earlyoom takes MemAvailable and AnonPages for all of it from 1.8 on."""
-
 
 @pytest.fixture(scope="module")
 def user(user: CommandLine) -> CommandLine:
@@ -73,29 +70,6 @@ def loads(user: CommandLine, lab: Lab) -> Started:
 def container(node: LabNode, name: str) -> str:
     asked = ["docker", "container", "inspect", "-f", "{{.State.Status}} {{.RestartCount}}", name]
     return node.run(asked, check=False).stdout.strip()
-
-
-def test_earlyoom_acts_while_swap_is_free(user: CommandLine, spark1: LabNode) -> None:
-    """P08: its limits are joined by AND, so that 80 % of swap masks those of memory."""
-    pid = spark1.run(["systemctl", "show", "-P", "MainPID", "earlyoom"]).stdout.strip()
-    argv = spark1.run(["cat", f"/proc/{pid}/cmdline"]).stdout.strip("\0").split("\0")
-    assert argv[argv.index("-s") + 1] == "100,100"
-    spark1.run(["systemctl", "stop", "earlyoom"])  # it would end the lab's own programs
-    spark1.set_state(**EARLYOOM)
-    said = {}
-    for limit in ("80", "100,100"):
-        tried = ["timeout", "3", "earlyoom", "--dryrun", "-r", "0", "-m", "2", "-s", limit]
-        done = spark1.run(tried, check=False)
-        said[limit] = done.stdout + done.stderr
-    spark1.set_state(mem_available_kb=None, meminfo=None)
-    assert "low memory!" not in said["80"]
-    assert "low memory! at or below SIGTERM limits" in said["100,100"]
-    spark1.run(["sed", "-i", "s/-s 100,100/-s 80/", "/etc/default/earlyoom"])
-    spark1.run(["systemctl", "restart", "earlyoom"])
-    found = user("doctor", "--only", "memory").printed
-    assert "earlyoom waits until swap is used up, too: -s 80" in " ".join(found.split())
-    user("provision", "--tags", "memory")
-    assert "waits until swap" not in user("doctor", "--only", "memory").printed
 
 
 def test_caches_are_dropped_before_a_fixed_share_is_served(user: CommandLine, lab: Lab) -> None:

@@ -20,7 +20,7 @@ import lab_model
 import pytest
 import readme
 from commandline import WAIT_S, CommandLine, processes, until
-from exposure import Exposure, exposure
+from exposure import Exposure, exposure, only_the_endpoint
 from factories import put
 from hostile import unit as hostile
 
@@ -36,16 +36,7 @@ URL = "http://10.89.0.11:8000"
 FABRIC_ADDRESS = "192.168.177.11"
 KEY = "sk-lab-3f9c27d1e8a4"
 OTHER_KEY = "sk-lab-77ab0e4419d2"
-STATE = """
-find /etc /srv /home /root /opt -xdev -printf '%p %y %m %u %g %s %l\\n' | sort
-find /etc /srv /home /root -xdev -type f -print0 | sort -z | xargs -0 sha256sum
-dpkg-query -W -f '${Package} ${Version} ${Status}\\n'
-getent passwd; getent group
-ip -br addr show scope global
-systemctl list-unit-files --no-legend
-command -v docker
-"""
-"""What a node is like, as text: what check mode must not change."""
+STATE = (Path(__file__).parent / "programs/state.sh").read_text()
 
 
 class Story:
@@ -170,13 +161,6 @@ def test_from_fresh_nodes_to_the_right_answer(user, story):
     assert would["ok"] <= did["ok"]
 
 
-def test_it_answers_from_here(user, spark1, spark2):
-    assert "Paris" in complete()
-    for node in (spark1, spark2):  # group docker is root: nobody is in it unasked
-        assert "permission denied" in node.ssh("docker ps", check=False).stderr
-        assert "spark-ray" in node.ssh("sudo docker ps").stdout
-
-
 def test_again_changes_nothing(user, story, spark1, spark2):
     before = looks(spark1), looks(spark2)
     story.containers = {**containers(spark1), "worker": containers(spark2)["spark-ray"]}
@@ -206,14 +190,6 @@ def test_its_end_is_the_one_of_the_picture_and_its_request_is_answered_rightly(u
     assert "Paris" in json.loads(said.stdout)["choices"][0]["message"]["content"]
 
 
-def test_verify_asks_the_toy_what_its_recipe_promises(user):
-    document = user.json("verify")
-    found = {check["status"] for check in document["checks"] if check["id"] != "answer"}
-    assert (document["ok"], found) == (True, {"not applicable"})
-    assert "a toy" in user("verify").out
-    user("verify", "--only", "short_answers", status=5)
-
-
 def test_vram(user, spark1, spark2):
     document = user.json("vram")
     query = ["nvidia-smi", "--query-compute-apps=pid,name,used_memory"]
@@ -229,18 +205,6 @@ def test_vram(user, spark1, spark2):
         shares = {p.pid: p for p in node.processes_memory()}
         assert "RayWorkerProc" in shares[worker["pid"]].title
         assert 0 < reading["mem_available_mib"] < reading["mem_total_mib"]
-
-
-def test_status_of_what_serves(user):
-    document = user.json("status")
-    assert document["state"] == "serving"
-    assert document["ray"] == {"nodes": 2, "gpus": 2}
-    assert (document["model"], document["tp"]) == ("paris", 2)
-    assert document["endpoint"] == f"{URL}/v1"
-    assert document["problems"] == []
-    said = user("status").out
-    assert "serving" in said
-    assert URL in said
 
 
 def test_the_plan_said_what_the_engine_prints(user):
@@ -476,8 +440,7 @@ def test_one_node_alone_opens_nothing_but_the_endpoint(spark1, spark2):
     addresses."""
     assert "spark_cluster" in spark1.run(["nft", "list", "tables"]).stdout
     assert "spark_cluster" not in spark2.run(["nft", "list", "tables"]).stdout
-    with exposure(spark1, spark2) as seen:
-        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
+    only_the_endpoint(spark1, spark2)
 
 
 def operations(node: LabNode) -> list[tuple[str, str]]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
 import word_model
 from commandline import CommandLine, until
-from lab_model import complete
-from words_recipe import recipe
+from lab_model import complete, embed
+from lab_recipes import words, write
 
 from spark_cluster_lab import LabNode
 
@@ -31,9 +28,9 @@ is always there, and two do not."""
 def user(user: CommandLine) -> CommandLine:
     word_model.write(user.home / "recipes/words")
     for name, served in (("lab-words", "words"), ("lab-words-2", "words-2")):
-        changed = recipe("embedding", name=name)
+        changed = words("embedding", name=name)
         changed["model"]["served_name"] = served
-        (user.home / f"recipes/{name}.yaml").write_text(json.dumps(changed))
+        write(user, changed)
 
     def several(inventory: dict[str, Any]) -> None:
         del inventory["serve"]["recipe"]
@@ -44,23 +41,11 @@ def user(user: CommandLine) -> CommandLine:
     return user.with_inventory("on-request", several)
 
 
-def embed(model: str) -> tuple[int, dict[str, Any], str]:
-    """Return the status of a request, its document, and its Retry-After."""
-    body = json.dumps({"input": "capital of france", "model": model}).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{URL}/v1/embeddings", body, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer), ""
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error), error.headers.get("Retry-After", "")
-
-
 def refused(model: str) -> str:
     """Ask until the proxy has seen that its server is gone; return what the loader says."""
 
     def told() -> str:
-        status, document, retry = embed(model)
+        status, document, retry = embed(URL, model)
         error = document.get("error", {})
         if status == 503 and error["code"] == "model_loading":
             assert int(retry) >= 2
@@ -71,7 +56,7 @@ def refused(model: str) -> str:
 
 
 def answers(model: str) -> None:
-    until(lambda: embed(model)[0] == 200, what=f"{model} answers", every=1.0)
+    until(lambda: embed(URL, model)[0] == 200, what=f"{model} answers", every=1.0)
 
 
 def needed_kib(node: LabNode) -> int:
@@ -88,9 +73,9 @@ def states(user: CommandLine) -> dict[str, str]:
 
 
 def test_up_verifies_each_by_a_request_for_it(user: CommandLine) -> None:
-    chat, *words = user.json("up")["models"]
+    chat, *small = user.json("up")["models"]
     assert "Paris" in chat["answer"]
-    assert [(one["on_request"], one["verified"]) for one in words] == [(True, ["embedding"])] * 2
+    assert [(one["on_request"], one["verified"]) for one in small] == [(True, ["embedding"])] * 2
     document = user.json("up")
     assert document["changed"] == 0
     assert states(user) == dict.fromkeys(("paris", "words", "words-2"), "serving")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
 import word_model
 from commandline import CommandLine
-from lab_model import complete
-from words_recipe import recipe
+from lab_model import complete, embed
+from lab_recipes import words, write
+from on_nodes import started
 
 from spark_cluster_lab import LabNode
 
@@ -26,7 +24,7 @@ CHAT, WORDS = "spark-vllm-lab-paris", "spark-vllm-lab-words"
 @pytest.fixture(scope="module")
 def user(user: CommandLine) -> CommandLine:
     word_model.write(user.home / "recipes/words")
-    (user.home / "recipes/lab-words.yaml").write_text(json.dumps(recipe("embedding")))
+    write(user, words("embedding"))
 
     def several(inventory: dict[str, Any]) -> None:
         del inventory["serve"]["recipe"]
@@ -36,32 +34,22 @@ def user(user: CommandLine) -> CommandLine:
     return user.with_inventory("several", several)
 
 
-def started(node: LabNode, name: str) -> str:
-    """Return the id and the start of a server; empty without one."""
-    asked = ["docker", "container", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", name]
-    return node.run(["sh", "-c", '"$@" 2>/dev/null || true', "sh", *asked]).stdout.strip()
-
-
-def embed(model: str, query: str = "") -> list[float]:
-    body = json.dumps({"input": "capital of france", "model": model}).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{URL}/v1/embeddings{query}", body, headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        found: list[float] = json.load(answer)["data"][0]["embedding"]
-    return found
+def vector(model: str, query: str = "") -> list[float]:
+    status, found, _ = embed(URL, model, query)
+    assert status == 200, found
+    numbers: list[float] = found["data"][0]["embedding"]
+    return numbers
 
 
 def test_two_models_on_one_node_behind_one_endpoint(user: CommandLine) -> None:
     document = user.json("up")
-    chat, words = document["models"]
+    chat, small = document["models"]
     assert (chat["model"], chat["node"], chat["kind"]) == ("paris", "spark1", "chat")
     assert "Paris" in chat["answer"]
-    assert (words["aliases"], words["verified"]) == (["text-embedding-3-small"], ["embedding"])
+    assert (small["aliases"], small["verified"]) == (["text-embedding-3-small"], ["embedding"])
     assert "Paris" in complete(URL, 60)
-    assert embed("words") == embed("text-embedding-3-small") == embed("words", "?model=words")
-    with pytest.raises(urllib.error.HTTPError) as unknown:
-        embed("no-such-model")
-    assert unknown.value.code == 404
+    assert vector("words") == vector("text-embedding-3-small") == vector("words", "?model=words")
+    assert embed(URL, "no-such-model")[0] == 404
     for port in (18000, 18001):  # behind the proxy
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((HOST, port), 10).close()
@@ -78,14 +66,8 @@ def test_each_command_knows_both(user: CommandLine) -> None:
     assert {one.get("model") for one in held} == {"paris", "words"}
     checked = user.json("verify", "--model", "text-embedding-3-small")
     assert (checked["model"], checked["kind"], checked["ok"]) == ("words", "embedding", True)
-    assert "the endpoint has 2 models" in user("verify", status=2).err
     checks = user.json("doctor", "--probe", "--only", "serving")["checks"]
     assert [check["found"] for check in checks if check["status"] == "fail"] == []
-    logs = user.json("logs", "--tail", "5")["logs"]
-    assert {one["container"] for one in logs} == {CHAT, WORDS}
-    assert (
-        "2 models (paris, words), and swap replaces one" in user("swap", "lab-paris", status=4).err
-    )
 
 
 def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNode) -> None:
@@ -98,20 +80,3 @@ def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNod
     assert user.json("up")["changed"] > 0
     assert started(spark1, CHAT) == chat, "the other one was not started again"
     assert user.json("status")["state"] == "serving"
-
-
-@pytest.mark.soak
-def test_one_recipe_takes_their_place_and_they_take_it_back(
-    user: CommandLine, spark1: LabNode
-) -> None:
-    user("up")
-    ran = user("up", "--recipe", "lab-paris", "--tp", "1")
-    assert (
-        "the endpoint has 2 models (paris, words), and lab-paris takes their place" in ran.printed
-    )
-    assert (started(spark1, CHAT), started(spark1, WORDS)) == ("", "")
-    assert "models" not in user.json("status")
-    user("up")
-    assert started(spark1, "spark-vllm") == ""
-    assert user.json("down")["vram"]["nodes"][0]["used_mib"] == 0
-    assert (started(spark1, CHAT), started(spark1, WORDS)) == ("", "")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from commandline import WAIT_S, CommandLine, until
+from on_nodes import ranks
 
-from spark_cluster_lab import Lab, LabNode, network
+from spark_cluster_lab import Lab, network
 from spark_cluster_lab.layout import CABLES, FABRIC, UNCABLED
 
 pytestmark = pytest.mark.lab
@@ -138,10 +139,6 @@ def served(user: CommandLine) -> Iterator[dict[str, Any]]:
     user("down")
 
 
-def ranks(node: LabNode) -> int:
-    return sum("RayWorkerProc" in process.title for process in node.processes_memory())
-
-
 @pytest.mark.soak
 def test_one_model_over_four_nodes(user: CommandLine, four: Lab, served: dict[str, Any]) -> None:
     assert served["tp"] == 4
@@ -154,31 +151,3 @@ def test_one_model_over_four_nodes(user: CommandLine, four: Lab, served: dict[st
     assert [node["name"] for node in nodes] == NAMES
     assert all(node["processes"] for node in nodes)
     link(user)
-
-
-@pytest.mark.soak
-def test_a_node_of_four_loses_power(user: CommandLine, four: Lab, served: dict[str, Any]) -> None:
-    assert served["tp"] == 4
-    lost = four.node("spark3")
-    lost.poweroff(orderly=False)
-    try:
-        ran = user("up", "--tp", "4", status=3)
-        assert "spark3" in ran.printed
-        until(
-            lambda: "Ray shows 3 of 4 nodes" in user.status()["problems"],
-            what="Ray without the node",
-        )
-        assert any(one.startswith("spark3 cannot be reached") for one in user.status()["problems"])
-    finally:
-        lost.boot()
-    again = user.json("up", "--tp", "4")
-    assert "Paris" in again["answer"]
-
-
-@pytest.mark.soak
-def test_three_replicas_and_three_stages(user: CommandLine, four: Lab) -> None:
-    user("down")
-    document = user.json("up", "--replicas", "3")
-    assert document["replicas"] == NAMES[:3]
-    assert "Paris" in document["answer"]
-    user("down")

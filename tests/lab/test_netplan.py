@@ -149,18 +149,6 @@ def test_our_file_of_another_name_is_replaced(user, node):
     assert addresses(node) == {name: [address] for name, address in POOL.items()}
 
 
-def test_what_is_refused_is_refused_before_anything_is_changed(user, node):
-    layout = LAYOUTS["block lists"]
-    write(node, layout)
-    root(node, "netplan apply")
-    strict = with_settings(user, existing_addresses="refuse")
-    for words in (NETWORK, (*NETWORK, "--check")):
-        assert layout.places[FIRST] in strict(*words, status=1).printed
-        assert not (node.root / paths.NETPLAN.lstrip("/")).exists()
-    assert unchanged(node, layout)
-    assert addresses(node) == {name: [address] for name, address in layout.given.items()}
-
-
 def test_revert_leaves_the_files_of_others(user, node):
     """P01: `revert` says which command brings the old addresses into force."""
     layout = LAYOUTS["one interface without an address"]

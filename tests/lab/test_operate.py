@@ -34,12 +34,6 @@ def test_there(serving):
     assert document["down_s"] > document["seconds"]["load"]
 
 
-def test_check_changes_nothing(serving):
-    document = serving.json("swap", "lab-paris", "--tp", "1", "--check")
-    assert document["changed"] > 0
-    assert serving.json("status")["state"] == "serving"
-
-
 def test_one_that_fails_ends_in_the_old_one(serving):
     ran = serving("swap", BROKEN, "--tp", "1", status=1)
     assert "/nowhere does not exist on the node" in ran.printed

@@ -51,15 +51,7 @@ def main(play):
         HostsEntry("cut-test", address="192.0.2.1"),
     ])
 """
-SET_UP = """
-mkdir -p /etc/cut/folder/x
-cd /etc/cut
-yes old | head -500 > replaced; chmod 4711 replaced; chown nvidia replaced
-head -c 3000000 /dev/zero | tr '\\0' o > big
-echo once > removed; echo deep > folder/x/y; ln -s x/y folder/link
-echo one > list; echo '{"a": 1}' > keys.json
-sync -f .
-"""
+SET_UP = (Path(__file__).parent / "programs/before_cut.sh").read_text()
 NEW = {
     "replaced": b"new\n" * 500,
     "big": BIG.encode(),

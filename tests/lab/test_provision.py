@@ -14,6 +14,7 @@ from typing import Any
 import example_pages
 import pytest
 import readme
+from cases import cases
 from commandline import CommandLine, Ran, until
 
 from spark_cluster_lab import Lab, LabNode
@@ -163,49 +164,17 @@ def test_a_clock_cap_that_was_lifted_by_hand_is_set_again(provisioned, spark1):
 
 # --- drift ------------------------------------------------------------------------------------
 
-DRIFT = {
-    "files": (
-        "echo junk >> /etc/default/earlyoom",
-        f"chmod 600 {HELPER}",
-        "rm /etc/ssh/ssh_config.d/40-spark-cluster.conf",
-        f"chown {USER} /var/cache/spark-cluster/engine",
-        "echo x > /etc/ssh/spark-cluster-known-hosts",
-        f"echo '{USER} ALL=(ALL) ALL' > /etc/sudoers.d/91-spark-cluster-drop-caches",
-        "sed -i /fabric/d /etc/hosts",
-        'echo \'{"log-driver": "local", "debug": false}\' > /etc/docker/daemon.json',
-    ),
-    "services": (
-        "systemctl stop earlyoom",
-        "systemctl disable --quiet docker",
-        f"systemctl disable --quiet --now {CAP}",
-        "sysctl -q -w vm.swappiness=60",
-    ),
-    "packages": ("apt-get -y -q remove earlyoom",),
-    "addresses": (f"ip link set {FABRIC[0]} mtu 1500; ip addr flush dev {FABRIC[1]}",),
-    "netplan": (f"rm {OURS} && netplan apply",),
-    "accounts": (f"sed -i /mesh/d /home/{USER}/.ssh/authorized_keys",),
-    "public key": ("rm /etc/spark-cluster/mesh/id_ed25519.pub",),
-    "key": ("rm /etc/spark-cluster/mesh/id_ed25519",),
-    "machine id": ("cp /root/others-machine-id /etc/machine-id",),
-}
-
-TOGETHER = (
-    ("files", "accounts"), ("services", "addresses"), ("packages", "netplan", "public key"),
-    ("key", "machine id"),
+DRIFT: dict[str, dict[str, list[str]]] = cases(
+    __file__, "drift.toml", HELPER=HELPER, USER=USER, OURS=OURS, CAP=CAP, CABLED=FABRIC[0],
+    TWIN=FABRIC[1],
 )  # fmt: skip
-"""Kinds that leave each other alone, so that one run repairs them all. (Without a node's public
-key, check mode does not know what becomes of the files and accounts with it.)"""
 
 
-def test_each_kind_of_drift_is_tried() -> None:
-    assert sorted(kind for kinds in TOGETHER for kind in kinds) == sorted(DRIFT)
-
-
-@pytest.mark.parametrize("kinds", TOGETHER, ids=lambda kinds: kinds[0])
+@pytest.mark.parametrize("kinds", DRIFT.values(), ids=DRIFT)
 def test_drift_is_repaired(provisioned, spark1, spark2, kinds):
     machine_id = (spark1.root / "etc/machine-id").read_text()
     (spark2.root / "root/others-machine-id").write_text(machine_id)
-    shells = [shell for kind in kinds for shell in DRIFT[kind]]
+    shells = [shell for kind in kinds.values() for shell in kind]
     for shell in shells:
         root(spark2, f"{{ {shell}; }} > /dev/null 2>&1")
     foreseen = provisioned.provision("--check")
@@ -297,10 +266,6 @@ def installed(node: LabNode, package: str = DRIVER) -> str:
     return root(node, f"dpkg-query -W -f '${{Version}} ${{db:Status-Want}}' {package} || true")
 
 
-def pinned(version: str, **more: Any) -> dict[str, Any]:
-    return {"drivers": {"pins": {DRIVER: version + REVISION, **more}}}
-
-
 def test_pins_holds_and_a_reboot(provisioned, spark1, spark2):
     for node in (spark1, spark2):
         add_repository(node.root)
@@ -323,42 +288,6 @@ def test_pins_holds_and_a_reboot(provisioned, spark1, spark2):
     assert root(spark1, "nvidia-smi --query-gpu=driver_version --format=csv,noheader") == "580.142"
     assert provisioned.provision()["changed"] == 0
     assert "nvidia.com/gpu" in root(spark1, "cat /etc/cdi/nvidia.yaml")
-
-
-def test_another_version_and_back(provisioned, spark1, spark2):
-    """On both nodes: two that differ are trouble, which `doctor` warns of."""
-    for version in ("580.159.03", "580.126.09"):
-        provisioned.settings = pinned(version)
-        provisioned.provision("--allow-reboot")
-        for node in (spark1, spark2):
-            assert installed(node) == f"{version}{REVISION} hold"
-            said = root(node, "nvidia-smi --query-gpu=driver_version --format=csv,noheader")
-            assert said == version
-
-
-def test_firmware_is_reported_and_updated_when_asked(provisioned, spark1, spark2):
-    """fwupd's command is a stand-in; what is offered for the ConnectX-7 is never flashed."""
-    root(spark1, "apt-get install -y -q fwupd")
-    connectx = "MT2910 Family (ConnectX-7)"
-    spark1.set_state(firmware_offers={"USB-PD": "0x00000520", connectx: "28.47.1088"})
-    told = provisioned.provision("--limit", spark1.name)["nodes"][spark1.name]["firmware"]
-    assert told["USB-PD"] == "0x00000516", "looked at, and left"
-    provisioned.provision("--firmware", "--allow-reboot", "--limit", spark1.name)
-    told = provisioned.provision("--limit", spark1.name)["nodes"][spark1.name]["firmware"]
-    assert told["USB-PD"] == "0x00000520"
-    assert told[connectx] == "28.45.4028"
-    spark1.set_state(firmware_offers=None, firmware_versions=None)
-
-
-def test_pins_that_cannot_be(provisioned, spark1, spark2):
-    provisioned.settings = pinned("580.173.02")
-    document = provisioned.provision(status=4)
-    message = document["nodes"][spark1.name]["error"]["message"]
-    assert "the driver does not match the system's release" in message
-    provisioned.settings = pinned("580.999")
-    document = provisioned.provision(status=1)
-    assert "versions that it knows" in document["nodes"][spark1.name]["error"]["hint"]
-    assert installed(spark2).endswith("hold")
 
 
 def test_the_role_and_the_playbook_of_the_page(provisioned, spark1):

@@ -40,16 +40,6 @@ def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
         made.down()
 
 
-def test_ping_and_vram(cluster: Cluster) -> None:
-    reached = cluster.ping()
-    assert reached.ok
-    assert list(reached.nodes) == ["spark1", "spark2"]
-    fits("ping", json.dumps(reached.to_dict()))
-    held = cluster.vram()
-    assert [(node.name, node.processes) for node in held.nodes] == [("spark1", ()), ("spark2", ())]
-    assert cluster.status().state == "stopped"
-
-
 def test_fabric_as_its_page_shows_it(lab: Lab, tmp_path: Path) -> None:
     """The node asks for a password that is in a variable."""
     write_files("fabric.md", tmp_path)

@@ -15,30 +15,12 @@ import pytest
 import readme
 from commandline import CHECKOUT, CommandLine, until
 from json_schema import document as fits
+from on_nodes import containers, left_of_ray
 
 from spark_cluster.engine.names import RAY
 
 pytestmark = pytest.mark.lab
 
-LEFT = """\
-docker ps --all --filter name=spark- --format '{{.Names}}'
-pgrep -af '[r]aylet' || true
-nft list tables | grep spark_cluster || true
-"""
-"""Prints what is left of it on a node."""
-
-HOLDS = """
-import ray, time
-@ray.remote(num_gpus=1, num_cpus=0)
-class RayWorkerHolds:
-    def hold(self):
-        self.held = b"x" * (300 << 20)
-        print("held", flush=True)
-        time.sleep(600)
-ray.init()
-ray.get(RayWorkerHolds.remote().hold.remote())
-"""
-"""A job with an actor that holds 300 MiB."""
 
 SLOW = "print('begun', flush=True); import time; time.sleep(600)"
 
@@ -90,11 +72,6 @@ def test_the_page_of_ray_is_reached_with_the_token_alone(user):
     started.end(status=0)
 
 
-def test_a_failed_job_gives_its_exit_status(user):
-    ran = user("ray", "submit", "--env", "STEPS=4", "--", "sh", "-c", "exit $STEPS", status=4)
-    assert "failed" in ran.err
-
-
 def test_a_closed_laptop_leaves_the_job_which_others_cannot_end(user, lab):
     started = user.start("ray", "submit", "--", "python3", "-c", SLOW)
     assert started.process.stderr is not None
@@ -117,20 +94,6 @@ def test_a_closed_laptop_leaves_the_job_which_others_cannot_end(user, lab):
     assert attached.process.returncode == 1, out + err
     assert f"job {name} stopped" in err
     assert user.json("ray", "list")["jobs"][0]["status"] == "STOPPED"
-
-
-def test_plan_counts_what_a_job_holds(user):
-    """The lab's nvidia-smi lists the actors of Ray that are called RayWorker."""
-    started = user.start("ray", "submit", "--", "python3", "-c", HOLDS)
-    assert started.process.stdout is not None
-    until(lambda: "held" in (started.process.stdout.readline() or ""), what="the job's memory")
-    nodes = user.json("plan")["nodes"]
-    (held,) = [process for node in nodes for process in node["held_by"]]
-    assert held["name"].startswith("ray::RayWorkerHolds")
-    assert held["used_mib"] >= 256
-    (job,) = user.json("ray", "status")["jobs"]
-    user("ray", "stop", job["id"])
-    started.end(status=1)
 
 
 def test_the_programs_of_the_page_run_as_they_stand(user):
@@ -165,8 +128,8 @@ def test_down_leaves_nothing(user, lab):
     fits("ray-down", json.dumps(found))
     for name in ("spark1", "spark2"):
         node = lab.node(name)
-        until(lambda node=node: node.run(["sh", "-c", LEFT]).stdout == "", what=f"{name} is clean")
-    assert RAY not in lab.node("spark1").run(["docker", "ps"]).stdout
+        until(lambda node=node: not left_of_ray(node), what=f"{name} is clean")
+    assert RAY not in containers(lab.node("spark1"))
     ran = user("ray", "list", status=1)
     assert "no Ray cluster is running" in ran.err
     assert user.json("ray", "status")["state"] == "stopped"

@@ -3,12 +3,14 @@ Ray, assertions about the log, and rungs; on real Docker and real vLLM."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import readme
 from commandline import CommandLine
-from exposure import exposure
+from exposure import only_the_endpoint
+from lab_recipes import BASE_IMAGE, shipped, write
+from on_nodes import containers
 
 from spark_cluster_lab import LabNode
 
@@ -16,51 +18,36 @@ pytestmark = pytest.mark.lab
 
 NAME = "lab-fields"
 UP = ("up", "--tp", "2", "--recipe", NAME, "--allow-build-network")
-BUILD = "  build:\n    why: a test\n    dockerfile: |\n      FROM spark-vllm:lab\n"
-FIELDS = """\
-executor: mp
-patches:
-  - {file: issue, origin: laptop, target: /etc/issue, why: a test}
-readiness:
-  rungs: [answer]
-  log_expect: ["headless multiproc executor"]   # only the worker's rank says it
-  log_forbid: ["Connecting to existing Ray cluster"]
+DOCKERFILE = """\
+FROM spark-vllm:lab
+RUN echo built > /etc/built
+ENTRYPOINT ["vllm", "serve"]
 """
-PREPARE = """\
-def main(play):
-    image = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
-    play.apply(play.nodes, "containers", [image])
-"""
+"""Which begins as vllm/vllm-openai does."""
 
 
-def recipe_text() -> str:
+def recipe() -> dict[str, Any]:
     """The lab's recipe with all of it."""
-    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
-    head, _, rest = shipped.partition("image:\n")
-    _, _, rest = rest.partition("\n\n")
-    kept = [part for part in rest.split("\n\n") if not part.startswith("readiness:")]
-    image = f"image:\n  ref: spark-cluster/lab-fields:1\n{BUILD}      RUN echo built > /etc/built\n"
-    image += '      ENTRYPOINT ["vllm", "serve"]\n'  # as vllm/vllm-openai has it
-    return head.replace("lab-paris", NAME) + "\n".join((image, "\n\n".join(kept), FIELDS))
+    build = {"why": "a test", "dockerfile": DOCKERFILE}
+    image = {"ref": "spark-cluster/lab-fields:1", "build": build}
+    patch = {"file": "issue", "origin": "laptop", "target": "/etc/issue", "why": "a test"}
+    log = {"log_expect": ["headless multiproc executor"]}  # only the worker's rank says it
+    log["log_forbid"] = ["Connecting to existing Ray cluster"]
+    readiness = {"rungs": ["answer"], **log}
+    return shipped(name=NAME, executor="mp", image=image, patches=[patch], readiness=readiness)
 
 
 @pytest.fixture(scope="module")
 def user(user: CommandLine) -> CommandLine:
     """A user with a recipe and a patch of their own, on nodes that have Docker and the base."""
     (user.home / "recipes/issue").write_text("patched\n")
-    (user.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
-    user("playbook", user.playbook(PREPARE))
+    write(user, recipe())
+    user("playbook", user.playbook(BASE_IMAGE))
     return user
 
 
 def inside(node: LabNode, path: str) -> str:
     return node.run(["docker", "exec", "spark-vllm", "cat", path]).stdout.strip()
-
-
-def change(user: CommandLine, old: str, new: str) -> None:
-    path = user.home / f"recipes/{NAME}.yaml"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
 
 
 def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
@@ -70,7 +57,7 @@ def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
     for node in (spark1, spark2):
         assert inside(node, "/etc/built") == "built", "the image was built here"
         assert inside(node, "/etc/issue") == "patched"
-        assert node.run(["docker", "ps", "--format", "{{.Names}}"]).stdout.split() == ["spark-vllm"]
+        assert containers(node) == ["spark-vllm"]
     found = user.json("status")
     assert (found["state"], found["problems"], found["ray"]["nodes"]) == ("serving", [], 0)
     assert user.json(*UP)["changed"] == 0
@@ -80,32 +67,7 @@ def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
 def test_a_neighbour_reaches_the_endpoint_and_nothing_else(user, spark1, spark2):
     """Ranks without Ray have no passwords at all."""
     user(*UP)
-    with exposure(spark1, spark2) as seen:
-        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
-
-
-def test_a_patch_that_is_missing_is_found_before_anything_is_changed(user):
-    (user.home / "recipes/issue").rename(user.home / "elsewhere")
-    ran = user(*UP, status=4)
-    assert "the patch" in ran.err
-    assert "is not on this machine" in ran.err
-    (user.home / "elsewhere").rename(user.home / "recipes/issue")
-
-
-def test_what_the_log_does_not_say(user):
-    change(user, 'headless multiproc executor"', 'headless multiproc executor", "MARLIN"')
-    ran = user(*UP, status=5)
-    assert "the engine's log does not contain 'MARLIN'" in ran.err
-    change(user, ', "MARLIN"', "")
-
-
-def test_a_tool_call_without_the_flags(user):
-    """Real vLLM refuses it; a router would hide that."""
-    change(user, "rungs: [answer]", "rungs: [answer, tool_call]")
-    ran = user(*UP, status=5)
-    assert "tool call: the request failed (status 400)" in ran.err
-    assert "--enable-auto-tool-choice" in ran.err
-    change(user, "rungs: [answer, tool_call]", "rungs: [answer]")
+    only_the_endpoint(spark1, spark2)
 
 
 def test_verify_of_a_server_without_a_tool_parser(user):
@@ -125,14 +87,3 @@ def test_verify_of_a_server_without_a_tool_parser(user):
     assert "tool choice" in found["tool-one"]["found"]
     assert "expected '42'" in found["short-answers"]["found"]
     assert (document["tp"], document["recipe"]) == (2, NAME)
-
-
-@pytest.mark.soak
-def test_a_rank_that_was_killed(user, spark2):
-    """All ranks begin anew: one does not join others that have begun."""
-    user(*UP)
-    spark2.run(["docker", "kill", "spark-vllm"])
-    found = user.json("status", status=5)
-    assert "the rank's container on spark2 is exited" in found["problems"]
-    assert "Paris" in user.json(*UP)["answer"]
-    assert user.json("status")["state"] == "serving"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from commandline import CommandLine, until
-from exposure import exposure
+from exposure import only_the_endpoint
+from on_nodes import started
 
 from spark_cluster.engine.names import SERVER
 from spark_cluster_lab import LabNode
@@ -69,9 +70,7 @@ class Load:
 
 
 def server(node: LabNode) -> str:
-    """Return the id and the start of a node's server; empty without one."""
-    asked = ["docker", "container", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", SERVER]
-    return node.run(["sh", "-c", '"$@" 2>/dev/null || true', "sh", *asked]).stdout.strip()
+    return started(node, SERVER)
 
 
 def test_two_replicas_and_one_endpoint(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
@@ -82,8 +81,7 @@ def test_two_replicas_and_one_endpoint(user: CommandLine, spark1: LabNode, spark
     found = user.json("status")
     assert (found["state"], found["problems"]) == ("serving", [])
     assert [one["state"] for one in found["replicas"]] == ["serving", "serving"]
-    with exposure(spark1, spark2) as seen:
-        assert seen.open() == {("spark1", "haproxy", 8000)}
+    only_the_endpoint(spark1, spark2)
 
 
 @pytest.mark.soak

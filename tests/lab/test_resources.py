@@ -1,4 +1,4 @@
-"""Resources on a real node: real apt, systemd, accounts, Docker, disks that are full."""
+"""Resources on a real node: real apt, accounts, Docker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import (
     AuthorizedKey,
     Container,
-    File,
     Group,
     Image,
     Package,
@@ -144,45 +143,6 @@ def test_group_user_and_key(agent, no_alice):
     assert output(agent, "ls", "/etc/authorized_keys") == ""
 
 
-# --- systemd ----------------------------------------------------------------------------------
-
-
-def unit(command: str) -> File:
-    text = f"[Service]\nExecStart={command}\n[Install]\nWantedBy=multi-user.target\n"
-    return File("/etc/systemd/system/tick.service", content=text)
-
-
-@pytest.fixture
-def no_tick(agent: Session) -> Iterator[None]:
-    def remove() -> None:
-        gone = File("/etc/systemd/system/tick.service", state="absent")
-        verdicts(agent, Service("tick", running=False, enabled=False), gone)
-        output(agent, "systemctl", "daemon-reload")
-        output(agent, "systemctl", "reset-failed", "tick")
-
-    remove()
-    yield
-    remove()
-
-
-def test_service(agent, no_tick):
-    first, second = unit("/bin/sleep 991"), unit("/bin/sleep 992")
-    tick = Service("tick", enabled=True, restart_when=(first,))
-    assert verdicts(agent, first, tick, check=True) == ["change", "unknown"]
-    assert verdicts(agent, first, tick) == ["change", "change"]
-    assert verdicts(agent, first, tick) == ["ok", "ok"]
-    assert verdicts(agent, second, tick, check=True) == ["change", "change"]
-    assert verdicts(agent, second, tick) == ["change", "change"]
-    assert verdicts(agent, second, tick) == ["ok", "ok"]
-    assert "992" in output(agent, "systemctl", "show", "tick", "-p", "ExecStart")
-    comes_and_stays(agent, Service("tick", running=False, enabled=False))
-
-
-def test_service_that_dies_at_once(agent, no_tick):
-    said = error(agent, unit("/bin/sh -c 'echo oh dear; exit 3'"), Service("tick"))
-    assert "oh dear" in said
-
-
 # --- Docker -----------------------------------------------------------------------------------
 
 
@@ -193,15 +153,6 @@ def docker(agent: Session) -> Iterator[Session]:
     assert "failed" not in verdicts(agent, package, Service("docker", enabled=True), IMAGE)
     yield agent
     verdicts(agent, Container("restest", state="absent"))
-
-
-def test_image(docker):
-    assert verdicts(docker, IMAGE) == ["ok"]
-    output(docker, "docker", "tag", IMAGE.ref, "restest:1")
-    output(docker, "docker", "rmi", "restest:1")
-    assert "does not hold restest:1" in error(docker, Image("restest:1", archive=IMAGE.archive))
-    wrong = dataclasses.replace(IMAGE, digest="sha256:" + "0" * 64)
-    assert "not the pinned" in error(docker, wrong)
 
 
 def test_container(docker):
@@ -245,16 +196,3 @@ def test_container_that_ends_at_once_or_cannot_start(docker):
         docker, dataclasses.replace(base, mounts=("/srv/none:/x",))
     )
     assert output(docker, "ls", "-d", "/srv/none") == ""
-
-
-def test_daemon_that_is_down(docker):
-    output(docker, "systemctl", "stop", "docker.socket", "docker.service")
-    try:
-        assert "docker.service is inactive" in error(docker, IMAGE)
-        checked = events(docker, Service("docker"), IMAGE, check=True)
-        assert [e["verdict"] for e in checked] == ["change", "unknown"]
-    finally:
-        output(docker, "systemctl", "start", "docker.socket", "docker.service")
-
-
-# --- a full disk ------------------------------------------------------------------------------

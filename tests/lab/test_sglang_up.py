@@ -6,12 +6,13 @@ and ends it. The stand-in has no model and no GPU: nothing is shown about SGLang
 
 from __future__ import annotations
 
-import json
 import textwrap
+from pathlib import Path
 
 import pytest
-from commandline import WAIT_S, CommandLine
-from exposure import exposure
+from commandline import CommandLine
+from exposure import only_the_endpoint
+from lab_recipes import BASE_IMAGE
 
 from spark_cluster_lab import Lab, LabNode
 from spark_cluster_lab.layout import DEFAULT_STATE
@@ -20,56 +21,16 @@ from spark_cluster_lab.sglang_stand_in import REF, dockerfile
 pytestmark = pytest.mark.lab
 
 NAME = "lab-sglang"
-RECIPE = """\
-name: lab-sglang
-description: The lab's stand-in for SGLang, which has no model
-engine: sglang
-model:
-  name: paris
-  source: directory
-  directory: {directory}
-  path: /srv/models/paris
-  served_name: paris
-image:
-  ref: {ref}
-  build:
-    why: a stand-in, as no GPU is here that SGLang needs
-    dockerfile: |
-{dockerfile}
-tensor_parallel: {{min: 1, max: 1}}
-gpu_memory_utilization: {share}
-engine_args: {arguments}
-probe:
-  question: What is the capital of France? Please reply with one word only
-  expect: Paris
-  max_tokens: 5
-readiness:
-  rungs: [answer]
-  log_expect: ["The server is fired up and ready to roll"]
-ready_timeout_s: 120
-"""
-PREPARE = """\
-def main(play):
-    image = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
-    play.apply(play.nodes, "network", "containers", [image])  # the fabric is scanned, too
-"""
+RECIPE = Path(__file__).with_name("sglang.yaml")
 ASKED = ("up", "--tp", "1", "--recipe", NAME)
 UP = (*ASKED, "--allow-build-network")
 
 
-def write(user: CommandLine, lab: Lab, *, share: float = 0.1, **arguments: object) -> None:
-    """Write the recipe.
-
-    Args:
-        share: of the memory, as `gpu_memory_utilization`.
-        arguments: more flags.
-    """
-    flags = {"context-length": 4096, "max-running-requests": 8, **arguments}
+def write(user: CommandLine, lab: Lab) -> None:
     # As the inventory's allow_files name it, in a second lab, too (beside.py).
     directory = DEFAULT_STATE / lab.model_path.relative_to(lab.layout.state)
-    text = RECIPE.format(
-        directory=directory, ref=REF, share=share, arguments=json.dumps(flags),
-        dockerfile=textwrap.indent(dockerfile(), " " * 6).rstrip(),
+    text = RECIPE.read_text().format(
+        directory=directory, ref=REF, dockerfile=textwrap.indent(dockerfile(), " " * 6).rstrip(),
     )  # fmt: skip
     (user.home / f"recipes/{NAME}.yaml").write_text(text)
 
@@ -77,7 +38,7 @@ def write(user: CommandLine, lab: Lab, *, share: float = 0.1, **arguments: objec
 @pytest.fixture(scope="module")
 def user(lab: Lab, user: CommandLine) -> CommandLine:
     write(user, lab)
-    user("playbook", user.playbook(PREPARE))
+    user("playbook", user.playbook(BASE_IMAGE))
     return user
 
 
@@ -99,34 +60,7 @@ def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode, spark2: Lab
     (first, *_) = user.json("vram")["nodes"]
     assert any("sglang" in process["name"] for process in first["processes"])
     assert user.json(*UP)["changed"] == 0
-    with exposure(spark1, spark2) as seen:
-        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
-
-
-def test_explain_reads_its_log(user: CommandLine, spark1: LabNode) -> None:
-    path = user.home / "sglang.log"
-    path.write_text(logs(spark1))
-    found = user.json("explain", str(path))
-    assert (found["engine"], found["cause"], found["missing"]) == ("SGLang", None, [])
-
-
-def test_a_flag_that_it_does_not_know_ends_the_start(user: CommandLine, lab: Lab) -> None:
-    write(user, lab, **{"no-such-flag": 1})
-    ran = user.start(*UP, "--force").end(status=None)
-    assert "unrecognized arguments" in ran.out + ran.err
-    assert "--no-such-flag" in ran.out + ran.err
-
-
-def test_a_share_without_room_is_explained(user: CommandLine, lab: Lab, spark1: LabNode) -> None:
-    write(user, lab, share=0.06)
-    process = user.start(*UP, "--force").process  # the plan finds it too
-    out, err = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
-    # The end of the log is shown, which has the engine's own traceback.
-    assert "Not enough memory. Please try to increase --mem-fraction-static" in out + err
-    path = user.home / "small.log"
-    path.write_text(logs(spark1))
-    assert user.json("explain", str(path))["cause"]["id"] == "sglang-no-room-for-kv"
+    only_the_endpoint(spark1, spark2)
 
 
 def test_it_goes_down(user: CommandLine, lab: Lab, spark1: LabNode) -> None:

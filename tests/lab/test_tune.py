@@ -47,12 +47,6 @@ def tuner(node: LabNode) -> str:
     return node.ssh(query).stdout.strip()
 
 
-def test_the_image_lacks_the_tuner(user: CommandLine) -> None:
-    ran = user("tune", "experts", *ALLOWED, "--batch-sizes", "1", status=1)
-    assert "the image does not have vLLM's tuner" in ran.printed
-    assert "blob/v0.32.0/benchmarks/kernels/benchmark_moe.py" in ran.printed
-
-
 def test_tuned_once_and_listed(user: CommandLine, spark1: LabNode) -> None:
     document = user.json(*TUNE, "--batch-sizes", "1,2")
     tuned = document["tuned"]
@@ -99,8 +93,3 @@ def test_up_hands_it_to_the_engine(user: CommandLine, spark1: LabNode) -> None:
     assert json.loads(seen.stdout)["4"]["BLOCK_SIZE_N"] == 64, "the engine sees the file"
     assert user.json("status")["tuned"] == [FILE]
     assert user.json("up", "--recipe", "lab-paris", "--tp", "1")["changed"] == 0
-
-
-def test_nothing_is_tuned_next_to_a_server(user: CommandLine) -> None:
-    ran = user(*TUNE, "--batch-sizes", "8", status=4)
-    assert "the engine runs, and the tuner needs the GPU" in ran.printed

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import lab_recipes
 import pytest
 from commandline import CommandLine
-from ruamel.yaml import YAML
 
 from spark_cluster.engine import readiness_checks
 from spark_cluster_lab import Lab
@@ -20,7 +18,6 @@ from spark_cluster_lab.tools_model import MODEL, tools_model
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
 NAME = "lab-tools"
-SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
 PARSERS = {
     "enable-auto-tool-choice": True,
     "tool-call-parser": "hermes",
@@ -29,22 +26,13 @@ PARSERS = {
 CANNOT = {"vision-colour", "vision-scene"}
 
 
-def recipe(**changed: Any) -> str:
+def recipe() -> dict[str, Any]:
     """The lab's recipe with the model of tools."""
-    data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
-    model = {
-        "name": MODEL,
-        "source": "directory",
-        "directory": MODEL,
-        "path": f"/srv/models/{MODEL}",
-        "served_name": MODEL,
-    }
-    flags = {**data["engine_args"], **PARSERS}
-    probe = {**data["probe"], "max_tokens": 16}
-    readiness = {**data["readiness"], "toy": False}
-    made = {**data, "name": NAME, "model": model, "engine_args": flags, "probe": probe}
-    made["readiness"] = readiness
-    return json.dumps({**made, **changed})
+    made = lab_recipes.shipped(name=NAME, model=lab_recipes.model(MODEL))
+    made["engine_args"] |= PARSERS
+    made["probe"]["max_tokens"] = 16
+    made["readiness"]["toy"] = False
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +41,7 @@ def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command
     artefact = tools_model(lab.layout, lab.prepared())
     artefact.make(lambda text: print(text, file=sys.stderr))  # minutes, where it is not there yet
     shutil.copytree(artefact.path / MODEL, made.home / "recipes" / MODEL)
-    (made.home / f"recipes/{NAME}.yaml").write_text(recipe())
+    lab_recipes.write(made, recipe())
     made("down")
     made("up", "--tp", "1", "--recipe", NAME)
     yield made
@@ -69,16 +57,6 @@ def test_every_check_holds_but_for_pictures(user: CommandLine) -> None:
     assert (document["ok"], document["tp"], document["recipe"]) == (True, 1, NAME)
 
 
-def test_what_the_recipe_promises_must_hold(user: CommandLine) -> None:
-    """The recipe may change while the server runs: the promise is the recipe's."""
-    promised = recipe(readiness={"rungs": ["answer", "vision"]})
-    (user.home / f"recipes/{NAME}.yaml").write_text(promised)
-    ran = user("verify", "--only", "vision", status=5)
-    assert "is not a multimodal model" in ran.out
-    assert "asked" in ran.out
-    (user.home / f"recipes/{NAME}.yaml").write_text(recipe())
-
-
 def test_two_nodes_give_the_answers_of_one(user: CommandLine) -> None:
     user("up", "--tp", "2", "--recipe", NAME)
     document = user.json("verify", "--only", "short_answers", "--only", "tool_use")
@@ -86,10 +64,3 @@ def test_two_nodes_give_the_answers_of_one(user: CommandLine) -> None:
     (size,) = document["other_sizes"]
     assert (size["tp"], size["different"]) == (1, [])
     assert "short-answers" in size["same"]
-
-
-def test_a_server_that_is_stopped(user: CommandLine) -> None:
-    user("down")
-    ran = user("verify", status=1)
-    assert "nothing serves" in ran.err
-    assert "spark-cluster up" in ran.err
