@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import (
@@ -283,7 +283,19 @@ Quantization = Literal["bf16", "fp8", "fp8-online", "nvfp4", "mxfp4", "awq-int4"
 """How the weights lie in memory; `fp8-online` is read as BF16 and quantized while loading."""
 
 
-class Model(Schema):
+class InHubCache(Schema):
+    """What may be kept in the nodes' hub cache, where its folder is known with its revision."""
+
+    _folder: str = PrivateAttr(default="")
+
+    def at(self, folder: str) -> Self:
+        """Return it with the folder of its revision."""
+        copy = self.model_copy()
+        copy._folder = folder
+        return copy
+
+
+class Model(InHubCache):
     """The model and where it lies."""
 
     name: str = Field(min_length=1)
@@ -305,8 +317,6 @@ class Model(Schema):
     """how the weights lie in memory (default: as its config says)"""
     weights_gib: float | None = Field(default=None, gt=0)
     """memory of the weights as a server logged it, GiB, TP=1"""
-
-    _folder: str = PrivateAttr(default="")
 
     @model_validator(mode="after")
     def _directory_given(self) -> Model:
@@ -330,12 +340,6 @@ class Model(Schema):
         if self.in_hub_cache:
             return self._folder or self.name
         return self.path or f"{paths.MODELS_FOLDER}/{self.name.replace('/', '--')}"
-
-    def at(self, folder: str) -> Model:
-        """Return the model of the hub cache with the folder of its revision."""
-        copy = self.model_copy()
-        copy._folder = folder
-        return copy
 
 
 class Venv(Schema):
@@ -438,7 +442,7 @@ class Patch(Schema):
     """what it repairs"""
 
 
-class Drafter(Schema):
+class Drafter(InHubCache):
     """Speculative decoding with a small model, or with the model's own extra head."""
 
     method: str = Field(min_length=1)
@@ -455,8 +459,6 @@ class Drafter(Schema):
     """further settings for vLLM, such as moe_backend: triton"""
     acceptance: list[Annotated[float, Field(ge=0, le=1)]] = Field(default=[])
     """measured acceptance of each position, given the ones before"""
-
-    _folder: str = PrivateAttr(default="")
 
     @field_validator("options")
     @classmethod
@@ -475,12 +477,6 @@ class Drafter(Schema):
     def node_path(self) -> str | None:
         """The folder on the nodes, as of a `Model`; None where the model drafts by itself."""
         return self.path or self._folder or self.name
-
-    def at(self, folder: str) -> Drafter:
-        """Return the drafter of the hub cache with the folder of its revision."""
-        copy = self.model_copy()
-        copy._folder = folder
-        return copy
 
     @property
     def config(self) -> dict[str, Any]:

@@ -573,6 +573,14 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def read_as(kind: type[T], value: object) -> T | None:
+    """Return a result that is read back from decoded JSON; None where it is none of the kind."""
+    with suppress(ValidationError):
+        found: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
+        return found
+    return None
+
+
 def as_json(value: Any) -> Any:
     """Return a result, or a mapping or sequence of some, as `json` writes it."""
     if isinstance(value, BaseModel):
