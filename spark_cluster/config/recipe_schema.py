@@ -20,7 +20,15 @@ from pydantic import (
 )
 
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.config.schema import VARIABLE, NodePath, Pattern, Port, Schema, matching
+from spark_cluster.config.schema import (
+    VARIABLE,
+    LaptopPath,
+    NodePath,
+    Pattern,
+    Port,
+    Schema,
+    matching,
+)
 from spark_cluster.config.secret import looks_secret
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused
@@ -307,7 +315,7 @@ class Model(InHubCache):
     path: NodePath | None = None
     """folder on the nodes (default: the hub cache of the nodes; of a directory /srv/models/ and the
     name)"""
-    directory: Path | None = None
+    directory: LaptopPath | None = None
     """folder on the laptop, for source: directory"""
     served_name: str = Field(min_length=1)
     """name that clients ask for"""
