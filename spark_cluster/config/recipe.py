@@ -193,9 +193,9 @@ class Recipe(Schema):
         copy._overrides = dict(overrides)
         return copy
 
-    def with_allowances(self, allowances: Allowances, **changed: Any) -> Recipe:
-        """The recipe with changed fields, and with what it may do."""
-        copy = self.model_copy(update=changed)
+    def with_allowances(self, allowances: Allowances) -> Recipe:
+        """The recipe with what it may do."""
+        copy = self.model_copy()
         copy._allowances = allowances
         return copy
 

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -27,6 +28,7 @@ from spark_cluster.config.schema import (
     Pattern,
     Port,
     Schema,
+    laptop_file,
     matching,
 )
 from spark_cluster.config.secret import looks_secret
@@ -448,6 +450,13 @@ class Patch(Schema):
     """the file of the image that it replaces"""
     why: str = Field(min_length=1)
     """what it repairs"""
+
+    @model_validator(mode="after")
+    def _absolute(self, info: ValidationInfo) -> Patch:
+        """Have a file of the laptop begin at the folder of the recipe."""
+        if self.origin == "model" or info.context is None:
+            return self
+        return self.model_copy(update={"file": laptop_file(self.file, info)})
 
 
 class Drafter(InHubCache):

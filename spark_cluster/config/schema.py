@@ -400,7 +400,8 @@ def _laptop_path(path: Path, info: ValidationInfo) -> Path:
     return info.context / full if isinstance(info.context, Path) else path
 
 
-def _laptop_file(text: str, info: ValidationInfo) -> str:
+def laptop_file(text: str, info: ValidationInfo) -> str:
+    """Return the text of a path on the laptop, absolute where a folder is known (`parse`)."""
     return str(_laptop_path(Path(text), info)) if isinstance(info.context, Path) else text
 
 
@@ -422,7 +423,7 @@ Bind = Annotated[str, AfterValidator(_bind)]
 EnvName = Annotated[str, AfterValidator(env_name)]
 NodePath = Annotated[str, AfterValidator(node_path)]
 LaptopPath = Annotated[Path, AfterValidator(_laptop_path)]
-LaptopFile = Annotated[str, Field(min_length=1), AfterValidator(_laptop_file)]
+LaptopFile = Annotated[str, Field(min_length=1), AfterValidator(laptop_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Subnet = Annotated[ipaddress.IPv4Network, BeforeValidator(_subnet)]
