@@ -113,7 +113,7 @@ def _before_the_stop(
     if play.check:  # `up` shows what would be fetched; what it says of warmth, it says at a start
         warmth = launches.of_recipe(play, server.recipe, server.tp)
         if warmth is not None:
-            play.note(launches.shown(warmth))
+            play.note(f"compile cache: {warmth.told}")
         return
     with play.stage("prepare"):
         docker = ("containers",) if server.recipe.runtime == "docker" else ()

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,12 +30,14 @@ from typing import TYPE_CHECKING, Any
 import ifaddr
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.inventory import Inventory, read_inventory
+from spark_cluster.config.fact_gathering import output_of
+from spark_cluster.config.inventory import Inventory, checked
 from spark_cluster.config.project import Project
 from spark_cluster.config.schema import is_ip
 from spark_cluster.config.topology import render
-from spark_cluster.config.yamlfile import Sourced, load
+from spark_cluster.config.yamlfile import Sourced, load, parse
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.node.durable import write_file
 from spark_cluster.node.replies import decoded, objects_of
 
 if TYPE_CHECKING:
@@ -241,18 +241,16 @@ class Peer:
 
 def peers(answer: Mapping[str, Any]) -> list[Peer]:
     """Return who is at the other end of a node's fabric ports, from its answer to COMMANDS."""
-    hcas = _out(answer, "hcas")
-    ports = {
-        hca.interface for hca in fact_gathering.ibdev2netdev(hcas) or fact_gathering.rdma_link(hcas)
-    }
-    own = {str(a.ip) for i in fact_gathering.ip_addr(_out(answer, "ip")) for a in i.addresses}
-    rows = _resolved(_out(answer, "mdns"))
+    told = {name: output_of(answer["commands"], name) for name in COMMANDS}
+    ports = {hca.interface for hca in fact_gathering.rdma_devices(told["hcas"])}
+    own = {str(a.ip) for i in fact_gathering.ip_addr(told["ip"]) for a in i.addresses}
+    rows = _resolved(told["mdns"])
     itself = {host for _, host, address in rows if address in own}  # heard back over the cable
     at_cable = sorted({host for interface, host, _ in rows if interface in ports} - itself)
     named = [Peer(host, _management(host, rows, ports)) for host in at_cable]
     if named:
         return named
-    macs = {n.mac for n in ip_neigh(_out(answer, "neigh")) if n.interface in ports}
+    macs = {n.mac for n in ip_neigh(told["neigh"]) if n.interface in ports}
     # The two twins of a port have addresses of their own: one machine all the same.
     return [Peer("", None, min(macs))] if macs else []
 
@@ -280,11 +278,6 @@ def _resolved(text: str) -> list[tuple[str, str, str]]:
         if HOST_NAME.fullmatch(host) and usable(fields[7]):
             found.append((fields[1], host, fields[7]))
     return found
-
-
-def _out(answer: Mapping[str, Any], name: str) -> str:
-    done = answer["commands"].get(name)
-    return str(done["stdout"]) if done is not None and done["status"] == 0 else ""
 
 
 MAKERS = (
@@ -474,7 +467,7 @@ def _text(answers: Answers) -> str:
 
 
 def write(path: Path, answers: Answers, project: Project) -> Inventory:
-    """Write the inventory next to `path`, read it back, and rename it into place.
+    """Write the inventory of these answers, once its text has been read as an inventory.
 
     Raises:
         UsageError: an answer does not fit, or the file cannot be written; `path` is untouched.
@@ -482,23 +475,13 @@ def write(path: Path, answers: Answers, project: Project) -> Inventory:
     project.find("recipes", answers.recipe)
     text = _text(answers)
     try:
-        handle, name = tempfile.mkstemp(prefix=".inventory-", suffix=".yaml", dir=path.parent)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    staged = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        inventory = read_inventory(staged)
-        staged.chmod(0o644)
-        staged.replace(path)
+        inventory = checked(parse(text, path, "inventory"))
+        write_file(path, text.encode(), 0o644)
     except InvalidFile as error:
-        # The lines are those of a file that is not kept: name the fields only.
+        # The lines are those of a file that is not written: name the fields only.
         raise UsageError("these nodes cannot be used:\n  " + _without_lines(error)) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        staged.unlink(missing_ok=True)
     return inventory
 
 

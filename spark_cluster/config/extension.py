@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -412,16 +412,9 @@ class Allowances:
     folders: tuple[Path, ...] = ()
 
     def __add__(self, other: Allowances) -> Allowances:
-        return Allowances(
-            self.files + other.files,
-            self.env + other.env,
-            self.mounts + other.mounts,
-            self.venv or other.venv,
-            self.build or other.build,
-            self.build_network or other.build_network,
-            self.own + other.own,
-            self.folders + other.folders,
-        )
+        pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        both: list[Any] = [a or b if isinstance(a, bool) else a + b for a, b in pairs]
+        return Allowances(*both)
 
     def holds(self, path: Path) -> bool:
         """Return whether a file of the laptop may be sent; links are followed first."""

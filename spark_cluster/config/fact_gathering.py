@@ -83,9 +83,6 @@ def is_whole(kind: str, blob: bytes) -> bool:
     return not rest and parts == wanted and kind_of(blob) == kind
 
 
-NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
-
-
 def key_values(text: str) -> dict[str, str]:
     """`KEY="value"` lines; of a key that comes twice the last one counts."""
     found = {}
@@ -136,7 +133,7 @@ def gpu(text: str) -> Gpu | None:
     if len(cells) < 6:
         return None
     name, compute_cap, driver, *figures = cells
-    temperature, power, clock = (_figure(cell) for cell in figures[:3])
+    temperature, power, clock = (nvidia_smi.number(cell) for cell in figures[:3])
     memory = _own_memory(*figures[3:5]) if len(figures) >= 5 else None
     return Gpu(name, compute_cap, driver, temperature, power, clock, memory)
 
@@ -155,11 +152,6 @@ def _own_memory(used: str, free: str) -> Memory | None:
     return None if held is None or left is None else Memory(held + left, left, of_gpu=True)
 
 
-def _figure(cell: str) -> float | None:
-    found = re.match(r"-?[0-9]{1,15}(\.[0-9]+)?(?![0-9])", cell)
-    return float(found[0]) if found and cell not in NOT_TOLD else None
-
-
 def ibdev2netdev(text: str) -> tuple[Hca, ...]:
     """`rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)`; the order of rows varies."""
     rows = re.findall(r"^(\S+) port \d+ ==> (\S+) \((\w+)\)", text, re.MULTILINE)
@@ -170,6 +162,11 @@ def rdma_link(text: str) -> tuple[Hca, ...]:
     """`link rocep1s0f1/1 state ACTIVE physical_state LINK_UP netdev enp1s0f1np1`."""
     rows = re.findall(r"^link (\S+)/\d+ state (\w+) .*\bnetdev (\S+)", text, re.MULTILINE)
     return _in_order(Hca(name, interface, state == "ACTIVE") for name, state, interface in rows)
+
+
+def rdma_devices(text: str) -> tuple[Hca, ...]:
+    """Return the RDMA devices, whichever of the two programs has printed them."""
+    return ibdev2netdev(text) or rdma_link(text)
 
 
 def _in_order(hcas: Iterable[Hca]) -> tuple[Hca, ...]:
@@ -569,7 +566,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     commands, trees, machine = answer["commands"], answer.get("trees", {}), answer["machine"]
     packages = (commands.get("dpkg") or {"stdout": ""})["stdout"]
     gpu_found, nvml_error = _gpu(answer)
-    interfaces, hcas = ip_addr(_out(commands, "ip")), _hcas(answer)
+    interfaces, hcas = ip_addr(output_of(commands, "ip")), _hcas(answer)
     configured = _netplan(trees, interfaces, hcas)
     return Facts(
         hostname=machine["hostname"],
@@ -588,7 +585,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         dgx_version=dgx_version(files["dgx"]),
         interfaces=interfaces,
         hcas=hcas,
-        docker=_out(commands, "docker").strip() or None,
+        docker=output_of(commands, "docker").strip() or None,
         packages=dpkg(packages),
         held=dpkg_held(packages),
         cmdline=files["cmdline"],
@@ -596,7 +593,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         host_keys=public_keys(trees.get("host_keys", {}).values()),
         mesh_key=next(iter(public_keys([files["mesh_key"]])), ""),
         local_ports=port_range(files["local_ports"]),
-        ssh_ports=ssh_ports(_out(commands, "sshd"), _out(commands, "ssh_sockets")),
+        ssh_ports=ssh_ports(output_of(commands, "sshd"), output_of(commands, "ssh_sockets")),
         given_addresses=tuple(
             given.address for d in configured.definitions if d.ours for given in d.addresses
         ),
@@ -616,15 +613,14 @@ def _gpu(answer: Mapping[str, Any]) -> tuple[Gpu | None, str]:
     smi = answer["commands"].get("gpu")
     if smi is not None and smi["status"] != 0:
         return None, (smi["stdout"] + smi["stderr"]).strip()
-    return gpu(_out(answer["commands"], "gpu")), str(answer.get("late", {}).get("gpu", ""))
+    return gpu(output_of(answer["commands"], "gpu")), str(answer.get("late", {}).get("gpu", ""))
 
 
 def _hcas(answer: Mapping[str, Any]) -> tuple[Hca, ...]:
     """Return the RDMA devices, each with the index of its GID for RoCE v2."""
-    shown, trees = _out(answer["commands"], "hcas"), answer.get("trees", {})
+    shown, trees = output_of(answer["commands"], "hcas"), answer.get("trees", {})
     gids = gid_indexes({k: v for name in TREES for k, v in trees.get(name, {}).items()})
-    hcas = ibdev2netdev(shown) or rdma_link(shown)
-    return tuple(replace(hca, gid_index=gids.get(hca.name)) for hca in hcas)
+    return tuple(replace(hca, gid_index=gids.get(hca.name)) for hca in rdma_devices(shown))
 
 
 def memory(answer: Mapping[str, Any]) -> tuple[tuple[GpuProcess, ...] | None, Memory]:
@@ -635,6 +631,7 @@ def memory(answer: Mapping[str, Any]) -> tuple[tuple[GpuProcess, ...] | None, Me
     return processes, meminfo(answer["files"]["meminfo"] or "")
 
 
-def _out(commands: Mapping[str, Any], name: str) -> str:
+def output_of(commands: Mapping[str, Any], name: str) -> str:
+    """Return what a command of an answer has printed; empty where it failed or was not there."""
     done = commands.get(name)
     return str(done["stdout"]) if done is not None and done["status"] == 0 else ""

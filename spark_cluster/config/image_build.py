@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from spark_cluster.config.extension import Allowances
-from spark_cluster.config.schema import NodePath, Schema, matching
+from spark_cluster.config.schema import LaptopFile, NodePath, Schema, matching
 from spark_cluster.errors import Refused
 
 MODS = "/workspace/mods"
@@ -43,7 +43,7 @@ class BuildFile(Schema):
 
     path: PartOfFolder
     """where the step has it, in its folder"""
-    file: str = Field(min_length=1)
+    file: LaptopFile
     """where it is on the laptop, next to the recipe"""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of its content"""

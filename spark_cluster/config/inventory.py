@@ -310,13 +310,11 @@ def checked(source: Sourced, roles: Collection[str] | None = None) -> Inventory:
         **{name: frozenset(members) for name, members in entry.groups.items()},
     }
     nodes = {name: _node(name, entry, groups, source) for name in entry.nodes}
-    folder = source.path.absolute().parent
-    serve = _serve(entry.serve, folder)
     return Inventory(
         source.path,
         nodes,
         groups,
-        serve,
+        entry.serve,
         tuple(entry.fabric.pool),
         entry.fabric.mtu,
         entry.trusted_network,
@@ -327,10 +325,8 @@ def _node(
     name: str, entry: InventoryFile, groups: Mapping[str, frozenset[str]], source: Sourced
 ) -> InventoryNode:
     own, shared = entry.nodes[name], entry.ssh
-    folder = source.path.absolute().parent
     member_of = [group for group, members in groups.items() if name in members]
     layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
-    become = entry.become
 
     def either(attribute: str) -> Any:
         return getattr(own, attribute) or getattr(shared, attribute)
@@ -342,44 +338,22 @@ def _node(
         role="head" if name in groups["head"] else "worker",
         groups=frozenset(member_of),
         connection=own.connection,
-        namespaces_of=_local(own.namespaces_of, folder),
+        namespaces_of=own.namespaces_of,
         user=either("user"),
         port=either("port"),
-        identity_file=_local(either("identity_file"), folder),
-        known_hosts=_local(either("known_hosts"), folder),
+        identity_file=either("identity_file"),
+        known_hosts=either("known_hosts"),
         jump=either("jump"),
         connect_timeout_s=either("connect_timeout_s") or CONNECT_TIMEOUT_S,
-        become=become.model_copy(update={"password": _secret(become.password, folder)}),
+        become=entry.become,
         fabric=_fabric(own),
         _source=source,
         _layers=(*layers, ("nodes", name, "settings")),
     )
 
 
-def _local(path: Path | None, folder: Path) -> Path | None:
-    """A path on the laptop: `~` is the user's home, a relative one starts at `folder`."""
-    return folder / path.expanduser() if path is not None else None
-
-
 def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
     return tuple(entry.fabric.interfaces) if entry.fabric is not None else "detect"
-
-
-def _secret(secret: SecretReference | None, folder: Path) -> SecretReference | None:
-    if secret is None or secret.file is None:
-        return secret
-    return secret.model_copy(update={"file": _local(secret.file, folder)})
-
-
-def _serve(entry: ServeEntry, folder: Path) -> ServeEntry:
-    """Return the entry with the files that it names as absolute paths."""
-    tls = entry.tls
-    if tls is not None:
-        files = {"certificate": _local(tls.certificate, folder), "key": _local(tls.key, folder)}
-        tls = tls.model_copy(update=files)
-    allowed = [folder / path.expanduser() for path in entry.allow_files]
-    key = _secret(entry.api_key, folder)
-    return entry.model_copy(update={"api_key": key, "tls": tls, "allow_files": allowed})
 
 
 PRIVATE = {"bind": "loopback", "api_key": None, "tls": None, "open": False}

@@ -43,9 +43,9 @@ class Tls(Schema):
 
     self_signed: bool = False
     """make one on the node"""
-    certificate: Path | None = None
+    certificate: LaptopPath | None = None
     """PEM file on the laptop: the certificate, then its chain"""
-    key: Path | None = None
+    key: LaptopPath | None = None
     """PEM file on the laptop: the private key, for its owner only"""
 
     @model_validator(mode="after")

@@ -193,9 +193,9 @@ class Recipe(Schema):
         copy._overrides = dict(overrides)
         return copy
 
-    def with_allowances(self, allowances: Allowances, **changed: Any) -> Recipe:
-        """The recipe with changed fields, and with what it may do."""
-        copy = self.model_copy(update=changed)
+    def with_allowances(self, allowances: Allowances) -> Recipe:
+        """The recipe with what it may do."""
+        copy = self.model_copy()
         copy._allowances = allowances
         return copy
 
@@ -316,7 +316,9 @@ def why_refused(path: str, *, read_only: bool) -> str:
         return "it is the whole node"
     if ".." in pure.parts:
         return "it has '..' in it"
-    return _own(pure) or _by_place(pure, read_only=read_only) or _socket(pure)
+    home = _in_a_home(pure)
+    by_place = home if home is not None else _system(pure, read_only=read_only)
+    return _own(pure) or by_place or _socket(pure)
 
 
 def why_not_writable(path: str, named: Iterable[str] = ()) -> str:
@@ -377,11 +379,6 @@ def _socket(path: PurePosixPath) -> str:
     if path.name.endswith((".sock", ".socket")):
         return "anyone who reaches a socket of the node may become root through it"
     return ""
-
-
-def _by_place(path: PurePosixPath, *, read_only: bool) -> str:
-    home = _in_a_home(path)
-    return home if home is not None else _system(path, read_only=read_only)
 
 
 def _system(path: PurePosixPath, *, read_only: bool) -> str:

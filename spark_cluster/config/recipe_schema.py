@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import (
@@ -15,12 +15,22 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.config.schema import VARIABLE, NodePath, Pattern, Port, Schema, matching
+from spark_cluster.config.schema import (
+    VARIABLE,
+    LaptopPath,
+    NodePath,
+    Pattern,
+    Port,
+    Schema,
+    laptop_file,
+    matching,
+)
 from spark_cluster.config.secret import looks_secret
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused
@@ -283,7 +293,19 @@ Quantization = Literal["bf16", "fp8", "fp8-online", "nvfp4", "mxfp4", "awq-int4"
 """How the weights lie in memory; `fp8-online` is read as BF16 and quantized while loading."""
 
 
-class Model(Schema):
+class InHubCache(Schema):
+    """What may be kept in the nodes' hub cache, where its folder is known with its revision."""
+
+    _folder: str = PrivateAttr(default="")
+
+    def at(self, folder: str) -> Self:
+        """Return it with the folder of its revision."""
+        copy = self.model_copy()
+        copy._folder = folder
+        return copy
+
+
+class Model(InHubCache):
     """The model and where it lies."""
 
     name: str = Field(min_length=1)
@@ -295,7 +317,7 @@ class Model(Schema):
     path: NodePath | None = None
     """folder on the nodes (default: the hub cache of the nodes; of a directory /srv/models/ and the
     name)"""
-    directory: Path | None = None
+    directory: LaptopPath | None = None
     """folder on the laptop, for source: directory"""
     served_name: str = Field(min_length=1)
     """name that clients ask for"""
@@ -305,8 +327,6 @@ class Model(Schema):
     """how the weights lie in memory (default: as its config says)"""
     weights_gib: float | None = Field(default=None, gt=0)
     """memory of the weights as a server logged it, GiB, TP=1"""
-
-    _folder: str = PrivateAttr(default="")
 
     @model_validator(mode="after")
     def _directory_given(self) -> Model:
@@ -330,12 +350,6 @@ class Model(Schema):
         if self.in_hub_cache:
             return self._folder or self.name
         return self.path or f"{paths.MODELS_FOLDER}/{self.name.replace('/', '--')}"
-
-    def at(self, folder: str) -> Model:
-        """Return the model of the hub cache with the folder of its revision."""
-        copy = self.model_copy()
-        copy._folder = folder
-        return copy
 
 
 class Venv(Schema):
@@ -437,8 +451,15 @@ class Patch(Schema):
     why: str = Field(min_length=1)
     """what it repairs"""
 
+    @model_validator(mode="after")
+    def _absolute(self, info: ValidationInfo) -> Patch:
+        """Have a file of the laptop begin at the folder of the recipe."""
+        if self.origin == "model" or info.context is None:
+            return self
+        return self.model_copy(update={"file": laptop_file(self.file, info)})
 
-class Drafter(Schema):
+
+class Drafter(InHubCache):
     """Speculative decoding with a small model, or with the model's own extra head."""
 
     method: str = Field(min_length=1)
@@ -455,8 +476,6 @@ class Drafter(Schema):
     """further settings for vLLM, such as moe_backend: triton"""
     acceptance: list[Annotated[float, Field(ge=0, le=1)]] = Field(default=[])
     """measured acceptance of each position, given the ones before"""
-
-    _folder: str = PrivateAttr(default="")
 
     @field_validator("options")
     @classmethod
@@ -475,12 +494,6 @@ class Drafter(Schema):
     def node_path(self) -> str | None:
         """The folder on the nodes, as of a `Model`; None where the model drafts by itself."""
         return self.path or self._folder or self.name
-
-    def at(self, folder: str) -> Drafter:
-        """Return the drafter of the hub cache with the folder of its revision."""
-        copy = self.model_copy()
-        copy._folder = folder
-        return copy
 
     @property
     def config(self) -> dict[str, Any]:

@@ -19,11 +19,9 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 from spark_cluster.config import registries
 from spark_cluster.config.extension import NOTHING, Allowances
-from spark_cluster.config.image_build import Build
 from spark_cluster.config.launch import options_text
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe, recipe_problems
-from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.registries import is_of_registry
 from spark_cluster.config.schema import validate
 from spark_cluster.config.yamlfile import Problem, load
@@ -53,36 +51,11 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     if problems:
         raise source.invalid(problems)
     folder = path.absolute().parent
-    patches = [_absolute(patch, folder) for patch in recipe.patches]
-    directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
-    model = recipe.model.model_copy(update={"directory": directory})
-    image = recipe.image.model_copy(update={"build": _build(recipe.image.build, folder)})
     if folder == project.shipped / "recipes":
         allow += OF_SHIPPED
     if not is_of_registry(path):  # which has no files here, and the project's are not its
         allow += Allowances(folders=(folder, project.folder))
-    return recipe.with_allowances(allow, model=model, patches=patches, image=image)
-
-
-def _build(build: Build | None, folder: Path) -> Build | None:
-    """A build whose files have absolute paths."""
-    if build is None:
-        return None
-    steps = []
-    for step in build.steps:
-        files = [
-            file.model_copy(update={"file": str(folder / Path(file.file).expanduser())})
-            for file in step.files
-        ]
-        steps.append(step.model_copy(update={"files": files}))
-    return build.model_copy(update={"steps": steps})
-
-
-def _absolute(patch: Patch, folder: Path) -> Patch:
-    """A patch whose file is absolute when it is the laptop's."""
-    if patch.origin == "model":
-        return patch
-    return patch.model_copy(update={"file": str(folder / Path(patch.file).expanduser())})
+    return recipe.with_allowances(allow)
 
 
 WEIGHTS: Mapping[str, int] = {

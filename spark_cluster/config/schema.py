@@ -106,7 +106,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def validate(model: type[M], source: Sourced) -> M:
-    """The model made from the data.
+    """The model made from the data; a file of the laptop begins at the folder that the data are in.
 
     Types are strict, as in JSON: `port: "22"` is text and not a number.
 
@@ -114,20 +114,24 @@ def validate(model: type[M], source: Sourced) -> M:
         InvalidFile: with every problem found, in file order.
     """
     try:
-        return parse(model, source.data)
+        return parse(model, source.data, source.path.absolute().parent)
     except ValidationError as error:
         raise source.invalid(problems_of(model, source.data, error)) from None
 
 
-def parse(model: type[M], data: dict[str, Any]) -> M:
+def parse(model: type[M], data: dict[str, Any], folder: Path | None = None) -> M:
     """The model made from data, by the strict rules of JSON, and without unknown fields.
 
     The settings of a role are refused a misspelt name too, whatever its author configured.
 
+    Args:
+        folder: where relative files of the laptop begin; None leaves them as they are given.
+
     Raises:
         pydantic.ValidationError: the data do not fit; `problems_of` puts it into words.
     """
-    return model.model_validate_json(to_json(data), strict=True, extra="forbid")
+    text = to_json(data)
+    return model.model_validate_json(text, strict=True, extra="forbid", context=folder)
 
 
 def handed(description: str) -> Any:
@@ -386,13 +390,19 @@ def _pattern(text: str, info: ValidationInfo) -> str:
     return text
 
 
-def _laptop_path(path: Path) -> Path:
+def _laptop_path(path: Path, info: ValidationInfo) -> Path:
+    """Return a path on the laptop: `~` is the user's home, a relative one begins at the folder."""
     try:
-        path.expanduser()
+        full = path.expanduser()
     except RuntimeError:
         user = path.parts[0].removeprefix("~")
         raise ValueError(f"found '{path}', but there is no user '{user}' on this machine") from None
-    return path
+    return info.context / full if isinstance(info.context, Path) else path
+
+
+def laptop_file(text: str, info: ValidationInfo) -> str:
+    """Return the text of a path on the laptop, absolute where a folder is known (`parse`)."""
+    return str(_laptop_path(Path(text), info)) if isinstance(info.context, Path) else text
 
 
 def is_ip(text: str) -> bool:
@@ -413,6 +423,7 @@ Bind = Annotated[str, AfterValidator(_bind)]
 EnvName = Annotated[str, AfterValidator(env_name)]
 NodePath = Annotated[str, AfterValidator(node_path)]
 LaptopPath = Annotated[Path, AfterValidator(_laptop_path)]
+LaptopFile = Annotated[str, Field(min_length=1), AfterValidator(laptop_file)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Subnet = Annotated[ipaddress.IPv4Network, BeforeValidator(_subnet)]
@@ -571,6 +582,14 @@ class Document:
 @cache
 def _adapter(kind: type) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+def read_as(kind: type[T], value: object) -> T | None:
+    """Return a result that is read back from decoded JSON; None where it is none of the kind."""
+    with suppress(ValidationError):
+        found: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
+        return found
+    return None
 
 
 def as_json(value: Any) -> Any:

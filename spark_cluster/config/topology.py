@@ -264,13 +264,18 @@ def port_of(interface: str) -> str:
     return place[0] if place else interface
 
 
-def cabled_port(facts: Facts) -> tuple[Hca, ...]:
-    """The up twins of the port that has a cable; of two cabled ports, the first."""
+def ports_up(facts: Facts) -> dict[str, list[Hca]]:
+    """Return the twins that are up, by their port."""
     ports: dict[str, list[Hca]] = {}
     for hca in facts.hcas:
         if hca.up:
             ports.setdefault(port_of(hca.interface), []).append(hca)
-    best = sorted(ports.items(), key=lambda item: (-len(item[1]), item[0]))
+    return ports
+
+
+def cabled_port(facts: Facts) -> tuple[Hca, ...]:
+    """The up twins of the port that has a cable; of two cabled ports, the first."""
+    best = sorted(ports_up(facts).items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(best[0][1]) if best else ()
 
 

@@ -86,13 +86,14 @@ class Warmth(Document):
         return tuple(sorted(set.intersection(*files))) if files else ()
 
     @property
-    def of_tuned(self) -> str:
-        """What a line on the next launch says of them; empty without any."""
-        return f"; tuned kernels: {', '.join(self.tuned)}" if self.tuned else ""
+    def told(self) -> str:
+        """Whether a launch finds its compiled code, why not, and what is tuned, in a line."""
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        tuned = f"; tuned kernels: {', '.join(self.tuned)}" if self.tuned else ""
+        return f"{self.state}{why}{tuned}"
 
     def __str__(self) -> str:
-        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        return f"next start of {self.recipe}: {self.state}{why}{self.of_tuned}"
+        return f"next start of {self.recipe}: {self.told}"
 
 
 def without_nodes(recipe: Recipe) -> NodeWarmth | None:
@@ -296,7 +297,7 @@ def before_start(play: Play, server: Server, running: ContainerState) -> None:
     folders = dict.fromkeys(server.node_names, server.cache_root)
     found = Upcoming(server.recipe, folders, server.image).on(play, server.nodes, server.tp)
     whose = f"{server.recipe.name}: " if server.instance else ""
-    play.note(f"{whose}{shown(found)}")
+    play.note(f"{whose}compile cache: {found.told}")
 
 
 def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
@@ -307,12 +308,6 @@ def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
         return None
     folders = {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
     return Upcoming(recipe, folders).on(play, nodes, tp)
-
-
-def shown(warmth: Warmth) -> str:
-    """Return in a line whether a launch finds its compiled code, and why not."""
-    why = f" ({'; '.join(warmth.reasons)})" if warmth.reasons else ""
-    return f"compile cache: {warmth.state}{why}{warmth.of_tuned}"
 
 
 def unrecorded(

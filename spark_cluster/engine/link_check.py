@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from spark_cluster.config.topology import Link, Node, port_of
+from spark_cluster.config.topology import Link, Node, port_of, ports_up
 from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.session import Session, ask_each
@@ -315,7 +315,7 @@ class Cabling:
 
 def in_doubt(nodes: Sequence[Node]) -> bool:
     """Return whether the facts leave it open: of three or more nodes one has two ports up."""
-    return len(nodes) >= SWITCHED and any(len(_ports(node)) > 1 for node in nodes)
+    return len(nodes) >= SWITCHED and any(len(ports_up(node.facts)) > 1 for node in nodes)
 
 
 def look(nodes: Sequence[Node], sessions: Mapping[str, Session]) -> list[Cabling]:
@@ -330,7 +330,7 @@ def look(nodes: Sequence[Node], sessions: Mapping[str, Session]) -> list[Cabling
     token = secrets.token_hex(8)
     asked = {}
     for node in nodes:
-        names = [name for one in _ports(node).values() for name in one]
+        names = [hca.interface for twins in ports_up(node.facts).values() for hca in twins]
         words = [token, node.name, f"{LISTEN_S:g}", *names]
         asked[node.name] = {"program": LISTENER, "argv": words, "timeout": LIMIT_S}
     answers = ask_each(sessions, "run", asked)
@@ -386,12 +386,3 @@ def refusal(split: Sequence[Cabling]) -> SparkClusterError:
         f"{issue.title}: the ports of a node lead to different nodes ({places})",
         hint=f"{issue.cause}: {issue.fix}",
     )
-
-
-def _ports(node: Node) -> dict[str, list[str]]:
-    """Return the interfaces that are up, by their port."""
-    found: dict[str, list[str]] = {}
-    for hca in node.facts.hcas:
-        if hca.up:
-            found.setdefault(port_of(hca.interface), []).append(hca.interface)
-    return found

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.config.recipe_schema import MODEL_KINDS, ModelKind
-from spark_cluster.config.schema import Document, Hidden, WhenSet
+from spark_cluster.config.recipe_schema import ModelKind
+from spark_cluster.config.schema import Document, Hidden, WhenSet, read_as
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import paths, probes
+from spark_cluster.node.replies import object_in, objects_of, text_of
 from spark_cluster.resources import Line, Secret
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -62,7 +63,7 @@ DESCRIPTION = f"{FOLDER}/endpoint.json"
 NOT_SERVED = "engine_unreachable"
 """`code` of the proxy's own error when vLLM does not take connections; vLLM's have others."""
 
-R = TypeVar("R")
+R = TypeVar("R", bound="Replica")
 
 TlsKind = Literal["self-signed", "certificate"]
 
@@ -162,46 +163,25 @@ def colons(fingerprint: str) -> str:
 
 def described(text: str | None) -> Access | None:
     """Parse a node's `endpoint.json`; None without such a file, or when it is invalid."""
-    try:
-        found = json.loads(text or "")
-        tls = found["tls"]
-        if tls not in (None, "self-signed", "certificate"):
-            return None
-        return Access(str(found["url"]), bool(found["api_key"]), tls)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
+    found = object_in(text)
+    access = read_as(Access, found)
+    return access if {"api_key", "tls"} <= found.keys() and text_of(found.get("url")) else None
 
 
 def replicas_of(text: str | None) -> tuple[Replica, ...]:
     """Parse the replicas of a node's `endpoint.json`; none where one server is behind it."""
-    return _servers(text, "replicas", lambda r: Replica(*_place(r)))
+    return _servers(Replica, text, "replicas")
 
 
 def models_of(text: str | None) -> tuple[ModelServer, ...]:
     """Parse the models of a node's `endpoint.json`; none where it does not serve several."""
-
-    def made(found: Any) -> ModelServer:
-        return ModelServer(
-            *_place(found),
-            names=(str(found["names"][0]), *map(str, found["names"][1:])),
-            program=str(found["program"]),
-            kind=found["kind"],
-            on_request=found.get("on_request") is True,
-        )
-
-    return tuple(one for one in _servers(text, "models", made) if one.kind in MODEL_KINDS)
+    return tuple(one for one in _servers(ModelServer, text, "models") if one.names)
 
 
-def _place(found: Any) -> tuple[str, str, int]:
-    return str(found["node"]), str(found["address"]), int(found["port"])
-
-
-def _servers(text: str | None, key: str, made: Callable[[Any], R]) -> tuple[R, ...]:
-    """Return the servers below a key of a node's `endpoint.json`; none where one is not right."""
-    try:
-        return tuple(map(made, json.loads(text or "").get(key, [])))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return ()
+def _servers(kind: type[R], text: str | None, key: str) -> tuple[R, ...]:
+    """Return the servers below a key of a node's `endpoint.json`; one that is not right is left
+    out."""
+    return tuple(filter(None, (read_as(kind, one) for one in objects_of(object_in(text).get(key)))))
 
 
 def refused_by_proxy(status: int, body: str) -> bool:

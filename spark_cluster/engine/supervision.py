@@ -180,23 +180,18 @@ def report(session: Session) -> Supervision:
     )
     outputs = {name: text.strip() for name, text in printed(asked).items()}
     document = replies.decoded(asked["files"]["state"])
-    problems, events = replies.at(document, "problems"), replies.at(document, "events")
     return Supervision(
         installed=asked["files"]["config"] is not None,
         active=outputs["active"] or "unknown",
         at_boot=outputs["enabled"] == "enabled",
         state=SupervisionState.from_dict(replies.at(document, "state")),
-        problems=tuple(map(str, problems)) if isinstance(problems, list) else (),
-        events=tuple(_events(events if isinstance(events, list) else [])),
+        problems=replies.texts_of(replies.at(document, "problems")),
+        events=tuple(
+            SupervisionEvent(float(row["at"]), row["text"])
+            for row in replies.objects_of(replies.at(document, "events"))
+            if isinstance(row.get("at"), int | float) and replies.text_of(row.get("text"))
+        ),
     )
-
-
-def _events(rows: list[Any]) -> list[SupervisionEvent]:
-    return [
-        SupervisionEvent(float(row["at"]), str(row["text"]))
-        for row in rows
-        if isinstance(replies.at(row, "at"), int | float) and replies.text_of(row.get("text"))
-    ]
 
 
 # Models that are loaded when they are asked for: the program on the head, and what it is told.

@@ -260,7 +260,7 @@ def tool_call(question: ExactQuestion, client: Client) -> str:
     if why := why_wrong(question, [one.as_message for one in found]):
         raise client.wrong(f"{name}: {why}", _hint(question))
     last = found[-1].content.strip()
-    return replies.short(last) if last else "; ".join(_shown_call(call) for call in calls)
+    return replies.short(last) if last else "; ".join(_shown(call["function"]) for call in calls)
 
 
 def _marks(tools: Sequence[str]) -> set[str]:
@@ -271,12 +271,8 @@ def _broken(calls: Sequence[Mapping[str, Any]]) -> str:
     """Why calls are none: a name is missing, or the arguments are no JSON object."""
     for call in calls:
         if not isinstance(replies.decoded(call["function"]["arguments"]), dict):
-            return f"the call is {replies.short(_shown_call(call))}, expected a JSON object"
+            return f"the call is {replies.short(_shown(call['function']))}, expected a JSON object"
     return ""
-
-
-def _shown_call(call: Mapping[str, Any]) -> str:
-    return f"{call['function']['name']}({call['function']['arguments']})"
 
 
 def _hint(question: ExactQuestion) -> str:

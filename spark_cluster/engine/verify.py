@@ -361,7 +361,7 @@ def verify(
     client = replace(client, flags=server.flags, patience_s=patience_s, context=context)
     launch = _launch(recipe, server.tp)
     asked = [check for check in checks if selection.asks(check, recipe)]
-    given = _verdicts(client, asked, recipe, launch, _progress(play))
+    given = _verdicts(play, client, asked, recipe, launch)
     found = {verdict.id: verdict for verdict in given}
     where = server.endpoint
     verdicts = (found.get(c.id) or _verdict(c, "not applicable", NOT_PROMISED) for c in checks)
@@ -401,10 +401,6 @@ def with_other_sizes(
     return replace(found, other_sizes=own.compared(folder))
 
 
-def _progress(play: Play) -> Callable[[AnswerCheck], None]:
-    return lambda check: play.bus.emit(Progress(play.head.name, "verify", check.title))
-
-
 def _launch(recipe: Recipe, tp: int) -> Launch | None:
     """The launch by which known issues are looked for; None where the recipe has no such size."""
     try:
@@ -414,11 +410,11 @@ def _launch(recipe: Recipe, tp: int) -> Launch | None:
 
 
 def _verdicts(
+    play: Play,
     client: Client,
     checks: Sequence[AnswerCheck],
     recipe: Recipe,
     launch: Launch | None,
-    on_check: Callable[[AnswerCheck], None],
 ) -> Iterator[CheckVerdict]:
     """Yield each check's verdict; once the server is lost the others are not run."""
     lost = ""
@@ -426,7 +422,7 @@ def _verdicts(
         if lost:
             yield _verdict(check, "not run", lost)
             continue
-        on_check(check)
+        play.bus.emit(Progress(play.head.name, "verify", check.title))
         begun = time.monotonic()
         promised = check.readiness in recipe.readiness.rungs
         try:

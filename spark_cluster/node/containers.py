@@ -14,7 +14,16 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
 from spark_cluster.node import paths
-from spark_cluster.node.replies import at, decoded, mapping_of, object_in, short, text_of, texts_of
+from spark_cluster.node.replies import (
+    at,
+    decoded,
+    mapping_of,
+    object_in,
+    objects_of,
+    short,
+    text_of,
+    texts_of,
+)
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)$")
 _EARLY = timedelta(milliseconds=50)
@@ -298,7 +307,7 @@ def read_sections(text: str) -> dict[str, list[str]]:
 
 def _container(one: Any) -> ContainerState:
     program = [text_of(at(one, "Path")), *texts_of(at(one, "Args"))]
-    limits = {at(u, "Name"): at(u, "Hard") for u in _list(at(one, "HostConfig", "Ulimits"))}
+    limits = {at(u, "Name"): at(u, "Hard") for u in objects_of(at(one, "HostConfig", "Ulimits"))}
     memlock = limits.get("memlock")
     return ContainerState(
         status=text_of(at(one, "State", "Status")) or "unknown",
@@ -313,13 +322,13 @@ def _container(one: Any) -> ContainerState:
         started=started_at(text_of(at(one, "State", "StartedAt"))),
         env=dict(pair.partition("=")[::2] for pair in texts_of(at(one, "Config", "Env"))),
         devices=tuple(
-            text_of(at(d, "PathOnHost")) for d in _list(at(one, "HostConfig", "Devices"))
+            text_of(at(d, "PathOnHost")) for d in objects_of(at(one, "HostConfig", "Devices"))
         ),
         privileged=at(one, "HostConfig", "Privileged") is True,
         memlock=memlock if isinstance(memlock, int) else None,
         mounts={
             text_of(at(m, "Source")): text_of(at(m, "Destination"))
-            for m in _list(at(one, "Mounts"))
+            for m in objects_of(at(one, "Mounts"))
             if at(m, "Source")
         },
         rights=rights(config) if isinstance(config := at(one, "HostConfig"), dict) else "",
@@ -338,10 +347,6 @@ def _line(text: str) -> LogLine:
 
 def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 # A program of the runtime venv as systemd tells it, in the words that containers have.

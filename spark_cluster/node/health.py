@@ -342,10 +342,10 @@ BOUNDARY = "spark-cluster-3f6c0a7d2b9e4815"
 FORM_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 
-def tone(seconds: float = 1.0, hertz: float = 440.0) -> bytes:
+def tone(seconds: float = 1.0) -> bytes:
     """Return a WAV file with a quiet tone (mono, 16 bits). Speech cannot be made without a tool."""
     samples = [
-        round(8000 * math.sin(2 * math.pi * hertz * at / RATE)) for at in range(int(seconds * RATE))
+        round(8000 * math.sin(2 * math.pi * 440 * at / RATE)) for at in range(int(seconds * RATE))
     ]
     target = io.BytesIO()
     with wave.open(target, "wb") as file:

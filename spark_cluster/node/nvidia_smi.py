@@ -47,7 +47,7 @@ def processes(text: str) -> list[tuple[int, str, int | None]]:
 
 def number(cell: str) -> float | None:
     """The figure of a cell; None for `[N/A]` and whatever else is none."""
-    found = re.match(r"-?\d+(\.\d+)?", cell)
+    found = re.match(r"-?[0-9]{1,15}(\.[0-9]+)?(?![0-9])", cell)
     return float(found[0]) if found else None
 
 

@@ -203,7 +203,7 @@ class Running:
             error.filename = error.filename or argv[0]  # none where no process could be made
             raise ResourceError(explain(error)) from None
         self._leader = process(self._process.pid)
-        self._pidfd = _pidfd(self._process.pid)
+        self._pidfd = os.pidfd_open(self._process.pid)  # readable when it ends
 
     def attend(self, take: Take, cancelled: threading.Event, stdin: bytes = b"") -> int:
         """Hand on what it prints until it has ended; its exit status.
@@ -274,9 +274,9 @@ class Running:
     def close(self) -> None:
         """Let go of it; it is collected if it has ended."""
         self._process.poll()
-        if self._pidfd is not None:
+        if self._pidfd >= 0:
             os.close(self._pidfd)
-            self._pidfd = None
+            self._pidfd = -1
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -307,7 +307,7 @@ class _Pipes:
     def __init__(
         self,
         running: subprocess.Popen[bytes],
-        pidfd: int | None,
+        pidfd: int,
         take: Take,
         stdin: bytes,
     ) -> None:
@@ -315,10 +315,7 @@ class _Pipes:
         self._stdin = memoryview(stdin)
         self._input = running.stdin
         self._selector = selectors.DefaultSelector()
-        self._polls = pidfd is None
-        self._pause = 0.001
-        if pidfd is not None:
-            self._selector.register(pidfd, selectors.EVENT_READ)
+        self._selector.register(pidfd, selectors.EVENT_READ)
         self.open = 0
         for number, pipe in ((1, running.stdout), (2, running.stderr)):
             if pipe is not None:
@@ -339,9 +336,6 @@ class _Pipes:
 
     def serve(self, timeout: float) -> None:
         """Move what can be moved; returns when the command ends, or after `timeout` seconds."""
-        if self._polls:  # a kernel before 5.3 does not tell of the end
-            timeout = min(timeout, self._pause)
-            self._pause = min(2 * self._pause, 0.05)
         for key, _ in self._selector.select(timeout):
             if key.data == 0:
                 self._write(key.fd)
@@ -371,14 +365,6 @@ class _Pipes:
             self._selector.unregister(handle)
             assert self._input is not None  # noqa: S101  (it was registered)
             self._input.close()
-
-
-def _pidfd(pid: int) -> int | None:
-    """Return a descriptor that is readable when the process ends; None without pidfd support."""
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        return None
 
 
 def as_user(user: str | None) -> dict[str, Any]:

@@ -447,8 +447,7 @@ class EngineReader:
     def __init__(self, url: str, every: float) -> None:
         self._url = url
         self._every = every
-        self._narrow = True
-        self._names: tuple[str, ...] = ()
+        self._names: tuple[str, ...] | None = ()  # None: only the whole page has figures
         self._state: tuple[float, dict[str, float | None] | None, str] = (0.0, None, "")
         if url:
             threading.Thread(target=self._read, name="metrics", daemon=True).start()
@@ -484,8 +483,8 @@ class EngineReader:
             found = figures(page)
             if found is not None:
                 if self._names and not names:  # the page of names was empty
-                    self._narrow, self._names = False, ()
-                elif self._narrow:
+                    self._names = None
+                elif self._names is not None:
                     self._names = tuple(sorted({name for name, _ in samples(page)}))
                 return found, ""
         return None, "its /metrics page has no figures of vLLM or SGLang"
