@@ -325,17 +325,31 @@ def options_text(overrides: Overrides) -> str:
 _OPTIONS = re.compile(r"(?:^| )(-o|-e|--image) ")
 
 
+def changes_of(label: str) -> Changes:
+    """Return the KEY=VALUE texts of a label, as `options_text` makes it.
+
+    >>> changes_of('-o compilation-config={"level": 3} --image vllm:2')
+    ('compilation-config={"level": 3}', 'image.ref=vllm:2')
+    """
+    names = {"-o": "", "-e": ENV, "--image": f"{IMAGE}="}
+    return tuple(names[option] + "".join(words) for option, words in _options_in(label)[1])
+
+
 def quoted_options(label: str) -> str:
     """Return the options of a label as words of a shell, for a command that users copy.
 
     Args:
         label: as `options_text` makes it; a container's can say anything.
     """
+    first, options = _options_in(label)
+    return shlex.join([*filter(None, [first]), *(w for o, words in options for w in (o, *words))])
+
+
+def _options_in(label: str) -> tuple[str, list[tuple[str, list[str]]]]:
+    """What is before the first option of a label, and each option with its words."""
     first, *rest = _OPTIONS.split(label)
-    words = [first] if first else []
-    for option, value in zip(rest[::2], rest[1::2], strict=True):
-        words += [option, *(_unquoted(value) if option == "-e" else [value])]
-    return shlex.join(words)
+    options = zip(rest[::2], rest[1::2], strict=True)
+    return first, [(o, _unquoted(value) if o == "-e" else [value]) for o, value in options]
 
 
 def _unquoted(value: str) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from spark_cluster.config.folders import state_folder
-from spark_cluster.config.launch import options_text
+from spark_cluster.config.launch import Changes, changes_of, options_text, quoted_options
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import Document, PrintedAs, printed
 from spark_cluster.config.topology import Node
@@ -382,8 +382,6 @@ def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key
 
 # What served before a swap: as its container's labels name it, and how it is started again.
 
-_OPTION = re.compile(r"(?:^| )-o (?=[a-z0-9][a-z0-9-]*=)")
-
 
 @dataclass(frozen=True)
 class PreviousServer(Document):
@@ -405,19 +403,13 @@ class PreviousServer(Document):
     @property
     def command(self) -> str:
         """The command that starts it again."""
-        options = [word for change in self.changes for word in ("-o", change)]
-        return shlex.join(
-            ["spark-cluster", "up", "--recipe", self.recipe, "--tp", str(self.tp), *options]
-        )
+        again = shlex.join(["spark-cluster", "up", "--recipe", self.recipe, "--tp", str(self.tp)])
+        return f"{again} {quoted_options(self.overrides)}".rstrip()
 
     @property
-    def changes(self) -> tuple[str, ...]:
-        """The overrides as KEY=VALUE.
-
-        >>> PreviousServer("r", 1, '-o compilation-config={"level": 3} -o max-num-seqs=2').changes
-        ('compilation-config={"level": 3}', 'max-num-seqs=2')
-        """
-        return tuple(part for part in _OPTION.split(self.overrides) if part)
+    def changes(self) -> Changes:
+        """The overrides as KEY=VALUE."""
+        return changes_of(self.overrides)
 
 
 Load = Callable[[PreviousServer], "Recipe"]

@@ -125,7 +125,7 @@ def test_changed_host_key(user, lab, spark2):
     try:
         ran = user("--limit", "spark2", "playbook", user.playbook(MARK), status=3)
         assert "THE HOST KEY HAS CHANGED" in ran.printed
-        assert "spark-cluster trust --replace --limit spark2" in ran.printed
+        assert "trust --replace --limit spark2" in ran.printed
         assert not is_there(spark2, "/srv/mark")
         before = known.read_text()
         refused = user("trust", "--yes", "--limit", "spark2", status=1)

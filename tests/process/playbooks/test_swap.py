@@ -10,7 +10,7 @@ from factories import make_recipe
 from piped_cluster import Make, PipedCluster
 from ray_server import RayServer
 
-from spark_cluster.config.launch import options_text
+from spark_cluster.config.launch import options_text, value_text
 from spark_cluster.engine.launches import PreviousServer, previous_server_of
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
@@ -226,11 +226,15 @@ def test_a_node_that_is_away_or_a_wish_not_to_restore(swap: Swap, error: str, te
 
 def test_the_labels_give_the_command_back():
     given = {"compilation-config": '{"level": 3}', "max-num-seqs": 2, "no-enable-x": None}
+    given |= {"env.NOTE": "two words", "image.ref": "other/vllm:2"}
     previous = previous_server_of(ContainerState(labels=labels(text=options_text(given))))
     assert previous.command == (
         f"spark-cluster up --recipe {OLD} --tp 2 -o 'compilation-config={{\"level\": 3}}' "
-        "-o max-num-seqs=2 -o no-enable-x="
+        "-e 'NOTE=two words' --image other/vllm:2 -o max-num-seqs=2 -o no-enable-x="
     )
+    assert dict(change.split("=", 1) for change in previous.changes) == {
+        flag: value_text(value) for flag, value in given.items()
+    }
     assert previous_server_of(ContainerState("running", labels={"spark-cluster.tp": "x"})) is None
 
 
