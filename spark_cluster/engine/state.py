@@ -32,6 +32,7 @@ from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import containers
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
+from spark_cluster.node.output import counted
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session, ask_each
@@ -248,8 +249,8 @@ class _Look:
         serve = [n for n in self.nodes if n.reachable and n.name in self._serving(size)]
         times = {node.name: node.containers[RAY].restarts for node in serve}
         return [
-            f"Ray's container on {name} has been restarted {count} times; a server that had its "
-            "workers there is started again"
+            f"Ray's container on {name} has been restarted {counted(count, 'time')}; a server "
+            "that had its workers there is started again"
             for name, count in times.items()
             if count
         ]
@@ -445,7 +446,7 @@ def _restarted(session: Session, head: str, times: int) -> str:
     cause = f", its log says: {fault.text}" if fault else ""
     known = fault.known if fault else None
     fix = f"; {known.title} ({known.id}): {known.fix}" if known else ""
-    return f"the server has been restarted {times} times{cause}{fix}"
+    return f"the server has been restarted {counted(times, 'time')}{cause}{fix}"
 
 
 def _unanswered(
