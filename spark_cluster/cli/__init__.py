@@ -3,7 +3,7 @@
 The API is `Cluster` (`api.py`), on an open inventory (`opened.py`), with runs (`run.py`) and
 results (`results.py`, `serving.py`): it prints nothing, ends no process, knows no options. A module
 of commands parses (`options.py`), calls it and shows the result (`console.py`, `app.py`). To add a
-command, write its function, with its options in the docstring, and name it in COMMANDS and MODULES.
+command, write its function, with its options in the docstring, and name it in COMMANDS.
 Nothing but `__main__` imports this room, and what --help imports stays light.
 """
 
@@ -39,73 +39,53 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "setup": "Go from nothing to a verified endpoint, step by step.",
-    "init": "Write a commented inventory for your nodes.",
-    "trust": "Show the nodes' host keys and accept them.",
-    "ping": "Connect to every node and measure the time.",
-    "facts": "Show the facts of the nodes: system, GPU, memory, link.",
-    "provision": "Make fresh or drifted Sparks ready to serve.",
-    "doctor": "Find what is wrong with the nodes, why, and what to do.",
-    "recipes": "List, search, show, import, save and update recipes.",
-    "plan": "Show what fits and how fast it will be, before any download.",
-    "lint": "Find known issues in a recipe or a command line, and fix them.",
-    "predict": "Predict speed and KV cache from a model's shape, or calibrate with your runs.",
-    "images": "Look after the container images on the nodes: list, prune.",
-    "models": "Look after the models on the nodes: list, verify, pin, prune.",
-    "up": "Bring up a verified vLLM endpoint from any state.",
-    "swap": "Serve another recipe; go back to the old one if it fails.",
-    "supervise": "Restart a dead engine from the head itself, without the laptop.",
-    "tune": "Tune the engine's kernels for a recipe on this GPU, with its own tuner.",
-    "down": "Stop serving, and verify that the memory is free again.",
-    "verify": "Verify the answers of the running server, in depth.",
-    "status": "Show what is served, and what is wrong.",
-    "tunnel": "Reach the endpoint at a port of this machine, over SSH.",
-    "clients": "Print how curl, Python, Open WebUI, opencode and others use the endpoint.",
-    "keys": "Add, list and revoke API keys of the endpoint by name.",
-    "ray": "Run jobs on a Ray cluster of all nodes, without a model.",
-    "logs": "Show the logs of the serving containers.",
-    "explain": "Explain logs: the cause first, its consequences last.",
-    "bench": "Measure suites of loads, compare runs, and report.",
-    "caches": "List and prune the engines' compiled code and kernels.",
-    "vram": "Show each node's GPU memory by process.",
-    "top": "Show the nodes live: GPU, clocks, power, memory, link, tokens.",
-    "dashboard": "Show the nodes in a browser: memory, link, engine, runs, findings.",
-    "exec": "Run a command on the nodes.",
-    "playbook": "Run a playbook.",
-    "history": "Show what runs changed on the nodes.",
-    "revert": "Revert what a run changed.",
-    "lab": "Run two simulated Sparks on this machine.",
-    "version": "Show versions and files in use, for a bug report.",
-    "completion": "Print the completion script for bash, zsh or fish.",
+    "setup": ("setup", "Go from nothing to a verified endpoint, step by step."),
+    "init": ("first_steps", "Write a commented inventory for your nodes."),
+    "trust": ("first_steps", "Show the nodes' host keys and accept them."),
+    "ping": ("nodes", "Connect to every node and measure the time."),
+    "facts": ("nodes", "Show the facts of the nodes: system, GPU, memory, link."),
+    "provision": ("nodes", "Make fresh or drifted Sparks ready to serve."),
+    "doctor": ("doctor", "Find what is wrong with the nodes, why, and what to do."),
+    "recipes": ("recipes", "List, search, show, import, save and update recipes."),
+    "plan": ("plan", "Show what fits and how fast it will be, before any download."),
+    "lint": ("lint", "Find known issues in a recipe or a command line, and fix them."),
+    "predict": (
+        "predict",
+        "Predict speed and KV cache from a model's shape, or calibrate with your runs.",
+    ),
+    "images": ("stored", "Look after the container images on the nodes: list, prune."),
+    "models": ("stored", "Look after the models on the nodes: list, verify, pin, prune."),
+    "up": ("up", "Bring up a verified vLLM endpoint from any state."),
+    "swap": ("up", "Serve another recipe; go back to the old one if it fails."),
+    "supervise": ("up", "Restart a dead engine from the head itself, without the laptop."),
+    "tune": ("caches", "Tune the engine's kernels for a recipe on this GPU, with its own tuner."),
+    "down": ("served", "Stop serving, and verify that the memory is free again."),
+    "verify": ("served", "Verify the answers of the running server, in depth."),
+    "status": ("served", "Show what is served, and what is wrong."),
+    "tunnel": ("clients", "Reach the endpoint at a port of this machine, over SSH."),
+    "clients": (
+        "clients",
+        "Print how curl, Python, Open WebUI, opencode and others use the endpoint.",
+    ),
+    "keys": ("clients", "Add, list and revoke API keys of the endpoint by name."),
+    "ray": ("ray", "Run jobs on a Ray cluster of all nodes, without a model."),
+    "logs": ("doctor", "Show the logs of the serving containers."),
+    "explain": ("lint", "Explain logs: the cause first, its consequences last."),
+    "bench": ("bench", "Measure suites of loads, compare runs, and report."),
+    "caches": ("caches", "List and prune the engines' compiled code and kernels."),
+    "vram": ("served", "Show each node's GPU memory by process."),
+    "top": ("top", "Show the nodes live: GPU, clocks, power, memory, link, tokens."),
+    "dashboard": ("top", "Show the nodes in a browser: memory, link, engine, runs, findings."),
+    "exec": ("nodes", "Run a command on the nodes."),
+    "playbook": ("nodes", "Run a playbook."),
+    "history": ("history", "Show what runs changed on the nodes."),
+    "revert": ("history", "Revert what a run changed."),
+    "lab": ("", "Run two simulated Sparks on this machine."),
+    "version": ("doctor", "Show versions and files in use, for a bug report."),
+    "completion": ("first_steps", "Print the completion script for bash, zsh or fish."),
 }
-"""In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
-
-MODULES = {
-    "bench": ("bench",),
-    "caches": ("caches", "tune"),
-    "clients": ("clients", "keys", "tunnel"),
-    "doctor": ("doctor", "logs", "version"),
-    "first_steps": ("init", "trust", "completion"),
-    "history": ("history", "revert"),
-    "lint": ("lint", "explain"),
-    "nodes": ("ping", "facts", "exec", "provision", "playbook"),
-    "plan": ("plan",),
-    "predict": ("predict",),
-    "ray": ("ray",),
-    "recipes": ("recipes",),
-    "served": ("status", "verify", "down", "vram"),
-    "setup": ("setup",),
-    "stored": ("images", "models"),
-    "top": ("top", "dashboard"),
-    "up": ("up", "swap", "supervise"),
-}
-"""Modules and their commands, each a function of that name (`exec_`, as exec is Python's own)."""
-
-PLACES = {
-    name: f"{module}:{'exec_' if name == 'exec' else name}"
-    for module, names in MODULES.items()
-    for name in names
-}
+"""In the order in which a newcomer meets them: the module of each, which has a function of that
+name (`exec_`, as exec is Python's own), and its line of --help, which imports nothing."""
 
 ELSEWHERE = ("lab",)
 """Commands of distributions of their own, which bring them by an entry point: each its name."""
@@ -157,7 +137,7 @@ class AllCommands(DeclaredGroup):
 
         commands = [
             CompletionItem(name, help=text)
-            for name, text in COMMANDS.items()
+            for name, (_, text) in COMMANDS.items()
             if name.startswith(incomplete)
         ]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -165,8 +145,11 @@ class AllCommands(DeclaredGroup):
 
 @click.group(
     cls=AllCommands,
-    later={name: PLACES.get(name, "") for name in COMMANDS},
-    about=COMMANDS,
+    later={
+        name: f"{module}:{'exec_' if name == 'exec' else name}"
+        for name, (module, _) in COMMANDS.items()
+    },
+    about={name: text for name, (_, text) in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="spark-cluster")
