@@ -150,3 +150,12 @@ def test_shipped_recipes_say_what_plans_need(name: str, tmp_path: Path) -> None:
     assert not recipe.image.ref.endswith((":latest", ":nightly")), "tags that move"
     if recipe.image.build:
         assert "git clone" not in recipe.image.build.dockerfile, "a branch is another one tomorrow"
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("gemma4")])
+def test_what_the_articles_had_wrong_is_right(name: str, tmp_path: Path) -> None:
+    """Besides what `lint` knows: tools are called, and the kernels are looked for in the log."""
+    recipe = load_recipe(name, Project(tmp_path))
+    assert recipe.engine_args["enable-auto-tool-choice"] is True
+    if recipe.model.quantization == "nvfp4" and "a4b" in name:
+        assert any("MARLIN" in line for line in recipe.readiness.log_expect)
