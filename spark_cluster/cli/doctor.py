@@ -45,7 +45,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.project import INVENTORY
 from spark_cluster.config.schema import as_json
 from spark_cluster.engine.names import RAY
-from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.errors import SparkClusterError, UsageError, worst
 from spark_cluster.node.output import counted
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def logs(
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(play, found, tail)
-            return 0
+            return worst(play.out.values())
         lines = tail if app.as_json else max(tail, READ)
         texts = {
             (node, name): runtime.read_log(play.connections.session(node), name, lines=lines)
@@ -248,7 +248,7 @@ def logs(
         }
     rows = [{"node": n, "container": c, "text": text} for (n, c), text in texts.items()]
     app.show({"logs": rows}, lambda _app, _found: _show_logs(texts, tail))
-    return max((error.exit_code for error in play.out.values()), default=0)
+    return worst(play.out.values())
 
 
 READ = 2000

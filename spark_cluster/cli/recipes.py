@@ -202,7 +202,7 @@ def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]], cou
         count: of all that were found.
     """
     if not count:
-        update = "`spark-cluster recipes update` for registries"
+        update = f"`{app.command('recipes update')}` for registries"
         app.console.print(f"no recipe has all these words; try fewer, or {update}")
     for one, answers in rows:
         own = " (yours)" if one.origin == "yours" else ""

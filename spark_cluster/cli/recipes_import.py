@@ -270,7 +270,7 @@ def update(
             app.console.say("{} {}: {}", mark("fail"), registry.name, error)
         else:
             rows.append(found)
-            app.console.print(_outcome(found, check=check))
+            app.console.print(_outcome(app, found, check=check))
     if app.as_json:
         app.print_json({"ok": status == 0, "registries": rows})
     return status
@@ -290,7 +290,7 @@ def _is_agreed(app: App, found: Update) -> bool:
     return found.taken is None or (interactive and click.confirm("Take it?", default=False))
 
 
-def _outcome(found: Update, *, check: bool) -> Text:
+def _outcome(app: App, found: Update, *, check: bool) -> Text:
     """What is in use now."""
     name = found.registry.name
     if found.in_use:
@@ -299,9 +299,9 @@ def _outcome(found: Update, *, check: bool) -> Text:
             "{} {}: {} recipes at {}", mark("ok"), name, usable, found.found.revision[:12]
         )
     if found.rewritten and not check:
-        option = f"spark-cluster recipes update {name} --allow-rewritten"
+        option = app.command(f"recipes update {name} --allow-rewritten")
         return styled("{} {}: not taken; if its owner says why: {}", mark("fail"), name, option)
-    command = f"spark-cluster recipes update {name} --yes"
+    command = app.command(f"recipes update {name} --yes")
     return styled("- {}: not taken; to take it: {}", name, command)
 
 

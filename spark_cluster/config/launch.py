@@ -322,7 +322,11 @@ def options_text(overrides: Overrides) -> str:
     return " ".join(_option(flag, value_text(value)) for flag, value in sorted(overrides.items()))
 
 
-_OPTIONS = re.compile(r"(?:^| )(-o|-e|--image) ")
+_OPTIONS = re.compile(
+    r"(?:^| )(-o(?= [a-z0-9][a-z0-9-]*=)|--image(?= )|-e(?= ))"
+    r"""(?:(?<=-e) (?:'[^']*'|"[^"]*"|[^\s'"])*)?|"(?:\\.|[^"\\])*\""""
+)
+"""An option of a label (`-e` with its word), or a text of JSON, in which there is none."""
 
 
 def changes_of(label: str) -> Changes:
@@ -347,9 +351,11 @@ def quoted_options(label: str) -> str:
 
 def _options_in(label: str) -> tuple[str, list[tuple[str, list[str]]]]:
     """What is before the first option of a label, and each option with its words."""
-    first, *rest = _OPTIONS.split(label)
-    options = zip(rest[::2], rest[1::2], strict=True)
-    return first, [(o, _unquoted(value) if o == "-e" else [value]) for o, value in options]
+    found = [one for one in _OPTIONS.finditer(label) if one[1]]
+    ends = [*(one.start() for one in found), len(label)]
+    pairs = zip(found, ends[1:], strict=True)
+    options = [(one[1], label[one.end(1) + 1 : end]) for one, end in pairs]
+    return label[: ends[0]], [(o, _unquoted(v) if o == "-e" else [v]) for o, v in options]
 
 
 def _unquoted(value: str) -> list[str]:

@@ -19,7 +19,7 @@ from spark_cluster.config.schema import Document, Hidden, WhenSet, read_as
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import paths, probes
-from spark_cluster.node.replies import object_in, objects_of, text_of
+from spark_cluster.node.replies import object_in, objects_of
 from spark_cluster.resources import Line, Secret
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -165,7 +165,7 @@ def described(text: str | None) -> Access | None:
     """Parse a node's `endpoint.json`; None without such a file, or when it is invalid."""
     found = object_in(text)
     access = read_as(Access, found)
-    return access if {"api_key", "tls"} <= found.keys() and text_of(found.get("url")) else None
+    return access if {"api_key", "tls"} <= found.keys() else None
 
 
 def replicas_of(text: str | None) -> tuple[Replica, ...]:

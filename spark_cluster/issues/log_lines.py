@@ -268,7 +268,7 @@ def complaint_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
 # What programs that keep or show logs put before a line: Compose, kubectl, Docker, the journal.
 
 _OURS = re.compile(
-    r"^(?:[\w.-]+ (?:vllm|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] "
+    r"^(?:[\w.-]+ (?:vllm(?:-[\w.-]+)?|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] "
     r"| {0,16}(?:[|>│]|&gt;) | ?\[[A-Z][\w -]{1,20}\] (?=\())"
 )
 """The last two: groups of exceptions and quotes (`    | OSError`), and a tag before the process's
@@ -295,7 +295,7 @@ def take_stamp(rest: str) -> tuple[str, str, str]:
     for pattern in _KEEPERS:
         if found := pattern.match(rest):
             told = found.groupdict()
-            return told.get("stamp") or "", _moment(told), _OURS.sub("", rest[found.end() :])
+            return told.get("stamp") or "", _moment(told), rest[found.end() :]
     return "", "", rest
 
 

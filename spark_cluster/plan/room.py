@@ -146,7 +146,7 @@ def text_only(launch: Launch) -> bool:
     if launch.args.get("language-model-only") is True:
         return True
     limits = json_object(launch.args.get("limit-mm-per-prompt"))
-    return bool(limits) and not any(allowed_items(launch, kind) for kind in limits)
+    return not any(allowed_items(launch, kind) for kind in ("image", *limits))
 
 
 def allowed_items(launch: Launch, kind: str) -> int:

@@ -131,7 +131,7 @@ UNIFIED_GRAPHS = (0.75, 2.5, 4.6)
 capture hold what the host took meanwhile (source: published-kv-share, eight starts: 0.76 to 4.6).
 Over several it is part of what one report says of NCCL (NETWORK_ALLREDUCE_MIB)."""
 
-IMAGES = {"qwen2": (16_384, 88_000), "qwen": (16_384, 65_536), "gemma3_": (256, 4096)}
+IMAGES = {"qwen2_": (16_384, 88_000), "qwen": (16_384, 65_536), "gemma3_": (256, 4096)}
 """Tokens and patches of the largest image, by the word in the model type: Qwen's processors allow
 16,384 tokens of four patches each, Gemma 3's make 256 of 896 by 896 pixels. Qwen2-VL's and
 Qwen2.5-VL's count a third more, for a wider tower (measured-kv-unseen-4). The tower is profiled
@@ -465,7 +465,7 @@ def _tower_mib(case: _Case) -> float:
     tokens, patches = next((image for word, image in IMAGES.items() if word in words), usual)
     held = max(1, case.length // tokens)
     images = max(1, min(case.tokens // tokens, case.requests * min(held, case.images)))
-    if "qwen2" in words and case.videos:
+    if "qwen2_" in words and case.videos:
         images = max(images, min(held, LONGEST_VIDEO))
     levels = DEEPSTACK_LEVELS if "qwen3_vl" in words else 1
     made = levels * tokens * case.geometry.hidden * 2

@@ -72,7 +72,8 @@ def test_a_change_is_named_and_needs_a_yes(wren: Repository, project: Path) -> N
     wren.commit(wren=sparkrun(length=8192), jay=sparkrun())
     status, text = call(project, "recipes", "update", "theirs")
     assert status == 0
-    for line in ("+ jay", "~ wren", "spark-cluster recipes update theirs --yes"):
+    take = f"spark-cluster --project {project} recipes update theirs --yes"
+    for line in ("+ jay", "~ wren", take):
         assert line in text
     assert "4096" in call(project, "recipes", "show", "@theirs/wren")[1]
     assert call(project, "recipes", "update", "--yes")[0] == 0
@@ -204,3 +205,10 @@ def test_the_answer_has_a_verdict_for_each_size_and_a_limit(project: Path) -> No
     status, text = call(project, "recipes", "search", "--limit", "1")
     assert " more: --limit " in text
     assert call(project, "recipes", "search", "zzz")[0] == 0
+
+
+def test_what_is_to_be_updated_is_said_with_the_project(project: Path) -> None:
+    assert (
+        f"`spark-cluster --project {project} recipes update`"
+        in call(project, "recipes", "search", "nothing-like-it")[1]
+    )

@@ -11,6 +11,7 @@ from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 from spark_cluster.config.launch import (
+    changes_of,
     of_recipe,
     options_text,
     override,
@@ -197,3 +198,11 @@ def test_any_text_is_a_value_or_refused(key: str, value: str) -> None:
 @pytest.mark.parametrize(("label", "words"), CASES["labels"])
 def test_options_of_a_label_run_nothing_in_a_shell(label: str, words: list[str]) -> None:
     assert shlex.split(quoted_options(label)) == words
+
+
+@given_any(
+    text=st.lists(st.sampled_from([*"ab'\"\\{=", " ", " -o ", " -e A=", " --image "])).map("".join)
+)
+def test_a_label_gives_back_what_it_was_made_of(text: str) -> None:
+    made = {"env.A": f"x{text}", "hf-overrides": {"a": text}, "image.ref": "a:1", "seed": 3}
+    assert given(*changes_of(options_text(made))) == made

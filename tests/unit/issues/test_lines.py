@@ -61,8 +61,10 @@ def test_no_layer_hides_an_error(said, first, second, third):
     assert bool(line.at) == (first.startswith("2026") or "11-20" in third)
 
 
-def test_a_line_as_our_own_logs_prints_it_is_read_as_the_container_wrote_it():
-    line = read("2026-11-20T14:12:18Z spark1 vllm: (W pid=1) ERROR [a.py:1]   File 'x.py', line 1")
+@pytest.mark.parametrize("name", ["vllm", "ray", "vllm-chat"])
+@pytest.mark.parametrize("stamp", ["2026-11-20T14:12:18Z ", ""])
+def test_a_line_as_our_own_logs_prints_it_is_read_as_the_container_wrote_it(stamp, name):
+    line = read(f"{stamp}spark1 {name}: (W pid=1) ERROR [a.py:1]   File 'x.py', line 1")
     assert (line.speaker, line.level, line.text) == ("W pid=1", "ERROR", "File 'x.py', line 1")
     assert line.indented
 

@@ -142,8 +142,10 @@ def test_a_limit_of_images_and_videos_bounds_the_towers_pass(
 ) -> None:
     one = next(one for one in FOURTH if one.name == name and one.vllm == "0.29.0")
     limited = replace(one, args=one.args | {"limit-mm-per-prompt": limits})
-    before, since = (each.plan().runtime.activations.expected for each in (one, limited))
-    assert (since < before, since <= before) == (less, True)
+    before, since = (each.plan() for each in (one, limited))
+    assert before.weights_gib == since.weights_gib  # images are still allowed
+    room, left = (each.runtime.activations.expected for each in (before, since))
+    assert (left < room, left <= room) == (less, True)
 
 
 def test_no_more_images_than_requests_may_have_are_counted() -> None:
@@ -155,3 +157,15 @@ def test_no_more_images_than_requests_may_have_are_counted() -> None:
         < many.plan().runtime.activations.expected
         <= one.plan().runtime.activations.expected
     )
+
+
+def test_a_tower_of_another_design_before_a_qwen2_is_not_profiled_with_qwens_video() -> None:
+    """As InternVL3 and LLaVA-OneVision, whose language model is Qwen2.5's own (`qwen2`)."""
+    one = next(one for one in FOURTH if one.name == "qwen2.5-vl-7b" and one.vllm == "0.29.0")
+    text = one.config["text_config"] | {"model_type": "qwen2"}
+    tower = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}
+    other = {"model_type": "internvl", "text_config": text, "vision_config": tower}
+    made = replace(one, config=other)
+    without = replace(made, args=one.args | {"limit-mm-per-prompt": {"video": 0}})
+    assert made.plan().runtime.activations == without.plan().runtime.activations
+    assert made.plan().runtime.activations.expected < one.plan().runtime.activations.expected
