@@ -377,8 +377,8 @@ NETPLAN_FOLDERS = ("/lib/netplan", "/etc/netplan", "/run/netplan")
 MANAGED = "# Managed by spark-cluster"
 """How the files begin that roles write."""
 
-LONGEST_NETPLAN = 64 * 1024
-"""Characters of one file; netplan files have a few hundred."""
+LONGEST_NETPLAN, MOST_NETPLAN = 64 * 1024, 64
+"""Characters of one file, where a few hundred are usual, and files of a node, which has a few."""
 
 CONNECTX = "mlx5_core"
 """The driver of a ConnectX-7's interfaces."""
@@ -400,8 +400,10 @@ def netplan_files(
     sources: list[Sourced] = []
     unreadable = []
     paths = _in_force(files)
-    for path in paths:
+    for number, path in enumerate(paths):
         try:
+            if number >= MOST_NETPLAN:
+                raise InvalidFile(f"not read: {MOST_NETPLAN} files come before it", where=path)
             if len(files[path]) > LONGEST_NETPLAN:
                 raise InvalidFile(f"longer than {LONGEST_NETPLAN} characters", where=path)
             if files[path].strip():

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,9 @@ Key = tuple[str | int, ...]
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
 """Aliases can make a small file stand for an endless one; no real file comes near this."""
+
+MAX_DEPTH = 1000
+"""Brackets that are open at once: beyond, ruamel.yaml takes a time that grows with their square."""
 
 _SECRET_LINE = re.compile(r"(?i)(password|passwd|key|token|secret)\w*[\"']?\s*:")
 
@@ -191,7 +195,10 @@ def _read(path: Path, what: str) -> str:
 def _compose(path: Path, text: str) -> tuple[YamlNode | None, SafeConstructor]:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+    steps = (1 if mark in "[{" else -1 for mark in re.findall(r"[][{}]", text))
     try:
+        if max(accumulate(steps), default=0) > MAX_DEPTH:
+            raise RecursionError
         return _nodes(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

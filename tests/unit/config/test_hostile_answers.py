@@ -98,3 +98,10 @@ def test_numbers_that_no_kernel_prints():
     )
     assert fact_gathering.meminfo(f"MemTotal: {'9' * 5000} kB").total_kib == 0
     assert fact_gathering.listeners("LISTEN 0 1 *:² *:*") == []
+
+
+def test_a_node_with_many_netplan_files_is_read_in_part():
+    files = {f"/etc/netplan/{n:04}.yaml": "[" * 1500 + " " * n for n in range(1000)}
+    found = fact_gathering.netplan_files(files, ())
+    assert len(found.unreadable) == 1000
+    assert "64 files come before it" in found.unreadable[-1]

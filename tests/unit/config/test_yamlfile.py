@@ -66,6 +66,7 @@ def test_keys_are_text(tmp_path: Path) -> None:
         ),
         (b"a: 1\nb: \xff\xfe", "x.yaml:2: byte 0xff is not UTF-8 text; expected a YAML inventory"),
         ("a: " + "[" * 600, "x.yaml: nested too deeply"),
+        ("a: " + "[" * 500_000, "x.yaml: nested too deeply"),
     ],
 )
 def test_broken_files(tmp_path: Path, text: str | bytes, expected: str) -> None:
