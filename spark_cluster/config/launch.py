@@ -324,9 +324,10 @@ def options_text(overrides: Overrides) -> str:
 
 _OPTIONS = re.compile(
     r"(?:^| )(-o(?= [a-z0-9][a-z0-9-]*=)|--image(?= )|-e(?= ))"
-    r"""(?:(?<=-e) (?:'[^']*'|"[^"]*"|[^\s'"])*)?|"(?:\\.|[^"\\])*\""""
+    r"""(?:(?<=-e) (?:'[^']*'|"[^"]*"|[^\s'"])*)?|(?<!\\)"(?:\\.|[^"\\])*\""""
 )
-"""An option of a label (`-e` with its word), or a text of JSON, in which there is none."""
+"""An option of a label (`-e` with its word), or a text of JSON, in which there is none. A text does
+not begin after a backslash: otherwise a label of many would be searched to its end for each."""
 
 
 def changes_of(label: str) -> Changes:
