@@ -13,11 +13,12 @@ import pytest
 
 from spark_cluster.agent.apply import DocumentRun
 from spark_cluster.config.facts import Facts, Interface, Memory
-from spark_cluster.config.inventory import Inventory, checked, read_inventory
+from spark_cluster.config.inventory import Inventory, checked
 from spark_cluster.config.project import Project, shipped_folder
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.topology import Node
+from spark_cluster.config.yamlfile import load
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues.log_reading import LogSource
 from spark_cluster.node.host import Host
@@ -37,6 +38,11 @@ def put(path: Path, content: str | bytes = "", mode: int = 0o644) -> Path:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     path.chmod(mode)
     return path
+
+
+def read_inventory(path: Path) -> Inventory:
+    """Read and check an inventory file."""
+    return checked(load(path, "inventory"))
 
 
 def make_inventory(folder: Path, text: str) -> Inventory:

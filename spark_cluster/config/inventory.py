@@ -23,7 +23,7 @@ from spark_cluster.config.inventory_schema import (
 )
 from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import SecretReference
-from spark_cluster.config.yamlfile import Key, Origin, Sourced, did_you_mean, load
+from spark_cluster.config.yamlfile import Key, Origin, Sourced, did_you_mean
 from spark_cluster.errors import UsageError
 
 GRAMMAR = "NAME, GROUP or GLOB, joined by ',' or ':'; !X leaves X out, &X keeps only what is in X"
@@ -282,11 +282,6 @@ def fabric_addresses(inventory: Inventory, node: InventoryNode) -> tuple[IPv4Int
     return tuple(
         IPv4Interface((net[FIRST_HOST + node.index], net.prefixlen)) for net in inventory.pool
     )
-
-
-def read_inventory(path: Path, roles: Collection[str] | None = None) -> Inventory:
-    """Read and check an inventory file; see `checked`."""
-    return checked(load(path, "inventory"), roles)
 
 
 def checked(source: Sourced, roles: Collection[str] | None = None) -> Inventory:

@@ -18,9 +18,10 @@ import factories
 import forwarding
 import pytest
 from cases import cases
+from factories import read_inventory
 from waiting import HANG_S
 
-from spark_cluster.config.inventory import fabric_addresses, read_inventory
+from spark_cluster.config.inventory import fabric_addresses
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster_lab import power, supervisor
 from spark_cluster_lab.gpu import boot, devices, mounts, network, requirements, seed

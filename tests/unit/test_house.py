@@ -23,7 +23,7 @@ BUDGETS = {
     "node": 8_288,  # host.py: proxies of a node; values.py: a disk without inodes
     "resources": 4_050,
     "agent": 2_150,
-    "config": 5_630,  # launch.py: quotes in labels; limits of netplan files and of nested YAML
+    "config": 5_629,  # launch.py: quotes in labels; limits of netplan files and of nested YAML
     "runner": 2_850,
     "models": 2_110,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_880,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP

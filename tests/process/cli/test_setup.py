@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from factories import read_inventory
 from json_schema import document as fits
 from password_sshd import PASSWORD, PasswordSshd
 from program import Program
@@ -22,7 +23,6 @@ from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
 from spark_cluster.config import discovery
 from spark_cluster.config.discovery import answers_in
-from spark_cluster.config.inventory import read_inventory
 
 CHECKOUT = Path(__file__).parents[3]
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGOJY3p6rXnYJvUxOGJBSuqAVgEcwTGDkRQx0cDwZzrp"

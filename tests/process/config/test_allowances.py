@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from factories import read_inventory
 from program import invoke
 
 from spark_cluster.config.extension import NOTHING, Allowances
-from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_allowed, secrets_of_laptop

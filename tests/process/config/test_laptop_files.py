@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from factories import read_inventory
 from program import invoke
 
 from spark_cluster.config.extension import LAB_MODELS, Allowances
-from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe

@@ -13,9 +13,9 @@ from textwrap import dedent
 import factories
 import pytest
 from cases import cases
+from factories import read_inventory
 
 from spark_cluster.config.extension import load_module
-from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.config.topology import render
 from spark_cluster.errors import InvalidFile, UsageError

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from cases import cases
+from factories import read_inventory
 from role_samples import a_spark, together
 
-from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.engine import link_check
 from spark_cluster.errors import Failed, SparkClusterError

@@ -7,12 +7,11 @@ import time
 
 import pytest
 from cases import each_case
-from factories import put
+from factories import put, read_inventory
 from piped_cluster import Events, play_on
 from waiting import HANG_S
 
 from spark_cluster.cli.results import Recap
-from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node.values import Secret
