@@ -71,7 +71,11 @@ class Recorded(CommandLine):
     """Options for a recipe that the inventory does not allow."""
 
     def __call__(self, *words: str, status: int | None = 0, timeout: float = 600.0) -> Ran:
-        ran = ended(self.start(*words), status, timeout)
+        try:
+            ran = ended(self.start(*words), status, timeout)
+        except AssertionError as error:  # what a failed command has said is kept, too
+            self.note(f"$ spark-cluster {' '.join(words)}\n[not as expected: {error}]\n\n")
+            raise
         self.keep(ran)
         return ran
 
@@ -90,11 +94,13 @@ class Recorded(CommandLine):
         name = f"{number:02}-{ran.argv[0]}.json"
         if "--json" in ran.argv and ran.out:
             (self.out / name).write_text(ran.out)
+        printed = "" if "--json" in ran.argv else ran.printed.rstrip() + "\n"
+        ended_as = f"[status {ran.status}, {ran.seconds:.1f} s]\n\n"
+        self.note(f"$ spark-cluster {' '.join(ran.argv)}\n{printed}{ended_as}")
+
+    def note(self, text: str) -> None:
         with (self.out / "transcript.txt").open("a") as out:
-            out.write(f"$ spark-cluster {' '.join(ran.argv)}\n")
-            if "--json" not in ran.argv:
-                out.write(ran.printed.rstrip() + "\n")
-            out.write(f"[status {ran.status}, {ran.seconds:.1f} s]\n\n")
+            out.write(text)
 
 
 def recipe_text(environment: str, model: Path) -> str:

@@ -9,9 +9,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_one_node_has_no_link(user):
-    ran = user("bench", "fabric", status=4)
-    said = [line for line in ran.err.splitlines() if line.startswith("error: ")]
-    assert said == ["error: bench fabric measures between nodes, and one node is chosen"]
+    assert "one node is chosen" in user("bench", "fabric", status=4).err
 
 
 def test_the_link_of_two_nodes(pair):
