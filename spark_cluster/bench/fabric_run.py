@@ -556,7 +556,9 @@ def arm(sessions: Iterable[Session], run: str, seconds: float) -> None:
     Raises:
         SparkClusterError: a node does not do so.
     """
-    options = ["--quiet", "--collect", "--no-ask-password", f"--on-active={seconds:.0f}"]
+    # Without a description systemd takes the command, whose lines it reads as settings.
+    options = ["--description=the end of bench fabric", "--quiet", "--collect"]
+    options += ["--no-ask-password", f"--on-active={seconds:.0f}"]
     options += ["--timer-property=AccuracySec=10s", "--property=RuntimeMaxSec=120", "--"]
     words = ["sh", "-c", ARM, UNIT, *options, *end_command(run)]
     hint = "`bench fabric` starts Ray only where the node ends it by itself"

@@ -26,7 +26,7 @@ from spark_cluster.engine.deployment import Deployment, Endpoint, Server, probe_
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
-from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
+from spark_cluster.engine.ray import NODES, TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
 from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
@@ -252,7 +252,7 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
 
     Raises:
         Failed: a node of Ray ends again and again; with the first error of its log.
-        VerificationFailed: it does not in time; with who is missing.
+        VerificationFailed: it does not in time; with who is missing, or that nobody answers.
     """
     deadline = time.monotonic() + timeout
     state = RayState(play.session(play.head), port)
@@ -275,6 +275,13 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
     missing = [n.name for n in wanted if n.fabric_ip not in here]
     fault = first_fault(play, RAY)
     cause = f"; {fault.where} says: {fault.text}" if fault else ""
+    if not state.ask(NODES).status:
+        raise VerificationFailed(
+            f"Ray's dashboard on {play.head.name} does not answer on port {port} after "
+            f"{timeout:g} s{cause}",
+            hint='Ray without its extra has no dashboard: pip install "ray[default]" where the '
+            "engine is installed; spark-cluster logs shows more",
+        )
     raise VerificationFailed(
         f"Ray shows {len(nodes)} of {tp} nodes after {timeout:g} s; "
         f"missing: {', '.join(missing) or 'a GPU'}{cause}",

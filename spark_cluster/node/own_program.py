@@ -63,12 +63,15 @@ def in_unit(name: str, argv: Sequence[str], properties: Mapping[str, str]) -> li
     Args:
         name: of the unit, with `.service`.
         properties: of the unit. `KillMode` is its whole control group unless they name another.
+            A line break in one is a blank: systemd keeps some as they are in the unit's file, in
+            which the next line would be a setting.
     """
+    settings = {"KillMode": "control-group", **properties}
     return [
         "systemd-run",
         *("--quiet", "--collect", "--no-ask-password", "--service-type=exec"),
         f"--unit={name}",
-        *(f"--property={k}={v}" for k, v in {"KillMode": "control-group", **properties}.items()),
+        *(f"--property={name}={' '.join(v.splitlines())}" for name, v in settings.items()),
         "--",
         *argv,
     ]

@@ -73,6 +73,16 @@ def test_ray_does_not_come_back_with_a_node_that_was_cut_off(node, tmp_path, uni
         fabric_run.start_no_more(sessions)
 
 
+def test_the_command_is_not_the_description_of_its_unit():
+    """systemd would read its lines as settings of the unit."""
+    asked: list[list[str]] = []
+    session = SimpleNamespace(run=lambda argv: asked.append(argv) or Output(0, "", ""), node="a")
+    sessions: list[Any] = [session]
+    fabric_run.arm(sessions, "r1", 10)
+    (words,) = asked
+    assert any(word.startswith("--description=") for word in words[: words.index("--")])
+
+
 def test_a_node_that_does_not_take_the_timer():
     refused = SimpleNamespace(run=lambda _argv: Output(1, "", "no bus\n"), node="spark1")
     sessions: list[Any] = [refused]
