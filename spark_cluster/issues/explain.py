@@ -325,9 +325,7 @@ class _Log:
             return
         if line.text.startswith("raise "):  # in a traceback: the error itself comes at its end
             line = replace(line, text=log_lines.raised(line.text, candidate.wrapped()[1:]))
-        error = log_lines.error_in(line, lambda: candidate.following)
-        if not self._has_error():  # the process that failed has no log here
-            error = log_lines.inner_error(error) or error
+        error = self._error_in(line, candidate)
         text = f"{line.text} {error}" if error else line.text
         issues = recognise(text, trace, self._marked("evidence"))
         begun, first = error, issues
@@ -349,15 +347,25 @@ class _Log:
         at = log_lines.raised_at(trace()) if error and not echo else None
         if at is not None and log_lines.has_no_text(error):
             said = f"{error}: {at}"
+        rank = 0 if error and not echo else 2 if echo else 1
         for issue in issues:
-            name = self.reader.source.name
-            found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
-            rank = 0 if error and not echo else 2 if echo else 1
-            kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
-            yield self._keep(issue.id, found, candidate, before, rank, weak=issue.request, **kind)
+            yield self._keep_known(issue, said, candidate, before, rank)
         if not issues:
-            place = at.place if at else ""
-            yield from self._unknown(_quoted(said), candidate, before, place, follows=echo)
+            yield from self._unknown(_quoted(said), candidate, before, at, follows=echo)
+
+    def _error_in(self, line: log_lines.ParsedLine, candidate: AnchoredLine) -> str:
+        """Return the error of a line; the one that it quotes where nothing else tells of it."""
+        error = log_lines.error_in(line, lambda: candidate.following)
+        return (not self._has_error() and log_lines.inner_error(error)) or error
+
+    def _keep_known(
+        self, issue: Issue, said: str, candidate: AnchoredLine, before: _Before, rank: int
+    ) -> str:
+        """Keep a known issue that a line shows; `rank` as of `_keep`."""
+        name = self.reader.source.name
+        found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
+        kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
+        return self._keep(issue.id, found, candidate, before, rank, weak=issue.request, **kind)
 
     def _complaint(
         self, line: log_lines.ParsedLine, candidate: AnchoredLine, before: _Before
@@ -375,14 +383,14 @@ class _Log:
         error: str,
         candidate: AnchoredLine,
         before: _Before,
-        place: str = "",
+        at: log_lines.RaisedAt | None = None,
         /,
         **kind: bool,
     ) -> Iterator[str]:
         """Keep an error that is not known; `kind` as of `Seen`.
 
         Args:
-            place: where it was raised; empty where nothing tells.
+            at: where it was raised; None where nothing tells.
         """
         name, weak = f"error: {error}", kind.get("weak", False)
         if name not in self._kept and weak:
@@ -393,7 +401,7 @@ class _Log:
                 severity="error",
                 title="an error that is not among the known issues",
                 found=error,
-                cause=f"not known; it was raised in {place}" if place else "",
+                cause=f"not known; it was raised in {at.place}" if at else "",
                 fix="",
                 source="",
                 where=self.reader.source.name,
