@@ -326,7 +326,7 @@ class _Log:
         if line.text.startswith("raise "):  # in a traceback: the error itself comes at its end
             line = replace(line, text=log_lines.raised(line.text, candidate.wrapped()[1:]))
         error = self._error_in(line, candidate)
-        text = f"{line.text} {error}" if error else line.text
+        text = line.text if error in line.text else f"{line.text} {error}"
         issues = recognise(text, trace, self._marked("evidence"))
         begun, first = error, issues
         for glue in (" ", "") if error else ():  # a page keeps words whole, a terminal cuts them
