@@ -38,6 +38,7 @@ _ECHO, _COMPLAINT, _TOOL, _FAINT, _PASTED, _NOISE, _QUOTES = (
 _INNER, _NAME_ONLY, _FRAME = (
     re.compile("|".join(_FILE[name])) for name in ("inner", "bare", "frame")
 )
+_ENGINE = re.compile(r"(?:.*/)?(?:vllm|sglang)/")
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages|python(?=/sglang))/")
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 """Literals of which every line has one that looks like an error without being an exception."""
@@ -257,7 +258,7 @@ class RaisedAt:
     """Where an error was raised, by the last frame of its traceback.
 
     Attributes:
-        place: `vllm/v1/core/sched/scheduler.py, in schedule`.
+        place: `vllm/v1/core/sched/scheduler.py, in schedule`, and what of the engine called it.
         source: the statement; empty where the traceback does not show it.
     """
 
@@ -270,13 +271,16 @@ class RaisedAt:
 
 def raised_at(trace: str) -> RaisedAt | None:
     """Return where a traceback ends; None where a text does not end with one."""
-    lines = trace.splitlines()[-STATEMENT:]
-    frames = [(n, frame) for n, text in enumerate(lines) if (frame := _FRAME.match(text))]
-    if not frames:
+    lines = trace.splitlines()
+    frames = {n: frame for n, text in enumerate(lines) if (frame := _FRAME.match(text))}
+    last = max(frames, default=-1)
+    if not frames or len(lines) - last > STATEMENT:
         return None
-    last, frame = frames[-1]
     source = next((text for text in lines[last + 1 :] if text.strip("^~ ")), "")
-    return RaisedAt(f"{_PACKAGES.sub('', frame['file'])}, in {frame['name']}", source)
+    places = [f"{_PACKAGES.sub('', f['file'])}, in {f['name']}" for f in frames.values()]
+    engine = [place for place in places if _ENGINE.match(place)]
+    called = f", called by {engine[-1]}" if engine and engine[-1] != places[-1] else ""
+    return RaisedAt(places[-1] + called, source)
 
 
 def pasted_complaint_in(raw: str) -> str:
