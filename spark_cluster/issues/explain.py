@@ -552,6 +552,8 @@ class Explanation(Document):
         """Where to look next; nothing where the cause is certain, or there is no error."""
         texts = log_lines.NEXT
         names = texts["after"].get(self.verdict, [])
+        if self.verdict == "unknown" and self.engine:
+            names = [*names, "narrow"]
         lacking = any("ranks" in text for text in self.missing)
         if names and (lacking or (self.verdict == "effects" and len(self.logs) == 1)):
             names = ["all-ranks", *names]
