@@ -77,6 +77,9 @@ ERRORS = (
 CHAINED = "above exception"
 """In the line between two exceptions of one traceback."""
 
+CUT_OFF = "the log ends within a traceback, before its error"
+"""Begins the quote of a log that does."""
+
 WORKERS = tuple(f"Worker_TP{rank}" for rank in range(4))
 """Names of the ranks of up to four nodes. The first line of each is looked at, whatever it says:
 a log without its start may have no other line that tells that this rank is in it."""
@@ -224,6 +227,8 @@ class _Log:
                 self._came_up()
             self._up = self._up or self.start.says_served(candidate.text)
         cleared = self._marked("cleared_by") - self._marked("confirmed_by")
+        if not self._has_error() and not self._up:
+            self._take_cut_off()
         if not self._kept and not self._up and self.reader.lines <= PASTED:
             self._take_pasted()
         kept = [name for name in self._kept if name not in cleared]
@@ -237,6 +242,19 @@ class _Log:
                 before = _Before(at, log_lines.read(raw))
                 kind = {"follows": False, "weak": True, "faint": True}
                 list(self._unknown(_quoted(text), at, before, **kind))
+
+    def _has_error(self) -> bool:
+        """Return True where something was kept that does not merely follow from an error."""
+        return any(not seen.follows for seen in self._kept.values())
+
+    def _take_cut_off(self) -> None:
+        """Keep a traceback that the log breaks off, before the error itself."""
+        lines = [log_lines.read(raw) for raw in self.reader.tail.splitlines()]
+        at = log_lines.raised_at("\n".join(line.text for line in lines if line.text))
+        if at and not any(map(log_lines.error_in, lines[-log_lines.STATEMENT :])):
+            end = AnchoredLine(self.reader.lines, "", (), b"", 0, 0)
+            kind = {"follows": False, "weak": True}
+            list(self._unknown(_quoted(f"{CUT_OFF}: {at}"), end, _Before(end, lines[-1]), **kind))
 
     def _marked(self, kind: str) -> set[str]:
         """Return the issues that a mark was seen of."""
@@ -307,8 +325,8 @@ class _Log:
             return
         if line.text.startswith("raise "):  # in a traceback: the error itself comes at its end
             line = replace(line, text=log_lines.raised(line.text, candidate.wrapped()[1:]))
-        error = log_lines.error_in(line, lambda: candidate.following)
-        text = f"{line.text} {error}" if error else line.text
+        error = self._error_in(line, candidate)
+        text = line.text if error in line.text else f"{line.text} {error}"
         issues = recognise(text, trace, self._marked("evidence"))
         begun, first = error, issues
         for glue in (" ", "") if error else ():  # a page keeps words whole, a terminal cuts them
@@ -326,14 +344,28 @@ class _Log:
             return
         said = error or log_lines.whole(line.text, lambda: candidate.following)
         said = said if error != begun else _continued(said, candidate, line)
+        at = log_lines.raised_at(trace()) if error and not echo else None
+        if at is not None and log_lines.has_no_text(error):
+            said = f"{error}: {at}"
+        rank = 0 if error and not echo else 2 if echo else 1
         for issue in issues:
-            name = self.reader.source.name
-            found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
-            rank = 0 if error and not echo else 2 if echo else 1
-            kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
-            yield self._keep(issue.id, found, candidate, before, rank, weak=issue.request, **kind)
+            yield self._keep_known(issue, said, candidate, before, rank)
         if not issues:
-            yield from self._unknown(_quoted(said), candidate, before, follows=echo)
+            yield from self._unknown(_quoted(said), candidate, before, at, follows=echo)
+
+    def _error_in(self, line: log_lines.ParsedLine, candidate: AnchoredLine) -> str:
+        """Return the error of a line; the one that it quotes where nothing else tells of it."""
+        error = log_lines.error_in(line, lambda: candidate.following)
+        return (not self._has_error() and log_lines.inner_error(error)) or error
+
+    def _keep_known(
+        self, issue: Issue, said: str, candidate: AnchoredLine, before: _Before, rank: int
+    ) -> str:
+        """Keep a known issue that a line shows; `rank` as of `_keep`."""
+        name = self.reader.source.name
+        found = issue.match(_quoted(said), name, in_log=True, line=said[:LONGEST])
+        kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
+        return self._keep(issue.id, found, candidate, before, rank, weak=issue.request, **kind)
 
     def _complaint(
         self, line: log_lines.ParsedLine, candidate: AnchoredLine, before: _Before
@@ -351,9 +383,15 @@ class _Log:
         error: str,
         candidate: AnchoredLine,
         before: _Before,
+        at: log_lines.RaisedAt | None = None,
+        /,
         **kind: bool,
     ) -> Iterator[str]:
-        """Keep an error that is not known; `kind` as of `Seen`."""
+        """Keep an error that is not known; `kind` as of `Seen`.
+
+        Args:
+            at: where it was raised; None where nothing tells.
+        """
         name, weak = f"error: {error}", kind.get("weak", False)
         if name not in self._kept and weak:
             self._weak += 1
@@ -363,7 +401,7 @@ class _Log:
                 severity="error",
                 title="an error that is not among the known issues",
                 found=error,
-                cause="",
+                cause=f"not known; it was raised in {at.place}" if at else "",
                 fix="",
                 source="",
                 where=self.reader.source.name,
@@ -514,9 +552,13 @@ class Explanation(Document):
         """Where to look next; nothing where the cause is certain, or there is no error."""
         texts = log_lines.NEXT
         names = texts["after"].get(self.verdict, [])
+        if self.verdict == "unknown" and self.engine:
+            names = [*names, "narrow"]
         lacking = any("ranks" in text for text in self.missing)
         if names and (lacking or (self.verdict == "effects" and len(self.logs) == 1)):
             names = ["all-ranks", *names]
+        if self.cause is not None and self.cause.finding.found.startswith(CUT_OFF):
+            names = ["cut", *names]
         if names and any("NCCL" in p.finding.found for p in self.problems if not p.overcome):
             names = [*names, "nccl"]
         return [texts["step"][name] for name in names]

@@ -35,6 +35,11 @@ _ECHO, _COMPLAINT, _TOOL, _FAINT, _PASTED, _NOISE, _QUOTES = (
     re.compile("|".join(_FILE[name]))
     for name in ("echo", "complaint", "tool", "faint", "pasted", "noise", "quotes")
 )
+_INNER, _NAME_ONLY, _FRAME = (
+    re.compile("|".join(_FILE[name])) for name in ("inner", "bare", "frame")
+)
+_ENGINE = re.compile(r"(?:.*/)?(?:vllm|sglang)/")
+_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages|python(?=/sglang))/")
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 """Literals of which every line has one that looks like an error without being an exception."""
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
@@ -59,6 +64,9 @@ HARMLESS = ("DEBUG", "INFO", "WARNING")
 
 TRACE = 60
 """Lines before an error that may be its traceback."""
+
+STATEMENT = 6
+"""Lines of a traceback from its last frame to its error; a statement may take several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +240,47 @@ def errors_of(log: str) -> Iterator[LogError]:
 def trace(passed: list[ParsedLine], speaker: str) -> str:
     """Return the last lines of a process, as a traceback has them."""
     return "\n".join(line.text for line in passed[-TRACE:] if line.speaker == speaker)
+
+
+def inner_error(error: str) -> str:
+    """Return the error of another process that one quotes; empty where it quotes none."""
+    found = _INNER.search(error)
+    return f"RuntimeError: {found[1]}" if found else ""
+
+
+def has_no_text(error: str) -> bool:
+    """Return True for an exception that is only a name, as a failed `assert` mostly is."""
+    return _NAME_ONLY.match(error) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedAt:
+    """Where an error was raised, by the last frame of its traceback.
+
+    Attributes:
+        place: `vllm/v1/core/sched/scheduler.py, in schedule`, and what of the engine called it.
+        source: the statement; empty where the traceback does not show it.
+    """
+
+    place: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.place})" if self.source else self.place
+
+
+def raised_at(trace: str) -> RaisedAt | None:
+    """Return where a traceback ends; None where a text does not end with one."""
+    lines = trace.splitlines()
+    frames = {n: frame for n, text in enumerate(lines) if (frame := _FRAME.match(text))}
+    last = max(frames, default=-1)
+    if not frames or len(lines) - last > STATEMENT:
+        return None
+    source = next((text for text in lines[last + 1 :] if text.strip("^~ ")), "")
+    places = [f"{_PACKAGES.sub('', f['file'])}, in {f['name']}" for f in frames.values()]
+    engine = [place for place in places if _ENGINE.match(place)]
+    called = f", called by {engine[-1]}" if engine and engine[-1] != places[-1] else ""
+    return RaisedAt(places[-1] + called, source)
 
 
 def pasted_complaint_in(raw: str) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
+import slow_patterns
 from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,3 +117,16 @@ def test_a_line_without_a_time_has_that_before_it():
         ("ValueError: x", "11-20 14:00:01.000000"),
         ("OSError: y", "11-20 14:00:03.000000"),
     ]
+
+
+def test_no_pattern_takes_long_on_a_line_that_is_made_for_it():
+    path = Path(log_lines.__file__).with_name("log_lines.toml")
+    kinds = {
+        name: found
+        for name, found in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        if isinstance(found, list) and name not in ("anchors", "keepers", "loggers")
+    }
+    patterns = [(name, pattern) for name, found in kinds.items() for pattern in found]
+    assert len(patterns) > 100
+    slow = [p for p in patterns if slow_patterns.seconds(p[1])[0] > slow_patterns.LIMIT_S]
+    assert slow == []
