@@ -271,19 +271,27 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
                 raise _ray_ended(play, had, name)
         play.bus.emit(Progress(play.head.name, "Ray", f"{len(nodes)} of {tp} nodes, {gpus:g} GPUs"))
         time.sleep(POLL_S / 2)
-    here = {node.address for node in nodes}
-    missing = [n.name for n in wanted if n.fabric_ip not in here]
+    raise _not_joined(play, state, nodes, wanted, timeout)
+
+
+def _not_joined(
+    play: Play, state: RayState, nodes: list[RayNode], wanted: list[Node], timeout: float
+) -> VerificationFailed:
+    """Return the error of a Ray that does not show the wanted nodes in time."""
     fault = first_fault(play, RAY)
     cause = f"; {fault.where} says: {fault.text}" if fault else ""
-    if not state.ask(NODES).status:
-        raise VerificationFailed(
-            f"Ray's dashboard on {play.head.name} does not answer on port {port} after "
-            f"{timeout:g} s{cause}",
+    answer = state.ask(NODES)
+    if not answer.status:
+        return VerificationFailed(
+            f"Ray's dashboard on {play.head.name} does not answer on port {state.port} after "
+            f"{timeout:g} s ({answer.reason}){cause}",
             hint='Ray without its extra has no dashboard: pip install "ray[default]" where the '
             "engine is installed; spark-cluster logs shows more",
         )
-    raise VerificationFailed(
-        f"Ray shows {len(nodes)} of {tp} nodes after {timeout:g} s; "
+    here = {node.address for node in nodes}
+    missing = [node.name for node in wanted if node.fabric_ip not in here]
+    return VerificationFailed(
+        f"Ray shows {len(nodes)} of {len(wanted)} nodes after {timeout:g} s; "
         f"missing: {', '.join(missing) or 'a GPU'}{cause}",
         hint="ping the head's fabric address from the worker; the same image on both nodes? "
         "spark-cluster logs shows more",
