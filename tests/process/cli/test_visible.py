@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from factories import put
 from fake_programs import missing
 from hypothesis import given
@@ -200,15 +201,7 @@ def test_exec_passes_on_what_a_command_prints(run, monkeypatch):
     assert json.loads(run("exec", "--json", "x")[1])["nodes"][0]["stdout"] == said.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["uname", "-a;", "ip", "a"], True),
-        (["nosuch", "-a"], False),
-        (["sh", "-c", "uname -a; ip a"], False),
-        (["sudo", "/bin/bash", "-lc", "uname -a | nosuch"], False),
-    ],
-)
+@each_row(__file__, "visible.toml", "exec_of_what_is_meant_for_a_shell")
 def test_exec_of_what_is_meant_for_a_shell(run, monkeypatch, words, told):
     monkeypatch.setattr("spark_cluster.cli.nodes._run_on", lambda *_: Output(1, "", "no\n"))
     status, _, err = run("exec", *words)

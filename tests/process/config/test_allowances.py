@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from factories import read_inventory
 from program import invoke
 
@@ -69,16 +70,7 @@ def test_a_recipe_runs_outside_a_container_only_when_that_is_allowed(folder: Pat
     assert (NOTHING + Allowances(venv=True)).venv
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [
-        ("--allow-mount", "", "expected an absolute path on the node"),
-        ("--allow-mount", "raid", "expected an absolute path on the node"),
-        ("--allow-mount", "/a/../etc", "expected an absolute path on the node"),
-        ("--allow-env", "", "not the name of an environment variable"),
-        ("--allow-file", "", "expected a path"),
-    ],
-)
+@each_row(__file__, "allowances.toml", "an_unset_variable_of_a_shell_allows_nothing")
 @pytest.mark.parametrize("command", [("lint", "r"), ("plan", "r", "--offline"), ("up",)])
 def test_an_unset_variable_of_a_shell_allows_nothing(folder, command, option, value, expected):
     recipe(folder, "")

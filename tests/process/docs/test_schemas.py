@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 from bench_runs import STEADY, cell, record
-from cases import each_case
+from cases import each_case, each_row
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from program import Program
@@ -95,15 +95,7 @@ def test_mistakes_are_seen(case):
         check(made()[case["kind"]], yaml(case["text"]))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "{become: {password: prompt}}",
-        "{serve: {api_key: {env: KEY}, tls: self-signed}}",
-        "{serve: {tls: {certificate: a.pem, key: b.pem}}}",
-        "{settings: {motd: {text: of a role of the user's own}}}",
-    ],
-)
+@each_row(__file__, "schemas.toml", "short_forms_are_allowed")
 def test_short_forms_are_allowed(given):
     check(made()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import factories
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from doctor_samples import seen
 from example_pages import write_files
 
@@ -109,15 +109,7 @@ def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
         examine.checks()
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("1 / 0", r"own\.py:6: ZeroDivisionError: division by zero"),
-        ("seen.nothing", r"own\.py:6: AttributeError"),
-        ("5", r"own\.py: TypeError: it returned int, expected ok, warn or fail"),
-        ("seen.output('gpu') and ok('x')", "nvidia-smi"),
-    ],
-)
+@each_row(__file__, "own_checks.toml", "one_that_fails_is_unknown")
 def test_one_that_fails_is_unknown(project_folder: Path, body: str, expected: str) -> None:
     put(project_folder, CHECK.replace('ok("yes")', body))
     found = seen()

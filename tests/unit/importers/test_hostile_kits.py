@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from factories import put
 
 from spark_cluster.errors import InvalidFile, SparkClusterError
@@ -144,17 +145,7 @@ def test_no_name_writes_lines_of_its_own(tmp_path: Path) -> None:
     assert all(line.startswith("#") for line in head.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("line", "is_carried"),
-    [
-        ("ADD https://example.org/a /a", True),
-        ("ADD  https://example.org/a /a", True),
-        ("ADD --checksum=sha256:0 https://example.org/a /a", True),
-        ("COPY --from=base /a /a", True),
-        ("COPY  a.py /a", False),
-        ("COPY --chown=0:0 a.py /a", False),
-    ],
-)
+@each_row(__file__, "hostile_kits.toml", "an_image_is_built_where_it_needs_no_file_of_the_kit")
 def test_an_image_is_built_where_it_needs_no_file_of_the_kit(
     tmp_path: Path, line: str, is_carried: bool
 ) -> None:
@@ -195,13 +186,7 @@ def test_no_path_of_root_gets_into_a_recipe(tmp_path: Path, volume: str) -> None
 
 
 @pytest.mark.parametrize("value", ["7", "text", "[1, [2]]", "{a: {b: 1}}", "[{a: 1}]", "null"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "command", "entrypoint", "environment", "env_file", "volumes", "ulimits", "build",
-        "extends", "image", "devices", "ports", "deploy", "gpus", "profiles",
-    ],
-)  # fmt: skip
+@each_row(__file__, "hostile_kits.toml", "any_value_of_a_field_is_read_or_refused")
 def test_any_value_of_a_field_is_read_or_refused(tmp_path: Path, name: str, value: str) -> None:
     read(tmp_path, {"compose.yaml": service(**{name: value})})
 

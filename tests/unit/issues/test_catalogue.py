@@ -6,6 +6,7 @@ import re
 
 import pytest
 import slow_patterns
+from cases import each_row
 from packaging.specifiers import SpecifierSet
 
 from spark_cluster.engine import runtime
@@ -33,29 +34,14 @@ def test_every_entry():
             assert issue.edit.name == issue.flag[2:], issue.id
 
 
-@pytest.mark.parametrize(
-    ("advice", "said"),
-    [
-        (r"image prune -a|system prune", "built here"),
-        (r"insecure-registries", "anyone on the way"),
-        (r"--privileged|seccomp=unconfined|apparmor=unconfined|StrictHostKeyChecking", "never"),
-        (r"chmod (?:-R )?0?777|iptables -F|ufw disable|setenforce 0|--insecure\b|curl -k", "never"),
-    ],
-)
+@each_row(__file__, "catalogue.toml", "advice_that_removes_or_opens_something_says_so")
 def test_advice_that_removes_or_opens_something_says_so(advice, said):
     fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
     found = [fix for fix in fixes if re.search(advice, fix)]
     assert all(said in fix for fix in found), found
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        r"journalctl[^;,`]* -g -",  # -g takes the next word as its pattern
-        r"modprobe (?!-)\w+ \w+_\w+",  # one module, or -a
-        r"compose config[^;,`]* --profile ",  # an option of compose, before its command
-    ],
-)
+@each_row(__file__, "catalogue.toml", "no_advice_has_a_command_that_fails")
 def test_no_advice_has_a_command_that_fails(command):
     fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
     assert [fix for fix in fixes if re.search(command, fix)] == []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases, each_case, holds
+from cases import cases, each_case, each_row, holds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,16 +132,7 @@ def test_a_build_does_not_lie_in_the_format_of_its_base() -> None:
         checkpoint_quantization(unknown)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("deepseek-ai/DeepSeek-V4-Flsh", "deepseek-ai/DeepSeek-V4-Flash"),
-        ("Qwen/Qwen3.6-27B-Foo", "Qwen/Qwen3.6-27B"),
-        ("MiniMaxAI/MiniMax-H3", None),
-        ("Qwen/Qwen3.6-36B-A3B", None),
-        ("org/llama", None),
-    ],
-)
+@each_row(__file__, "configs.json", "what_is_suggested_has_the_same_family_and_size")
 def test_what_is_suggested_has_the_same_family_and_size(name: str, expected: str | None) -> None:
     known = [entry["name"] for entry in table("shapes")["models"]]
     known += [alias for entry in table("shapes")["models"] for alias in entry["aliases"]]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_row
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.checkpoint import stored_tensors, weight_files
@@ -35,15 +36,7 @@ def test_names_are_found_whatever_their_case() -> None:
     assert (found.name, found.layers) == ("somebody/My-Gemma-Q4", 60)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("google/gema-4-31B-it", r"did you mean 'google/gemma-4-31B-it'"),
-        ("./nowhere", r"no folder with a config\.json"),
-        ("somebody/Model-9X", r"without --offline \(and HF_HUB_OFFLINE\) the hub"),
-        ("model", "give its whole name on the hub, ORG/NAME"),
-    ],
-)
+@each_row(__file__, "lookup.toml", "a_name_that_is_not_known_says_what_to_do")
 def test_a_name_that_is_not_known_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find(name)

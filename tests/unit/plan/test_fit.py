@@ -189,16 +189,7 @@ def test_other_programs_make_the_cache_size_the_better_knob():
     assert not any("--kv-cache-memory-bytes" in r for r in too_much.remarks), "it would not help"
 
 
-@pytest.mark.parametrize(
-    ("method", "model", "counted"),
-    [
-        ("mtp", "google/gemma-4-31B-it-assistant", True),  # reads the cache of the model
-        ("gemma4_mtp", "google/gemma-4-31B-it-assistant", True),
-        ("ngram", "", True),
-        ("eagle3", "RedHatAI/gemma-4-31B-it-speculator.eagle3", False),
-        ("draft_model", "google/gemma-4-E2B-it", False),
-    ],
-)
+@each_row(__file__, "fit.json", "a_drafter_with_layers_of_its_own_takes_some_of_the_cache")
 def test_a_drafter_with_layers_of_its_own_takes_some_of_the_cache(method, model, counted):
     config = {"method": method, "model": model, "num_speculative_tokens": 3}
     remarks = fitted(launch(speculative_config=config)).remarks

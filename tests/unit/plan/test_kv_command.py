@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_row
 from click.testing import CliRunner, Result
 from json_schema import document as fits
 
@@ -101,16 +102,6 @@ def test_a_folder_and_an_unknown_family(tmp_path) -> None:
     assert "'brand_new' is not known" in said
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--tp", "5"],
-        ["--speculative-config", "mtp"],
-        ["--speculative-config", '{"num_speculative_tokens": 2}'],
-        ["--speculative-config", '{"method": ["mtp"]}'],
-        ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": -5}'],
-        ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": "x"}'],
-    ],
-)
+@each_row(__file__, "kv_command.toml", "mistakes")
 def test_mistakes(words: list[str]) -> None:
     assert isinstance(call(*PLAIN, *words).exception, UsageError)

@@ -9,7 +9,7 @@ from typing import Any
 
 import kv_figures
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -206,17 +206,7 @@ def test_a_type_that_is_none() -> None:
 # --- limits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kv_gib": 0},
-        {"kv_gib": -1},
-        {"max_model_len": 0},
-        {"max_num_batched_tokens": 0},
-        {"block_size": -16},
-        {"kv_gib": None},
-    ],
-)
+@each_row(__file__, "kv_rules.json", "values_out_of_range")
 def test_values_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         figures(LLAMA, "0.32.0", **options)

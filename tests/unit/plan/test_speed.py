@@ -234,7 +234,7 @@ def test_a_launch():
 def test_every_shipped_recipe_has_a_speed_near_what_was_measured():
     project = Project()
     compared = 0
-    for name in project.list("recipes"):
+    for name in {*project.list("recipes")} - {"lab-paris"}:  # whose model only a lab has
         recipe = load_recipe(name, project)
         for tp in recipe.tensor_parallel.usual:
             serving = serving_of(recipe, tp, project.folder)

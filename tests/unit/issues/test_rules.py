@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, each_row
 from factories import make_node
 
 from spark_cluster.config.facts import Facts, Interface
@@ -169,18 +169,7 @@ def test_an_interface_that_a_node_does_not_have():
         assert found(value) == [], value
 
 
-@pytest.mark.parametrize(
-    ("image", "severity"),
-    [
-        ({}, "error"),
-        ({"image": "vllm/vllm-openai:v0.20.0"}, "error"),
-        ({"image": "docker.io/vllm/vllm-openai", "digest": "sha256:0"}, "error"),
-        ({"image": "nvcr.io/nvidia/vllm:26.02-py3"}, "error"),
-        ({"image": "someone/vllm-spark:1", "digest": "sha256:0"}, "warning"),
-        ({"image": "vllm-node:own"}, "warning"),
-        ({"image": "local/x:1", "dockerfile": "FROM vllm/vllm-openai:v0.20.0\nRUN x"}, "warning"),
-    ],
-)
+@each_row(__file__, "launches.toml", "which_kernels_an_image_of_ones_own_has_is_not_known")
 @pytest.mark.parametrize("backend", ["flashinfer_trtllm", "deep_gemm"])
 def test_which_kernels_an_image_of_ones_own_has_is_not_known(image, severity, backend):
     given = recipe(vllm="0.20.0", args={"moe-backend": backend}, **image)
