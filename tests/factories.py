@@ -27,6 +27,9 @@ from spark_cluster.resources.base import Resource
 SHIPPED = Project(shipped_folder(), shipped_folder())
 """The project that ships: its recipes, roles and playbooks."""
 
+KNOWN_ISSUE = (Path(__file__).parent / "data/known_issue.toml").read_text()
+"""A file of a project's own known issues, with one."""
+
 GIB_KIB = 2**20
 SPARK_GIB = 121.69
 """Memory of a Spark as Linux counts it."""

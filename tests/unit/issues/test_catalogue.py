@@ -7,6 +7,7 @@ import re
 import pytest
 import slow_patterns
 from cases import each_row
+from factories import KNOWN_ISSUE, put
 from packaging.specifiers import SpecifierSet
 
 from spark_cluster.engine import runtime
@@ -130,39 +131,9 @@ def test_a_fault_of_up_knows_its_trace():
     assert runtime.advice(unknown, "x") == runtime.advice(None, "x") == "x"
 
 
-GOOD = """
-[[issue]]
-id = "a-b"
-title = "a title"
-severity = "info"
-symptom = "some"
-cause = "some"
-fix = "some"
-source = "some"
-confidence = "high"
-keyed_on = ["flag"]
-"""
-
-WRONG = [
-    (GOOD + "sevrity = 1", "a-b: sevrity"),
-    (GOOD.replace('"info"', '"bad"'), "a-b: severity"),
-    (GOOD.replace('"info"', '"error"'), "nothing that finds it"),
-    (GOOD.replace('id = "a-b"', ""), "issue number 1: id"),
-    (GOOD.replace('"a-b"', '"A b"'), "A b: id"),
-    (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
-    (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
-    (GOOD + 'versions = "0.19"', "expected versions such as"),
-    (GOOD + GOOD, "defined twice"),
-    ("[[issue", "not TOML"),
-    ("x = 1", "x: "),
-    ("issue = 3", "issue: "),
-]
-
-
-@pytest.mark.parametrize(("text", "said"), WRONG)
-def test_a_wrong_file(tmp_path, text, said):
-    path = tmp_path / "x.toml"
-    path.write_text(text)
+@each_row(__file__, "catalogue.toml", "a_wrong_file")
+def test_a_wrong_file(tmp_path, text, old, new, said):
+    path = put(tmp_path / "x.toml", text.replace("ISSUE", KNOWN_ISSUE).replace(old, new))
     with pytest.raises(InvalidFile) as caught:
         entries.gather([path])
     assert said in str(caught.value)
