@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from program import Program
 
 CHECKOUT = Path(__file__).parents[3]
@@ -40,20 +41,13 @@ def test_usage_error_as_json(program):
     assert "no-such-option" in json.loads(done.stdout)["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        *[(name,) for name in ("ping", "status", "vram", "facts", "logs", "down", "plan")],
-        *[("history",), ("history", "r1"), ("revert", "r1"), ("exec", "--", "true")],
-        *[("bench", "run", "depth"), ("provision",)],
-    ],
-)
-def test_commands_on_a_node_that_is_not_there(away, args):
-    done = away("--json", *args)
+@each_row(__file__, "cli.toml", "commands_on_a_node_that_is_not_there")
+def test_commands_on_a_node_that_is_not_there(away, words):
+    done = away("--json", *words.split())
     assert done.returncode == 3, done.stderr
     assert "refused the connection" in done.stdout
     json.loads(done.stdout)
-    done = away(*args)
+    done = away(*words.split())
     assert done.returncode == 3, done.stderr
     assert "refused the connection" in done.stdout + done.stderr
 

@@ -59,15 +59,7 @@ def secret(tmp_path: Path) -> Path:
     return put(tmp_path / "secret.env", "STOLEN=hunter2\nservices: {base: {image: hunter2}}\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("extends", f"{{file: {at}, service: base}}")
-          for at in ("/etc/passwd", "../secret.env", "link.yaml")),
-        *(("env_file", at)
-          for at in ("../secret.env", "[/etc/shadow]", "link.yaml", "/dev/zero")),
-    ],
-)  # fmt: skip
+@each_row(__file__, "hostile_kits.toml", "nothing_outside_of_the_folder_is_read")
 def test_nothing_outside_of_the_folder_is_read(tmp_path, secret, name, value) -> None:
     folder = kit(tmp_path, {"compose.yaml": service(**{name: value})})
     (folder / "link.yaml").symlink_to(secret)

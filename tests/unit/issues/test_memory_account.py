@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_row
 from gpu_runs import runs
 
 from spark_cluster.issues.startup import MemoryAccount, account_in
@@ -40,13 +41,7 @@ def test_without_the_weights_the_newer_wording_tells_nothing() -> None:
     assert account_in(lines) is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Chunked prefill is enabled with max_num_batched_tokens=8192.",
-        "non-default args: {'model': 'm', 'max_num_batched_tokens': 8192, 'max_num_seqs': 4}",
-    ],
-)
+@each_row(__file__, "memory_account.toml", "the_batch_is_read")
 def test_the_batch_is_read(line: str) -> None:
     account = account_in([line, *RUNS["0.26.0 g31-bf16-eager"].lines])
     assert account is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from cases import each_row
 from factories import log_of
 from gpu_runs import GpuRun, runs
 from hypothesis import given
@@ -46,13 +47,7 @@ def test_memory(model, quantization, low, high):
     assert low <= memory_bytes(model, quantization) / 1e9 <= high
 
 
-@pytest.mark.parametrize(
-    ("name", "quantization", "nodes", "gib"),
-    [
-        ("Qwen/Qwen3-235B-A22B", "gptq-int4", 2, 57.64),  # conselara.dev, notes on DGX Spark
-        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nvfp4", 1, 69.5),  # kubis.ai
-    ],
-)
+@each_row(__file__, "weights.toml", "weights_are_as_a_server_logged_them")
 def test_weights_are_as_a_server_logged_them(name, quantization, nodes, gib):
     """Of Nemotron 247 GiB would follow from its own width instead of its experts'."""
     found = memory_bytes(find(name), quantization) / nodes / GIB

@@ -74,19 +74,7 @@ def test_every_rule_says_what_changed() -> None:
         assert changed - {"since", "why", "source"}, after.since
 
 
-@pytest.mark.parametrize(
-    ("version", "since"),
-    [
-        ("0.19", "0.19.0"),
-        ("0.19.1", "0.19.0"),
-        ("0.20.0", "0.20.0"),
-        ("0.20.2rc1.dev9+g1234567", "0.20.1"),
-        ("0.23.0", "0.22.0"),
-        ("0.26.0", "0.26.0"),
-        ("0.32.0+cpu", "0.32.0"),
-        (NEWEST_READ, "0.33.0"),
-    ],
-)
+@each_row(__file__, "kv_rules.json", "the_rule_of_a_version")
 def test_the_rule_of_a_version(version: str, since: str) -> None:
     rule, words = kv.for_version(version)
     assert rule.since == since

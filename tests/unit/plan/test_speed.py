@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from cases import cases
+from cases import cases, each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, HYBRID
@@ -271,18 +271,7 @@ class TestConstantsOfTheProject:
         fast = decode(ServingSetup(GEMMA_31B), 500).request.expected
         assert decode(ServingSetup(GEMMA_31B), 500, constants=found).request.expected < fast
 
-    @pytest.mark.parametrize(
-        ("constants", "message"),
-        [
-            ({"eta_dense": 1.2}, "eta_dense: found 1.2, expected 0.1 to 1"),
-            ({"eta_dense": "fast"}, "found 'fast'"),
-            ({"eta_dense": True}, "found True"),
-            ({"eta_dense": float("nan")}, "found nan"),
-            ({"bandwidth": 0}, "bandwidth: found 0"),
-            ({"eta": 0.5}, "unknown constant 'eta'"),
-            ([], "expected schema"),
-        ],
-    )
+    @each_row(__file__, "speed.toml", "nonsense")
     def test_nonsense(self, project, constants, message):
         self.write(project, constants=constants)
         with pytest.raises(InvalidFile, match=message) as caught:

@@ -20,18 +20,6 @@ from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import InvalidFile, UsageError
 
-TWO = """\
-ssh: {user: nvidia, identity_file: keys/id, known_hosts: ~/kh}
-nodes:
-  spark1:
-    address: 10.0.0.1
-    roles: [head]
-  spark2:
-    address: 10.0.0.2
-    user: other
-    port: 2222
-"""
-
 
 def error_of(folder: Path, text: str) -> str:
     said = factories.error_of(make_inventory, folder, text, folder=folder)
@@ -40,6 +28,7 @@ def error_of(folder: Path, text: str) -> str:
 
 HEAD = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n"
 CASES = cases(__file__, "inventory.toml", HEAD=HEAD.rstrip())
+TWO = CASES["two"]
 
 
 @pytest.mark.parametrize(
@@ -95,21 +84,7 @@ class Settings(BaseModel, extra="forbid"):
     deep: dict[str, int] = {}
 
 
-LAYERS = """\
-settings:
-  r: {size: 1, names: [a], deep: {x: 1, y: 1}}
-groups: {g: [spark2]}
-group_settings:
-  worker: {r: {size: 2}}
-  g:
-    r: {names: [b, c], deep: {y: 2}}
-nodes:
-  spark1: {address: x, roles: [head]}
-  spark2:
-    address: y
-    settings:
-      r: {deep: {z: 3}}
-"""
+LAYERS = CASES["layers"]
 
 
 def test_settings_are_laid_over_each_other(tmp_path: Path) -> None:
@@ -210,19 +185,7 @@ def test_load_by_name_path_and_default(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_role_that_does_not_exist(tmp_path: Path) -> None:
-    path = put(
-        tmp_path / "inventory.yaml",
-        """\
-nodes:
-  spark1: {address: 10.0.0.1, roles: [head], settings: {memroy: {swap: "off"}}}
-  spark2: {address: 10.0.0.2}
-settings:
-  power: {clock_cap: false}
-  nosuch: {}
-group_settings:
-  worker: {mine: {}}
-""",
-    )
+    path = put(tmp_path / "inventory.yaml", CASES["no_such_roles"])
     with pytest.raises(InvalidFile) as caught:
         load_inventory(None, Project(tmp_path))
     text = str(caught.value)
