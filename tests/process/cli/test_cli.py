@@ -52,6 +52,16 @@ def test_commands_on_a_node_that_is_not_there(away, words):
     assert "refused the connection" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--ask-password", "no terminal"), ("--password-env NOT_SET", "NOT_SET is not set")],
+)
+def test_a_password_that_no_one_can_be_asked_for(away, words, said):
+    away.put("home/.ssh/id_ed25519.pub", "ssh-ed25519 AAAA me\n")
+    done = away("provision", *words.split())
+    assert (done.returncode, said in done.stderr) == (2, True)
+
+
 def test_ping_and_doctor_of_a_node_that_is_not_there(away):
     (node,) = json.loads(away("ping", "--json").stdout)["nodes"]
     assert (node["name"], node["reachable"], node["rtt_ms"]) == ("spark1", False, None)
