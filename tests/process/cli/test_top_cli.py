@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from factories import put
+from factories import TWO_NODES, put
 from telemetry_node import nvidia_smi, put_system
-
-INVENTORY = """\
-nodes:
-  spark1: {address: 192.0.2.1, roles: [head]}
-  spark2: {address: 192.0.2.2}
-"""
 
 
 @pytest.fixture
 def nodes(project, piped_nodes, closed_port):
     """Two nodes with a GPU and without an engine, and the folder of the project."""
-    put(project / "inventory.yaml", f"{INVENTORY}serve: {{bind: loopback, port: {closed_port}}}\n")
+    put(project / "inventory.yaml", f"{TWO_NODES}serve: {{bind: loopback, port: {closed_port}}}\n")
     for name in ("spark1", "spark2"):
         put_system(piped_nodes[name].root)
         nvidia_smi(project / name)
@@ -67,7 +61,7 @@ def test_a_record(run, nodes, name):
 
 
 def test_a_node_that_is_away_is_told_and_the_others_go_on(run, nodes):
-    put(nodes / "inventory.yaml", INVENTORY.replace("spark2", "lost"))
+    put(nodes / "inventory.yaml", TWO_NODES.replace("spark2", "lost"))
     words = ("-i", "inventory.yaml", "top", "--count", "2", "--interval", "0.2")
     status, out, err = run(*words)
     assert status == 3
