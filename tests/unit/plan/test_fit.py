@@ -21,6 +21,8 @@ from spark_cluster.models.memory_share import (
     HIGHEST,
     OUTSIDE_GIB,
     RESERVE_GIB,
+    least,
+    share_of,
     utilization,
 )
 from spark_cluster.models.weights import memory_bytes
@@ -293,3 +295,15 @@ def test_the_plan_says_that_it_is_computed_as_for_vllm() -> None:
     ours, other = (fit(launch, geometry, [SPARK_ROOM], 58.0) for launch in (VLLM, SGLANG))
     assert not any("SGLang" in remark for remark in ours.remarks)
     assert any("SGLang is experimental here" in remark for remark in other.remarks)
+
+
+# --- shares of a node's memory --------------------------------------------------------------------
+
+
+def test_a_share_holds_what_is_needed_and_no_more_than_there_is() -> None:
+    assert (least(50.0, 120.0), share_of(50.0, 120.0)) == (0.42, 0.41)
+    assert (least(60.0, 120.0), share_of(60.0, 120.0)) == (0.5, 0.5)
+
+
+def test_a_node_that_tells_no_memory_has_no_share() -> None:
+    assert (least(1.0, 0.0), share_of(1.0, 0.0), utilization(Memory())) == (0.0, 0.0, 0.0)
