@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, each_row
 from fabric_results import save
 from factories import put
 from gpu_runs import runs
@@ -96,23 +96,13 @@ def test_calibrate_several_files_with_what_was_run_in_the_rows(run, tmp_path):
 
 
 FAILED = {**BENCHMARK, "tg_req_throughput": None, "ttfr": None}
-DENSE = "gemma4-31b-fp8"
 
 
-@pytest.mark.parametrize(
-    ("measured", "options", "said"),
-    [
-        (BENCHMARK, (), "--recipe NAME"),
-        (BENCHMARK, ("--recipe", DENSE, "--output", "/proc/none/x.json"), "cannot write"),
-        (BENCHMARK, ("--recipe", DENSE, "speed"), "give options after 'speed'"),
-        (FAILED, ("--recipe", DENSE), "its requests failed"),
-        (BENCHMARK, ("--recipe", "gemma4-26b-a4b-fp8-mtp"), "found 1 usable"),
-        (BENCHMARK, ("--recipe", "lab-paris"), "times as slow"),
-    ],
-)
-def test_calibrating_wrongly(run, tmp_path, measured, options, said):
+@each_row(__file__, "predict.json", "wrong_calibrations")
+def test_calibrating_wrongly(run, tmp_path, options, said):
+    measured = FAILED if "failed" in said else BENCHMARK
     path = put(tmp_path / "runs.json", json.dumps({"benchmarks": [measured]}))
-    status, _, err = run("predict", "--calibrate", str(path), *options)
+    status, _, err = run("predict", "--calibrate", str(path), *options.split())
     assert status in (1, 2)
     assert said in err
     assert not (tmp_path / "calibration.json").exists()

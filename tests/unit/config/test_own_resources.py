@@ -118,9 +118,7 @@ def test_wrong_ones(project: Project, case: dict[str, Any]) -> None:
     text = (GOOD if case.get("twice") else "") + good
     file = shipped.File
     put(
-        project,
-        case.get("name", "thing.py"),
-        case.get("before", "") + text + case.get("after", ""),
+        project, case.get("name", "thing.py"), case.get("before", "") + text + case.get("after", "")
     )
     assert re.search(case["expected"], error_of(project))
     assert resource_class("File") is file

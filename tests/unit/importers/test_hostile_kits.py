@@ -170,8 +170,7 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
 )
 def test_no_path_of_root_gets_into_a_recipe(tmp_path: Path, volume: str) -> None:
     told = read(
-        tmp_path,
-        {"compose.yaml": service(volumes=f'["{volume}"]', privileged="true", pid="host")},
+        tmp_path, {"compose.yaml": service(volumes=f'["{volume}"]', privileged="true", pid="host")}
     )
     assert "name: Qwen/Qwen3-8B" in told
     assert "\nmounts:" not in told

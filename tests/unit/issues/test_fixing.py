@@ -78,7 +78,7 @@ def test_a_recipe_is_repaired_and_read_again(tmp_path):
     project = Project(tmp_path)
     done = lint_target.fix(lint_target.of_target(str(path), project, None), project)
     assert {f.id for f in done.fixed} == {
-        *("gemma4-pythonic-parser", "gemma4-plain-image-tag", "share-too-high"),
+        *("gemma4-pythonic-parser", "gemma4-plain-image-tag", "share-too-high")
     }
     assert not [f for f in done.remaining if f.severity == "error"]
     path.write_text(done.text)

@@ -25,9 +25,7 @@ EARLIER = {
 }
 """A line with the evidence that an issue needs; for the others its literal will do."""
 
-TRACE = {
-    "gemma4-mtp-drafter-bugs": "RuntimeError: The size of tensor a (1024) must match",
-}
+TRACE = {"gemma4-mtp-drafter-bugs": "RuntimeError: The size of tensor a (1024) must match"}
 """What ends a traceback of which the sample is a line; without it nothing failed."""
 
 

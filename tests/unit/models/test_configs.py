@@ -25,16 +25,7 @@ from spark_cluster.models.naming import base_of, nearest_model, of_build, table
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import checkpoint_quantization, parameters
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
+LLAMA: dict[str, Any] = cases(__file__, "llama.json")
 SOURCES = Path(__file__).parents[3] / "benchmarks/shapes/sources.json"
 
 

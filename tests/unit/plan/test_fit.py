@@ -120,8 +120,7 @@ def test_a_context_as_long_as_fits(auto):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
-    [("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_model_len", -5)],
+    ("flag", "value"), [("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_model_len", -5)]
 )
 def test_counts_that_vllm_refuses(flag, value):
     reasons = fitted(launch(**{flag: value})).reasons

@@ -20,12 +20,7 @@ from spark_cluster.models.weights import BYTES
 from spark_cluster.plan.estimate import Constants, load_constants
 from spark_cluster.plan.prefill import prefill, work
 from spark_cluster.plan.serving import ServingSetup, of_launch, serving_of
-from spark_cluster.plan.speed import (
-    decode,
-    request_speed,
-    speculative,
-    step,
-)
+from spark_cluster.plan.speed import decode, request_speed, speculative, step
 
 contexts = st.integers(0, 200_000)
 requests = st.integers(1, 128)
