@@ -23,24 +23,6 @@ def away(program, closed_port) -> Program:
     return program
 
 
-@pytest.mark.parametrize("args", [("--json", "ping"), ("ping", "--json")])
-def test_missing_inventory(program, args):
-    done = program("ping")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "inventory.yaml: no such inventory" in done.stderr
-    done = program(*args)
-    assert done.returncode == 2
-    error = json.loads(done.stdout)["error"]
-    assert (error["message"], error["where"]) == ("no such inventory", "inventory.yaml")
-    assert "spark-cluster init" in error["hint"]
-
-
-def test_usage_error_as_json(program):
-    done = program("ping", "--json", "--no-such-option")
-    assert done.returncode == 2
-    assert "no-such-option" in json.loads(done.stdout)["error"]["message"]
-
-
 @each_row(__file__, "cli.toml", "commands_on_a_node_that_is_not_there")
 def test_commands_on_a_node_that_is_not_there(away, words):
     done = away("--json", *words.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +67,6 @@ def test_links_submodules_and_large_files_do_not_come(theirs: Repository, tmp_pa
     theirs.git("commit", "--quiet", "--message=m")
     result = imported(tmp_path, theirs.url)
     assert "root:" not in Path(result["file"]).read_text()
-
-
-def test_hooks_and_filters_of_it_are_not_run(theirs: Repository, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    theirs.commit_files({"start.sh": SERVE, ".gitattributes": "* filter=evil export-subst\n"})
-    hook = put(theirs.folder / ".git/hooks/post-checkout", f"#!/bin/sh\ntouch {mark}\n")
-    os.chmod(hook, 0o755)
-    imported(tmp_path, theirs.url)
-    assert not mark.exists()
 
 
 @each_row(__file__, "kit_repositories.toml", "addresses_that_are_none")

@@ -1,4 +1,4 @@
-"""`predict speed` and `predict --calibrate` as a shell sees them."""
+"""`predict speed`, `predict kv` and `predict --calibrate` as a shell sees them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from spark_cluster.bench.fabric_run import all_reduce
 from spark_cluster.errors import UsageError
 from spark_cluster.plan.estimate import Constants, read_constants
 
+CHECKOUT = Path(__file__).parents[3]
 DATA = cases(__file__, "predict.json")
 BENCHMARK = DATA["benchmark"]
 
@@ -106,6 +107,22 @@ def test_calibrating_wrongly(run, tmp_path, options, said):
     assert status in (1, 2)
     assert said in err
     assert not (tmp_path / "calibration.json").exists()
+
+
+def test_a_drafter_takes_its_part_of_the_cache(ask, tmp_path) -> None:
+    """Published log: 1,316,513 tokens in 47.65 GiB with MTP-4 (styles01, 27 July 2026)."""
+    rows = json.loads((CHECKOUT / "benchmarks/predictions/shapes.json").read_text())["models"]
+    (qwen,) = (row["config"] for row in rows if row["name"] == "Qwen/Qwen3.6-27B")
+    put(tmp_path / "qwen/config.json", json.dumps(qwen))
+    words = f"predict kv --model {tmp_path}/qwen --kv-dtype fp8 --kv-gib 47.65 --device gpu"
+    words += " --max-model-len 262144 --vllm-version 0.23.1 --prefix-caching"
+    drafts = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 4}')
+    with_mtp, without = (
+        fits("predict-kv-device", ask("--json", *words.split(), *more).stdout)
+        for more in (drafts, ())
+    )
+    assert (with_mtp["tokens"], with_mtp["max_concurrency"]) == (1_316_513, 5.02)
+    assert without["tokens"] > 1.1 * with_mtp["tokens"], "without it too many"
 
 
 # --- with what `bench fabric` measured ------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -163,11 +162,3 @@ def test_what_others_can_write_is_not_run(project: Project, part: str) -> None:
     assert "chmod o-w" in e.value.hint
     assert not (project.folder / "ran").exists()
     assert project.extensions.resource_files == ()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
-def test_a_file_of_another_user(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SUDO_UID", raising=False)
-    os.chown(put(project, "thing.py"), 12345, 12345)
-    with pytest.raises(Refused, match=r"thing\.py belongs to another user"):
-        project.load_resources()
