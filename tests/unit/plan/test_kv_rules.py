@@ -29,18 +29,8 @@ GEMMA_26B = find("google/gemma-4-26B-A4B-it")
 LLAMA = find("meta-llama/Llama-3.1-8B-Instruct")
 
 
-def shape(*attention: Attention, max_positions: int = 131072) -> Geometry:
-    return Geometry(
-        name="it",
-        model_type="llama",
-        layers=sum(part.layers for part in attention),
-        hidden=64,
-        vocab=512,
-        intermediate=64,
-        dense_layers=0,
-        attention=attention,
-        max_positions=max_positions,
-    )
+def shape(*attention: Attention) -> Geometry:
+    return replace(LLAMA, layers=sum(part.layers for part in attention), attention=attention)
 
 
 # --- what others have published --------------------------------------------------------------

@@ -20,6 +20,7 @@ from cases import each_case, each_row
 
 from spark_cluster.config.facts import Memory
 from spark_cluster.config.launch import Launch
+from spark_cluster.importers import commandline
 from spark_cluster.models.config import from_config
 from spark_cluster.models.lookup import find
 from spark_cluster.models.memory_share import GIB_KIB
@@ -81,12 +82,9 @@ def _arguments(command: str) -> tuple[str, dict[str, Any]]:
             for key, value in given.items()
             if key not in ("load_format", "skip_tokenizer_init")
         }
-    words = command.split()[2:]
-    flags = re.findall(r"--([a-z-]+)(?: ([^-\s]\S*))?", " ".join(words[1:]))
-    return words[0], {
-        key: (float(value) if re.fullmatch(r"[\d.]+", value) else value) if value else True
-        for key, value in flags
-        if key != "load-format"
+    launch = commandline.parse(command)
+    return launch.model, {
+        flag: value for flag, value in launch.args.items() if flag != "load-format"
     }
 
 
