@@ -51,5 +51,5 @@ def test_a_mistake_is_refused_in_words_and_changes_nothing(
     as_json = ended("--json")
     error = json.loads(as_json.stdout)["error"]
     assert (as_json.returncode, {*error}) == (case["status"], {"message", "where", "hint"})
-    assert error["message"]
+    assert case["said"] in " ".join("{where}: {message} {hint}".format(**error).split())
     assert files(tmp_path) == before
