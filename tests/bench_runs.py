@@ -80,6 +80,11 @@ def record(
     return Record(id=id, setups=found, cells=cells, **{**about, **changed})
 
 
+def suite_of(**changed: Any) -> Suite:
+    """A suite of one recipe."""
+    return Suite.model_validate({"name": "s", "recipes": ["r"], **changed})
+
+
 def begun(
     suite: Suite, folder: Path, expansion: Expansion, setups: Sequence[Setup] = ()
 ) -> BenchRun:

@@ -10,6 +10,17 @@ import pytest
 from free_ports import free_port
 from piped_cluster import PipedNodes
 
+FILES = """\
+from spark_cluster.resources import Directory, File
+
+def main(play):
+    with play.stage("files"):
+        files = [Directory("/srv"), File("/srv/a", content="1", tags=("small",))]
+        play.apply(play.nodes, files, fail_fast=False)
+    return [node.name for node in play.nodes]
+"""
+"""A playbook of a project's own."""
+
 
 @pytest.fixture
 def project(tmp_path: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch) -> Path:

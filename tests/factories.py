@@ -27,6 +27,13 @@ from spark_cluster.resources.base import Resource
 SHIPPED = Project(shipped_folder(), shipped_folder())
 """The project that ships: its recipes, roles and playbooks."""
 
+KNOWN_ISSUE = (Path(__file__).parent / "data/known_issue.toml").read_text()
+"""A file of a project's own known issues, with one."""
+
+ONE_NODE = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
+TWO_NODES = f"{ONE_NODE}  spark2: {{address: 10.0.0.2}}\n"
+"""Inventories of nodes at no port."""
+
 GIB_KIB = 2**20
 SPARK_GIB = 121.69
 """Memory of a Spark as Linux counts it."""

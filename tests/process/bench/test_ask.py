@@ -16,6 +16,7 @@ from typing import Any
 
 import chat_server
 import pytest
+from bench_runs import suite_of
 from cases import each_row
 from chat_server import Reply
 from factories import make_node, make_recipe
@@ -25,7 +26,6 @@ from web_server import WebServer
 from spark_cluster.bench import generators, on_node
 from spark_cluster.bench.expansion import At, expand
 from spark_cluster.bench.record import CellResult
-from spark_cluster.bench.suite import Suite
 from spark_cluster.node import completions
 from spark_cluster.node.measure import PLAN
 from spark_cluster.runner import wire
@@ -57,8 +57,7 @@ def measured(
     tmp_path: Path, url: str, kind: str, *names: str, runs: int = 1
 ) -> tuple[CellResult, dict[str, Any], str]:
     """Ask a suite's questions with the real program; returns the result, its file, its output."""
-    given = {"name": "s", "recipes": ["r"], "kind": kind, "questions": names, "runs": runs}
-    suite = Suite.model_validate(given)
+    suite = suite_of(kind=kind, questions=names, runs=runs)
     (cell,) = expand(suite).cells
     nowhere = deployment_for(make_recipe(), make_node("spark1"))
     asks = generators.of(suite)
@@ -195,8 +194,7 @@ def test_replies_that_are_too_many_are_not_all_kept(tmp_path, server, url, capsy
 
 @each_row(__file__, "failed_questions.json", "files")
 def test_a_file_that_is_none(data, why):
-    given = {"name": "s", "recipes": ["r"], "kind": "vision", "questions": ["colour"]}
-    suite = Suite.model_validate(given)
+    suite = suite_of(kind="vision", questions=["colour"])
     (cell,) = expand(suite).cells
     found = generators.judged(replace(cell, runs=1), generators.of_suite(suite), data)
     assert found.status == "failed"

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bench_runs import suite_of
 from cases import cases, each_row
 from factories import make_node, make_recipe
 from serve_plans import deployment_for
@@ -233,12 +234,10 @@ def test_a_server_that_does_not_keep_up():
 
 # -- guidellm --------------------------------------------------------------------------------------
 
-GUIDED = {"name": "s", "recipes": ["r"], "tool": "guidellm", "prompt": [64], "output": [8]}
-
 
 def guided(name, runs=1, requests=6):
     """A result that GuideLLM 0.8.1 wrote, against its own server for tests."""
-    suite = Suite.model_validate(GUIDED)
+    suite = suite_of(tool="guidellm", prompt=[64], output=[8])
     load = CellKey(prompt=64, output=8, concurrency=2)
     planned = PlannedCell(name, "s", load, runs, requests=requests)
     files = {**texts(DATA.parent / "guidellm"), f"{name}.log": "said"}

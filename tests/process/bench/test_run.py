@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench_runs import begun
+from bench_runs import begun, suite_of
 from cases import each_row
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
@@ -36,7 +36,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def made(folder: Path, **suite: Any) -> BenchRun:
-    given = Suite.model_validate({"name": "s", "recipes": ["r"], "prompt": [8, 16], **suite})
+    given = suite_of(prompt=[8, 16], **suite)
     return begun(given, folder, expand(given))
 
 
@@ -74,7 +74,7 @@ def left_out(step: Step) -> dict[str, str]:
 def test_what_cannot_be_measured_has_a_reason(engine, suite, why):
     """A replica behind the endpoint has one node."""
     recipe = make_recipe("gemma4-31b-fp8", engine=engine)
-    found = expand(Suite.model_validate({"name": "s", **suite}), {"r": recipe}, ["r"])
+    found = expand(suite_of(**suite), {"r": recipe})
     (step,) = found.steps
     assert set(left_out(step)) == ({cell.id for cell in step.cells} if why else set())
     assert all(why in reason for reason in left_out(step).values())
@@ -95,10 +95,8 @@ def test_the_record_says_which_vllm_measured(tmp_path):
 
 
 def test_the_plan_predicts_cells_with_one_request(project: Project):
-    suite = Suite.model_validate(
-        {"name": "s", "prompt": [2048], "depth": [0, 8192], "concurrency": [1, 4], "tp": [1, 2]}
-    )
-    found = expand(suite, {"r": make_recipe("gemma4-31b-fp8")}, ["r"])
+    suite = suite_of(prompt=[2048], depth=[0, 8192], concurrency=[1, 4], tp=[1, 2])
+    found = expand(suite, {"r": make_recipe("gemma4-31b-fp8")})
     by_size = {}
     for setup in found.setups:
         keys = [cell.key for cell in found.cells if cell.setup == setup.id]
@@ -126,8 +124,7 @@ def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):
     second = replace(make_node("spark2", head=False, address="10.0.0.2"), links=(link,))
     nodes = [make_node("spark1"), second]
     opened = inventory_of(*nodes, bind="management", open=True)
-    given = Suite.model_validate({"name": "s", "recipes": ["r"], "tool": "vllm-bench",
-                                  "concurrency": [3], "replicas": 2})  # fmt: skip
+    given = suite_of(tool="vllm-bench", concurrency=[3], replicas=2)
     run = begun(given, tmp_path, expand(given, {"r": make_recipe()}))
     (step,) = run.expansion.steps
     resolved = resolve(make_recipe(), opened, nodes, 1, replicas=2)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 from cases import cases
-from factories import make_inventory
+from factories import TWO_NODES, make_inventory
 from telemetry_node import nvidia_smi, put_system
 from waiting import until
 
@@ -22,11 +22,6 @@ from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.runner.dialer import Dialer
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
-TWO = """\
-nodes:
-  spark1: {address: 192.0.2.1, roles: [head]}
-  spark2: {address: 192.0.2.2}
-"""
 LONG_NAME = "ray::RayWorkerWrapper.__ray_call__" * 3
 FULL = {
     **cases(__file__, "full_row.json"),
@@ -123,7 +118,7 @@ def nodes(piped_nodes, monkeypatch):
 
 @pytest.fixture
 def inventory(tmp_path):
-    return make_inventory(tmp_path, TWO)
+    return make_inventory(tmp_path, TWO_NODES)
 
 
 @pytest.fixture

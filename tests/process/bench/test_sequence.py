@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from bench_cluster import BenchCluster
-from bench_runs import begun
+from bench_runs import begun, suite_of
 from cases import each_row
 from factories import SHIPPED, make_node, make_recipe
 from fake_programs import Said
@@ -21,7 +21,6 @@ from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import expand, result
 from spark_cluster.bench.record import load_record
 from spark_cluster.bench.steps import BenchRun, stop
-from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.results import RunSummary
@@ -43,10 +42,7 @@ OUT_OF_MEMORY = Failed("the server is exited while loading: CUDA out of memory",
 
 def sweep(folder: Path, **more: Any) -> BenchRun:
     """A run of three variants with two cells each."""
-    suite = Suite.model_validate({
-        "name": "s", "recipes": ["r"], "prompt": [8, 16],
-        "sweep": {"engine_args": {"max-num-seqs": [1, 2, 4]}}, **more,
-    })  # fmt: skip
+    suite = suite_of(prompt=[8, 16], sweep={"engine_args": {"max-num-seqs": [1, 2, 4]}}, **more)
     return begun(suite, folder, expand(suite, {"r": make_recipe()}))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import begun, cell, record, setup
+from bench_runs import begun, cell, record, setup, suite_of
 from chat_server import ChatServer, Reply
 from factories import make_recipe
 from piped_cluster import Make, PipedCluster
@@ -20,13 +20,11 @@ from spark_cluster.bench.record import RecordedCheck, load_record
 from spark_cluster.bench.report.results import Results
 from spark_cluster.bench.report.tables import tables_of
 from spark_cluster.bench.steps import BenchRun
-from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.result import Served
 
 
 def bench_run(folder: Path, **changed: Any) -> BenchRun:
-    shape = {"name": "s", "recipes": ["r"], "prompt": [512], "depth": [0, 4096], **changed}
-    suite = Suite.model_validate(shape)
+    suite = suite_of(prompt=[512], depth=[0, 4096], **changed)
     return begun(suite, folder, expand(suite, {"r": make_recipe()}))
 
 

@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import suite_of
 from factories import make_node, make_recipe
 from serve_plans import bare_server, deployment_for
 
 from spark_cluster.bench import generators, open_loop
 from spark_cluster.bench.expansion import At, Measurement, expand
 from spark_cluster.bench.record import CellKey
-from spark_cluster.bench.suite import Suite
 
-SUITE = Suite.model_validate(
-    {
-        "name": "s", "recipes": ["r"], "tool": "vllm-bench", "prompt": [64], "output": [8],
-        "request_rate": [2], "requests": 10, "runs": 3,
-        "slo": {"ttft_ms": 500, "tpot_ms": 50, "itl_ms": 100},
-    }
+SUITE = suite_of(
+    tool="vllm-bench", prompt=[64], output=[8], request_rate=[2], requests=10, runs=3,
+    slo={"ttft_ms": 500, "tpot_ms": 50, "itl_ms": 100},
 )  # fmt: skip
 (CELL,) = expand(SUITE).cells
 URL = "http://127.0.0.1:8000/v1"
@@ -64,7 +61,7 @@ def test_each_run_has_a_seed_and_a_result_of_its_own():
 
 
 def test_a_closed_loop_has_a_number_of_requests_at_once():
-    suite = Suite.model_validate({"name": "s", "tool": "vllm-bench", "concurrency": [4]})
+    suite = suite_of(tool="vllm-bench", concurrency=[4])
     load = replace(CELL, key=CellKey(prompt=64, output=8, concurrency=4))
     argv = BENCH.measurement(replace(at(), suite=suite), load).runs[0].argv
     assert argv[argv.index("--max-concurrency") + 1] == "4"

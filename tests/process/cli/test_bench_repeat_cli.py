@@ -6,7 +6,7 @@ import hashlib
 import json
 
 import pytest
-from bench_runs import STEADY, cell, record, setup
+from bench_runs import STEADY, cell, record, setup, suite_of
 from factories import make_inventory, make_recipe, put
 from program import invoke
 
@@ -15,7 +15,7 @@ from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.record import Tool
 from spark_cluster.bench.repeat import Original, expansion_of
 from spark_cluster.bench.steps import BenchRun
-from spark_cluster.bench.suite import Suite, canonical
+from spark_cluster.bench.suite import canonical
 from spark_cluster.cli import bench
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 
@@ -29,9 +29,7 @@ def theirs(tmp_path):
 
     def write(**changed) -> str:
         recipe = make_recipe(NAME).model_copy(update=changed)
-        suite = Suite.model_validate(
-            {"name": "mine", "recipes": [NAME], "prompt": [512], "output": [64], "tp": [1, 2]}
-        )
+        suite = suite_of(name="mine", recipes=[NAME], prompt=[512], output=[64], tp=[1, 2])
         made = setup(f"{NAME}-tp1", recipe=NAME, recipe_text=text_of(recipe))
         run = record(cell(made.id, tg_tps=STEADY), setups=[made], suite_text=canonical(suite),
                      recipes=(NAME,), id="theirs-1", suite="mine")  # fmt: skip
@@ -178,9 +176,7 @@ def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text):
 def test_the_load_generator_that_is_compared_is_the_one_that_measures(
     piped_cluster, tmp_path, tool, there
 ):
-    suite = Suite.model_validate(
-        {"name": "mine", "recipes": [NAME], "prompt": [8], "output": [8], "tool": tool}
-    )
+    suite = suite_of(recipes=[NAME], prompt=[8], output=[8], tool=tool)
     theirs = Tool(name=tool, version=there)
     run = record(setups=[], suite_text=canonical(suite), suite="mine", tool=theirs)
     cluster = piped_cluster("a")

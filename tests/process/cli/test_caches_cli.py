@@ -8,20 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from factories import TWO_NODES, make_recipe, put
 from fake_programs import missing
 from json_schema import document as fits
 
 from spark_cluster.engine import launches
 from spark_cluster.node import engine_caches
-from tests.factories import make_recipe, put
 
 RECIPE = "gemma4-31b-nvfp4"
-INVENTORY = f"""\
-nodes:
-  spark1: {{address: 10.0.0.1, roles: [head]}}
-  spark2: {{address: 10.0.0.2}}
-serve: {{recipe: {RECIPE}}}
-"""
 IMAGE = "sha256:" + "ab" * 32
 ROOT = f"var/cache/spark-cluster/engine/images/{'ab' * 6}"
 OLD, NEW = "0" * 10, "torch_aot_compile/" + "1" * 64
@@ -30,7 +24,7 @@ OLD, NEW = "0" * 10, "torch_aot_compile/" + "1" * 64
 @pytest.fixture
 def project(project: Path) -> Path:
     """Two nodes that served the inventory's recipe an hour ago, and something else long before."""
-    put(project / "inventory.yaml", INVENTORY)
+    put(project / "inventory.yaml", f"{TWO_NODES}serve: {{recipe: {RECIPE}}}\n")
     wanted = launches.wanted(make_recipe(RECIPE), 2)
     made = replace(wanted, image=IMAGE, keys=(NEW,), last=time.time() - 3600)
     for node in ("spark1", "spark2"):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from program import Program
 
 CHECKOUT = Path(__file__).parents[3]
@@ -22,40 +23,25 @@ def away(program, closed_port) -> Program:
     return program
 
 
-@pytest.mark.parametrize("args", [("--json", "ping"), ("ping", "--json")])
-def test_missing_inventory(program, args):
-    done = program("ping")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "inventory.yaml: no such inventory" in done.stderr
-    done = program(*args)
-    assert done.returncode == 2
-    error = json.loads(done.stdout)["error"]
-    assert (error["message"], error["where"]) == ("no such inventory", "inventory.yaml")
-    assert "spark-cluster init" in error["hint"]
-
-
-def test_usage_error_as_json(program):
-    done = program("ping", "--json", "--no-such-option")
-    assert done.returncode == 2
-    assert "no-such-option" in json.loads(done.stdout)["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        *[(name,) for name in ("ping", "status", "vram", "facts", "logs", "down", "plan")],
-        *[("history",), ("history", "r1"), ("revert", "r1"), ("exec", "--", "true")],
-        *[("bench", "run", "depth"), ("provision",)],
-    ],
-)
-def test_commands_on_a_node_that_is_not_there(away, args):
-    done = away("--json", *args)
+@each_row(__file__, "cli.toml", "commands_on_a_node_that_is_not_there")
+def test_commands_on_a_node_that_is_not_there(away, words):
+    done = away("--json", *words.split())
     assert done.returncode == 3, done.stderr
     assert "refused the connection" in done.stdout
     json.loads(done.stdout)
-    done = away(*args)
+    done = away(*words.split())
     assert done.returncode == 3, done.stderr
     assert "refused the connection" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--ask-password", "no terminal"), ("--password-env NOT_SET", "NOT_SET is not set")],
+)
+def test_a_password_that_no_one_can_be_asked_for(away, words, said):
+    away.put("home/.ssh/id_ed25519.pub", "ssh-ed25519 AAAA me\n")
+    done = away("provision", *words.split())
+    assert (done.returncode, said in done.stderr) == (2, True)
 
 
 def test_ping_and_doctor_of_a_node_that_is_not_there(away):

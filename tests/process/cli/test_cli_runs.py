@@ -5,29 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from factories import put
+from cli_fixtures import FILES
+from factories import TWO_NODES, put
 from json_schema import document as fits
-
-INVENTORY = """\
-nodes:
-  spark1: {address: 10.0.0.1, roles: [head]}
-  spark2: {address: 10.0.0.2}
-"""
-PLAYBOOK = """\
-from spark_cluster.resources import Command, Directory, File
-
-def main(play):
-    with play.stage("files"):
-        play.apply(play.nodes, [Directory("/srv"), File("/srv/a", content="1", tags=("small",))])
-    return {"nodes": [n.name for n in play.nodes]}
-"""
 
 
 @pytest.fixture
 def project(project):
     """With two nodes and a playbook."""
-    put(project / "inventory.yaml", INVENTORY)
-    put(project / "playbooks/mine.py", PLAYBOOK)
+    put(project / "inventory.yaml", TWO_NODES)
+    put(project / "playbooks/mine.py", FILES)
     return project
 
 
@@ -54,7 +41,7 @@ def test_json_is_one_document_on_stdout(run):
     assert status == 0
     assert document["ok"] is True
     assert document["changed"] == 4
-    assert document["result"] == {"nodes": ["spark1", "spark2"]}
+    assert document["result"] == ["spark1", "spark2"]
     assert document["nodes"]["spark1"]["change"] == 2
     assert document["seconds"]["files"] <= document["seconds"]["total"]
     assert "changed" in err, "people can follow it on the other output"

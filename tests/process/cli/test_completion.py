@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from json_schema import document as fits
 from program import on_path as program_on_path
 
@@ -51,27 +52,11 @@ def test_bash_completes(on_path):
     assert done.stderr == ""
 
 
-OTHERS = {
-    "fish": (
-        ("--no-config", "-c"),
-        "spark-cluster completion fish | source; complete -C 'spark-cluster rec'",
-        "recipes",
-    ),
-    "zsh": (
-        ("-f", "-c"),
-        'autoload -Uz compinit && compinit -u; eval "$(spark-cluster completion zsh)"; '
-        "print $_comps[spark-cluster]",
-        "_spark_cluster_completion",
-    ),
-}
-
-
-@pytest.mark.parametrize("shell", OTHERS)
-def test_other_shells_load_the_script(on_path, shell):
+@each_row(__file__, "completion.toml", "other_shells")
+def test_other_shells_load_the_script(on_path, shell, options, code, said):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    options, code, said = OTHERS[shell]
-    argv = [shell, *options, code]
+    argv = [shell, *options.split(), code]
     done = subprocess.run(argv, check=True, capture_output=True, text=True, env=on_path)
     assert done.stdout.split("\t")[0].strip() == said
 

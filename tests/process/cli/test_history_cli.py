@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import put
+from factories import TWO_NODES, put
 from json_schema import document as fits
 
 from spark_cluster.agent import revert as revert_module
@@ -16,7 +16,6 @@ from spark_cluster.cli.terminal import Console
 from spark_cluster.node.host import Host
 from spark_cluster.resources.netplan import Netplan
 
-INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
 PLAYBOOK = """\
 from spark_cluster.resources import Command, File
 
@@ -29,7 +28,7 @@ def main(play):
 def project(project, monkeypatch):
     """With two nodes and a playbook."""
     monkeypatch.setenv("COLUMNS", "200")
-    put(project / "inventory.yaml", INVENTORY)
+    put(project / "inventory.yaml", TWO_NODES)
     put(project / "play.py", PLAYBOOK)
     return project
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import checkpoints
 import pytest
+from cases import each_row
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 from factories import put
 
@@ -60,19 +62,9 @@ def test_a_command_asks_and_the_next_ones_need_not(hub: LabHub, run: Run) -> Non
     assert len(hub.requests) == asked
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("predict", "speed", "--model", "org/autoround", "--offline"),
-        ("predict", "kv", "--model", "org/autoround", "--kv-gib", "8", "--offline"),
-        ("plan", "--offline", "--command", LINE.format("autoround")),
-        ("lint", "--offline", "--command", LINE.format("autoround")),
-        ("recipes", "list"),
-        ("recipes", "import", "--offline", "--command", RUN.format("x:1")),
-    ],
-)
-def test_offline_never_asks(args: tuple[str, ...], hub: LabHub, run: Run) -> None:
-    run(*args)
+@each_row(__file__, "hub_commands.toml", "offline_never_asks")
+def test_offline_never_asks(words: str, hub: LabHub, run: Run) -> None:
+    run(*shlex.split(words))
     assert hub.requests == []
 
 
@@ -90,13 +82,7 @@ def test_a_laptop_without_the_hub_asks_through_a_node(hub, run, project, monkeyp
     assert len(hub.requests) == asked
 
 
-@pytest.mark.parametrize(
-    ("model", "note"),
-    [
-        ("autoround", "org/autoround: gptq-int4, 37.1 GiB of weights (counted from its tensors)"),
-        ("autorund", "the model's size is not known: the hub has no model"),
-    ],
-)
+@each_row(__file__, "hub_commands.toml", "an_import_says_how_large_the_model_is")
 def test_an_import_says_how_large_the_model_is(model, note, hub: LabHub, run: Run) -> None:
     line = RUN.format("vllm/vllm-openai:v0.26.0").replace("autoround", model)
     status, out, err = run("--json", "recipes", "import", "--command", line)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from factories import put
+from factories import ONE_NODE, put
 
 from spark_cluster.engine import model_upkeep
 from spark_cluster.engine.hub_models import hub_folder
@@ -20,15 +20,12 @@ WEIGHTS = b"weights" * 1000
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
 
 
-INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
-
-
 @pytest.fixture
 def cache(project: Path, agent, monkeypatch) -> HubCache:
     """The hub cache of spark1, with one model, which no recipe needs."""
 
     monkeypatch.setenv("COLUMNS", "200")
-    put(project / "inventory.yaml", INVENTORY)
+    put(project / "inventory.yaml", ONE_NODE)
     return with_model(HubCache(project / "spark1" / hub_folder().lstrip("/")))
 
 
@@ -152,7 +149,7 @@ def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
 
 
 def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypatch):
-    put(project / "inventory.yaml", INVENTORY + "  spark2: {address: 10.0.0.2}\n")
+    put(project / "inventory.yaml", ONE_NODE + "  spark2: {address: 10.0.0.2}\n")
     with_model(HubCache(project / "spark2" / hub_folder().lstrip("/")))
     blob = cache.blob("org/model", DIGEST)
     blob.write_bytes(b"Weights" * 1000)
@@ -171,7 +168,7 @@ def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypa
 
 
 def test_a_pull_looks_where_the_inventory_has_the_caches(run, cache, project):
-    put(project / "inventory.yaml", f"{INVENTORY}settings: {{caches: {{root: /data/engine}}}}\n")
+    put(project / "inventory.yaml", f"{ONE_NODE}settings: {{caches: {{root: /data/engine}}}}\n")
     assert run("models", "pull", "org/model", "--offline")[0] == 4
     status, _, err = run("models", "pull", "org/model", "--offline", "--on", "spark9")
     assert status == 2

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import put
+from factories import TWO_NODES, put
 from piped_cluster import Make, PipedCluster
 from ray_server import RayServer, ray_server
 from waiting import until
@@ -34,18 +34,13 @@ from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Options
 
-INVENTORY = """\
-nodes:
-  spark1: {address: 10.0.0.1, roles: [head]}
-  spark2: {address: 10.0.0.2}
-"""
 RUNNING = ContainerState("running", labels={"spark-cluster.dashboard": "8300"})
 
 
 @pytest.fixture
 def server(project, monkeypatch, tmp_path_factory):
     """The Ray of the head `spark1`, which is a folder with an agent."""
-    put(project / "inventory.yaml", INVENTORY)
+    put(project / "inventory.yaml", TWO_NODES)
     found = RUNNING
     with ray_server(tmp_path_factory.mktemp("ray")) as server:
         put(project / "spark1" / TOKEN_FILE.lstrip("/"), f"{server.token}\n", 0o600)
@@ -260,6 +255,6 @@ def test_what_ray_leaves_out_of_a_folder_does_not_count(project, run, tmp_path, 
     with pytest.raises(UsageError, match="holds more than 1 MiB") as caught:
         ray.must_be_sendable(tmp_path)
     assert ".gitignore" in caught.value.hint
-    put(project / "inventory.yaml", INVENTORY.replace("spark1", "lost"))  # exit status 3
+    put(project / "inventory.yaml", TWO_NODES.replace("spark1", "lost"))  # exit status 3
     status, _, err = run("ray", "submit", "--working-dir", "src", "--", "true")
     assert (status, "src holds more than 1 MiB" in err) == (2, True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_row
 from factories import put
 from jsonschema import Draft202012Validator
 from program import invoke
@@ -168,16 +169,7 @@ def test_all_words_must_occur_and_names_come_first(project: Path) -> None:
     assert names(project, "no", "such", "recipe") == []
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        (("mtp", "fp8", "qwen"), "qwen3.6-35b-a3b-fp8-mtp"),
-        (("MiniMax",), "minimax-m2.5-awq"),
-        (("vision", "qwen"), "qwen3.6-35b-a3b-fp8"),
-        (("coding",), "qwen3-coder-next-fp8"),
-        (("embedding",), "qwen3-embedding-0.6b"),
-    ],
-)
+@each_row(__file__, "recipe_registries.toml", "tags_models_and_descriptions_are_searched")
 def test_tags_models_and_descriptions_are_searched(project, words, wanted) -> None:
     assert wanted in names(project, *words)
 

@@ -50,5 +50,6 @@ def test_a_mistake_is_refused_in_words_and_changes_nothing(
     assert "x1y2" not in done.stderr, "a secret"
     as_json = ended("--json")
     error = json.loads(as_json.stdout)["error"]
-    assert (as_json.returncode, bool(error["message"])) == (case["status"], True)
+    assert (as_json.returncode, {*error}) == (case["status"], {"message", "where", "hint"})
+    assert case["said"] in " ".join("{where}: {message} {hint}".format(**error).split())
     assert files(tmp_path) == before

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from cases import each_row
 from factories import read_inventory
 from json_schema import document as fits
 from password_sshd import PASSWORD, PasswordSshd
@@ -197,21 +198,7 @@ def test_in_a_script_the_first_failure_ends_it(program, closed_port):
     assert found.serve.recipe == "gpt-oss-20b"
 
 
-OTHER = "nodes: {spark1: {address: 192.0.2.1}}\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "words", "says"),
-    [
-        ("", "", ["--nodes", "--user", "--password-env", "--want", "--for", "--yes"]),
-        ("", "--yes --interface 127.0.0.1",
-         ["no Spark announces itself here", "--nodes ADDRESS[,ADDRESS]", "step nodes is not done"]),
-        ("", "--yes --nodes 192.0.2.1 --recipe gpt-oss-20bb", ["gpt-oss-20b"]),
-        (OTHER, "--yes --nodes 192.0.2.7", ["has other nodes (192.0.2.1)",
-                                            "init --node 192.0.2.7 --force"]),
-    ],
-    ids=["no terminal", "nothing is found", "an unknown recipe", "other nodes"],
-)  # fmt: skip
+@each_row(__file__, "setup.toml", "what_cannot_be_set_up_is_told_and_nothing_is_written")
 def test_what_cannot_be_set_up_is_told_and_nothing_is_written(program, before, words, says):
     path = program.folder / "inventory.yaml"
     path.write_text(before) if before else None

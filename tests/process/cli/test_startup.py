@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_row
 
 CHECKOUT = Path(__file__).parents[3]
 HEAVY = (
@@ -65,23 +66,10 @@ def test_help_imports_nothing_heavy(args, tmp_path):
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["exec", "true"],
-        ["status"],
-        ["facts"],
-        ["down"],
-        ["doctor"],
-        ["ray", "status"],
-        ["up", "--recipe", "lab-paris", "--tp", "1"],
-        ["provision"],
-    ],
-    ids=lambda args: args[0],
-)
-def test_connecting_begins_before_the_remainder_is_imported(args, tmp_path, closed_port):
+@each_row(__file__, "startup.toml", "connecting_begins_before_the_remainder_is_imported")
+def test_connecting_begins_before_the_remainder_is_imported(words, tmp_path, closed_port):
     (tmp_path / "inventory.yaml").write_text(INVENTORY.format(port=closed_port))
-    done = python(AT_FIRST_THREAD, *args, cwd=tmp_path)
+    done = python(AT_FIRST_THREAD, *words.split(), cwd=tmp_path)
     modules = json.loads(done.stdout.splitlines()[-1])
     assert [name for name in LATER if name in modules["first"]] == []
     assert not {"aiohttp", "ray"} & set(modules["all"])

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from factories import put
+from factories import TWO_NODES, put
+from parquet_rows import read_parquet
 from telemetry_node import nvidia_smi, put_system
+from waiting import HANG_S, until
 
-INVENTORY = """\
-nodes:
-  spark1: {address: 192.0.2.1, roles: [head]}
-  spark2: {address: 192.0.2.2}
-"""
+from spark_cluster.bench.telemetry import lines_path, processes_path, writer
+from spark_cluster.errors import UsageError
 
 
 @pytest.fixture
 def nodes(project, piped_nodes, closed_port):
     """Two nodes with a GPU and without an engine, and the folder of the project."""
-    put(project / "inventory.yaml", f"{INVENTORY}serve: {{bind: loopback, port: {closed_port}}}\n")
+    put(project / "inventory.yaml", f"{TWO_NODES}serve: {{bind: loopback, port: {closed_port}}}\n")
     for name in ("spark1", "spark2"):
         put_system(piped_nodes[name].root)
         nvidia_smi(project / name)
@@ -67,7 +72,7 @@ def test_a_record(run, nodes, name):
 
 
 def test_a_node_that_is_away_is_told_and_the_others_go_on(run, nodes):
-    put(nodes / "inventory.yaml", INVENTORY.replace("spark2", "lost"))
+    put(nodes / "inventory.yaml", TWO_NODES.replace("spark2", "lost"))
     words = ("-i", "inventory.yaml", "top", "--count", "2", "--interval", "0.2")
     status, out, err = run(*words)
     assert status == 3
@@ -110,3 +115,128 @@ def test_on_a_terminal_it_is_drawn(run, nodes, monkeypatch):
     assert status == 0
     assert "free MiB" in out
     assert "VLLM::Worker_TP0" in out
+
+
+# --- `--record` in a process of its own that is ended by a signal ---------------------------------
+
+
+PROGRAM = """\
+import signal, sys, time
+from datetime import UTC, datetime
+from spark_cluster.bench import sampling
+from spark_cluster.bench.record import ProcessMemory
+from spark_cluster.bench.telemetry import TelemetryRow
+from spark_cluster.cli import main
+
+def stream(self, node):
+    held = (ProcessMemory(pid=7, name="VLLM::Worker", used_mib=100),)
+    while True:
+        now = datetime.now(UTC)
+        self._updates.put(TelemetryRow(now, node.name, sm_clock_mhz=2411.0, processes=held))
+        time.sleep(0.01)
+
+sampling.Sampling._stream = stream
+ignored = sys.argv.pop(1) == "nohup"  # which the tests themselves may have been started with
+signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+main()
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Begin `top --record` and wait until it has recorded something."""
+    put(tmp_path / "inventory.yaml", "nodes: {spark1: {address: 192.0.2.1, roles: [head]}}\n")
+    begun = []
+
+    def begin(name: str, how: str = "plain") -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", PROGRAM, how, "top", "--json", "--record", name]
+        process = subprocess.Popen(
+            words, cwd=tmp_path, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        begun.append(process)
+        growing = tmp_path / name
+        growing = lines_path(growing) if name.endswith(".parquet") else growing
+
+        def has_begun() -> bool:
+            assert process.poll() is None, process.communicate()
+            return growing.exists() and growing.read_text().count("\n") > 20
+
+        until(has_begun, what="samples in the file")
+        return process
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+ONE = [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT]]
+SEVERAL = [
+    [signal.SIGTERM] * 5,
+    [signal.SIGINT] * 3,
+    [signal.SIGHUP, signal.SIGINT, signal.SIGTERM],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pause_s"),
+    [(numbers, 0) for numbers in (*ONE, *SEVERAL)] + [(numbers, 0.02) for numbers in SEVERAL],
+)
+def test_a_signal_ends_the_file_and_a_second_one_does_not_cut_it(start, tmp_path, numbers, pause_s):
+    process = start("rows.parquet")
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(pause_s)
+    _, err = process.communicate(timeout=HANG_S)
+    assert (process.returncode, err) == (0, "")
+    path = tmp_path / "rows.parquet"
+    rows = list(read_parquet(path))
+    assert len(rows) > 20
+    assert {row.sm_clock_mhz for row in rows} == {2411.0}
+    assert all(row.processes and row.processes[0].used_mib == 100 for row in rows)
+    names = {found.name for found in tmp_path.iterdir()}
+    assert names >= {path.name, processes_path(path).name}
+    assert not [name for name in names if "jsonl" in name or "new" in name]
+
+
+def test_what_was_recorded_before_it_is_killed_can_be_read(start, tmp_path):
+    process = start("rows.parquet")
+    process.kill()
+    process.communicate(timeout=HANG_S)
+    path = tmp_path / "rows.parquet"
+    assert not path.exists()
+    *whole, _maybe_cut = lines_path(path).read_text().split("\n")
+    assert len(whole) > 20
+    assert {json.loads(line)["node"] for line in whole} == {"spark1"}
+    with pytest.raises(UsageError, match="of a recording that was killed"):
+        writer(path)
+
+
+def test_of_a_folder_that_is_not_there_only_what_was_typed_is_said(tmp_path):
+    typed = tmp_path / "none/rows.parquet"
+    with pytest.raises(UsageError) as refused:
+        writer(typed)
+    assert refused.value.message == f"{typed}: there is no folder {typed.parent}"
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored(start, tmp_path):
+    process = start("rows.jsonl", "nohup")
+    process.send_signal(signal.SIGHUP)
+    size = (tmp_path / "rows.jsonl").stat().st_size
+    until(lambda: (tmp_path / "rows.jsonl").stat().st_size > size, what="further samples")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, err
+    for line in (tmp_path / "rows.jsonl").read_text().splitlines():
+        assert json.loads(line)["node"] == "spark1"
+
+
+def test_a_line_that_was_cut_is_left_out(tmp_path):
+    path = tmp_path / "rows.parquet"
+    out = writer(path)
+    lines_path(path).write_text('{"time": "2026-11-22T12:00:00.000Z", "no')
+    out.close()
+    assert list(read_parquet(path)) == []

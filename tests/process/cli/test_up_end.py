@@ -21,6 +21,7 @@ serve: {recipe: lab-paris}
 
 PLAYBOOK = """\
 from dataclasses import replace
+from cases import cases
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Endpoint
@@ -28,27 +29,7 @@ from spark_cluster.engine.result import Served, VerifiedServer
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.runner.events import Result
 
-NEW = {{"state": ["absent", "running"]}}
-INSTALLED = {{name: ["absent", "present"] for name in ("docker.io", "docker-cli")}}
-STAGES = {{
-    "prepare": [
-        ("spark1", "Netplan:/etc/netplan/99-spark-cluster.yaml", NEW, 0.1),
-        ("spark1", "Package:docker.io", INSTALLED, 6.4),
-    ],
-    "fetch": [
-        ("spark1", "File:/srv/models/paris/model.safetensors", NEW, 0.1),
-        ("spark1", "Image:spark-vllm:lab", NEW, 2.6),
-    ],
-    "start": [
-        ("spark1", "Container:spark-pause", NEW, 2.4),
-        ("spark1", "Container:spark-ray", NEW, 2.5),
-        ("spark2", "Container:spark-ray", NEW, 2.4),
-        ("spark1", "Container:spark-vllm", NEW, 2.4),
-    ],
-    "load": [],
-    "verify": [],
-    "under load": [],
-}}
+RUN = cases({file!r}, "up_end.toml")
 
 def reading(*used):
     return [
@@ -57,9 +38,9 @@ def reading(*used):
     ]
 
 def main(play, *, deployment, **given):
-    for stage, changed in STAGES.items():
+    for stage, changed in RUN["stages"].items():
         with play.stage(stage):
-            for node, resource, changes, seconds in changed:
+            for node, resource, seconds, changes in changed:
                 play.bus.emit(Result(node, "role", resource, "change", seconds, changes))
     empty = [NodeVram(f"spark{{n}}", (), 124610, 117636) for n in (1, 2)]
     held, loaded = reading(533, 535), reading(547, 549)
@@ -68,9 +49,7 @@ def main(play, *, deployment, **given):
         vram.record(play.bus, phase, readings)
     endpoint = Endpoint({host!r}, 8000, {model!r}{more})
     deployment = replace(deployment, endpoint=endpoint)
-    versions = {{"vllm": "0.32.0", "ray": "2.60.0", "image": f"sha256:{{'7c23e3b20747' * 6}}"}}
-    versions |= {{"docker": "26.1.5+dfsg1", "driver": "580.126.09"}}
-    part = VerifiedServer(deployment.first, "Paris", versions)
+    part = VerifiedServer(deployment.first, "Paris", RUN["versions"])
     return Served(deployment, (part,), [], held, held, under_load=loaded)
 """
 
@@ -83,7 +62,10 @@ def up(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
     def up(host="192.0.2.11", model="paris", more="", inventory="mine") -> str:
         put(project / f"inventories/{inventory}.yaml", INVENTORY)
-        put(project / "playbooks/up.py", PLAYBOOK.format(host=host, model=model, more=more))
+        put(
+            project / "playbooks/up.py",
+            PLAYBOOK.format(host=host, model=model, more=more, file=__file__),
+        )
         status, out, err = run("-i", inventory, "up", "--tp", "1")
         assert status == 0, err
         return out

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from factories import put
+from cases import each_row
+from factories import ONE_NODE, put
 from fake_programs import missing
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,6 @@ from spark_cluster.runner.events import (
 from spark_cluster.runner.session import Output
 
 PACKAGE = Path(__file__).parents[3] / "spark_cluster"
-INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
 EVIL = "[/think] Paris\x1b]0;owned\x07\x9b31m\u202e\ud800"
 SHOWN = r"[/think] Paris\x1b]0;owned\x07\x9b31m\u202e\ud800"
 UNSAFE = [chr(code) for code in (*range(32), *range(127, 160))]
@@ -128,7 +128,7 @@ def test_a_run_as_it_is_shown():
 def project(project, monkeypatch):
     """With one node, that has memory."""
     monkeypatch.setenv("COLUMNS", "300")
-    put(project / "inventory.yaml", INVENTORY)
+    put(project / "inventory.yaml", ONE_NODE)
     put(project / "spark1/proc/meminfo", "MemTotal: 1048576 kB\nMemAvailable: 524288 kB\n")
     return project
 
@@ -200,15 +200,7 @@ def test_exec_passes_on_what_a_command_prints(run, monkeypatch):
     assert json.loads(run("exec", "--json", "x")[1])["nodes"][0]["stdout"] == said.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["uname", "-a;", "ip", "a"], True),
-        (["nosuch", "-a"], False),
-        (["sh", "-c", "uname -a; ip a"], False),
-        (["sudo", "/bin/bash", "-lc", "uname -a | nosuch"], False),
-    ],
-)
+@each_row(__file__, "visible.toml", "exec_of_what_is_meant_for_a_shell")
 def test_exec_of_what_is_meant_for_a_shell(run, monkeypatch, words, told):
     monkeypatch.setattr("spark_cluster.cli.nodes._run_on", lambda *_: Output(1, "", "no\n"))
     status, _, err = run("exec", *words)

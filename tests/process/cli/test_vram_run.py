@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import each_row
 from json_schema import document as fits
 
 from spark_cluster.bench.report import rendering
@@ -62,19 +63,9 @@ def test_by_phase_and_as_a_plot(run, recorded, tmp_path) -> None:
     assert fits("vram-run", out)["memory"][1]["under_load"] == 98_700
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "status"),
-    [
-        (("--plot", "memory.pdf"), "memory.pdf: a plot is written as .svg or .png", 2),
-        (("--run", "20261121-101502-0000"), "run 20261121-101502-0000 read no GPU memory", 2),
-        (("--run", "20200101-000000-0000"), "this machine has no record of run 20200101-", 2),
-        (("--run", "../../etc/passwd"), "is not the id of a run", 2),
-        (("--run", RUN, "--watch"), "--run and --plot are about a recorded run", 2),
-        (("--plot", "nowhere/memory.svg"), "nowhere/memory.svg", 1),
-    ],
-)
+@each_row(__file__, "vram_run.toml", "what_cannot_be_shown")
 def test_what_cannot_be_shown(run, recorded, words, said, status) -> None:
-    code, out, err = run("vram", *words)
+    code, out, err = run("vram", *words.split())
     assert (code, said in out + err) == (status, True), out + err
 
 

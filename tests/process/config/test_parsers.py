@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from ipaddress import IPv4Interface
-
 import pytest
 from cases import cases, holds
 from hypothesis import given
@@ -78,36 +75,6 @@ HCAS = (
 @given(st.permutations(IBDEV2NETDEV.splitlines(keepends=True)))
 def test_ibdev2netdev_in_any_order(lines):
     assert fact_gathering.ibdev2netdev("".join(lines)) == HCAS
-
-
-def row(name, *addresses, flags=("UP", "LOWER_UP"), **more):
-    infos = [
-        {"family": "inet", "local": a.partition("/")[0], "prefixlen": int(a.partition("/")[2])}
-        for a in addresses
-    ]
-    infos.append({"family": "inet6", "local": "fe80::4ebb:47ff:fe2f:9113", "prefixlen": 64})
-    return {"ifname": name, "flags": list(flags), "mtu": 1500, "addr_info": infos, **more}
-
-
-def test_ip_addr():
-    text = json.dumps(
-        [
-            row("lo", "127.0.0.1/8", flags=["LOOPBACK", "UP", "LOWER_UP"], mtu=65536),
-            row("enP7s7", "192.168.1.163/24", address="3c:6d:66:00:2a:60"),
-            row("enp1s0f0np0", flags=["NO-CARRIER", "BROADCAST", "UP"]),
-            row("enp1s0f1np1", "169.254.127.30/16", mtu=9000),
-            row("enP2p1s0f1np1", "192.168.178.11/24", "10.0.0.1/8"),
-            {},
-        ]
-    )
-    found = {i.name: i for i in fact_gathering.ip_addr(text)}
-    assert list(found) == ["lo", "enP7s7", "enp1s0f0np0", "enp1s0f1np1", "enP2p1s0f1np1"]
-    assert found["enP7s7"].mac == "3c:6d:66:00:2a:60"
-    assert found["enP7s7"].addresses == (IPv4Interface("192.168.1.163/24"),)
-    assert found["enp1s0f1np1"].addresses == (), "link-local is as good as none"
-    assert (found["enp1s0f1np1"].mtu, found["enp1s0f1np1"].up) == (9000, True)
-    assert not found["enp1s0f0np0"].up
-    assert len(found["enP2p1s0f1np1"].addresses) == 2
 
 
 # -- put together ------------------------------------------------------------------------------

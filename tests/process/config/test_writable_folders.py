@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from hostile import user
 from program import invoke
 
@@ -67,15 +68,7 @@ def test_the_users_own_is_run(folder: Path) -> None:
     assert was_run(folder)
 
 
-@pytest.mark.parametrize(
-    ("part", "mode"),
-    [
-        (".", 0o777),
-        ("roles", 0o777),
-        ("roles/drivers", 0o777),
-        ("roles/drivers/__init__.py", 0o666),
-    ],
-)
+@each_row(__file__, "writable_folders.toml", "what_everybody_can_write_is_not_run")
 def test_what_everybody_can_write_is_not_run(folder: Path, part: str, mode: int) -> None:
     (folder / part).chmod(mode)
     with pytest.raises(Refused, match=r"role drivers is not used: .* is writable by everyone") as e:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import click
 import pytest
 from bench_runs import STEADY, cell, record
-from cases import each_case
+from cases import cases, each_case, each_row
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from program import Program
@@ -95,43 +96,22 @@ def test_mistakes_are_seen(case):
         check(made()[case["kind"]], yaml(case["text"]))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "{become: {password: prompt}}",
-        "{serve: {api_key: {env: KEY}, tls: self-signed}}",
-        "{serve: {tls: {certificate: a.pem, key: b.pem}}}",
-        "{settings: {motd: {text: of a role of the user's own}}}",
-    ],
-)
+@each_row(__file__, "schemas.toml", "short_forms_are_allowed")
 def test_short_forms_are_allowed(given):
     check(made()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
 
 
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("output-version", ["version"]),
-        ("output-plan", ["plan", "gemma4-31b-fp8", "--tp", "2", "--offline"]),
-        ("output-plan", ["plan", "gemma4-31b-fp8", "--tp", "1", "--offline", "--available", "20"]),
-        ("output-plan-for", ["plan", "gemma4-31b-fp8", "--for", "latency", "--offline"]),
-        ("output-recipes-list", ["recipes", "list"]),
-        ("output-recipes-search", ["recipes", "search", "gpt-oss"]),
-        ("output-bench-suites", ["bench", "suites", "dual"]),
-        ("output-lint", ["lint", "gemma4-31b-fp8"]),
-        ("output-explain", ["explain", str(CHECKOUT / "tests/data/vllm_worker_killed.log")]),
-        ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
-        *(
-            ("output-recipes-show", ["recipes", "show", path.stem])
-            for path in sorted((CHECKOUT / "recipes").glob("*.yaml"))
-        ),
-        ("output-lab-tools-list", ["lab", "tools", "--list"]),
-        ("error", ["plan", "no-such-recipe"]),
-        ("error", ["ping"]),
-    ],
-)
-def test_what_commands_print_fits(program, name, args):
-    printed = json.loads(program("--json", *args).stdout)
+RECIPES = sorted((CHECKOUT / "recipes").glob("*.yaml"))
+PRINTED = [
+    *cases(__file__, "schemas.toml")["printed"],
+    *(["output-recipes-show", f"recipes show {path.stem}"] for path in RECIPES),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), PRINTED)
+def test_what_commands_print_fits(program, name, words):
+    line = words.replace("CHECKOUT", str(CHECKOUT))
+    printed = json.loads(program("--json", *shlex.split(line)).stdout)
     check(made()[name], printed)
 
 

@@ -202,13 +202,7 @@ def test_whatever_the_tools_of_a_node_print_ends_no_examination(told: dict[str, 
         assert result.status in ("ok", "warn", "fail", "unknown")
 
 
-JOURNAL = """\
-==> spark-vllm
-2026-11-20T14:01:58.870211+00:00 spark1 spark-vllm[811]: RuntimeError: No CUDA GPUs are available
-2026-11-20T14:01:59.102554+00:00 spark1 systemd[1]: spark-vllm.service: Failed with result Error: 1
-2026-11-20T14:05:30.612345+00:00 spark1 spark-vllm[992]: Loading weights took 371.35 seconds
-2026-11-20T14:06:10.000127+00:00 spark1 spark-vllm[992]: INFO:     Application startup complete.
-"""
+JOURNAL = cases(__file__, "checks.toml")["journal"]
 UNIT_OF_ONE = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "1"})
 UNIT_STARTED = "Fri 2026-11-20 14:02:01.250000 UTC"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import factories
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from doctor_samples import seen
 from example_pages import write_files
 
@@ -90,34 +90,23 @@ def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
 
 
 def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
-    path = project_folder / "known_issues/x.toml"
-    path.parent.mkdir()
-    path.write_text(
-        '[[issue]]\nid = "own-line"\ntitle = "a line of ours"\nseverity = "error"\n'
-        'symptom = "xyz"\ncause = "abc"\nfix = "def"\nsource = "ours"\nconfidence = "high"\n'
-        'keyed_on = ["node"]\nlog = [{has = "flux capacitor is empty"}]\n'
-        'samples = ["E: flux capacitor is empty"]\n'
-        'log_check = {id = "own.flux", title = "the flux capacitor is full"}\n'
-    )
+    text = factories.KNOWN_ISSUE.replace('"info"', '"error"')
+    text += """log = [{has = "flux capacitor is empty"}]
+samples = ["E: flux capacitor is empty"]
+log_check = {id = "own.flux", title = "the flux capacitor is full"}
+"""
+    path = factories.put(project_folder / "known_issues/x.toml", text)
     assert "flux capacitor is empty" in examine.own_words()
     (check,) = examine.checks()
     assert check.result(seen(), "spark1").status == "ok"
     untitled = path.read_text().replace(', title = "the flux capacitor is full"', "")
     path.rename(path.with_name("y.toml")).write_text(untitled)
-    title_is_missing = pytest.raises(InvalidFile, match=r"own-line: log_check\.title: missing")
+    title_is_missing = pytest.raises(InvalidFile, match=r"own-thing: log_check\.title: missing")
     with Project(project_folder).in_use(), title_is_missing:
         examine.checks()
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("1 / 0", r"own\.py:6: ZeroDivisionError: division by zero"),
-        ("seen.nothing", r"own\.py:6: AttributeError"),
-        ("5", r"own\.py: TypeError: it returned int, expected ok, warn or fail"),
-        ("seen.output('gpu') and ok('x')", "nvidia-smi"),
-    ],
-)
+@each_row(__file__, "own_checks.toml", "one_that_fails_is_unknown")
 def test_one_that_fails_is_unknown(project_folder: Path, body: str, expected: str) -> None:
     put(project_folder, CHECK.replace('ok("yes")', body))
     found = seen()

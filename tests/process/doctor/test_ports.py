@@ -8,24 +8,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import cases
 from factories import make_inventory
 from free_ports import free_port
 
 from spark_cluster.doctor import port_scan, probes
 from spark_cluster.doctor.observations import PortScan
 
-SS = """\
-LISTEN 0 4096            *:6379            *:*    users:(("gcs_server",pid=1122,fd=44))
-LISTEN 0 128     127.0.0.1:8265      0.0.0.0:*    users:(("python3",pid=1158,fd=59))
-LISTEN 0 4096 127.0.0.53%lo:53       0.0.0.0:*    users:(("systemd-resolve",pid=68,fd=19))
-LISTEN 0 128          [::]:22           [::]:*
-LISTEN 0 4096 192.168.177.11:37479   0.0.0.0:*    users:(("ray::RayWorkerP",pid=2969,fd=123))
-odd
-"""
-
 
 def test_what_listens_as_ss_tells_it() -> None:
-    assert probes.parse_listeners(SS) == {6379: "gcs_server", 22: "", 37479: "ray::RayWorkerP"}
+    assert probes.parse_listeners(cases(__file__, "ports.toml")["ss"]) == {
+        6379: "gcs_server",
+        22: "",
+        37479: "ray::RayWorkerP",
+    }
 
 
 @pytest.fixture

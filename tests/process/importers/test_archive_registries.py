@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from registry_samples import archive as packed
 from registry_samples import name_registry, ours
 from small_server import answering
@@ -144,15 +145,7 @@ def test_an_error_of_the_server_is_said(serve, project) -> None:
         taken(project, serve(lambda _: (404, {}, "")), b"x")
 
 
-@pytest.mark.parametrize(
-    ("url", "more", "message"),
-    [
-        ("file:///tmp/x.tar.gz", {"sha256": "0" * 64}, "by https or http"),
-        ("https://example.org/x.tar.gz", {"sha256": "12"}, "expected 64"),
-        ("https://example.org/x", {"sha256": "0" * 64, "commit": "0" * 40}, "give one"),
-        ("http://example.org/x.tar.gz", {}, "an archive needs 'sha256'"),
-    ],
-)
+@each_row(__file__, "archive_registries.toml", "entries_that_are_refused")
 def test_entries_that_are_refused(project, url, more, message) -> None:
     name_registry(project, url, **{key: f"'{value}'" for key, value in more.items()})
     with pytest.raises(InvalidFile, match=message):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from factories import put
 from registry_samples import Repository, name_registry, ours, repository, sparkrun
 
@@ -244,17 +245,7 @@ def test_without_git_it_says_so(theirs, project, monkeypatch) -> None:
         taken(project)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://example.org/recipes.git",
-        "git://example.org/recipes.git",
-        "ext::sh -c ls",
-        "--upload-pack=ls",
-        "https://user:secret@example.org/recipes.git",
-        "https://-oProxyCommand=ls/recipes",
-    ],
-)
+@each_row(__file__, "git_registries.toml", "addresses_that_are_refused")
 def test_addresses_that_are_refused(project: Path, url: str) -> None:
     name_registry(project, url)
     with pytest.raises(InvalidFile) as caught:
@@ -286,16 +277,7 @@ def test_a_recipe_of_a_registry_gets_no_variable_unasked(theirs, project, monkey
         must_be_allowed(load_recipe("@theirs/one", Project(project)))
 
 
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ("@theirs", "expected @REGISTRY/RECIPE"),
-        ("@theirs/", "expected @REGISTRY/RECIPE"),
-        ("@other/one", "no registry 'other'"),
-        ("@theirs/onne", "no recipe 'onne'"),
-        ("@theirs/../one", r"no recipe '\.\./one'"),
-    ],
-)
+@each_row(__file__, "git_registries.toml", "references_that_lead_nowhere")
 def test_references_that_lead_nowhere(theirs, project, reference, message) -> None:
     theirs.commit(one=ours("one"))
     taken(project)

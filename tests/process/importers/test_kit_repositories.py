@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_row
 from factories import put
 from program import run
 from registry_samples import Repository, repository
@@ -69,26 +69,7 @@ def test_links_submodules_and_large_files_do_not_come(theirs: Repository, tmp_pa
     assert "root:" not in Path(result["file"]).read_text()
 
 
-def test_hooks_and_filters_of_it_are_not_run(theirs: Repository, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    theirs.commit_files({"start.sh": SERVE, ".gitattributes": "* filter=evil export-subst\n"})
-    hook = put(theirs.folder / ".git/hooks/post-checkout", f"#!/bin/sh\ntouch {mark}\n")
-    os.chmod(hook, 0o755)
-    imported(tmp_path, theirs.url)
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("http://example.org/a/b", "comes by https, ssh or file, not by http"),
-        ("ext::sh -c touch% x://", "expected https://, ssh:// or file://"),
-        ("https://me:word@example.org/a", "it has a user or a password in it"),
-        ("https://example.org/a?access_token=word", "it has a query in it"),
-        ("https://[::1", "Invalid IPv6 URL"),
-        ("file:///no/such/repository", "failed"),
-    ],
-)
+@each_row(__file__, "kit_repositories.toml", "addresses_that_are_none")
 def test_addresses_that_are_none(tmp_path: Path, url: str, message: str) -> None:
     status = 1 if message == "failed" else 2
     error = imported(tmp_path, url, status=status)["error"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import checkpoints
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
@@ -174,14 +174,7 @@ def test_a_header_longer_than_the_first_read(lab_hub, client, monkeypatch):
     assert "bytes long" in long.problem
 
 
-@pytest.mark.parametrize(
-    ("name", "document", "expected"),
-    [
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "nvfp4"),
-        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq-int4"),
-        ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "awq-int4"),
-    ],
-)
+@each_row(__file__, "hub.toml", "quantization_that_is_declared_elsewhere")
 def test_quantization_that_is_declared_elsewhere(name, document, expected, lab_hub, client):
     (lab_hub.root / "org/small" / name).write_text(json.dumps(document))
     assert find("org/small", hub=client()).quantization == expected

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench_runs import STEADY, cell, record, setup
+from bench_runs import STEADY, cell, record, setup, suite_of
 from cases import each_row
 from factories import SHIPPED, make_node, make_recipe, put
 
@@ -40,8 +40,8 @@ DIGEST = "sha256:" + "4b" * 32
 
 
 def suite(**changed: Any) -> str:
-    given = {"name": "mine", "recipes": [NAME], "prompt": [512], "output": [64], "runs": 2}
-    return canonical(Suite.model_validate({**given, **changed}))
+    given = {"prompt": [512], "output": [64], "runs": 2, **changed}
+    return canonical(suite_of(recipes=[NAME], **given))
 
 
 def one(of: Any = None, **changed: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypedDict, Unpack
 
 import click
-import pytest
+from cases import each_row
 from click.testing import CliRunner
 
 from spark_cluster.cli import cli
@@ -76,16 +76,7 @@ def test_values():
     assert run(*words.split(), "--first", "y") == (5, f"{values!r}\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("x", "Missing option '--needed'"),
-        ("--needed 1", "Missing argument 'NAME'"),
-        ("x --needed 1 -p 0", "0 is not in the range 1<=x<=65535"),
-        ("x --needed 1 --share nan", "Invalid value for '--share'"),
-        ("x --needed 1 --sort c", "'c' is not one of 'a', 'b'"),
-    ],
-)
+@each_row(__file__, "options.toml", "usage_errors")
 def test_usage_errors(words, said):
     status, output = run(*words.split())
     assert status == 2

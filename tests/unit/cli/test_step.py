@@ -32,8 +32,7 @@ def stepper(*lines):
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
-    [("y", "yes"), ("Yes ", "yes"), ("n", "no"), ("a", "all"), ("s", "stop")],
+    ("said", "meant"), [("y", "yes"), ("Yes ", "yes"), ("n", "no"), ("a", "all"), ("s", "stop")]
 )
 def test_answers(said, meant):
     asking, _, out = stepper("", "what?", said)

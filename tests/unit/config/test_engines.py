@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 from spark_cluster.config import engines
 from spark_cluster.config.engines import Dialect
@@ -82,22 +83,6 @@ def test_an_engines_own_flags_become_vllms_for_plans(tmp_path: Path) -> None:
     )
     recipe = load(tmp_path, text)
     flags = recipe.flags(2)
-    assert flags == {
-        "context-length": 4096,
-        "max-running-requests": 8,
-        "served-model-name": "m",
-        "tp-size": 2,
-        "mem-fraction-static": 0.6,
-        "speculative-algorithm": "NEXTN",
-        "speculative-num-steps": 2,
-        "speculative-eagle-topk": 1,
-        "speculative-num-draft-tokens": 3,
-    }
-    assert recipe.dialect.common(flags) == {
-        "max-model-len": 4096,
-        "max-num-seqs": 8,
-        "served-model-name": "m",
-        "tensor-parallel-size": 2,
-        "gpu-memory-utilization": 0.6,
-        "speculative-config": {"method": "mtp", "num_speculative_tokens": 2},
-    }
+    expected = cases(__file__, "engines.toml")
+    assert flags == expected["flags"]
+    assert recipe.dialect.common(flags) == expected["common"]

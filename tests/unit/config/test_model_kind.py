@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from cases import cases
+from serve_plans import recipe_of
 
 from spark_cluster.config import recipe_schema
-from spark_cluster.config.recipe import Recipe, recipe_problems
-from spark_cluster.config.schema import parse
+from spark_cluster.config.recipe import recipe_problems
 from spark_cluster.errors import Refused
 
 CASES = cases(__file__, "model_kind.toml")
 
 
-def recipe(**fields: object) -> Recipe:
-    base = {"name": "r", "model": {"name": "o/m", "served_name": "m"}, "image": {"ref": "i:1"}}
-    return parse(Recipe, {**base, **fields})
-
+recipe = partial(recipe_of, "o/m")
 
 KIND_OF = {
     "flags": recipe_schema.kind_of_flags,

@@ -15,19 +15,6 @@ INTERFACES = (
     Interface("enP7s7", mac="4c:bb:47:00:00:03"),
 )
 PATH = "/etc/netplan/40-cx7.yaml"
-NETWORK_MANAGER = f"""network:
-  version: 2
-  ethernets:
-    NM-0c1f7a2e-3d4b-4e6f-8a9b-1c2d3e4f5a6b:
-      renderer: NetworkManager
-      match:
-        name: "{FIRST}"
-      addresses:
-      - "192.168.100.10/24"
-      networkmanager:
-        uuid: "0c1f7a2e-3d4b-4e6f-8a9b-1c2d3e4f5a6b"
-        name: "cable"
-"""
 
 
 def definitions(text, path=PATH, **more):
@@ -56,7 +43,7 @@ def test_the_address_of_each_interface_and_its_place(layout):
 
 
 def test_a_profile_of_network_manager():
-    (one,) = definitions(NETWORK_MANAGER, "/etc/netplan/90-NM-0c1f7a2e.yaml")
+    (one,) = definitions(CASES["network_manager"], "/etc/netplan/90-NM-0c1f7a2e.yaml")
     assert (one.interface, one.shared, one.addresses[0].line) == (FIRST, False, 9)
     assert one.id.startswith("NM-0c1f7a2e")
 

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 import pytest
+import serve_plans
 from cases import cases
 from hypothesis import given as given_any
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from spark_cluster.config.launch import (
     read_overrides,
 )
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.importers.vllm_flags import kinds
@@ -29,20 +29,13 @@ CASES = cases(__file__, "overrides.json")
 
 
 def recipe_of(**changed: Any) -> Recipe:
-    data = {
-        "name": "wren",
-        "model": {
-            "name": "example/wren",
-            "served_name": "wren",
-            "quantization": "bf16",
-            "weights_gib": 60,
-        },
+    given = {
+        "model": {"name": "o/m", "served_name": "m", "quantization": "bf16", "weights_gib": 60},
         "image": {"ref": "example/vllm:1"},
         "engine_args": {"max-model-len": 8192, "enforce-eager": True},
         "measured": [{"source": "a run", "decode_tok_s": 5}],
-        **changed,
     }
-    return parse(Recipe, data)
+    return serve_plans.recipe_of("o/m", **{**given, **changed})
 
 
 def given(*texts: str, engine: str = "vllm") -> dict[str, Any]:

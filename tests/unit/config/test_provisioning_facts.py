@@ -1,10 +1,14 @@
-"""Parsers of what provisioning decides by: GID tables, holds, host keys."""
+"""Parsers of what provisioning decides by: GID tables, host keys, free blocks of memory."""
+
+from __future__ import annotations
 
 import base64
 
 import pytest
+from cases import each_row
 
 from spark_cluster.config import fact_gathering
+from spark_cluster.config.fact_gathering import FreeBlocks, free_blocks
 
 SYS = "/sys/class/infiniband"
 NONE = "0000:0000:0000:0000:0000:0000:0000:0000\n"
@@ -68,3 +72,29 @@ def test_public_keys_lose_their_comments():
 def test_what_is_no_whole_key_of_a_known_kind_is_left_out(text):
     """A node's files are its own: what they hold goes into known_hosts and authorized_keys."""
     assert fact_gathering.public_keys([text, RSA]) == (RSA,)
+
+
+# --- free memory in large blocks, by the kernel's page size and its largest order -----------------
+
+
+GIB, MIB = 2**30, 2**20
+
+
+@each_row(__file__, "free_blocks.toml", "large_blocks_by_the_size_of_a_page")
+def test_large_blocks_by_the_size_of_a_page(text, page_size, size, large, fragmented) -> None:
+    """P06: no physically contiguous memory is left although gigabytes are free."""
+    found = free_blocks(text, page_size)
+    assert found is not None
+    assert (found.size, found.large, found.fragmented) == (size * MIB, large * MIB, fragmented)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Node 0, zone", "Node 0, zone Normal x 1", f"Node 0, zone Normal {'9' * 400}"]
+)
+def test_what_has_no_zone_says_nothing(text: str) -> None:
+    assert free_blocks(text, 4096) is None
+
+
+def test_in_words() -> None:
+    shown = str(FreeBlocks(3 * GIB, GIB // 2, 16 * MIB))
+    assert shown == "0.5 of 3.0 GiB free memory in blocks of 16 MiB or more"

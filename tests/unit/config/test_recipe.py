@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from pathlib import Path
 
 import pytest
 from cases import cases
 from packaging.specifiers import SpecifierSet
+from serve_plans import recipe_of
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.errors import InvalidFile, Refused
 
 BARE = "name: r\nmodel: {name: org/m, served_name: m}\n"
@@ -29,9 +30,7 @@ def load(folder: Path, text: str) -> Recipe:
     return load_recipe(path, Project(folder))
 
 
-def made(**fields: object) -> Recipe:
-    base = {"name": "r", "model": {"name": "o/m", "served_name": "m"}, "image": {"ref": "i:1"}}
-    return parse(Recipe, {**base, **fields})
+made = functools.partial(recipe_of, "o/m")
 
 
 @pytest.mark.parametrize(

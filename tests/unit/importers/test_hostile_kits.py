@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from factories import put
 
 from spark_cluster.errors import InvalidFile, SparkClusterError
@@ -58,15 +59,7 @@ def secret(tmp_path: Path) -> Path:
     return put(tmp_path / "secret.env", "STOLEN=hunter2\nservices: {base: {image: hunter2}}\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("extends", f"{{file: {at}, service: base}}")
-          for at in ("/etc/passwd", "../secret.env", "link.yaml")),
-        *(("env_file", at)
-          for at in ("../secret.env", "[/etc/shadow]", "link.yaml", "/dev/zero")),
-    ],
-)  # fmt: skip
+@each_row(__file__, "hostile_kits.toml", "nothing_outside_of_the_folder_is_read")
 def test_nothing_outside_of_the_folder_is_read(tmp_path, secret, name, value) -> None:
     folder = kit(tmp_path, {"compose.yaml": service(**{name: value})})
     (folder / "link.yaml").symlink_to(secret)
@@ -144,17 +137,7 @@ def test_no_name_writes_lines_of_its_own(tmp_path: Path) -> None:
     assert all(line.startswith("#") for line in head.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("line", "is_carried"),
-    [
-        ("ADD https://example.org/a /a", True),
-        ("ADD  https://example.org/a /a", True),
-        ("ADD --checksum=sha256:0 https://example.org/a /a", True),
-        ("COPY --from=base /a /a", True),
-        ("COPY  a.py /a", False),
-        ("COPY --chown=0:0 a.py /a", False),
-    ],
-)
+@each_row(__file__, "hostile_kits.toml", "an_image_is_built_where_it_needs_no_file_of_the_kit")
 def test_an_image_is_built_where_it_needs_no_file_of_the_kit(
     tmp_path: Path, line: str, is_carried: bool
 ) -> None:
@@ -187,21 +170,14 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
 )
 def test_no_path_of_root_gets_into_a_recipe(tmp_path: Path, volume: str) -> None:
     told = read(
-        tmp_path,
-        {"compose.yaml": service(volumes=f'["{volume}"]', privileged="true", pid="host")},
+        tmp_path, {"compose.yaml": service(volumes=f'["{volume}"]', privileged="true", pid="host")}
     )
     assert "name: Qwen/Qwen3-8B" in told
     assert "\nmounts:" not in told
 
 
 @pytest.mark.parametrize("value", ["7", "text", "[1, [2]]", "{a: {b: 1}}", "[{a: 1}]", "null"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "command", "entrypoint", "environment", "env_file", "volumes", "ulimits", "build",
-        "extends", "image", "devices", "ports", "deploy", "gpus", "profiles",
-    ],
-)  # fmt: skip
+@each_row(__file__, "hostile_kits.toml", "any_value_of_a_field_is_read_or_refused")
 def test_any_value_of_a_field_is_read_or_refused(tmp_path: Path, name: str, value: str) -> None:
     read(tmp_path, {"compose.yaml": service(**{name: value})})
 
@@ -225,29 +201,25 @@ def test_large_files_pipes_and_many_files_are_passed_over(tmp_path: Path) -> Non
 # -- memory and time -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A\n" * 40 + f"{SERVE} --seed $A\n",
-        "A=(a b c d)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + f'{SERVE} "${{A[@]}}"\n',
-        f"{SERVE} --seed " + "${A:-" * 300 + "x" + "}" * 300 + "\n",
-        "if true; then\n" * 3000 + SERVE + "\n",
-        f"{SERVE} --seed $((9**9**9**9))\n",
-        f"{SERVE} --seed $(({'(' * 90}1{')' * 90}))\n",
-        "cat <<E\n" * 12_000 + SERVE,
-        f"{SERVE} --seed " + "$((" * 9000 + "1" + "))" * 9000 + "\n",
-        "A=" + "x" * 40_000 + "\n" + "b $A\n" * 10_000,
-        "A=(" + "x " * 20_000 + ")\n" + 'b "${A[@]}"\n' * 4_000,
-        "(" * 90_000,
-        f"{SERVE} " + "${" * 40_000,
-        f"# {'x' * 90_000} --a\n{SERVE}\n",
-        "if x; then\n" * 5000 + "A=1\n" * 5000,
-    ],
-    ids=[
-        "doubled", "arrays", "defaults", "blocks", "power", "brackets", "documents", "sums", "long",
-        "wide", "open", "unclosed", "comment", "assignments",
-    ],
-)  # fmt: skip
+SLOW_SCRIPTS = {
+    "doubled": "A=xxxxxxxxxxxxxxxx\n" + "A=$A$A\n" * 40 + f"{SERVE} --seed $A\n",
+    "arrays": "A=(a b c d)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + f'{SERVE} "${{A[@]}}"\n',
+    "defaults": f"{SERVE} --seed " + "${A:-" * 300 + "x" + "}" * 300 + "\n",
+    "blocks": "if true; then\n" * 3000 + SERVE + "\n",
+    "power": f"{SERVE} --seed $((9**9**9**9))\n",
+    "brackets": f"{SERVE} --seed $(({'(' * 90}1{')' * 90}))\n",
+    "documents": "cat <<E\n" * 12_000 + SERVE,
+    "sums": f"{SERVE} --seed " + "$((" * 9000 + "1" + "))" * 9000 + "\n",
+    "long": "A=" + "x" * 40_000 + "\n" + "b $A\n" * 10_000,
+    "wide": "A=(" + "x " * 20_000 + ")\n" + 'b "${A[@]}"\n' * 4_000,
+    "open": "(" * 90_000,
+    "unclosed": f"{SERVE} " + "${" * 40_000,
+    "comment": f"# {'x' * 90_000} --a\n{SERVE}\n",
+    "assignments": "if x; then\n" * 5000 + "A=1\n" * 5000,
+}
+
+
+@pytest.mark.parametrize("text", SLOW_SCRIPTS.values(), ids=SLOW_SCRIPTS)
 def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path: Path, text: str) -> None:
     read(tmp_path, {"start.sh": f"#!/bin/sh\n{text}"})
 
@@ -266,81 +238,75 @@ def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path, env, field
     assert f"more than {most} characters" in told
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"start.sh": f"A={LONG}\necho " + "$A " * 15_000 + f"\n{SERVE}\n"},
-        {"start.sh": f"A={LONG}\nB=$(({'A+' * 15_000}1))\n{SERVE}\n"},
-        {"start.sh": "A=('' '')\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + f"{SERVE}\n"},
-        {"start.sh": f"A=({'a ' * 9000})\nB=(" + '"${A[@]}" ' * 6000 + f")\n{SERVE}\n"},
-        {
-            "start.sh": f"A={LONG}\n"
-            + "docker run -e B=$A org/engine:1 bash -c 'vllm serve $B'\n" * 1000
-        },
-        {"compose.yaml": SERVICE, ".env": f"A={LONG}\n" + "B=$A\n" * 9000},
-        {
-            "compose.yaml": f"{SERVICE}    environment:\n"
-            + "".join(f"      B{n}: $A\n" for n in range(9000)),
-            ".env": f"A={LONG}\n",
-        },
-        {"compose.yaml": SERVICE, ".env": "A=" + "${" * 60_000},
-        {"compose.yaml": SERVICE, ".env": "A=" + "$((" * 60_000},
-    ],
-    ids=["words", "sum", "empty", "array", "containers", "env", "compose", "unclosed", "sums"],
-)  # fmt: skip
+LARGE_KITS = {
+    "words": {"start.sh": f"A={LONG}\necho " + "$A " * 15_000 + f"\n{SERVE}\n"},
+    "sum": {"start.sh": f"A={LONG}\nB=$(({'A+' * 15_000}1))\n{SERVE}\n"},
+    "empty": {"start.sh": "A=('' '')\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40 + f"{SERVE}\n"},
+    "array": {"start.sh": f"A=({'a ' * 9000})\nB=(" + '"${A[@]}" ' * 6000 + f")\n{SERVE}\n"},
+    "containers": {
+        "start.sh": f"A={LONG}\n"
+        + "docker run -e B=$A org/engine:1 bash -c 'vllm serve $B'\n" * 1000
+    },
+    "env": {"compose.yaml": SERVICE, ".env": f"A={LONG}\n" + "B=$A\n" * 9000},
+    "compose": {
+        "compose.yaml": f"{SERVICE}    environment:\n"
+        + "".join(f"      B{n}: $A\n" for n in range(9000)),
+        ".env": f"A={LONG}\n",
+    },
+    "unclosed": {"compose.yaml": SERVICE, ".env": "A=" + "${" * 60_000},
+    "sums": {"compose.yaml": SERVICE, ".env": "A=" + "$((" * 60_000},
+}
+
+
+@pytest.mark.parametrize("files", LARGE_KITS.values(), ids=LARGE_KITS)
 def test_values_cannot_fill_the_memory(tmp_path: Path, files: dict[str, str]) -> None:
     assert "more than 2,000,000 characters" in read(tmp_path, files)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'A=\'bash -c "$A"\'\nbash -c "$A"\n',
-        "docker exec " * 60,
-        "launch-cluster.sh exec " * 3000 + SERVE,
-        "".join(f"cat <<A{n}\n" for n in range(600))
-        + f"{SERVE}\n"
-        + "".join(f"A{n}\n" for n in reversed(range(600))),
-    ],
-    ids=["bash", "exec", "launcher", "documents"],
-)
+SHELLS = {
+    "bash": 'A=\'bash -c "$A"\'\nbash -c "$A"\n',
+    "exec": "docker exec " * 60,
+    "launcher": "launch-cluster.sh exec " * 3000 + SERVE,
+    "documents": "".join(f"cat <<A{n}\n" for n in range(600))
+    + f"{SERVE}\n"
+    + "".join(f"A{n}\n" for n in reversed(range(600))),
+}
+
+
+@pytest.mark.parametrize("text", SHELLS.values(), ids=SHELLS)
 def test_shells_inside_of_shells_end(tmp_path: Path, text: str) -> None:
     told = read(tmp_path, {"start.sh": f"{text}\n{SERVE}\n"})
     assert "more than 8 shells run one another" in told
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"start.sh": f"{'(' * 90_000}\n{SERVE}\n"},
-        {"start.sh": "".join(f"cat <<A{n}\n" for n in range(7000)) + SERVE},
-        {"start.sh": f"A={'$((' * 3000}1{'))' * 3000}\n{SERVE}\n"},
-        {"start.sh": ". ./a.sh\n" * 8000 + SERVE, "a.sh": "export A=1\n" * 8000},
-        {"start.sh": f"{' . ' * 30_000}\n{SERVE}\n"},
-        {
-            "compose.yaml": f"include: [{'a.yaml, ' * 2000}]\n{SERVICE}",
-            "a.yaml": "services:\n" + "".join(f"  s{n}: {{image: x}}\n" for n in range(150)),
-        },
-        {
-            "compose.yaml": f"{SERVICE}    env_file: [{'a.env, ' * 9000}]\n",
-            "a.env": "".join(f"B{n}=1\n" for n in range(3000)),
-        },
-        {
-            **{f"{number // 100}/{number}.txt": "" for number in range(1500)},
-            "serve.sh": "".join(f"/opt/{number}\n" for number in range(20_000)) + f"{SERVE}\n",
-            "start.sh": "docker run org/engine:1 bash /opt/serve.sh\n",
-        },
-        {
-            "compose.yaml": "services: {engine: {image: org/engine:1, build: .}}\n",
-            "Dockerfile": f'FROM x\nCOPY {"a" * 200_000}\nENTRYPOINT ["/opt/serve.sh"]\n',
-            "serve.sh": SERVE,
-        },
-    ],
-    ids=[
-        *("brackets", "documents", "sums", "sourced", "dots", "include", "env_file"),
-        *("paths", "copied"),
-    ],
-)
+SLOW_KITS = {
+    "brackets": {"start.sh": f"{'(' * 90_000}\n{SERVE}\n"},
+    "documents": {"start.sh": "".join(f"cat <<A{n}\n" for n in range(7000)) + SERVE},
+    "sums": {"start.sh": f"A={'$((' * 3000}1{'))' * 3000}\n{SERVE}\n"},
+    "sourced": {"start.sh": ". ./a.sh\n" * 8000 + SERVE, "a.sh": "export A=1\n" * 8000},
+    "dots": {"start.sh": f"{' . ' * 30_000}\n{SERVE}\n"},
+    "include": {
+        "compose.yaml": f"include: [{'a.yaml, ' * 2000}]\n{SERVICE}",
+        "a.yaml": "services:\n" + "".join(f"  s{n}: {{image: x}}\n" for n in range(150)),
+    },
+    "env_file": {
+        "compose.yaml": f"{SERVICE}    env_file: [{'a.env, ' * 9000}]\n",
+        "a.env": "".join(f"B{n}=1\n" for n in range(3000)),
+    },
+    "paths": {
+        **{f"{number // 100}/{number}.txt": "" for number in range(1500)},
+        "serve.sh": "".join(f"/opt/{number}\n" for number in range(20_000)) + f"{SERVE}\n",
+        "start.sh": "docker run org/engine:1 bash /opt/serve.sh\n",
+    },
+    "copied": {
+        "compose.yaml": "services: {engine: {image: org/engine:1, build: .}}\n",
+        "Dockerfile": f'FROM x\nCOPY {"a" * 200_000}\nENTRYPOINT ["/opt/serve.sh"]\n',
+        "serve.sh": SERVE,
+    },
+}
+
+
+@pytest.mark.parametrize("files", SLOW_KITS.values(), ids=SLOW_KITS)
 def test_it_is_read_soon(tmp_path: Path, files: dict[str, str]) -> None:
     assert "name: Qwen/Qwen3-8B" in read(tmp_path, files)
 

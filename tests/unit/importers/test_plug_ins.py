@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cases import each_row
 from click.testing import CliRunner
 from example_pages import files_of
 from foreign_samples import SPARKRUN_V2
@@ -136,13 +137,7 @@ def test_a_broken_one_is_left_out_with_one_message(file, tmp_path, install, faul
     assert not [text for text in read_file(file).notes if "importer 'a'" in text]
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("return 5", "TypeError: it returned int, expected a Source"),
-        ("return given.data['none']", "KeyError: 'none'"),
-    ],
-)
+@each_row(__file__, "plug_ins.toml", "one_that_fails_to_read")
 def test_one_that_fails_to_read(file: Path, install: Install, body: str, expected: str) -> None:
     install("bad", IMPORTER.format(recognises="return True", read=body), {"bad": "bad:X"})
     with pytest.raises(InvalidFile, match=r"importer 'bad' of the package bad 1\.0") as caught:

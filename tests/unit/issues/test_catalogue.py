@@ -6,6 +6,8 @@ import re
 
 import pytest
 import slow_patterns
+from cases import each_row
+from factories import KNOWN_ISSUE, put
 from packaging.specifiers import SpecifierSet
 
 from spark_cluster.engine import runtime
@@ -33,29 +35,14 @@ def test_every_entry():
             assert issue.edit.name == issue.flag[2:], issue.id
 
 
-@pytest.mark.parametrize(
-    ("advice", "said"),
-    [
-        (r"image prune -a|system prune", "built here"),
-        (r"insecure-registries", "anyone on the way"),
-        (r"--privileged|seccomp=unconfined|apparmor=unconfined|StrictHostKeyChecking", "never"),
-        (r"chmod (?:-R )?0?777|iptables -F|ufw disable|setenforce 0|--insecure\b|curl -k", "never"),
-    ],
-)
+@each_row(__file__, "catalogue.toml", "advice_that_removes_or_opens_something_says_so")
 def test_advice_that_removes_or_opens_something_says_so(advice, said):
     fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
     found = [fix for fix in fixes if re.search(advice, fix)]
     assert all(said in fix for fix in found), found
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        r"journalctl[^;,`]* -g -",  # -g takes the next word as its pattern
-        r"modprobe (?!-)\w+ \w+_\w+",  # one module, or -a
-        r"compose config[^;,`]* --profile ",  # an option of compose, before its command
-    ],
-)
+@each_row(__file__, "catalogue.toml", "no_advice_has_a_command_that_fails")
 def test_no_advice_has_a_command_that_fails(command):
     fixes = [text for one in CATALOGUE.values() for text in (one.fix, *one.fixes.values())]
     assert [fix for fix in fixes if re.search(command, fix)] == []
@@ -144,39 +131,9 @@ def test_a_fault_of_up_knows_its_trace():
     assert runtime.advice(unknown, "x") == runtime.advice(None, "x") == "x"
 
 
-GOOD = """
-[[issue]]
-id = "a-b"
-title = "a title"
-severity = "info"
-symptom = "some"
-cause = "some"
-fix = "some"
-source = "some"
-confidence = "high"
-keyed_on = ["flag"]
-"""
-
-WRONG = [
-    (GOOD + "sevrity = 1", "a-b: sevrity"),
-    (GOOD.replace('"info"', '"bad"'), "a-b: severity"),
-    (GOOD.replace('"info"', '"error"'), "nothing that finds it"),
-    (GOOD.replace('id = "a-b"', ""), "issue number 1: id"),
-    (GOOD.replace('"a-b"', '"A b"'), "A b: id"),
-    (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
-    (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
-    (GOOD + 'versions = "0.19"', "expected versions such as"),
-    (GOOD + GOOD, "defined twice"),
-    ("[[issue", "not TOML"),
-    ("x = 1", "x: "),
-    ("issue = 3", "issue: "),
-]
-
-
-@pytest.mark.parametrize(("text", "said"), WRONG)
-def test_a_wrong_file(tmp_path, text, said):
-    path = tmp_path / "x.toml"
-    path.write_text(text)
+@each_row(__file__, "catalogue.toml", "a_wrong_file")
+def test_a_wrong_file(tmp_path, text, old, new, said):
+    path = put(tmp_path / "x.toml", text.replace("ISSUE", KNOWN_ISSUE).replace(old, new))
     with pytest.raises(InvalidFile) as caught:
         entries.gather([path])
     assert said in str(caught.value)

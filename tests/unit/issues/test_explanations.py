@@ -6,6 +6,7 @@ import re
 import textwrap
 
 import pytest
+from cases import each_row
 from factories import log_of
 from gpu_runs import DATA
 
@@ -80,16 +81,7 @@ def test_a_line_that_a_page_or_a_terminal_has_wrapped_is_read_whole(width, cut, 
     assert found.cause.finding.id == "chunked-attention-needs-triton"
 
 
-@pytest.mark.parametrize(
-    "following",
-    [
-        "INFO 11-20 14:14:29 [a.py:1] desired GPU memory utilization",
-        "(Worker pid=7) desired GPU memory utilization",
-        "KeyError: 'desired GPU memory utilization'",
-        "Traceback (most recent call last):",
-        "",
-    ],
-)
+@each_row(__file__, "explanations.toml", "a_line_of_its_own_is_no_rest_of_an_error")
 def test_a_line_of_its_own_is_no_rest_of_an_error(following):
     assert joined(GATE, read(GATE), [GATE, following, REST]) == GATE
 
@@ -134,15 +126,7 @@ def end_of(run: str, begin: str) -> Explanation:
     return explain(text[text.index(begin) :])
 
 
-@pytest.mark.parametrize(
-    ("run", "begin"),
-    [
-        ("worker_killed_mp", '"POST /v1/'),
-        ("worker_killed_ray", "Application startup complete"),
-        ("worker_killed_ray", '"POST /v1/'),
-        ("engine_killed", '"POST /v1/'),
-    ],
-)
+@each_row(__file__, "explanations.toml", "a_killed_worker_is_the_cause_in_a_log_without_its_start")
 def test_a_killed_worker_is_the_cause_in_a_log_without_its_start(run: str, begin: str) -> None:
     explanation = end_of(run, begin)
     assert (explanation.verdict, explanation.cause.finding.id) == ("cause", "worker-died")
@@ -218,15 +202,7 @@ def test_how_often_an_error_was_seen_is_counted_exactly():
     assert [p.count for p in found.problems] == [3000, 3000]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "engine (v0.19.0) Initializing a V1 tensor_parallel_size={}",
-        "rank 0 in world size {}",
-        "RuntimeError: x [repeated {}x across cluster]",
-        "rank {} KeyError: x",
-    ],
-)
+@each_row(__file__, "explanations.toml", "a_number_that_no_program_prints")
 def test_a_number_that_no_program_prints(line):
     """Python refuses to read one of more than 4,300 digits."""
     explain(line.format("9" * 7000)).to_dict()

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 import pytest
+from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,27 +16,7 @@ from spark_cluster.importers import commandline
 from spark_cluster.issues import lint_target
 from spark_cluster.issues.entries import Edit
 
-RECIPE = """\
-# What it is.
-name: mine   # as the file
-model: {name: google/gemma-4-31B-it, served_name: "g"}
-image:
-  ref: vllm/vllm-openai:gemma4   # the tag
-  digest: sha256:0000000000000000000000000000000000000000000000000000000000000000
-
-engine_args:
-  max-model-len: 32768
-  enable-auto-tool-choice: true
-  tool-call-parser: pythonic            # why
-
-env:
-  NCCL_TIMEOUT: "60"
-
-mounts:
-  - {source: /a, target: /b}
-
-gpu_memory_utilization: 0.9
-"""
+RECIPE, COMMAND = cases(__file__, "fixing.toml").values()
 
 
 def changed(before: str, after: str) -> list[str]:
@@ -97,7 +78,7 @@ def test_a_recipe_is_repaired_and_read_again(tmp_path):
     project = Project(tmp_path)
     done = lint_target.fix(lint_target.of_target(str(path), project, None), project)
     assert {f.id for f in done.fixed} == {
-        *("gemma4-pythonic-parser", "gemma4-plain-image-tag", "share-too-high"),
+        *("gemma4-pythonic-parser", "gemma4-plain-image-tag", "share-too-high")
     }
     assert not [f for f in done.remaining if f.severity == "error"]
     path.write_text(done.text)
@@ -105,16 +86,6 @@ def test_a_recipe_is_repaired_and_read_again(tmp_path):
     assert (again.text, again.fixed) == (done.text, [])
     assert "# What it is." in done.text
     assert "# why" in done.text
-
-
-COMMAND = """docker run -d --gpus all -p 8000:8000 \\
-  -e A=1 -e NCCL_TIMEOUT=60 --ulimit memlock=1 \\
-  repo/image:1 \\
-  --model google/gemma-4-31B-it \\
-  --enforce-eager \\
-  --max_model_len=4096 \\
-  --speculative-config '{"method":"gemma4_mtp","num_speculative_tokens":2}' \\
-  --tool-call-parser 'pythonic'"""
 
 
 def in_command(*edits: Edit, text: str = COMMAND) -> str:

@@ -6,27 +6,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from serve_plans import server_for
+from serve_plans import recipe_of, server_for
 
-from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness_checks
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.session import Answer
-
-
-def recipe(model: str, parser: str) -> Recipe:
-    return parse(
-        Recipe,
-        {
-            "name": "r",
-            "model": {"name": model, "served_name": "m"},
-            "image": {"ref": "own:1"},
-            "engine_args": {"enable-auto-tool-choice": True, "tool-call-parser": parser},
-            "readiness": {"rungs": ["tool_call"]},
-        },
-    )
 
 
 def play(text: str) -> SimpleNamespace:
@@ -42,11 +27,11 @@ def play(text: str) -> SimpleNamespace:
 
 
 def failure(model: str, parser: str) -> VerificationFailed:
+    args = {"enable-auto-tool-choice": True, "tool-call-parser": parser}
+    recipe = recipe_of(model, engine_args=args, readiness={"rungs": ["tool_call"]})
+    said = '<|tool_call>call:get_weather{city:"Paris"}'
     with pytest.raises(VerificationFailed) as caught:
-        readiness_checks.run_all(
-            play('<|tool_call>call:get_weather{city:"Paris"}'),
-            server_for(recipe(model, parser), Node("spark1")),
-        )
+        readiness_checks.run_all(play(said), server_for(recipe, Node("spark1")))
     return caught.value
 
 

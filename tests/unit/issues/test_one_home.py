@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from factories import KNOWN_ISSUE, put
 
 from spark_cluster.config.facts import load_pins
 from spark_cluster.doctor import examine, serving
@@ -121,13 +122,8 @@ def test_every_step_is_used():
 
 
 def test_a_step_that_is_not_there(tmp_path):
-    path = tmp_path / "x.toml"
-    path.write_text(
-        '[[issue]]\nid = "a-b"\ntitle = "a title"\nseverity = "info"\nsymptom = "some"\n'
-        'cause = "some"\nfix = "first {rebot}"\nsource = "some"\nconfidence = "high"\n'
-        'keyed_on = ["node"]\n'
-    )
-    with pytest.raises(InvalidFile, match=r"a-b: \{rebot\}: no such step") as caught:
+    path = put(tmp_path / "x.toml", KNOWN_ISSUE.replace("undo it", "first {rebot}"))
+    with pytest.raises(InvalidFile, match=r"own-thing: \{rebot\}: no such step") as caught:
         entries.read(path)
     assert "reboot" in caught.value.hint
 

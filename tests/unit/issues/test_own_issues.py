@@ -6,8 +6,10 @@ from pathlib import Path
 
 import factories
 import pytest
+from cases import each_row
 from click.testing import CliRunner
 from example_pages import write_files
+from factories import KNOWN_ISSUE
 
 from spark_cluster.cli import cli
 from spark_cluster.config.project import Project
@@ -18,19 +20,6 @@ from spark_cluster.issues.rules import lint
 
 LINE = "OSError: /models/gemma-3-27b-it/config.json: No such file or directory"
 COMMAND = "docker run registry.example/vllm:1 vllm serve org/m"
-
-ISSUE = """
-[[issue]]
-id = "own-thing"
-title = "something of ours"
-severity = "warning"
-symptom = "it is slow"
-cause = "we did it"
-fix = "undo it"
-source = "ours"
-confidence = "high"
-keyed_on = ["flag"]
-"""
 
 
 def put(project_folder: Path, text: str, name: str = "x.toml") -> Path:
@@ -68,20 +57,12 @@ def test_commands_find_them(project_folder: Path, tmp_path: Path) -> None:
     assert "nas-not-mounted" not in done.output
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[[issue", "x.toml: not TOML"),
-        (
-            ISSUE.replace("own-thing", "shm-too-small-for-two") + "rule = true\n",
-            "shm-too-small-for-two: rule: a rule is a function of spark-cluster",
-        ),
-        (ISSUE + 'checks = ["a.b"]\n' + ISSUE + 'checks = ["a.b"]\n', "own-thing: this id is"),
-        (ISSUE.replace("own-thing", "ptxas-too-old") + 'checks = ["a.b"]\n', "defined twice"),
-    ],
-)
-def test_wrong_ones(project_folder: Path, text: str, expected: str) -> None:
-    put(project_folder, text)
+CHECK = 'checks = ["a.b"]\n'
+
+
+@each_row(__file__, "own_issues.toml", "wrong_ones")
+def test_wrong_ones(project_folder: Path, text: str, id: str, expected: str) -> None:
+    put(project_folder, text.replace("ISSUE", KNOWN_ISSUE).replace("own-thing", id))
     with pytest.raises(InvalidFile) as caught:
         catalogue()
     assert expected in str(caught.value)
@@ -90,7 +71,7 @@ def test_wrong_ones(project_folder: Path, text: str, expected: str) -> None:
 def test_a_check_that_ships_keeps_its_cause(project_folder: Path) -> None:
     check = next(id for issue in shipped().values() for id in issue.checks)
     before = for_check(check)
-    put(project_folder, ISSUE + f'checks = ["{check}"]\n')
+    put(project_folder, KNOWN_ISSUE + f'checks = ["{check}"]\n')
     with Project(project_folder).in_use():
         assert for_check(check) == before
 
@@ -106,7 +87,7 @@ def test_a_run_checks_them_before_it_connects(project_folder: Path) -> None:
 
 
 def test_what_others_can_write_is_not_read(project_folder: Path) -> None:
-    put(project_folder, ISSUE + 'checks = ["a.b"]\n').chmod(0o666)
+    put(project_folder, KNOWN_ISSUE + CHECK).chmod(0o666)
     with pytest.raises(
         Refused, match=r"known_issues/ of the project is not used: .*writable by everyone"
     ):

@@ -167,6 +167,6 @@ def test_a_folder_without_logs(tmp_path):
 def test_files_are_called_by_what_tells_them_apart():
     names = ["/logs/spark1/vllm.log", "/logs/spark2/vllm.log", "/logs/ray.log", "-"]
     assert [s.name for s in log_reading.sources(names, short=True)] == [
-        *("spark1/vllm.log", "spark2/vllm.log", "ray.log", "standard input"),
+        *("spark1/vllm.log", "spark2/vllm.log", "ray.log", "standard input")
     ]
     assert [s.name for s in log_reading.sources(names[:3])] == names[:3]

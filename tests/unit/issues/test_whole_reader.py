@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from spark_cluster.issues.explain import explain
 
 HARMLESS = Path(__file__).parents[2] / "data" / "harmless_lines.txt"
 FILES = sorted(path.stem for path in entries.files() if not path.stem.startswith("vllm_"))
-"""Samples of the others are held by test_vllm_messages, in every form in which they are copied."""
+"""Samples of the others are held below, in every form in which they are copied."""
 
 EARLIER = {
     "gemma4-plain-image-tag": "INFO model='google/gemma-4-31B-it'",
@@ -23,9 +25,7 @@ EARLIER = {
 }
 """A line with the evidence that an issue needs; for the others its literal will do."""
 
-TRACE = {
-    "gemma4-mtp-drafter-bugs": "RuntimeError: The size of tensor a (1024) must match",
-}
+TRACE = {"gemma4-mtp-drafter-bugs": "RuntimeError: The size of tensor a (1024) must match"}
 """What ends a traceback of which the sample is a line; without it nothing failed."""
 
 
@@ -53,3 +53,46 @@ def test_harmless_lines_are_no_issue() -> None:
     lines = [line for line in lines if not line.startswith("#")]
     assert len(lines) > 120
     assert {line: found for line in lines if (found := found_in(line) - {""})} == {}
+
+
+# --- what vLLM's source says when it refuses something, however the line was copied ---------------
+
+
+DATA = Path(__file__).parents[2] / "data"
+FORMS = json.loads((DATA / "vllm_forms.json").read_text(encoding="utf-8"))
+OF_VLLM = sorted(path.stem for path in entries.FOLDER.glob("vllm_*.toml"))
+
+NAMED = {"vllm-variable-unknown", "weight-cache-unavailable", "kernel-compiled-while-serving"}
+"""Known by the name of the exception, too: the same words are logged as a warning."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("file", OF_VLLM)
+def test_a_message_of_vllm_is_named_as_the_cause(file: str, form: str) -> None:
+    other = {}
+    for issue in entries.read(entries.FOLDER / f"{file}.toml"):
+        if issue.id in NAMED and "{line}" not in FORMS[form]:
+            continue
+        for line in issue.samples:
+            text = re.sub(r"^\w+(?:Error|Exception)?: ", "", line)
+            log = FORMS[form].replace("{line}", line).replace("{text}", text)
+            cause = explain([log_of(f"{log}\n")]).cause
+            if cause is None or cause.finding.id != issue.id:
+                other[line] = cause and (cause.finding.id or cause.finding.found)
+    assert other == {}
+
+
+# --- messages of programs beside vLLM, with the lines around --------------------------------------
+
+
+MESSAGES = Path(__file__).parents[2] / "data" / "source_messages.json"
+"""`finds` is the id of the known issue that is named; empty for lines that mean nothing."""
+
+
+@pytest.mark.parametrize(
+    "case", json.loads(MESSAGES.read_text(encoding="utf-8")), ids=lambda c: c["log"][0]
+)
+def test_a_message_has_its_cause(case: dict[str, object]) -> None:
+    text = "".join(f"{line}\n" for line in case["log"])
+    cause = explain([log_of(text, "it.log")]).cause
+    assert (cause.finding.id if cause else "") == case["finds"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases, each_case, holds
+from cases import cases, each_case, each_row, holds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,16 +25,7 @@ from spark_cluster.models.naming import base_of, nearest_model, of_build, table
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import checkpoint_quantization, parameters
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
+LLAMA: dict[str, Any] = cases(__file__, "llama.json")
 SOURCES = Path(__file__).parents[3] / "benchmarks/shapes/sources.json"
 
 
@@ -132,16 +123,7 @@ def test_a_build_does_not_lie_in_the_format_of_its_base() -> None:
         checkpoint_quantization(unknown)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("deepseek-ai/DeepSeek-V4-Flsh", "deepseek-ai/DeepSeek-V4-Flash"),
-        ("Qwen/Qwen3.6-27B-Foo", "Qwen/Qwen3.6-27B"),
-        ("MiniMaxAI/MiniMax-H3", None),
-        ("Qwen/Qwen3.6-36B-A3B", None),
-        ("org/llama", None),
-    ],
-)
+@each_row(__file__, "configs.json", "what_is_suggested_has_the_same_family_and_size")
 def test_what_is_suggested_has_the_same_family_and_size(name: str, expected: str | None) -> None:
     known = [entry["name"] for entry in table("shapes")["models"]]
     known += [alias for entry in table("shapes")["models"] for alias in entry["aliases"]]

@@ -33,21 +33,7 @@ def counted(
     return replace(shape, stored=found), found
 
 
-@pytest.mark.parametrize(
-    ("style", "label", "gigabytes"),
-    [
-        ("bf16", "bf16", 141.1),  # the hub: 141.1 GB
-        ("fp8", "fp8", 72.7),  # RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic: 72.7 GB
-        ("fp8-channel", "fp8", 72.7),
-        ("fp8-block", "fp8", 72.7),
-        ("int8-channel", "fp8", 72.7),  # known by its size
-        ("nvfp4-modelopt", "nvfp4", 42.7),  # nvidia/Llama-3.3-70B-Instruct-FP4: 42.7 GB
-        ("nvfp4-compressed", "nvfp4", 42.7),
-        ("gptq", "gptq-int4", 39.8),  # 39.8 GB with groups of 128
-        ("pack-quantized", "gptq-int4", 39.5),
-        ("awq", "awq-int4", 39.8),  # casperhansen/llama-3.3-70b-instruct-awq: 39.8 GB
-    ],
-)
+@each_row(__file__, "counting.toml", "a_dense_model_in_every_style")
 def test_a_dense_model_in_every_style(style: str, label: str, gigabytes: float) -> None:
     declared = {"awq": {"quant_method": "awq"}}.get(style)
     shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, style), declared)
@@ -146,7 +132,7 @@ def test_of_a_build_in_another_format_the_tensors_say_nothing() -> None:
     assert weights_of(shape, "nvfp4").memory_bytes() < found.memory_bytes() / 3
 
 
-@each_row(__file__, "counting.json", "bits_of_packed_weights")
+@each_row(__file__, "counting.toml", "bits_of_packed_weights")
 def test_bits_of_packed_weights(declared: dict[str, Any], expected: int) -> None:
     assert bits({"quantization_config": {"quant_method": "x", **declared}}) == expected
 

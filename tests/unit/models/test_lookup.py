@@ -7,25 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_row
+from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.checkpoint import stored_tensors, weight_files
 from spark_cluster.models.lookup import Folders, find, hub_cache
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "num_attention_heads": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-}
-
 
 def folder_of(path: Path, **changed: Any) -> Path:
     """Make a model's folder."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps({**CONFIG, **changed}))
+    (path / "config.json").write_text(json.dumps({**SMALL, **changed}))
     return path
 
 
@@ -35,15 +28,7 @@ def test_names_are_found_whatever_their_case() -> None:
     assert (found.name, found.layers) == ("somebody/My-Gemma-Q4", 60)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("google/gema-4-31B-it", r"did you mean 'google/gemma-4-31B-it'"),
-        ("./nowhere", r"no folder with a config\.json"),
-        ("somebody/Model-9X", r"without --offline \(and HF_HUB_OFFLINE\) the hub"),
-        ("model", "give its whole name on the hub, ORG/NAME"),
-    ],
-)
+@each_row(__file__, "lookup.toml", "a_name_that_is_not_known_says_what_to_do")
 def test_a_name_that_is_not_known_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find(name)
@@ -51,9 +36,9 @@ def test_a_name_that_is_not_known_says_what_to_do(name: str, words: str) -> None
 
 def test_a_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "google/gemma-4-31B-it")
-    assert find("google/gemma-4-31B-it", tmp_path).layers == 4, "of the project"
+    assert find("google/gemma-4-31B-it", tmp_path).layers == 2, "of the project"
     monkeypatch.chdir(tmp_path)
-    assert find("google/gemma-4-31B-it").layers == find(folder).layers == 4
+    assert find("google/gemma-4-31B-it").layers == find(folder).layers == 2
 
 
 def test_the_hubs_cache(tmp_path: Path) -> None:
@@ -126,20 +111,10 @@ def test_weights_from_headers(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path) == 124
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"weight_map": {"a": "model.safetensors", "b": "gone.safetensors"}}', "is not here"),
-        ('{"weight_map": {"a": "../model.safetensors"}}', "not a safetensors index"),
-        ('{"weight_map": {"a": "x.bin"}}', "not a safetensors index"),
-        ('{"weight_map": []}', "not a safetensors index"),
-        ("[]", "should be a JSON object"),
-        ("[" * 100_000, "JSON"),
-    ],
-)
+@each_row(__file__, "lookup.toml", "an_index_that_is_none")
 def test_an_index_that_is_none(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(safetensors(1))
-    (tmp_path / "model.safetensors.index.json").write_text(text)
+    (tmp_path / "model.safetensors.index.json").write_text(text.replace("DEEP", "[" * 100_000))
     with pytest.raises(InvalidFile, match=words):
         weights_bytes(tmp_path)
 
@@ -164,7 +139,7 @@ def test_any_size_in_an_index(tmp_path: Path, total: str) -> None:
 )  # fmt: skip
 def test_a_broken_file_of_weights_leaves_the_shape(content: bytes, tmp_path: Path) -> None:
     (folder_of(tmp_path) / "model.safetensors").write_bytes(content)
-    assert (find(tmp_path).layers, find(tmp_path).stored) == (4, None)
+    assert (find(tmp_path).layers, find(tmp_path).stored) == (2, None)
     with pytest.raises(InvalidFile, match=r"no safetensors header|no place"):
         weights_bytes(tmp_path)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from cases import each_row
 from factories import log_of
 from gpu_runs import GpuRun, runs
 from hypothesis import given
 from hypothesis import strategies as st
-from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, LLAMA_70B
+from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, LLAMA_70B, MODELS
 
 from spark_cluster.errors import UsageError
 from spark_cluster.issues.explain import explain
@@ -30,29 +31,13 @@ models = st.sampled_from(EVERY)
 quantizations = st.sampled_from(sorted(BYTES))
 
 
-@pytest.mark.parametrize(
-    ("model", "quantization", "low", "high"),
-    [
-        (GEMMA_31B, "bf16", 62.0, 63.0),
-        (GEMMA_31B, "fp8", 32.5, 33.5),
-        (GEMMA_31B, "nvfp4", 32.0, 33.0),  # 32.7 GB on the hub
-        (GEMMA_26B, "bf16", 51.2, 52.0),  # 48.07 GiB in a log
-        (GEMMA_26B, "fp8", 26.8, 27.7),  # 25.67 GiB in a log
-        (GEMMA_26B, "nvfp4", 16.2, 17.0),  # 15.76 GiB in a log, 16.5 GB on the hub
-    ],
-)
+@each_row(__file__, "weights.toml", "memory")
 def test_memory(model, quantization, low, high):
     """GB."""
-    assert low <= memory_bytes(model, quantization) / 1e9 <= high
+    assert low <= memory_bytes(MODELS[model], quantization) / 1e9 <= high
 
 
-@pytest.mark.parametrize(
-    ("name", "quantization", "nodes", "gib"),
-    [
-        ("Qwen/Qwen3-235B-A22B", "gptq-int4", 2, 57.64),  # conselara.dev, notes on DGX Spark
-        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nvfp4", 1, 69.5),  # kubis.ai
-    ],
-)
+@each_row(__file__, "weights.toml", "weights_are_as_a_server_logged_them")
 def test_weights_are_as_a_server_logged_them(name, quantization, nodes, gib):
     """Of Nemotron 247 GiB would follow from its own width instead of its experts'."""
     found = memory_bytes(find(name), quantization) / nodes / GIB

@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from cases import cases
+from cases import cases, each_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from speed_samples import GEMMA_26B, GEMMA_31B
@@ -363,15 +363,7 @@ def test_runs_on_one_node_leave_the_link_as_it_was_measured():
     assert "allreduce_us" in found.measured
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"latency_us": 5000.0}, "allreduce_us: measured 5000"),
-        ({"high_us": 1e5}, "allreduce_high_us: measured 100000"),
-        ({"bytes_s": 1e3}, "link: measured 1000"),
-        ({"bytes_s": float("nan")}, "link: measured nan"),
-    ],
-)
+@each_row(__file__, "calibrate.toml", "a_link_that_cannot_be")
 def test_a_link_that_cannot_be(change, said):
     with pytest.raises(UsageError, match=said):
         fitted([], replace(LINK, **change))

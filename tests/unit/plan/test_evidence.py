@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from bench_records import dual_record, write_run
+from factories import put
+
+from spark_cluster.bench.references import own_evidence
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.project import Project
 from spark_cluster.models.lookup import find
 from spark_cluster.plan.estimate import Estimate
 from spark_cluster.plan.evidence import by_others, of_own, said
@@ -58,3 +64,39 @@ def test_what_others_measured_and_a_contradiction_are_said():
     far = Estimate(80.0, 70.0, 90.0, 100.0)
     assert said(found, far).endswith("which contradicts the prediction: trust the measurement")
     assert found.beside(far).contradicts_prediction is True
+
+
+# --- the project's own runs -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def launch(project):
+    """What was served by TP=2 in a run of the project."""
+    write_run(project.folder / "runs" / "first", dual_record((0,), (1, 2)))
+    return Launch("google/gemma-4-31B-it", tp=2, engine="vllm")
+
+
+def test_a_run_in_the_project_is_found(project, launch):
+    found = own_evidence(project, launch, 1, 1024)
+    assert found is not None
+    assert found.own
+    assert 0 < found.low <= found.high
+    assert [source.key for source in found.sources] == ["first"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"model": "somebody/else"}, {"tp": 4}, {"engine": "sglang"}, {}]
+)
+def test_other_launches_are_not_it(project, launch, changed):
+    users = 1 if changed else 77
+    assert own_evidence(project, replace(launch, **changed), users, 1024) is None
+
+
+def test_records_that_cannot_be_read_say_nothing(project):
+    put(project.folder / "runs/torn/run.json", '{"format": ')
+    assert own_evidence(project, Launch("a/b"), 1, 1024) is None

@@ -21,6 +21,8 @@ from spark_cluster.models.memory_share import (
     HIGHEST,
     OUTSIDE_GIB,
     RESERVE_GIB,
+    least,
+    share_of,
     utilization,
 )
 from spark_cluster.models.weights import memory_bytes
@@ -118,8 +120,7 @@ def test_a_context_as_long_as_fits(auto):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
-    [("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_model_len", -5)],
+    ("flag", "value"), [("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_model_len", -5)]
 )
 def test_counts_that_vllm_refuses(flag, value):
     reasons = fitted(launch(**{flag: value})).reasons
@@ -189,16 +190,7 @@ def test_other_programs_make_the_cache_size_the_better_knob():
     assert not any("--kv-cache-memory-bytes" in r for r in too_much.remarks), "it would not help"
 
 
-@pytest.mark.parametrize(
-    ("method", "model", "counted"),
-    [
-        ("mtp", "google/gemma-4-31B-it-assistant", True),  # reads the cache of the model
-        ("gemma4_mtp", "google/gemma-4-31B-it-assistant", True),
-        ("ngram", "", True),
-        ("eagle3", "RedHatAI/gemma-4-31B-it-speculator.eagle3", False),
-        ("draft_model", "google/gemma-4-E2B-it", False),
-    ],
-)
+@each_row(__file__, "fit.json", "a_drafter_with_layers_of_its_own_takes_some_of_the_cache")
 def test_a_drafter_with_layers_of_its_own_takes_some_of_the_cache(method, model, counted):
     config = {"method": method, "model": model, "num_speculative_tokens": 3}
     remarks = fitted(launch(speculative_config=config)).remarks
@@ -302,3 +294,15 @@ def test_the_plan_says_that_it_is_computed_as_for_vllm() -> None:
     ours, other = (fit(launch, geometry, [SPARK_ROOM], 58.0) for launch in (VLLM, SGLANG))
     assert not any("SGLang" in remark for remark in ours.remarks)
     assert any("SGLang is experimental here" in remark for remark in other.remarks)
+
+
+# --- shares of a node's memory --------------------------------------------------------------------
+
+
+def test_a_share_holds_what_is_needed_and_no_more_than_there_is() -> None:
+    assert (least(50.0, 120.0), share_of(50.0, 120.0)) == (0.42, 0.41)
+    assert (least(60.0, 120.0), share_of(60.0, 120.0)) == (0.5, 0.5)
+
+
+def test_a_node_that_tells_no_memory_has_no_share() -> None:
+    assert (least(1.0, 0.0), share_of(1.0, 0.0), utilization(Memory())) == (0.0, 0.0, 0.0)

@@ -100,16 +100,6 @@ def test_other_sizes(name: str) -> None:
             assert (found.tokens, found.max_concurrency) == told, said
 
 
-def test_the_answers_are_of_many_kinds() -> None:
-    """That the data has not shrunk to what is easy."""
-    geometries = [read(name)[1] for name in CASES]
-    kinds = {part.kind for each in geometries for part in (*each.attention, *each.recurrent)}
-    assert kinds >= {"full", "sliding", "chunked", "gdn", "mamba", "mamba2", "conv"}
-    assert any(each.latent for each in geometries)
-    assert any("refused" in said for case in CASES.values() for said in case["answer"]["more"])
-    assert {case["engine"].get("tensor_parallel_size", 1) for case in CASES.values()} == {1, 2}
-
-
 # --- our rules against the functions of many versions of vLLM, run from their sources ------------
 
 
@@ -167,11 +157,6 @@ def predicted(run: GpuRun, kv_gib: float, **options: str) -> kv.KvCache:
     return kv_figures.cache(
         run.geometry, kv_gib=kv_gib, max_model_len=run.max_model_len, **run.options, **options
     )
-
-
-def test_there_are_24_runs_of_two_versions() -> None:
-    assert len(RUNS) == 24
-    assert {run.vllm for run in RUNS.values()} == {"0.26.0", "0.33.0"}
 
 
 @pytest.mark.parametrize("name", RUNS)

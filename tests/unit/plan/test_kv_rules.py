@@ -9,7 +9,7 @@ from typing import Any
 
 import kv_figures
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,18 +29,8 @@ GEMMA_26B = find("google/gemma-4-26B-A4B-it")
 LLAMA = find("meta-llama/Llama-3.1-8B-Instruct")
 
 
-def shape(*attention: Attention, max_positions: int = 131072) -> Geometry:
-    return Geometry(
-        name="it",
-        model_type="llama",
-        layers=sum(part.layers for part in attention),
-        hidden=64,
-        vocab=512,
-        intermediate=64,
-        dense_layers=0,
-        attention=attention,
-        max_positions=max_positions,
-    )
+def shape(*attention: Attention) -> Geometry:
+    return replace(LLAMA, layers=sum(part.layers for part in attention), attention=attention)
 
 
 # --- what others have published --------------------------------------------------------------
@@ -74,19 +64,7 @@ def test_every_rule_says_what_changed() -> None:
         assert changed - {"since", "why", "source"}, after.since
 
 
-@pytest.mark.parametrize(
-    ("version", "since"),
-    [
-        ("0.19", "0.19.0"),
-        ("0.19.1", "0.19.0"),
-        ("0.20.0", "0.20.0"),
-        ("0.20.2rc1.dev9+g1234567", "0.20.1"),
-        ("0.23.0", "0.22.0"),
-        ("0.26.0", "0.26.0"),
-        ("0.32.0+cpu", "0.32.0"),
-        (NEWEST_READ, "0.33.0"),
-    ],
-)
+@each_row(__file__, "kv_rules.json", "the_rule_of_a_version")
 def test_the_rule_of_a_version(version: str, since: str) -> None:
     rule, words = kv.for_version(version)
     assert rule.since == since
@@ -206,17 +184,7 @@ def test_a_type_that_is_none() -> None:
 # --- limits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kv_gib": 0},
-        {"kv_gib": -1},
-        {"max_model_len": 0},
-        {"max_num_batched_tokens": 0},
-        {"block_size": -16},
-        {"kv_gib": None},
-    ],
-)
+@each_row(__file__, "kv_rules.json", "values_out_of_range")
 def test_values_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         figures(LLAMA, "0.32.0", **options)

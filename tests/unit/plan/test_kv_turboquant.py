@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_row
 
 from spark_cluster.errors import UsageError
 from spark_cluster.models.lookup import find
@@ -45,15 +46,7 @@ def test_a_hybrid_packs_all_its_attention() -> None:
     assert full.page == state.page
 
 
-@pytest.mark.parametrize(
-    ("model", "version", "why"),
-    [
-        ("Qwen/Qwen3-8B", "0.19.0", "vLLM 0.20.0 and newer"),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "0.20.0", "vLLM 0.21.0 and newer"),
-        ("google/gemma-4-31B-it", "0.33.0", "is not known here"),
-        ("deepseek-ai/DeepSeek-V3.2", "0.33.0", "is not known here"),
-    ],
-)
+@each_row(__file__, "kv_turboquant.toml", "what_is_not_known_is_no_number")
 def test_what_is_not_known_is_no_number(model: str, version: str, why: str) -> None:
     with pytest.raises(UsageError) as raised:
         pages(KvLayout(find(model), "turboquant_k8v4", vllm=version))

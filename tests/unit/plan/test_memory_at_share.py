@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import each_case
+from cases import each_case, each_row
 
 from spark_cluster.config.facts import Memory
 from spark_cluster.config.launch import Launch
+from spark_cluster.importers import commandline
 from spark_cluster.models.config import from_config
 from spark_cluster.models.lookup import find
 from spark_cluster.models.memory_share import GIB_KIB
@@ -81,12 +82,9 @@ def _arguments(command: str) -> tuple[str, dict[str, Any]]:
             for key, value in given.items()
             if key not in ("load_format", "skip_tokenizer_init")
         }
-    words = command.split()[2:]
-    flags = re.findall(r"--([a-z-]+)(?: ([^-\s]\S*))?", " ".join(words[1:]))
-    return words[0], {
-        key: (float(value) if re.fullmatch(r"[\d.]+", value) else value) if value else True
-        for key, value in flags
-        if key != "load-format"
+    launch = commandline.parse(command)
+    return launch.model, {
+        flag: value for flag, value in launch.args.items() if flag != "load-format"
     }
 
 
@@ -203,24 +201,9 @@ def test_qwen3_takes_the_newer_runner_from_0_22_on_quantized_from_0_24(
         assert (found == 0) is newer
 
 
-@pytest.mark.parametrize(
-    ("flags", "captured"),
-    [
-        ({"max-num-seqs": 1024}, (51, 51)),
-        ({"max-num-seqs": 256}, (51, 35)),
-        ({"max-num-seqs": 128}, (35, 19)),
-        ({"max-num-seqs": 64}, (19, 11)),
-        ({"compilation-config": {"cudagraph_mode": "NONE"}}, (0, 0)),
-        ({"compilation-config": {"cudagraph_mode": "PIECEWISE"}}, (51, 0)),
-        ({"compilation-config": '{"cudagraph_mode": "FULL_DECODE_ONLY"}'}, (0, 35)),
-        ({"compilation-config": {"cudagraph_capture_sizes": [1, 2, 4, "x"]}}, (3, 3)),
-        ({"compilation-config": {"max_cudagraph_capture_size": 64}}, (11, 11)),
-        ({"compilation-config": {"max_cudagraph_capture_size": "many"}}, (51, 35)),
-        ({"compilation-config": "{not json"}, (51, 35)),
-    ],
-)
+@each_row(__file__, "memory_at_share.toml", "the_sizes_that_are_captured")
 def test_the_sizes_that_are_captured(flags: dict[str, Any], captured: tuple[int, int]) -> None:
-    assert spark("0.24.0", **flags).runtime.graphs_captured == captured
+    assert spark("0.24.0", **flags).runtime.graphs_captured == tuple(captured)
 
 
 def test_a_spark_has_the_defaults_of_a_large_gpu_from_0_33_on() -> None:

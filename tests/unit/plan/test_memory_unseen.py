@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_row
 
 from spark_cluster.config.facts import Memory
 from spark_cluster.config.launch import Launch
@@ -129,14 +130,7 @@ def test_the_weights_are_those_that_were_loaded(launch: UnseenLaunch, gib: float
     assert launch.plan().weights_gib == pytest.approx(gib, rel=0.04 if online else 0.025)
 
 
-@pytest.mark.parametrize(
-    ("name", "limits", "less"),
-    [
-        ("qwen2.5-vl-7b", {"video": 0}, True),
-        ("qwen2.5-vl-7b", {"video": {"count": 1, "num_frames": 8}}, False),
-        ("gemma3-4b", {"image": 1}, False),  # 256 requests of one image each fill the batch too
-    ],
-)
+@each_row(__file__, "memory_unseen.toml", "a_limit_of_images_and_videos_bounds_the_towers_pass")
 def test_a_limit_of_images_and_videos_bounds_the_towers_pass(
     name: str, limits: dict[str, Any], less: bool
 ) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import serve_plans
 from factories import make_recipe
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.schema import parse
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.models.lookup import find
@@ -29,18 +29,11 @@ from spark_cluster.plan.planner import (
 )
 from spark_cluster.plan.room import assumed
 
-LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
+LLAMA, QWEN = "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-8B"
 
 
-def recipe_of(**changed: object) -> Recipe:
-    data = {
-        "name": "wren",
-        "model": {"name": LLAMA, "served_name": "wren", "quantization": "bf16"},
-        "image": {"ref": "example/vllm:1"},
-        "engine_args": {"max-model-len": 8192},
-        **changed,
-    }
-    return parse(Recipe, data)
+def recipe_of(name: str = LLAMA, **changed: object) -> Recipe:
+    return serve_plans.recipe_of(name, **{"engine_args": {"max-model-len": 8192}, **changed})
 
 
 def plan_of(tmp_path: Path, recipe: Recipe, tp: int, nodes: int = 4) -> Plan:
@@ -75,9 +68,8 @@ def test_more_stages_than_layers() -> None:
 
 
 def test_ranks_of_a_dense_model_hold_all_of_it(tmp_path: Path) -> None:
-    model = {"name": "Qwen/Qwen3-8B", "served_name": "q"}
-    one = plan_of(tmp_path, recipe_of(model=model), 1)
-    ranks = plan_of(tmp_path, recipe_of(data_parallel=2, model=model), 1)
+    one = plan_of(tmp_path, recipe_of(QWEN), 1)
+    ranks = plan_of(tmp_path, recipe_of(QWEN, data_parallel=2), 1)
     assert ranks.feasible
     assert (len(one.fit.rooms), len(ranks.fit.rooms)) == (1, 2)
     assert ranks.fit.weights_gib == one.fit.weights_gib
@@ -92,10 +84,10 @@ def test_ranks_of_a_dense_model_hold_all_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_ranks_divide_the_experts(tmp_path: Path, whole: bool) -> None:
-    model = {"name": "openai/gpt-oss-20b", "served_name": "o", "quantization": "mxfp4"}
+    model = "openai/gpt-oss-20b"
     flags = {"max-model-len": 8192, **({"enable-expert-parallel": True} if whole else {})}
-    one = plan_of(tmp_path, recipe_of(model=model), 1)
-    ranks = plan_of(tmp_path, recipe_of(data_parallel=2, model=model, engine_args=flags), 1)
+    one = plan_of(tmp_path, recipe_of(model), 1)
+    ranks = plan_of(tmp_path, recipe_of(model, data_parallel=2, engine_args=flags), 1)
     assert one.fit.weights_gib / 2 < ranks.fit.weights_gib < 0.7 * one.fit.weights_gib
     assert ranks.to_dict()["disk_gib"] == one.to_dict()["disk_gib"], "every node has all files"
     said = next(remark for remark in ranks.fit.remarks if "data-parallel" in remark)
@@ -122,8 +114,7 @@ def test_what_was_not_carried_over_is_said(tmp_path: Path) -> None:
         {"what": "mod a", "why": "a script", "consequence": "it may fail"},
         {"what": "--b", "why": "of a mod", "consequence": "it does not start", "blocks": True},
     ]
-    model = {"name": "Qwen/Qwen3-8B", "served_name": "q"}
-    plan = plan_of(tmp_path, recipe_of(not_carried_over=lacking, model=model), 1)
+    plan = plan_of(tmp_path, recipe_of(QWEN, not_carried_over=lacking), 1)
     assert plan.to_dict()["fits"]
     assert not plan.feasible
     assert plan.obstacles == ("not carried over: --b (of a mod); it does not start",)
@@ -152,14 +143,13 @@ def test_every_offer_is_planned(tmp_path: Path) -> None:
 
 
 def test_a_size_that_is_not_known_offers_one_that_is(tmp_path: Path) -> None:
-    model = {"name": "Qwen/Qwen3-8B", "served_name": "q"}
-    alone = recipe_of(tensor_parallel={"min": 1, "max": 1}, model=model)
+    alone = recipe_of(QWEN, tensor_parallel={"min": 1, "max": 1})
     plan = plan_of(tmp_path, alone, 2)
-    assert plan.reasons == ("wren is known to run with --tp 1 only, not 2",)
+    assert plan.reasons == ("r is known to run with --tp 1 only, not 2",)
     assert [near.change for near in plan.nearest] == ["--tp 1"]
-    several = recipe_of(tensor_parallel={"min": 2, "max": 64, "default": 2}, model=model)
+    several = recipe_of(QWEN, tensor_parallel={"min": 2, "max": 64, "default": 2})
     plan = plan_of(tmp_path, several, 1)
-    assert plan.reasons == ("wren is known to run with --tp 2 or more only, not 1",)
+    assert plan.reasons == ("r is known to run with --tp 2 or more only, not 1",)
 
 
 # --- several models on one node: the share of each, the sum, and a refusal with its figures ------

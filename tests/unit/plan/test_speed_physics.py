@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from cases import each_row
 
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.project import Project
@@ -24,16 +25,7 @@ MINIMAX = find("MiniMaxAI/MiniMax-M2.5")
 GPT = find("openai/gpt-oss-120b")
 
 
-@pytest.mark.parametrize(
-    ("name", "blocks"),
-    [
-        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 52),
-        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", 88),
-        ("google/gemma-4-26B-A4B-it", 60),
-        ("deepseek-ai/DeepSeek-V2-Lite", 54),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 96),
-    ],
-)
+@each_row(__file__, "speed_physics.toml", "nodes_add_up_once_for_each_residual_block")
 def test_nodes_add_up_once_for_each_residual_block(name: str, blocks: int) -> None:
     """A layer of Nemotron H is a mixer or a feed-forward, one of the others is both."""
     geometry = find(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cases import each_row
 from notebook import cells, run
 from piped_cluster import PipedNodes
 
@@ -42,14 +43,7 @@ def serve() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        (["--recipe", "lab-paris", "--tp", "1", "--check"], 4, "the weights take"),
-        (["--recipe", "no-such-recipe"], 2, "no recipe 'no-such-recipe'"),
-        (["10.0.0.1", "lost@10.0.0.2", "--tp", "9"], 2, "no recipe is given"),
-    ],
-)
+@each_row(__file__, "examples.toml", "the_script_ends_with_the_status_of_its_error")
 def test_the_script_ends_with_the_status_of_its_error(here, serve, capsys, words, status, said):
     assert serve.main(words) == status
     assert said in capsys.readouterr().err

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from factories import put
+from factories import KNOWN_ISSUE, put
 from piped_cluster import PipedNodes
 from waiting import HANG_S
 
@@ -52,19 +52,7 @@ def main(play):
     play.project.load_role("mark")
     threading.both_are_loaded.wait({limit})
     play.apply(play.nodes, "mark")
-    return "own-issue" in catalogue() and catalogue()["own-issue"].title
-"""
-ISSUE = """\
-[[issue]]
-id = "own-issue"
-title = "title of {name}"
-severity = "info"
-symptom = "xyz"
-cause = "abc"
-fix = "def"
-source = "ours"
-confidence = "high"
-keyed_on = ["node"]
+    return "own-thing" in catalogue() and catalogue()["own-thing"].title
 """
 
 
@@ -82,7 +70,7 @@ def clusters(
         put(folder / "roles/mark/__init__.py", ROLE)
         put(folder / "roles/mark/place.py", f"PLACE = '/of-{name}'\n")
         put(folder / "playbooks/mine.py", PLAYBOOK.format(limit=HANG_S))
-        put(folder / "known_issues/own.toml", ISSUE.format(name=name))
+        put(folder / "known_issues/own.toml", KNOWN_ISSUE.replace("of ours", f"of {name}"))
     return {name: Cluster(project=tmp_path / f"project-{name}") for name in ("one", "two")}
 
 
@@ -94,11 +82,11 @@ def test_each_has_its_own_code_in_two_threads(clusters, tmp_path, monkeypatch) -
     for name, stream in streams.items():
         found = stream.result()
         assert found.ok, found.errors
-        assert (found.run.changed, found.result) == (1, f"title of {name}")
+        assert (found.run.changed, found.result) == (1, f"something of {name}")
         assert (tmp_path / name / f"of-{name}").read_text() == name
     events = [json.dumps(event.to_dict()) for event in streams["one"]]
     assert not any("/of-two" in event for event in events)
-    assert "own-issue" not in catalogue(), "outside of a run no project is in use"
+    assert "own-thing" not in catalogue(), "outside of a run no project is in use"
 
 
 def test_one_that_is_wrong_leaves_the_other_alone(clusters: dict[str, Cluster]) -> None:
