@@ -16,19 +16,24 @@ from waiting import HANG_S
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
-STUBBORN_PROXY = """\
+PROXY = """\
 import os, signal, socket, sys, threading
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 def up():
     while data := os.read(0, 65536):
         peer.sendall(data)
+    peer.shutdown(socket.SHUT_WR)
 threading.Thread(target=up, daemon=True).start()
 while data := peer.recv(65536):
     os.write(1, data)
-threading.Event().wait()
 """
-"""A ProxyCommand to a port of the loopback, which goes on after its ssh has ended."""
+"""A ProxyCommand to an address and a port."""
+STUBBORN_PROXY = f"""\
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+{PROXY}threading.Event().wait()
+"""
+"""One that goes on after its ssh has ended."""
 
 CONFIG = """\
 Port {port}
@@ -78,6 +83,12 @@ class Sshd:
     def host_line(self) -> str:
         kind, blob, _ = (self.folder / "host_key.pub").read_text().split()
         return f"[127.0.0.1]:{self.port} {kind} {blob}\n"
+
+    @property
+    def fingerprint(self) -> str:
+        """That of its host key, as OpenSSH shows it."""
+        argv = ["ssh-keygen", "-lf", str(self.folder / "host_key.pub")]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[1]
 
     def stop(self) -> None:
         self.process.terminate()
