@@ -30,18 +30,9 @@ from spark_cluster.resources.base import to_wire
 from spark_cluster.runner.delivery import check
 
 KEYS = {
-    "facts",
-    "others",
-    "nodes",
-    "addresses",
-    "at",
-    "linked",
-    "settings",
-    "ids",
-    "some",
-    "none",
+    "facts", "others", "nodes", "addresses", "at", "linked", "settings", "ids", "some", "none",
     "refused",
-}
+}  # fmt: skip
 
 
 def all_cases():
