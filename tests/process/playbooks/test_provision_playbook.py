@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ ROLES = [
 ]  # fmt: skip
 AGAIN = [name for name in ROLES if name != "drivers"]
 PINS = SHIPPED.load_role("drivers").path.parent / "pins.json"
+GIDS = "/sys/class/infiniband/rocep1s0f1/ports/1"
 DEVICES = json.dumps(cases(__file__, "firmware.json"))
 STATE = """\
     from spark_cluster.resources import Command
@@ -80,6 +84,8 @@ def test_after_a_change_all_is_applied_again_and_the_next_run_changes_nothing(ma
     assert cluster.roles() == cluster.roles("spark2") == [*ROLES, *AGAIN]
     assert cluster.settings("ssh_mesh").peers == ("spark1", "spark2")
     assert asked() == (3, 2), "its facts again after each change; a small and a full-size packet"
+    sent = sorted(" ".join(words) for words in cluster.head.calls("ping"))
+    assert sent[1].endswith("-M do -s 8972 -I 192.168.177.11 192.168.177.12"), "it is not cut"
     cluster.events.clear()
     again = provision(cluster)
     assert (cluster.roles(), asked()) == (ROLES, (3, 4))
@@ -222,13 +228,42 @@ def test_check_mode_leaves_known_hosts_alone(sharing):
 # -- what is proven --------------------------------------------------------------------------------
 
 
-def test_packets_that_do_not_get_through(make):
+def loses_all(_words: list[str], _stdin: str) -> Said:
+    return Said("1 packets transmitted, 0 received, 100% packet loss\n", status=1)
+
+
+def loses_large_ones(words: list[str], _stdin: str) -> Said:
+    return Said(status=int(int(words[words.index("-s") + 1]) > 1500))
+
+
+@pytest.mark.parametrize(
+    ("ping", "said"),
+    [
+        (loses_all, "no packet gets from spark1 enp1s0f1np1 .*, 100% packet loss"),
+        (loses_large_ones, "packets of 9000 bytes do not get from spark1 enp1s0f1np1 .*small ones"),
+    ],
+)
+def test_packets_that_do_not_get_through(make, ping, said):
     cluster = make()
     for node in cluster.nodes.values():
-        node.programs["ping"] = lambda *_: Said("100% packet loss", status=1)
+        node.programs["ping"] = ping
     failures = provision(cluster).failures
     assert [error.exit_code for name in cluster.nodes for error in failures[name]] == [5, 5]
-    assert "packet loss" in cluster.notes[0]
+    assert re.search(said, cluster.notes[0])
+
+
+@pytest.mark.skipif(shutil.which("ping") is not None, reason="this machine's is found instead")
+def test_a_node_without_ping(make):
+    cluster = make()
+    (cluster.head.root / "usr/local/bin/ping").unlink()
+    (failure,) = provision(cluster).failures["spark1"]
+    assert failure.message.endswith("there is no ping on the node")
+
+
+def test_the_first_packet_may_be_lost(make):
+    cluster, number = make(), count()
+    cluster.head.programs["ping"] = lambda *_: Said(status=int(next(number) == 0))
+    assert (provision(cluster).failures, next(number)) == ({}, 4)
 
 
 def test_a_node_that_is_lost_while_it_is_looked_at(make):
@@ -263,8 +298,11 @@ def test_a_pinned_kernel_that_does_not_run(make):
 def test_bandwidth_is_measured_on_request_where_the_tools_are(make, monkeypatch):
     monkeypatch.setattr(link_check.time, "sleep", lambda _: None)
     cluster = make()
+    prints = [" 65536  3739900  0.00  13.0  0.186973\n"]
     for node in cluster.nodes.values():
-        node.programs["ib_write_bw"] = lambda *_: " 65536  3739900  0.00  13.0  0.186973\n"
+        node.programs["ib_write_bw"] = lambda *_: prints[0]
+        node.put(f"{GIDS}/gids/3", "0000:0000:0000:0000:0000:ffff:c0a8:b10b\n")
+        node.put(f"{GIDS}/gid_attrs/types/3", "RoCE v2\n")
     assert provision(cluster, bandwidth=True).bandwidth == []
     for node in cluster.nodes.values():
         has_packages(node, perftest="1")
@@ -272,8 +310,21 @@ def test_bandwidth_is_measured_on_request_where_the_tools_are(make, monkeypatch)
     done = provision(cluster, bandwidth=True)
     assert [(str(one.hop)[:6], one.verdict) for one in done.bandwidth] == [("spark1", "degraded")]
     assert "from AC for 60 s" in done.notes["spark1"][0]
+    (client,) = cluster.head.calls("ib_write_bw")
+    assert client == [*cluster.nodes["spark2"].calls("ib_write_bw")[0], "192.168.177.12"]
+    assert " ".join(client).startswith("-d rocep1s0f1 -x 3 ")
     assert provision(cluster).bandwidth == []
+    prints[0] = "Couldn't allocate MR\n"
+    (failure,) = provision(cluster, bandwidth=True).failures["spark1"]
+    assert failure.message.endswith(prints[0].strip())
     assert link_changed(changed("spark1", "Netplan:/etc/netplan/99-spark-cluster.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("gbits", "verdict"), [(111.7, "good"), (92.0, "good"), (60.0, "low"), (13.0, "degraded")]
+)
+def test_which_bandwidth_is_good(gbits, verdict):
+    assert link_check.Bandwidth(None, gbits).verdict == verdict
 
 
 # -- firmware --------------------------------------------------------------------------------------
