@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import os
+import stat
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from spark_cluster.agent import bootstrap
 from spark_cluster.node import durable
 from spark_cluster.node.durable import TemporaryFiles, temporary_name, write_file
 from spark_cluster.node.host import Host
-from spark_cluster.resources import Command, File
+from spark_cluster.resources import Command, Directory, File
 from spark_cluster.resources.base import Resource
 
 JOURNAL = "var/lib/spark-cluster/journal"
@@ -101,6 +102,15 @@ def test_the_agents_code_is_on_the_disk_before_it_takes_its_name(tmp_path, monke
         staged, f"{staged}/spark_cluster", f"{staged}/spark_cluster/a.py",
     }  # fmt: skip
     assert ("sync", str(folder.parent)) in done[named:]
+
+
+def test_only_root_reads_the_journal(tmp_path):
+    (tmp_path / "f").write_text("old")
+    run(tmp_path, File("/f", content="new"), Directory("/d"))
+    assert stat.S_IMODE((tmp_path / JOURNAL).stat().st_mode) == 0o700
+    files = [path for path in (tmp_path / JOURNAL).rglob("*") if path.is_file()]
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
 def test_a_small_file_is_not_written_through_a_link(tmp_path):

@@ -34,6 +34,30 @@ def test_other_lines_stay_byte_for_byte(accounts, end):
     assert accounts.apply(gone).verdict == "ok"
 
 
+LIMITS = ('from="10.0.0.1,::1"', "no-port-forwarding")
+
+
+@pytest.mark.parametrize("options", [LIMITS, ()])
+@pytest.mark.parametrize("line", [f"{ONE} me@laptop", ONE, f'from="10.9.9.9" {ONE} me@laptop'])
+def test_a_machine_that_claims_the_users_key_limits_no_one(accounts, line, options):
+    """Or a node whose root is an attacker would keep the user out of the other nodes."""
+    text = f"# mine\n{line}\n"
+    accounts.put(FILE, text, mode=0o600)
+    accounts.path("/home/me/.ssh").chmod(0o700)
+    claimed = AuthorizedKey("me", f"{ONE} mesh-spark2", sole=True, options=options)
+    if options == () and "from=" not in line:
+        assert accounts.apply(claimed).verdict == "ok", "nothing would be changed"
+    else:
+        for outcome in (accounts.check(claimed), accounts.apply(claimed)):
+            assert outcome.verdict == "failed"
+            assert "line 2: the key that is declared as 'mesh-spark2' stands there" in outcome.error
+    assert accounts.path(FILE).read_text() == text
+    own = text.replace(line, f"{ONE} mesh-spark2")
+    accounts.put(FILE, own, mode=0o600)
+    limited = AuthorizedKey("me", f"{ONE} mesh-spark2", sole=True, options=LIMITS)
+    assert accounts.apply(limited).verdict == "change", "what the mesh itself has put in"
+
+
 @pytest.mark.parametrize("state", ["present", "absent"])
 def test_links_are_not_followed(accounts, state):
     key = AuthorizedKey("me", ONE, state=state)

@@ -8,7 +8,7 @@ import pytest
 
 from spark_cluster.node import journal as journal_module
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import Blob
+from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Directory, File, Line
 from spark_cluster.resources import file as file_module
 
@@ -22,6 +22,12 @@ class TestFile:
         kept = list(node.path("/var/lib/spark-cluster/journal").glob("*/before/*"))
         assert [k.read_text() for k in kept] == ["Other\n"]
         assert kept[0].stat().st_mode & 0o077 == 0
+
+    def test_diff_shows_text_and_hides_secrets(self, node):
+        node.put("/etc/motd", "Other\n")
+        assert "-Other\n+Welcome\n" in node.check(self.motd).diff
+        secret = node.check(File("/etc/key", content=Secret("hunter2")))
+        assert "hunter2" not in str(secret.event)
 
     @pytest.mark.parametrize("content", ["small\n", None])
     def test_a_large_file_is_not_read_for_its_diff(self, node, content, monkeypatch):
