@@ -530,6 +530,10 @@ class PipedCluster:
         named."""
         return _given[self.project / f"roles/{role}/__init__.py"][node or self.head.name]
 
+    def run(self, playbook: str, **given: Any) -> Any:
+        """Run a playbook; what it returns."""
+        return self.play.project.load_playbook(playbook).function(self.play, **given)
+
     def playbook(self, name: str, text: str) -> None:
         """Have a playbook of the project's own."""
         put(self.project / f"playbooks/{name}.py", text)

@@ -118,9 +118,7 @@ def test_only_memory_of_what_will_be_ended_counts_as_available(spark, ours, fits
 
 def unknown():
     """A recipe of a model that no one knows here."""
-    recipe = make_recipe()
-    model = recipe.model.model_copy(update={"name": "nobody/knows", "base": None})
-    return recipe.model_copy(update={"model": model})
+    return make_recipe(model={"name": "nobody/knows", "base": None})
 
 
 def test_a_model_of_unknown_shape_is_let_in_with_a_word(spark):

@@ -56,10 +56,6 @@ def make(piped_cluster: Make) -> Make:
     return nodes
 
 
-def provision(cluster: PipedCluster, **given: Any) -> Provisioned:
-    return cluster.play.project.load_playbook("provision").function(cluster.play, **given)
-
-
 def has_packages(node: PipedNode, **versions: str) -> None:
     """Have packages on a node; `_` stands for `-` in their names."""
     rows = (f"{name.replace('_', '-')}\t{one}\tinstalled\n" for name, one in versions.items())
@@ -80,21 +76,21 @@ def test_after_a_change_all_is_applied_again_and_the_next_run_changes_nothing(ma
         smi = [words for words in cluster.head.calls("nvidia-smi") if "query-gpu" in words[0]]
         return len(smi), len(cluster.head.calls("ping"))
 
-    done = provision(cluster)
+    done = cluster.run("provision")
     assert cluster.roles() == cluster.roles("spark2") == [*ROLES, *AGAIN]
     assert cluster.settings("ssh_mesh").peers == ("spark1", "spark2")
     assert asked() == (3, 2), "its facts again after each change; a small and a full-size packet"
     sent = sorted(" ".join(words) for words in cluster.head.calls("ping"))
     assert sent[1].endswith("-M do -s 8972 -I 192.168.177.11 192.168.177.12"), "it is not cut"
     cluster.events.clear()
-    again = provision(cluster)
+    again = cluster.run("provision")
     assert (cluster.roles(), asked()) == (ROLES, (3, 4))
     assert (done.failures, done.notes, again.notes, cluster.notes) == ({}, {}, {}, [])
 
 
 def test_one_node_has_no_link(make):
     cluster = make("spark1")
-    provision(cluster)
+    cluster.run("provision")
     assert {*ROLES} - {*cluster.roles()} == {"network", "ssh_mesh", "copies"}
     assert cluster.head.calls("ping") == []
 
@@ -109,7 +105,7 @@ def test_what_follows_from_a_change_is_told(make):
 def test_check_mode_only_looks(make):
     cluster = make(options=Options(check=True))
     cluster.head.put(f"{paths.MESH_KEY}.pub", public_key())
-    provision(cluster, bandwidth=True)
+    cluster.run("provision", bandwidth=True)
     assert (cluster.roles(), cluster.head.calls("ping")) == (ROLES, [])
     assert cluster.notes[0].startswith("spark2 will get a key")
 
@@ -117,7 +113,7 @@ def test_check_mode_only_looks(make):
 def test_a_peer_that_is_not_in_the_run_matters_only_to_what_is_between_nodes(make):
     cluster = make()
     cluster.play.connections.nodes = {"spark2": cluster.play.inventory.nodes["spark2"]}
-    (note,) = provision(cluster).notes["spark2"]
+    (note,) = cluster.run("provision").notes["spark2"]
     assert note.startswith("without spark1 in this run")
     assert "spark-cluster provision for all nodes" in cluster.notes[0]
     mesh, link = frozenset({"ssh_mesh"}), frozenset({"ssh_mesh", "network"})
@@ -128,14 +124,14 @@ def test_a_peer_that_is_not_in_the_run_matters_only_to_what_is_between_nodes(mak
         (Selection(skip_tags=link), False),
     ):
         cluster.play.options = Options(selection=selection)
-        assert bool(provision(cluster).notes) is told
+        assert bool(cluster.run("provision").notes) is told
     cluster.play.options, cluster.play.out["spark1"] = Options(), Failed("no")
-    assert provision(cluster).notes == {}, "its own error has been shown"
+    assert cluster.run("provision").notes == {}, "its own error has been shown"
 
 
 def test_options_reach_their_roles(make):
     cluster, keys = make(), {"spark1": public_key()}
-    provision(cluster, allow_reboot=True, allow_restart=True, laptop_keys=keys)
+    cluster.run("provision", allow_reboot=True, allow_restart=True, laptop_keys=keys)
     assert cluster.settings("bootstrap").laptop_keys == keys
     assert cluster.settings("drivers").allow_reboot
     assert cluster.settings("containers").allow_restart
@@ -189,7 +185,7 @@ def sharing(make, tmp_path, monkeypatch):
 
 
 def test_new_host_keys_are_written_down_before_they_are_in_force(sharing):
-    notes = provision(sharing.cluster).notes
+    notes = sharing.cluster.run("provision").notes
     assert sharing.applied[:4] == [(True, False)] * 2 + [(False, True)] * 2
     (told,) = notes["spark2"]
     assert f"are in {sharing.known} now" in told
@@ -201,13 +197,13 @@ def test_new_host_keys_are_written_down_before_they_are_in_force(sharing):
 def test_keys_that_the_laptop_cannot_write_down_are_not_put_into_force(sharing):
     sharing.known.mkdir(parents=True)
     with pytest.raises(Failed, match="not a regular file"):
-        provision(sharing.cluster)
+        sharing.cluster.run("provision")
     assert sharing.cluster.roles() == ["bootstrap"]
 
 
 def test_new_host_keys_that_are_not_shown(sharing):
     sharing.in_force = lambda: None
-    assert "reload ssh" in provision(sharing.cluster).notes["spark2"][1]
+    assert "reload ssh" in sharing.cluster.run("provision").notes["spark2"][1]
 
 
 def test_a_node_that_is_not_reached_with_its_new_host_keys(sharing):
@@ -215,13 +211,13 @@ def test_a_node_that_is_not_reached_with_its_new_host_keys(sharing):
         raise Unreachable("refused the connection")
 
     sharing.in_force = lambda: setattr(sharing.second, "host_key", refuses)
-    (error,) = provision(sharing.cluster).failures["spark2"]
+    (error,) = sharing.cluster.run("provision").failures["spark2"]
     assert error.message == "refused the connection"
 
 
 def test_check_mode_leaves_known_hosts_alone(sharing):
     sharing.cluster.play.options = Options(check=True)
-    provision(sharing.cluster)
+    sharing.cluster.run("provision")
     assert (sharing.cluster.roles(), sharing.known.exists()) == (ROLES, False)
 
 
@@ -247,7 +243,7 @@ def test_packets_that_do_not_get_through(make, ping, said):
     cluster = make()
     for node in cluster.nodes.values():
         node.programs["ping"] = ping
-    failures = provision(cluster).failures
+    failures = cluster.run("provision").failures
     assert [error.exit_code for name in cluster.nodes for error in failures[name]] == [5, 5]
     assert re.search(said, cluster.notes[0])
 
@@ -256,20 +252,20 @@ def test_packets_that_do_not_get_through(make, ping, said):
 def test_a_node_without_ping(make):
     cluster = make()
     (cluster.head.root / "usr/local/bin/ping").unlink()
-    (failure,) = provision(cluster).failures["spark1"]
+    (failure,) = cluster.run("provision").failures["spark1"]
     assert failure.message.endswith("there is no ping on the node")
 
 
 def test_the_first_packet_may_be_lost(make):
     cluster, number = make(), count()
     cluster.head.programs["ping"] = lambda *_: Said(status=int(next(number) == 0))
-    assert (provision(cluster).failures, next(number)) == ({}, 4)
+    assert (cluster.run("provision").failures, next(number)) == ({}, 4)
 
 
 def test_a_node_that_is_lost_while_it_is_looked_at(make):
     cluster = make()
     cluster.head.programs["ping"] = lambda *_: cluster.head.lose() or ""
-    assert {name: len(found) for name, found in provision(cluster).failures.items()} == {
+    assert {name: len(found) for name, found in cluster.run("provision").failures.items()} == {
         "spark1": 1
     }
 
@@ -278,7 +274,7 @@ def test_a_driver_that_does_not_answer_and_is_known_to_be_bad(make):
     cluster = make()
     cluster.head.programs["nvidia-smi"] = lambda *_: Said("No devices were found\n", status=6)
     has_packages(cluster.head, nvidia_driver_580_open="580.173.02-1")
-    done = provision(cluster)
+    done = cluster.run("provision")
     ((name, (failure,)),) = done.failures.items()
     assert (name, "No devices were found" in failure.message) == ("spark1", True)
     assert "--allow-reboot" in failure.hint
@@ -289,7 +285,7 @@ def test_a_pinned_kernel_that_does_not_run(make):
     pins = 'settings: {drivers: {pins: {linux-image-6.17.0-1008-nvidia: "1"}}}\n'
     cluster = make("spark1", more=pins)
     has_packages(cluster.head, **{"linux-image-6.17.0-1008-nvidia": "1"})
-    (failure,) = provision(cluster).failures["spark1"]
+    (failure,) = cluster.run("provision").failures["spark1"]
     assert failure.message.startswith("kernel ")
     assert "--allow-reboot" in failure.hint
     assert "GRUB_DEFAULT" in failure.hint, "a reboot alone takes the newest kernel again"
@@ -303,19 +299,19 @@ def test_bandwidth_is_measured_on_request_where_the_tools_are(make, monkeypatch)
         node.programs["ib_write_bw"] = lambda *_: prints[0]
         node.put(f"{GIDS}/gids/3", "0000:0000:0000:0000:0000:ffff:c0a8:b10b\n")
         node.put(f"{GIDS}/gid_attrs/types/3", "RoCE v2\n")
-    assert provision(cluster, bandwidth=True).bandwidth == []
+    assert cluster.run("provision", bandwidth=True).bandwidth == []
     for node in cluster.nodes.values():
         has_packages(node, perftest="1")
     cluster.play.refresh(cluster.play.nodes)
-    done = provision(cluster, bandwidth=True)
+    done = cluster.run("provision", bandwidth=True)
     assert [(str(one.hop)[:6], one.verdict) for one in done.bandwidth] == [("spark1", "degraded")]
     assert "from AC for 60 s" in done.notes["spark1"][0]
     (client,) = cluster.head.calls("ib_write_bw")
     assert client == [*cluster.nodes["spark2"].calls("ib_write_bw")[0], "192.168.177.12"]
     assert " ".join(client).startswith("-d rocep1s0f1 -x 3 ")
-    assert provision(cluster).bandwidth == []
+    assert cluster.run("provision").bandwidth == []
     prints[0] = "Couldn't allocate MR\n"
-    (failure,) = provision(cluster, bandwidth=True).failures["spark1"]
+    (failure,) = cluster.run("provision", bandwidth=True).failures["spark1"]
     assert failure.message.endswith(prints[0].strip())
     assert link_changed(changed("spark1", "Netplan:/etc/netplan/99-spark-cluster.yaml"))
 
@@ -348,7 +344,7 @@ def flashing(make):
 @pytest.mark.parametrize("devices", [DEVICES, "", "not json", "[]", '{"Devices": [3]}'])
 def test_firmware_is_reported_and_updated_only_when_asked(flashing, devices):
     cluster = flashing(devices)
-    done = provision(cluster)
+    done = cluster.run("provision")
     versions = done.firmware.get("spark1", {})
     known = "0x03000302" if devices == DEVICES else None
     assert (versions.get("Embedded Controller"), done.failures) == (known, {})
@@ -357,7 +353,7 @@ def test_firmware_is_reported_and_updated_only_when_asked(flashing, devices):
 
 def test_never_the_firmware_of_the_connectx(flashing):
     cluster = flashing()
-    provision(cluster, firmware=True)
+    cluster.run("provision", firmware=True)
     flashed = [words[1] for words in cluster.head.calls("fwupdmgr") if words[0] == "update"]
     assert flashed == ["a1"]
     assert cluster.applied()[-3:] == [
@@ -371,7 +367,7 @@ def test_never_the_firmware_of_the_connectx(flashing):
 
 def test_check_mode_tells_which_firmware_and_writes_none(flashing):
     cluster = flashing(options=Options(check=True))
-    provision(cluster, firmware=True)
+    cluster.run("provision", firmware=True)
     words = [" ".join(one) for one in cluster.head.calls("fwupdmgr")]
     assert words == ["get-devices", "get-updates --json"]
     (would,) = cluster.applied("Command:firmware of")
