@@ -6,13 +6,13 @@ import os
 import shutil
 import socket
 import subprocess
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from waiting import HANG_S
+from waiting import HANG_S, until
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
@@ -125,15 +125,16 @@ def start_sshd(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
-    deadline = time.monotonic() + HANG_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
+
+    def listens_or_ended() -> bool:
+        with suppress(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
-            return Sshd(folder, port, process)
-        except ConnectionRefusedError:
-            time.sleep(0.02)
-    process.kill()
-    process.wait()
+            return True
+        return process.poll() is not None
+
+    until(listens_or_ended, what="sshd")
+    if process.poll() is None:
+        return Sshd(folder, port, process)
     said = (folder / "log").read_text().strip()
     if penalties and "Bad configuration option" in said:
         return start_sshd(

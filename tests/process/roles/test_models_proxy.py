@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from cases import each_case
 from free_ports import free_port
-from proxied import AUTH, HANG_S, KEY, Engine, converse, needs_haproxy, proxied, request, status
+from proxied import AUTH, KEY, Engine, converse, needs_haproxy, proxied, request, status
 from role_samples import a_spark
-from waiting import until
+from waiting import HANG_S, until
 
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer, Replica
