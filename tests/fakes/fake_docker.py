@@ -3,7 +3,7 @@
 `images` ref to what inspect tells; `registry` ref to image or to the text of a failure; `archives`
 name of a file to {ref: image}; `behaviour` container to {dies: status, log, refuses: text};
 `manifests` ref to what the registry tells of it. `pids` of a container are its processes. `store`
-is the driver of images that `info` names.
+is the driver of images that `info` names; `unreachable` is the text with which all fails.
 """
 
 import hashlib
@@ -29,18 +29,8 @@ LABELS_OFF = ("label=disable",)
 def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
     for key in ("images", "registry", "archives", "containers", "behaviour", "manifests"):
         state.setdefault(key, {})
-    if state.get("down"):
-        raise Refuse(
-            1,
-            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker "
-            "daemon running?",
-        )
-    if state.get("forbidden"):
-        raise Refuse(
-            1,
-            "permission denied while trying to connect to the docker API at "
-            "unix:///var/run/docker.sock",
-        )
+    if "unreachable" in state:
+        raise Refuse(1, state["unreachable"])
     action, *rest = argv
     if rest and rest[0] == "inspect":
         {"image": inspect, "container": inspect, "manifest": manifest}[action](

@@ -94,7 +94,7 @@ def test_restarts_do_not_count_while_ray_lacks_a_node(node):
 def test_a_docker_that_is_down_is_waited_for(node):
     """P16: nothing is concluded from it."""
     with node.state("docker") as docker:
-        docker["down"] = True
+        docker["unreachable"] = "no daemon"
     assert node.look() == []
     assert node.seen == {}
 

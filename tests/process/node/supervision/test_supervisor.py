@@ -175,7 +175,7 @@ def test_nothing_is_done_while_a_run_is_at_work(node, engine):
 def test_without_docker_nothing_is_concluded(node):
     node.look()
     with node.state("docker") as docker:
-        docker["down"] = True
+        docker["unreachable"] = "no daemon"
     assert [node.look() for _ in range(5)] == [""] * 5
     assert node.phase == "serving"
 
