@@ -182,8 +182,7 @@ def test_the_share_that_a_server_gets(spark, case):
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"gpu_memory_utilization": 0.5}, {"engine_args": {"kv-cache-memory-bytes": "64M"}}],
+    "given", [{"gpu_memory_utilization": 0.5}, {"engine_args": {"kv-cache-memory-bytes": "64M"}}]
 )
 def test_a_share_that_the_recipe_gives(spark, given):
     """P07: page cache is given back before every start, and before no other one."""

@@ -73,8 +73,7 @@ def test_offline_no_node_is_asked(hub: LabHub, node: Asked, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("conduct", "kind"),
-    [(Conduct(gated=True), "gated"), (Conduct(garbage=b"\xff\xfe"), "server")],
+    ("conduct", "kind"), [(Conduct(gated=True), "gated"), (Conduct(garbage=b"\xff\xfe"), "server")]
 )
 def test_a_refusal_is_of_the_same_kind_as_from_here(conduct, kind, hub, node, tmp_path):
     hub.conduct["org/small"] = conduct
