@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cases import cases
 from fork_server import server
-from hung_processes import ended, frozen_disk, limit_once, pid_in
+from hung_processes import ended, frozen_disk, limit_once, peak_mib, pid_in
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.agent import frames
@@ -119,11 +119,6 @@ class RawAgent:
     def ends(self) -> int:
         """Its exit status, once it has ended by itself."""
         return self.process.wait(timeout=HANG_S)
-
-    def peak_mib(self) -> float:
-        """The most memory that it has had, MiB."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
     def close(self) -> None:
         """End what a failed test left."""
@@ -315,11 +310,11 @@ def test_an_output_of_any_length_is_bounded_in_memory_and_said_to_be_cut(start, 
     agent = start(main__GONE_AFTER=HANG_S)
     agent.send("run", req=1, argv=["true"])
     agent.next("done")
-    before = agent.peak_mib()
+    before = peak_mib(agent.process.pid)
     agent.send("run", req=2, argv=["sh", "-c", f"{script}; exit 3"], timeout=FAR_S)
     done = agent.next("done")
     assert done["status"] == 3
     assert done["left_out"] > 30_000_000
     assert "MiB left out" in done["stdout"]
     assert len(done["stdout"]) < 9 << 20
-    assert agent.peak_mib() - before < 200
+    assert peak_mib(agent.process.pid) - before < 200

@@ -15,22 +15,7 @@ from docs.generate import docstring
 from spark_cluster import resources
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Blob, Secret
-from spark_cluster.resources import (
-    AuthorizedKey,
-    Command,
-    Container,
-    Directory,
-    File,
-    Image,
-    InvalidResource,
-    JsonKeys,
-    Line,
-    Netplan,
-    Reboot,
-    Resource,
-    Service,
-    Unit,
-)
+from spark_cluster.resources import Directory, File, Netplan, Resource, Unit
 from spark_cluster.resources.base import (
     class_name,
     differences,
@@ -53,7 +38,7 @@ ANY = {
         File, path=paths, content=contents, mode=st.sampled_from([0o600, 0o4755]), tags=words
     ),
     "Command": st.builds(
-        Command,
+        resources.Command,
         title=text,
         argv=st.lists(text, min_size=1).map(tuple),
         env=st.dictionaries(names, st.one_of(text, text.map(Secret))),
@@ -64,12 +49,12 @@ ANY = {
         when_changed=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
     ),
     "JsonKeys": st.builds(
-        JsonKeys,
+        resources.JsonKeys,
         path=paths,
         keys=st.dictionaries(names, st.one_of(text, mappings, maybe), min_size=1, max_size=3),
     ),
     "Container": st.builds(
-        Container,
+        resources.Container,
         container=names,
         image=names,
         command=st.lists(text.filter(lambda t: "\0" not in t)).map(tuple),
@@ -78,13 +63,13 @@ ANY = {
         ulimits=st.dictionaries(names, st.one_of(st.integers(-1, 99), names)),
         init=maybe,
     ),
-    "AuthorizedKey": st.just(AuthorizedKey("me", public_key())),
-    "Image": st.builds(Image, ref=names, archive=st.none() | paths),
+    "AuthorizedKey": st.just(resources.AuthorizedKey("me", public_key())),
+    "Image": st.builds(resources.Image, ref=names, archive=st.none() | paths),
     "Netplan": st.just(
         Netplan("/etc/netplan/a.yaml", content="x", addresses={"eth0": "10.0.0.1/24"}, mtu=9000)
     ),
-    "Reboot": st.just(Reboot("kernel", when_changed=(Directory("/a/b"),))),
-    "Service": st.just(Service("ab", restart_when=(Directory("/a/b"),))),
+    "Reboot": st.just(resources.Reboot("kernel", when_changed=(Directory("/a/b"),))),
+    "Service": st.just(resources.Service("ab", restart_when=(Directory("/a/b"),))),
     "Unit": st.just(Unit("ab", ("c",), secret_files={"/k": Secret("x")}, limits={"MEMLOCK": "1"})),
 }
 """What is tried of a kind; one that is not here is tried as its docstring gives it."""
@@ -145,7 +130,7 @@ def test_secrets_stay_secrets(secret):
     file = from_wire(to_wire(File("/a/b", content=secret)))
     assert isinstance(file.content, Secret)
     assert repr(file) == repr(File("/a/b", content=Secret("other")))
-    container = Container("ab", "cd", secret_files={"/k": secret})
+    container = resources.Container("ab", "cd", secret_files={"/k": secret})
     assert isinstance(from_wire(to_wire(container)).secret_files["/k"], Secret)
 
 
@@ -156,8 +141,8 @@ wanted = st.text("ab= ", min_size=1, max_size=6)
 @given(raw, wanted, st.sampled_from([None, "^a", "b"]), st.sampled_from(["present", "absent"]))
 def test_line_is_idempotent_and_keeps_the_others(before, line, match, state):
     try:
-        resource = Line("/f", line=line, match=match, state=state)
-    except InvalidResource:
+        resource = resources.Line("/f", line=line, match=match, state=state)
+    except resources.InvalidResource:
         return
     with tempfile.TemporaryDirectory() as folder:
         host = Host(root=Path(folder))
