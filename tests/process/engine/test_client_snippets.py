@@ -22,14 +22,7 @@ from web_server import WebServer
 
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.engine import client_target
-from spark_cluster.engine.client_target import (
-    CLIENTS,
-    ClientTarget,
-    Current,
-    snippets,
-    target_of,
-    write_certificate,
-)
+from spark_cluster.engine.client_target import CLIENTS, ClientTarget, snippets, target_of
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Failed, UsageError
 
@@ -68,7 +61,7 @@ def tls_server(server, tmp_path):
     server.socket = context.wrap_socket(server.socket, server_side=True)
     both = (tmp_path / "certificate.pem").read_text()
     (public,) = re.findall(r"-----BEGIN CERTIFICATE-----.*?END CERTIFICATE-----\n", both, re.S)
-    server.certificate = write_certificate(tmp_path / "state", "spark1", public)
+    server.certificate = client_target.write_certificate(tmp_path / "state", "spark1", public)
     return server
 
 
@@ -201,7 +194,7 @@ SERVE = ServeEntry.model_validate({"api_key": {"env": "MY_KEY"}})
 
 
 def current(url="http://127.0.0.1:8000/v1", model="gemma", **access):
-    return Current(Access(url, **access), model, "chat", 4096)
+    return client_target.Current(Access(url, **access), model, "chat", 4096)
 
 
 def test_an_endpoint_on_the_loopback_is_reached_by_the_tunnel():
@@ -250,7 +243,7 @@ def test_an_address_that_is_none_is_refused(url):
 def test_a_certificate_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "certificates").write_text("a file")
     with pytest.raises(Failed, match="cannot be written"):
-        write_certificate(tmp_path, "spark1", "PEM")
+        client_target.write_certificate(tmp_path, "spark1", "PEM")
     assert Path(tmp_path / "certificates").read_text() == "a file"
 
 
