@@ -15,15 +15,7 @@ from docs.generate import docstring
 from spark_cluster import resources
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Blob, Secret
-from spark_cluster.resources import Directory, File, Netplan, Resource, Unit
-from spark_cluster.resources.base import (
-    class_name,
-    differences,
-    from_wire,
-    ids,
-    resource_class,
-    to_wire,
-)
+from spark_cluster.resources import Directory, File, Netplan, Resource, Unit, base
 
 names = st.text(string.ascii_lowercase, min_size=2, max_size=8)
 paths = st.lists(names, min_size=2, max_size=4).map(lambda parts: "/" + "/".join(parts))
@@ -77,14 +69,14 @@ ANY = {
 
 def kinds() -> list[str]:
     modules = Path(*resources.__path__).glob("*.py")
-    names = {class_name(path.stem) for path in modules}
-    return sorted({name for name in names if resource_class(name)} - {"Program"})
+    names = {base.class_name(path.stem) for path in modules}
+    return sorted({name for name in names if base.resource_class(name)} - {"Program"})
 
 
 def documented(kind: str) -> st.SearchStrategy[Resource]:
     """Return the resource of the example in the docstring of its class."""
-    example = docstring.parse(resource_class(kind)).example
-    return st.just(eval(example, vars(resources) | {kind: resource_class(kind)}))
+    example = docstring.parse(base.resource_class(kind)).example
+    return st.just(eval(example, vars(resources) | {kind: base.resource_class(kind)}))
 
 
 def by_id(resource: Resource) -> Resource:
@@ -92,7 +84,7 @@ def by_id(resource: Resource) -> Resource:
     return dataclasses.replace(
         resource,
         **{
-            f.name: ids(getattr(resource, f.name))
+            f.name: base.ids(getattr(resource, f.name))
             for f in dataclasses.fields(resource)
             if f.name in ("when_changed", "restart_when")
         },
@@ -111,13 +103,13 @@ def test_wire_round_trip(kind):
     @given(ANY[kind] if kind in ANY else documented(kind))
     @settings(max_examples=settings.default.max_examples // 5)
     def check(resource):
-        back = from_wire(json.loads(json.dumps(to_wire(resource))))
+        back = base.from_wire(json.loads(json.dumps(base.to_wire(resource))))
         assert back == by_id(resource)
         assert back.id == resource.id
         assert back.triggers() == resource.triggers()
         assert back.provides() == resource.provides()
         assert back.desired() == resource.desired()
-        assert differences(resource.desired(), back.desired()) == {}
+        assert base.differences(resource.desired(), back.desired()) == {}
         json.dumps(resource.desired())
         for item in dataclasses.fields(resource):
             assert type(getattr(back, item.name)) is type(getattr(by_id(resource), item.name))
@@ -127,11 +119,11 @@ def test_wire_round_trip(kind):
 
 @given(st.text(min_size=1, max_size=20).map(Secret))
 def test_secrets_stay_secrets(secret):
-    file = from_wire(to_wire(File("/a/b", content=secret)))
+    file = base.from_wire(base.to_wire(File("/a/b", content=secret)))
     assert isinstance(file.content, Secret)
     assert repr(file) == repr(File("/a/b", content=Secret("other")))
     container = resources.Container("ab", "cd", secret_files={"/k": secret})
-    assert isinstance(from_wire(to_wire(container)).secret_files["/k"], Secret)
+    assert isinstance(base.from_wire(base.to_wire(container)).secret_files["/k"], Secret)
 
 
 raw = st.binary(max_size=60).map(lambda b: b.replace(b"\0", b"\n"))
@@ -148,11 +140,11 @@ def test_line_is_idempotent_and_keeps_the_others(before, line, match, state):
         host = Host(root=Path(folder))
         file = host.path("/f")
         file.write_bytes(before)
-        if not differences(resource.observe(host), resource.desired()):
+        if not base.differences(resource.observe(host), resource.desired()):
             return
         resource.converge(host, resource.observe(host))
         after = file.read_bytes()
-        assert not differences(resource.observe(host), resource.desired())
+        assert not base.differences(resource.observe(host), resource.desired())
         resource.converge(host, resource.observe(host))
         assert file.read_bytes() == after
 
