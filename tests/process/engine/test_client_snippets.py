@@ -273,11 +273,8 @@ def test_install_writes_the_unit_and_starts_it(systemctl, tmp_path):
     path = client_target.install(folder, "spark1", ARGV)
     name = "spark-cluster-tunnel-spark1.service"
     assert path == folder / name
-    assert calls.read_text().splitlines() == [
-        "--user daemon-reload",
-        f"--user enable {name}",
-        f"--user restart {name}",
-    ]
+    asked = ("daemon-reload", f"enable {name}", f"restart {name}")
+    assert calls.read_text().splitlines() == [f"--user {words}" for words in asked]
     assert '"/home/a/50%%\\"x$$y"' in path.read_text()
 
 
@@ -311,15 +308,13 @@ def test_a_control_character_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, "/home/a/.config/systemd/user"),
-        ({"XDG_CONFIG_HOME": "/conf"}, "/conf/systemd/user"),
-        ({"XDG_CONFIG_HOME": "relative"}, "/home/a/.config/systemd/user"),
-    ],
+    ("given", "base"),
+    [("", "/home/a/.config"), ("/conf", "/conf"), ("relative", "/home/a/.config")],
 )
-def test_the_folder_of_the_users_units(environment, expected):
-    assert str(client_target.unit_folder(environment, Path("/home/a"))) == expected
+def test_the_folder_of_the_users_units(given, base):
+    environment = {"XDG_CONFIG_HOME": given} if given else {}
+    found = client_target.unit_folder(environment, Path("/home/a"))
+    assert found == Path(base, "systemd/user")
 
 
 def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):
