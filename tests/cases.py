@@ -42,8 +42,10 @@ def each_case(test: str, name: str) -> pytest.MarkDecorator:
 def holds(found: Any, expected: Any) -> bool:
     """Return whether what a case expects is so; of a dict it may leave out keys, of a list nothing.
 
-    A fraction holds within a millionth.
+    A fraction holds within a millionth; `{"ends": TEXT}` is any text that ends so.
     """
+    if isinstance(expected, dict) and expected.keys() == {"ends"}:
+        return str(found).endswith(expected["ends"])
     if isinstance(expected, dict):
         return found is not None and all(holds(found.get(key), expected[key]) for key in expected)
     if isinstance(expected, list):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -169,6 +170,14 @@ def as_a_process_begins() -> Iterator[None]:
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
+
+
+@pytest.fixture
+def deaths(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What ended threads of the test."""
+    found: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: found.append(args.exc_value))
+    return found
 
 
 @pytest.fixture(scope="session")

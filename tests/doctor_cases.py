@@ -11,16 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cases import cases
-from doctor_samples import (
-    HCAS,
-    answer,
-    inspected,
-    interfaces,
-    logged,
-    row_of,
-    trees,
-    with_env,
-)
+from doctor_samples import HCAS, answer, inspected, interfaces, logged, row_of, trees, with_env
 
 from spark_cluster.doctor import serving
 from spark_cluster.issues.entries import for_check

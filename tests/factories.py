@@ -10,6 +10,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from spark_cluster.agent.apply import DocumentRun
 from spark_cluster.config.facts import Facts, Interface, Memory
@@ -93,9 +94,14 @@ def make_node(
     return Node(name, address, is_head=head, facts=facts)
 
 
-def make_recipe(name: str = "gemma4-31b-nvfp4", **changes: object) -> Recipe:
-    """A recipe that ships, with other values in some of its fields."""
-    return load_recipe(name, SHIPPED).model_copy(update=changes)
+def make_recipe(name: str = "gemma4-31b-nvfp4", /, **changes: object) -> Recipe:
+    """A recipe that ships, with other values in some of its fields, or of those of its parts."""
+    recipe = load_recipe(name, SHIPPED)
+    for field, value in changes.items():
+        part = getattr(recipe, field)
+        if isinstance(part, BaseModel) and isinstance(value, dict):
+            changes[field] = part.model_copy(update=value)
+    return recipe.model_copy(update=changes)
 
 
 def apply(

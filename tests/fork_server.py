@@ -181,13 +181,7 @@ class ForkServer:
         self._ends: dict[int, Future[int]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(
-        self,
-        code: str,
-        words: Sequence[str] = (),
-        *,
-        stderr: str = "pipe",
-    ) -> Forked:
+    def start(self, code: str, words: Sequence[str] = (), *, stderr: str = "pipe") -> Forked:
         """Run code with these words behind it, with this process' environment and folder.
 
         Args:

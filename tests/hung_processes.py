@@ -1,4 +1,4 @@
-"""Processes that do not end: for tests of what waits for them."""
+"""Processes that do not end, for tests of what waits for them; and what the kernel says of one."""
 
 from __future__ import annotations
 
@@ -142,3 +142,9 @@ def ended(pid: int) -> None:
 
 def seconds(began: float) -> float:
     return time.monotonic() - began
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process has had, MiB."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) / 1024

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import cases
+from cases import cases, holds
 from factories import put
 from resource_samples import MACHINE
 
@@ -127,10 +127,10 @@ def _apply(node: Any, case: Case) -> None:
     assert not [words for words in case.get("uncalled", []) for call in calls if words in call]
     for name, content in case.get("then", {}).items():
         expected = content if isinstance(content, dict) else {"text": content}
-        assert _holds(_looks(node, name), expected), name
+        assert holds(_looks(node, name), expected), name
     for fake, expected in case.get("leaves", {}).items():
         with node.state(fake) as state:
-            assert _holds(state, expected), state
+            assert holds(state, expected), state
     journal = node.path("/var/lib/spark-cluster/journal").rglob("*")
     kept = b"".join(path.read_bytes() for path in journal if path.is_file())
     for text in case.get("hidden", []):
@@ -215,18 +215,6 @@ def _merge(known: Case, told: Case) -> None:
 
 def _missing(texts: list[str], told: str) -> list[str]:
     return [text for text in texts if text not in told]
-
-
-def _holds(found: Any, expected: Any) -> bool:
-    """Return whether all that is expected is in what was found."""
-    if not isinstance(expected, dict):
-        return bool(found == expected)
-    if expected.keys() == {"ends"}:
-        return bool(found.endswith(expected["ends"]))
-    return all(
-        found.get(name) is None if value is None else name in found and _holds(found[name], value)
-        for name, value in expected.items()
-    )
 
 
 def _told(node: Any) -> list[str]:

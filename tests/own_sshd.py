@@ -6,29 +6,34 @@ import os
 import shutil
 import socket
 import subprocess
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from waiting import HANG_S
+from waiting import HANG_S, until
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
-STUBBORN_PROXY = """\
+PROXY = """\
 import os, signal, socket, sys, threading
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 def up():
     while data := os.read(0, 65536):
         peer.sendall(data)
+    peer.shutdown(socket.SHUT_WR)
 threading.Thread(target=up, daemon=True).start()
 while data := peer.recv(65536):
     os.write(1, data)
-threading.Event().wait()
 """
-"""A ProxyCommand to a port of the loopback, which goes on after its ssh has ended."""
+"""A ProxyCommand to an address and a port."""
+STUBBORN_PROXY = f"""\
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+{PROXY}threading.Event().wait()
+"""
+"""One that goes on after its ssh has ended."""
 
 CONFIG = """\
 Port {port}
@@ -79,6 +84,12 @@ class Sshd:
         kind, blob, _ = (self.folder / "host_key.pub").read_text().split()
         return f"[127.0.0.1]:{self.port} {kind} {blob}\n"
 
+    @property
+    def fingerprint(self) -> str:
+        """That of its host key, as OpenSSH shows it."""
+        argv = ["ssh-keygen", "-lf", str(self.folder / "host_key.pub")]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[1]
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(HANG_S)
@@ -114,15 +125,16 @@ def start_sshd(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
-    deadline = time.monotonic() + HANG_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
+
+    def listens_or_ended() -> bool:
+        with suppress(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
-            return Sshd(folder, port, process)
-        except ConnectionRefusedError:
-            time.sleep(0.02)
-    process.kill()
-    process.wait()
+            return True
+        return process.poll() is not None
+
+    until(listens_or_ended, what="sshd")
+    if process.poll() is None:
+        return Sshd(folder, port, process)
     said = (folder / "log").read_text().strip()
     if penalties and "Bad configuration option" in said:
         return start_sshd(

@@ -85,6 +85,7 @@ class PipedNode:
         gpu: the line that nvidia-smi prints of it.
         addresses: of its interface `eth0`.
         fabric: its address on the link; empty without a cable.
+        host_key: returns the host key that it shows; None where it is reached without one.
         away: connections to it that fail before one is made again; the node `lost` has no other.
         dialled: connections to it that were tried.
         sessions: with its agents, in the order in which they were begun.
@@ -109,6 +110,7 @@ class PipedNode:
         self.held: list[GpuProcess] = []
         self.when_read: Callable[[], object] = lambda: None
         self.addresses = [f"{address}/24"]
+        self.host_key: Callable[[], bytes | None] = lambda: None
         self.fabric = f"192.168.177.{10 + number}/24"
         self.available_gib = 118.0
 
@@ -314,8 +316,8 @@ class Piped(LocalConnection):
     def session(self, run: str, *, become: bool = True) -> Session:
         return self._node.session()
 
-    def host_key(self) -> None:
-        return None
+    def host_key(self) -> bytes | None:
+        return self._node.host_key()
 
 
 class Dials(Dialer):
@@ -527,6 +529,10 @@ class PipedCluster:
         """Return the settings that a role of `marked` was given last, for the head if no node is
         named."""
         return _given[self.project / f"roles/{role}/__init__.py"][node or self.head.name]
+
+    def run(self, playbook: str, **given: Any) -> Any:
+        """Run a playbook; what it returns."""
+        return self.play.project.load_playbook(playbook).function(self.play, **given)
 
     def playbook(self, name: str, text: str) -> None:
         """Have a playbook of the project's own."""

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from free_ports import free_port
 from role_samples import yielded
+from waiting import HANG_S, until
 
 from spark_cluster.engine import proxy
 from spark_cluster.node.host import Host
@@ -27,7 +28,6 @@ from spark_cluster.resources import File, Line, SelfSignedCertificate
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
-HANG_S = 120.0
 LOG = "requests.log"
 """What the proxy prints, next to its files."""
 LATE_S = 2.0
@@ -82,6 +82,7 @@ class Engine:
                 return
             self.requests.append((line, head))
             path = line.split()[1]
+            size = int((re.search(r"(?im)^content-length: (\d+)", head) or ["", "0"])[1])
             if path == "/health" and not self.healthy:
                 connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
                 return
@@ -103,7 +104,7 @@ class Engine:
                 assert self.first_piece_seen.wait(HANG_S)
                 connection.sendall(b"7\r\ndata: 2\r\n0\r\n\r\n")
             elif path == "/late":
-                reader.read(int((re.search(r"(?im)^content-length: (\d+)", head) or ["", "0"])[1]))
+                reader.read(size)
                 time.sleep(LATE_S)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nlate")
                 time.sleep(LATE_S)
@@ -114,7 +115,6 @@ class Engine:
                     reader.read(1)  # nothing comes but the end
                 self.gone.set()
             else:
-                size = int((re.search(r"(?im)^content-length: (\d+)", head) or ["", "0"])[1])
                 body = f"{path} {len(reader.read(size))}".encode()
                 connection.sendall(
                     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -189,15 +189,16 @@ def proxied(
     assert "WARNING" not in checked.stderr, checked.stderr
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen([HAPROXY, "-db", "-f", config], env=environment, stdout=log)
+
+    def answers() -> bool:
+        assert process.poll() is None
+        with contextlib.suppress(OSError):  # from a network whose connections no test counts
+            socket.create_connection(("127.0.0.1", port), HANG_S, ("127.9.9.9", 0)).close()
+            return True
+        return False
+
     try:
-        deadline = time.monotonic() + HANG_S
-        while True:
-            with contextlib.suppress(OSError):  # from a network whose connections no test counts
-                socket.create_connection(("127.0.0.1", port), HANG_S, ("127.9.9.9", 0)).close()
-                break
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(answers, what="the proxy")
         yield port
     finally:
         process.kill()

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,9 @@ class RayServer:
 
     def has_nodes(self, *addresses: str) -> None:
         """Show these nodes, the head first, each alive and with a GPU."""
+        usual = {"state": "ALIVE", "resources_total": {"GPU": 1.0}}
         rows = [
-            {
-                "node_ip": address,
-                "is_head_node": number == 0,
-                "state": "ALIVE",
-                "resources_total": {"GPU": 1.0},
-            }
+            {**usual, "node_ip": address, "is_head_node": not number}
             for number, address in enumerate(addresses)
         ]
         self.replies["/api/v0/nodes"] = 200, {"data": {"result": {"result": rows}}}
@@ -163,12 +159,10 @@ class RayServer:
             return job
         if (code := process.poll()) is not None:
             job["status"] = "SUCCEEDED" if code == 0 else "FAILED"
-            job["message"] = (
-                "Job finished successfully."
-                if code == 0
-                else f"Job entrypoint command failed with exit code {code}, last available logs "
+            job["message"] = "Job finished successfully." if code == 0 else (
+                f"Job entrypoint command failed with exit code {code}, last available logs "
                 f"(truncated to 20,000 chars):\n{self._log(name)}"
-            )
+            )  # fmt: skip
             job["driver_exit_code"], job["end_time"] = code, int(1000 * time.time())
         return job
 
@@ -226,11 +220,6 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
         process.wait()
 
 
-@contextlib.contextmanager
-def ray_server(folder: Path, *, token: str = TOKEN) -> Iterator[RayServer]:
+def ray_server(folder: Path, *, token: str = TOKEN) -> contextlib.closing[RayServer]:
     """A server for the block; without a token it does what anyone asks, as older Ray does."""
-    server = RayServer(folder, token=token)
-    try:
-        yield server
-    finally:
-        server.close()
+    return contextlib.closing(RayServer(folder, token=token))

@@ -26,7 +26,9 @@ def run(main: Callable[..., None], root: str, fake: str, command: str, argv: lis
     except Refuse as refused:
         sys.stderr.write(refused.text + "\n" if refused.text else "")
         status = refused.status
-    path.write_text(json.dumps(state))
+    whole = path.with_suffix(".new")  # others may read it meanwhile
+    whole.write_text(json.dumps(state))
+    whole.replace(path)
     return status
 
 

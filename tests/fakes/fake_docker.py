@@ -3,7 +3,7 @@
 `images` ref to what inspect tells; `registry` ref to image or to the text of a failure; `archives`
 name of a file to {ref: image}; `behaviour` container to {dies: status, log, refuses: text};
 `manifests` ref to what the registry tells of it. `pids` of a container are its processes. `store`
-is the driver of images that `info` names.
+is the driver of images that `info` names; `unreachable` is the text with which all fails.
 """
 
 import hashlib
@@ -29,18 +29,8 @@ LABELS_OFF = ("label=disable",)
 def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
     for key in ("images", "registry", "archives", "containers", "behaviour", "manifests"):
         state.setdefault(key, {})
-    if state.get("down"):
-        raise Refuse(
-            1,
-            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker "
-            "daemon running?",
-        )
-    if state.get("forbidden"):
-        raise Refuse(
-            1,
-            "permission denied while trying to connect to the docker API at "
-            "unix:///var/run/docker.sock",
-        )
+    if "unreachable" in state:
+        raise Refuse(1, state["unreachable"])
     action, *rest = argv
     if rest and rest[0] == "inspect":
         {"image": inspect, "container": inspect, "manifest": manifest}[action](
@@ -48,7 +38,7 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
         )
         return
     images = (pull, load, save, tag, build)
-    containers = (run, stop, rm, logs, top, container, update)
+    containers = (run, start, stop, rm, logs, top, container, update)
     known = (*images, *containers, version, info)
     {one.__name__: one for one in known}[action](state, root, rest)
 
@@ -90,14 +80,14 @@ def info(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 def container(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     action, *words = rest
     assert action == "ls", rest
-    found, _ = options(words, ("--all",), ("--filter", "--format"))
-    assert found["--format"] == ["{{.Names}}"]
+    found, _ = options(words, ("--all", "--quiet"), ("--filter", "--format"))
+    assert ("--quiet" in found) is (found.get("--format") != ["{{.Names}}"]), rest
     for name, one in state["containers"].items():
         wanted = (text.partition("=") for text in found["--filter"])
         labels = one["Config"]["Labels"]
         known = {"label": labels.__contains__, "name": lambda text, own=name: re.search(text, own)}
         if all(known[kind](text) for kind, _, text in wanted):
-            print(name)
+            print(one["Id"] if "--quiet" in found else name)
 
 
 def version(_state: dict[str, Any], _root: Path, rest: list[str]) -> None:
@@ -226,8 +216,17 @@ def run(state: dict[str, Any], root: Path, rest: list[str]) -> None:
 
 def stop(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     _, (name,) = options(rest, (), ("-t",))
-    state["containers"][name]["State"] = {"Status": "exited", "ExitCode": 143}
+    state["containers"][name]["State"] |= {"Status": "exited", "ExitCode": 143}
     state["containers"][name]["left"] = None
+
+
+def start(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    (name,) = rest
+    if refuses := state["behaviour"].get(name, {}).get("refuses"):
+        raise Refuse(1, f"Error response from daemon: {refuses}")
+    state["started"] = state.get("started", 0) + 1
+    at = f"2026-11-20T10:00:{state['started']:02}Z"
+    state["containers"][name]["State"] |= {"Status": "running", "ExitCode": 0, "StartedAt": at}
 
 
 def rm(state: dict[str, Any], _root: Path, rest: list[str]) -> None:

@@ -10,13 +10,7 @@ from factories import apply
 
 from spark_cluster.node import durable
 from spark_cluster.node import journal as journal_module
-from spark_cluster.node.durable import (
-    TemporaryFiles,
-    append_line,
-    is_temporary,
-    read_lines,
-    temporary_name,
-)
+from spark_cluster.node.durable import TemporaryFiles, is_temporary, temporary_name
 from spark_cluster.node.journal import History
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, JsonKeys, Line
@@ -54,11 +48,11 @@ def test_a_torn_entry_costs_that_entry_only_and_is_reported(node):
 @pytest.mark.parametrize("torn", [b"\0\0\0\0", b'{"a": 1', b'{"a": 1}', b'"', b"\xff"])
 def test_a_line_that_follows_a_torn_one_is_whole(tmp_path, torn):
     path = tmp_path / "list"
-    append_line(path, 1)
+    durable.append_line(path, 1)
     with path.open("ab") as out:
         out.write(torn)
-    append_line(path, 2)
-    found, number = read_lines(path)
+    durable.append_line(path, 2)
+    found, number = durable.read_lines(path)
     whole = torn == b'{"a": 1}'
     assert found == ([1, {"a": 1}, 2] if whole else [1, 2])
     assert number == (0 if whole else 1)

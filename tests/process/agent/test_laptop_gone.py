@@ -5,16 +5,134 @@ No agent here is killed by the test's own end of the pipe: each has to end by it
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import signal
+import subprocess
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import cases
-from hung_processes import ended, frozen_disk, limit_once, pid_in
-from raw_agent import RawAgent, document
+from fork_server import server
+from hung_processes import ended, frozen_disk, limit_once, peak_mib, pid_in
 from waiting import FAR_S, HANG_S, until
 
-from spark_cluster.resources import Command, File
+from spark_cluster.agent import frames
+from spark_cluster.resources import Command, File, Resource
+from spark_cluster.runner.delivery import document
+
+REPOSITORY = Path(__file__).parents[3]
+
+LIMITS = {
+    "main.ALIVE_EVERY": 0.1,
+    "main.GONE_AFTER": 2.0,
+    "main.LOOK_EVERY": 0.1,
+    "main.LEAVE_S": 3.0,
+    "processes.TERM_GRACE": 0.3,
+    "processes.KILL_GRACE": 0.3,
+}
+
+
+class RawAgent:
+    """An agent whose laptop is the test, which gives a sign of life until it shall be silent.
+
+    Args:
+        root: where the node's file system begins.
+        first: code that it runs before it starts.
+        limits: constants of the agent's modules, `main.GONE_AFTER` for one.
+    """
+
+    def __init__(self, root: Path, first: str = "", **limits: float) -> None:
+        self.root = root
+        values = {**LIMITS, **{k.replace("__", "."): v for k, v in limits.items()}}
+        text = (
+            f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
+            "from spark_cluster.agent import main, operations\n"
+            "from spark_cluster.node import processes, units\n"
+            + "".join(f"{name} = {value!r}\n" for name, value in values.items())
+            + first
+            + f"main.main(sys.stdin.buffer, [], {str(root)!r})\n"
+        )
+        self.process = server().start(text, stderr="ours")
+        self._silent = threading.Event()
+        self._sending = threading.Lock()
+        threading.Thread(target=self._stay_alive, daemon=True).start()
+
+    def _stay_alive(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or its input was closed
+            while not self._silent.wait(0.2):
+                self.send("alive")
+
+    def send(self, op: str, **what: Any) -> None:
+        assert self.process.stdin is not None
+        with self._sending:
+            self.process.stdin.write(frames.pack({"op": op, **what}))
+            self.process.stdin.flush()
+
+    def apply(self, *resources: Resource) -> None:
+        self.send("apply", req=1, resources=document(resources).resources, run="r1")
+
+    def fall_silent(self) -> None:
+        """Say nothing any more by itself."""
+        self._silent.set()
+
+    def next(self, event: str) -> dict[str, Any]:
+        """The next event of this kind; signs of life are answered on the way."""
+        assert self.process.stdout is not None
+        while (found := frames.read(self.process.stdout)) is not None:
+            if found["event"] == event:
+                return found
+            if found["event"] == "alive":
+                self.send("alive")
+        raise AssertionError(f"the agent ended without {event}")
+
+    def lock(self) -> None:
+        self.send("lock", req=1000, owner={"run": "r1"})
+        assert "locked_by" not in self.next("done")
+        assert not self.lock_is_free()
+
+    def lock_is_free(self) -> bool:
+        handle = os.open(self.root / "run/spark-cluster/locks/run", os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(handle)
+
+    def hang_up(self) -> None:
+        """End its input, as sshd does when the connection is cut."""
+        assert self.process.stdin is not None
+        self.fall_silent()
+        with self._sending:
+            self.process.stdin.close()
+
+    def drain(self) -> None:
+        """Read what it says to the end, and answer nothing."""
+        assert self.process.stdout is not None
+        self.process.stdout.read()
+
+    def ends(self) -> int:
+        """Its exit status, once it has ended by itself."""
+        return self.process.wait(timeout=HANG_S)
+
+    def close(self) -> None:
+        """End what a failed test left."""
+        self.fall_silent()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=10)
+            self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self.process.wait()
 
 
 @pytest.fixture
@@ -119,8 +237,7 @@ def test_a_document_in_the_middle(start, tmp_path):
     agent.lock()
     text = SCRIPTS["ignores-term"].format(pid=tmp_path / "pid")
     stubborn = Command("stubborn", ("sh", "-c", text), creates="/none", timeout_s=FAR_S)
-    resources = document(File("/a", content="1"), stubborn, File("/b", content="2"))
-    agent.send("apply", req=1, resources=resources, run="r1")
+    agent.apply(File("/a", content="1"), stubborn, File("/b", content="2"))
     pid = pid_in(tmp_path / "pid")
     agent.hang_up()
     agent.ends()
@@ -138,7 +255,7 @@ def test_what_must_finish_finishes_with_the_lock_held(start, tmp_path):
         f"touch {tmp_path}/made"
     )
     command = Command("apt", ("sh", "-c", script), creates="/made", must_finish=True)
-    agent.send("apply", req=1, resources=document(command, File("/b", content="2")), run="r1")
+    agent.apply(command, File("/b", content="2"))
     until((tmp_path / "begun").exists)
     agent.hang_up()
     with pytest.raises(Exception, match="timed out"):
@@ -159,7 +276,7 @@ def test_what_must_finish_has_a_limit_of_its_own(start, tmp_path):
     agent.lock()
     text = SCRIPTS["ignores-term"].format(pid=tmp_path / "pid")
     command = Command("stuck", ("sh", "-c", text), creates="/m", must_finish=True)
-    agent.send("apply", req=1, resources=document(command), run="r1")
+    agent.apply(command)
     pid = pid_in(tmp_path / "pid")
     agent.hang_up()
     (tmp_path / "limit").touch()
@@ -193,11 +310,11 @@ def test_an_output_of_any_length_is_bounded_in_memory_and_said_to_be_cut(start, 
     agent = start(main__GONE_AFTER=HANG_S)
     agent.send("run", req=1, argv=["true"])
     agent.next("done")
-    before = agent.peak_mib()
+    before = peak_mib(agent.process.pid)
     agent.send("run", req=2, argv=["sh", "-c", f"{script}; exit 3"], timeout=FAR_S)
     done = agent.next("done")
     assert done["status"] == 3
     assert done["left_out"] > 30_000_000
     assert "MiB left out" in done["stdout"]
     assert len(done["stdout"]) < 9 << 20
-    assert agent.peak_mib() - before < 200
+    assert peak_mib(agent.process.pid) - before < 200

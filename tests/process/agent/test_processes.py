@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from cases import each_case
+from factories import put
 from hung_processes import ended, frozen_disk, lives, pid_in, state
-from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, HANG_S, until, with_a_limit
 
 from spark_cluster.agent import main, operations
@@ -58,11 +58,22 @@ def test_a_child_that_holds_the_outputs_is_not_waited_for(host, tmp_path):
     os.kill(pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("why", UNSTARTABLE)
-def test_a_command_that_cannot_be_started(host, tmp_path, why):
-    argv, message = unstartable(tmp_path, why)
-    with pytest.raises(ResourceError, match=f"{re.escape(argv[0])}: {message}"):
-        host.run(argv)
+@pytest.mark.parametrize(
+    ("name", "mode", "word", "said"),
+    [
+        ("garbage", 0o755, "", "exec format error"),
+        ("garbage", 0o644, "", "permission denied"),
+        ("garbage/command", 0o755, "", "not a directory"),
+        ("none", 0o755, "", "no such command or folder"),
+        ("garbage", 0o755, "x" * 4_000_000, "argument list too long"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_command_that_cannot_be_started(host, tmp_path, name, mode, word, said):
+    put(tmp_path / "garbage", b"\x7fELF garbage", mode)
+    command = f"{tmp_path}/{name}"
+    with pytest.raises(ResourceError, match=f"{re.escape(command)}: {said}"):
+        host.run((command, word))
 
 
 def test_a_node_that_can_start_no_process(host, monkeypatch):

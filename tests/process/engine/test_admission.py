@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from checkpoints import LLAMA_70B
 from factories import make_node, make_recipe, put
 from piped_cluster import Make, PipedCluster
@@ -18,7 +19,7 @@ from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.launch import override
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.engine import admission, survey
-from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.events import MemoryPlanned, Options
@@ -117,9 +118,7 @@ def test_only_memory_of_what_will_be_ended_counts_as_available(spark, ours, fits
 
 def unknown():
     """A recipe of a model that no one knows here."""
-    recipe = make_recipe()
-    model = recipe.model.model_copy(update={"name": "nobody/knows", "base": None})
-    return recipe.model_copy(update={"model": model})
+    return make_recipe(model={"name": "nobody/knows", "base": None})
 
 
 def test_a_model_of_unknown_shape_is_let_in_with_a_word(spark):
@@ -155,65 +154,35 @@ def test_a_hub_that_does_not_answer_holds_nothing_up(spark, hub, monkeypatch):
 # -- the share ------------------------------------------------------------------------------------
 
 
-def test_the_share_is_that_of_the_node_with_least_room_after_its_caches_were_dropped(spark):
-    """Without --max-num-seqs all that is safe is for the cache."""
-    open_end = make_recipe(engine_args={"max-model-len": 32768})
-    cluster = spark(100, 12)
-    assert [node.facts.memory.available_kib >> 20 for node in cluster.play.nodes] == [100, 12]
-    cluster.nodes["b"].available_gib = 60
-    assert share(cluster, open_end) == 0.41
-    assert prepared(cluster) == ["a", "b"]
-
-
-def test_a_gpu_with_memory_of_its_own_has_no_page_cache(spark):
-    cluster = spark(12)
-    cluster.head.gpu = "NVIDIA H200, 9.0, 580.95.05, 40, 100.0, 1500, 0, 143360"
-    assert share(cluster, make_recipe(), planned=admit(cluster, make_recipe())) == 0.38
-    assert prepared(cluster) == [], "it takes nothing of the GPU's"
-
-
-@pytest.mark.parametrize(("nodes", "found"), [((118,), 0.39), ((118, 118), 0.25)])
-def test_the_share_is_no_more_than_what_is_asked_for(spark, nodes, found):
-    cluster = spark(*nodes)
-    assert admit(cluster, make_recipe()) == found
-    assert share(cluster, make_recipe(), planned=found) == found
-
-
-def test_check_mode_touches_no_cache(spark):
-    cluster = spark(100, check=True)
-    cluster.head.run_container(SERVER)
-    assert share(cluster, make_recipe(), serving("another", 1), planned=0.40) == 0.40
-    assert share(cluster, make_recipe(gpu_memory_utilization=0.5)) is None
-    assert (prepared(cluster), cluster.containers) == ([], {"a": [SERVER]})
-
-
-def test_too_little_memory(spark):
-    with pytest.raises(Refused, match=r"only 12\.0 of 121\.7 GiB are available") as caught:
-        share(spark(100, 12), make_recipe(), planned=0.23)
-    assert caught.value.where == "b"
-    assert "vram" in caught.value.hint
-
-
-def test_a_server_that_runs_keeps_its_share(spark):
-    """Memory that the server itself holds is no reason to restart it."""
-    running = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization", "0.61")
-    cluster = spark(5)
-    assert share(cluster, make_recipe(), running) == 0.61
-    assert prepared(cluster) == []
-
-
-def test_a_server_of_another_recipe_is_ended_first(spark):
-    cluster = spark(118)
-    for name in (SERVER, RAY):
+@each_case(__file__, "memory_shares.toml")
+def test_the_share_that_a_server_gets(spark, case):
+    """Of the node with least room, after its caches were dropped; all that is safe is for the cache
+    where there is no --max-num-seqs."""
+    cluster = spark(*case["available"], check=case.get("check", False))
+    if "gpu" in case:
+        cluster.head.gpu = case["gpu"]
+    for name in case.get("containers", ()):
         cluster.head.run_container(name)
-    running = serving("another", 1, "x", "--gpu-memory-utilization", "0.61")
-    assert share(cluster, make_recipe(), running, planned=0.40) == 0.40
-    assert (prepared(cluster), cluster.containers) == (["a"], {"a": []})
+    recipe, runs = make_recipe(**case.get("recipe", {})), FREE
+    if "runs" in case:
+        runs = replace(serving(*case["runs"]), status=case.get("status", "running"))
+    planned = admit(cluster, recipe) if case.get("admitted") else case.get("planned")
+    assert [node.facts.memory.available_kib >> 20 for node in cluster.play.nodes]
+    for name, gib in case.get("meanwhile", {}).items():
+        cluster.nodes[name].available_gib = gib
+    if "refused" in case:
+        with pytest.raises(Refused, match=case["refused"]) as caught:
+            share(cluster, recipe, runs, planned)
+        assert (caught.value.where, "vram" in caught.value.hint) == (case["where"], True)
+        return
+    assert planned == case.get("plans", planned)
+    assert share(cluster, recipe, runs, planned) == case.get("share")
+    assert prepared(cluster) == case.get("prepared", [])
+    assert cluster.containers.get("a") == case.get("left", [])
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"gpu_memory_utilization": 0.5}, {"engine_args": {"kv-cache-memory-bytes": "64M"}}],
+    "given", [{"gpu_memory_utilization": 0.5}, {"engine_args": {"kv-cache-memory-bytes": "64M"}}]
 )
 def test_a_share_that_the_recipe_gives(spark, given):
     """P07: page cache is given back before every start, and before no other one."""

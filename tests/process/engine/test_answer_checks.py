@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cases import cases
 from chat_server import ChatServer, Reply, text_of
+from hostile import odd_json
 from hypothesis import given
 from hypothesis import strategies as st
 from piped_cluster import PipedCluster
@@ -138,14 +139,9 @@ def test_an_answer_that_does_not_come_for_reasoning() -> None:
 
 # -- any reply gets a verdict ----------------------------------------------------------------------
 
-KEYS = ["choices", "message", "delta", "tool_calls", "function", "name", "arguments", "data", "id"]
-KEYS += ["content", "reasoning", "index", "model", "error", "logprobs", "token", "logprob", "usage"]
-ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
-    ),
-    max_leaves=12,
+ODD = odd_json(
+    *("choices", "message", "delta", "tool_calls", "function", "name", "arguments", "data", "id"),
+    *("content", "reasoning", "index", "model", "error", "logprobs", "token", "logprob", "usage"),
 )
 
 

@@ -22,14 +22,7 @@ from web_server import WebServer
 
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.engine import client_target
-from spark_cluster.engine.client_target import (
-    CLIENTS,
-    ClientTarget,
-    Current,
-    snippets,
-    target_of,
-    write_certificate,
-)
+from spark_cluster.engine.client_target import CLIENTS, ClientTarget, snippets, target_of
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Failed, UsageError
 
@@ -68,7 +61,7 @@ def tls_server(server, tmp_path):
     server.socket = context.wrap_socket(server.socket, server_side=True)
     both = (tmp_path / "certificate.pem").read_text()
     (public,) = re.findall(r"-----BEGIN CERTIFICATE-----.*?END CERTIFICATE-----\n", both, re.S)
-    server.certificate = write_certificate(tmp_path / "state", "spark1", public)
+    server.certificate = client_target.write_certificate(tmp_path / "state", "spark1", public)
     return server
 
 
@@ -201,7 +194,7 @@ SERVE = ServeEntry.model_validate({"api_key": {"env": "MY_KEY"}})
 
 
 def current(url="http://127.0.0.1:8000/v1", model="gemma", **access):
-    return Current(Access(url, **access), model, "chat", 4096)
+    return client_target.Current(Access(url, **access), model, "chat", 4096)
 
 
 def test_an_endpoint_on_the_loopback_is_reached_by_the_tunnel():
@@ -250,7 +243,7 @@ def test_an_address_that_is_none_is_refused(url):
 def test_a_certificate_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "certificates").write_text("a file")
     with pytest.raises(Failed, match="cannot be written"):
-        write_certificate(tmp_path, "spark1", "PEM")
+        client_target.write_certificate(tmp_path, "spark1", "PEM")
     assert Path(tmp_path / "certificates").read_text() == "a file"
 
 
@@ -280,11 +273,8 @@ def test_install_writes_the_unit_and_starts_it(systemctl, tmp_path):
     path = client_target.install(folder, "spark1", ARGV)
     name = "spark-cluster-tunnel-spark1.service"
     assert path == folder / name
-    assert calls.read_text().splitlines() == [
-        "--user daemon-reload",
-        f"--user enable {name}",
-        f"--user restart {name}",
-    ]
+    asked = ("daemon-reload", f"enable {name}", f"restart {name}")
+    assert calls.read_text().splitlines() == [f"--user {words}" for words in asked]
     assert '"/home/a/50%%\\"x$$y"' in path.read_text()
 
 
@@ -318,15 +308,13 @@ def test_a_control_character_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, "/home/a/.config/systemd/user"),
-        ({"XDG_CONFIG_HOME": "/conf"}, "/conf/systemd/user"),
-        ({"XDG_CONFIG_HOME": "relative"}, "/home/a/.config/systemd/user"),
-    ],
+    ("given", "base"),
+    [("", "/home/a/.config"), ("/conf", "/conf"), ("relative", "/home/a/.config")],
 )
-def test_the_folder_of_the_users_units(environment, expected):
-    assert str(client_target.unit_folder(environment, Path("/home/a"))) == expected
+def test_the_folder_of_the_users_units(given, base):
+    environment = {"XDG_CONFIG_HOME": given} if given else {}
+    found = client_target.unit_folder(environment, Path("/home/a"))
+    assert found == Path(base, "systemd/user")
 
 
 def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):

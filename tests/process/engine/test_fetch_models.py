@@ -102,9 +102,8 @@ class Cluster:
 
 
 def must_be_present(stored: Stored, *, adopt: bool) -> None:
-    recipe = make_recipe()
-    image = recipe.image.model_copy(update={"archive": "/image.tar"})  # of which none is asked for
-    fetch.must_be_present(recipe.model_copy(update={"image": image}), stored, adopt=adopt)
+    recipe = make_recipe(image={"archive": "/image.tar"})  # of which none is asked for
+    fetch.must_be_present(recipe, stored, adopt=adopt)
 
 
 @pytest.fixture
@@ -181,11 +180,12 @@ def test_the_pulls_reason_is_the_one_that_is_told(cluster):
 
 
 def test_what_is_wanted_in_the_hub_cache():
-    recipe = make_recipe("gemma4-26b-a4b-fp8-mtp")
+    name = "gemma4-26b-a4b-fp8-mtp"
+    recipe = make_recipe(name)
     names = [wanted.repository for wanted in wanted_by(recipe)]
     assert names == [recipe.model.name, recipe.drafter.name if recipe.drafter else ""]
-    own = recipe.model.model_copy(update={"path": "/srv/models/x"})
-    assert len(wanted_by(recipe.model_copy(update={"model": own, "drafter": None}))) == 0
+    own = make_recipe(name, model={"path": "/srv/models/x"}, drafter=None)
+    assert len(wanted_by(own)) == 0
 
 
 def test_what_is_there_counts_for_the_plan():

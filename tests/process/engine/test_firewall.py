@@ -17,7 +17,7 @@ from spark_cluster.config.fact_gathering import Listener, listeners
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import Ray, Vllm
+from spark_cluster.config.recipe_schema import Vllm
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import firewall
 from spark_cluster.engine.deployment import Server
@@ -61,17 +61,10 @@ def test_ports_that_cannot_be(case: dict[str, Any]) -> None:
     assert case["words"] in EnginePorts(**case["ports"]).clash()
 
 
-def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None:
-    plain = firewall.closed(inventory(tmp_path), started(), NODES_A_B)
-    assert (29501, 29501) in plain
-    assert (6379, 6379) in plain
-    other = inventory(tmp_path, "settings: {vllm: {master_port: 29777}}\n")
-    chosen = make_recipe(ray=Ray(port=6400, first_port=19001), env={"VLLM_PORT": "21000"})
-    found = firewall.closed(other, started(chosen), NODES_A_B)
-    assert {(29777, 29777), (6400, 6400), (19001, 19009), (21000, 21099)} <= set(found)
-    assert vllm_ports({"VLLM_PORT": "tcp://10.0.0.1:80"}) == ()
-    assert vllm_ports({"VLLM_PORT": "65530"}) == ((65530, 65535),)
-    assert vllm_ports({}) == vllm_ports({"VLLM_PORT": ""}) == ()
+@pytest.mark.parametrize("case", CASES["vllm"], ids=lambda case: case.get("port", "none"))
+def test_a_port_of_vllm_has_a_hundred_behind_it(case: dict[str, Any]) -> None:
+    env = {"VLLM_PORT": case["port"]} if "port" in case else {}
+    assert vllm_ports(env) == tuple(map(tuple, case["ports"]))
 
 
 @pytest.mark.parametrize("text", CASES["not_a_port"])
@@ -91,15 +84,11 @@ def test_a_port_of_thousands_of_digits_is_none() -> None:
     assert recipe_ports({"a-port": "5" * 5000}, {}, set()) == set()
 
 
-def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path) -> None:
-    events = {"kv-events-config": {"endpoint": "tcp://*:6557"}}
-    chosen = make_recipe(
-        engine_args=events, env={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700", "A_PORT": "x"}
-    )
-    two = firewall.closed(inventory(tmp_path), started(chosen), NODES_A_B)
-    assert {(5557, 5558), (6557, 6558), (5700, 5701)} <= set(two)
-    one = firewall.closed(inventory(tmp_path), started(chosen), NODES_A_B[:1])
-    assert {(5557, 5557), (6557, 6557), (5700, 5700)} <= set(one)
+@pytest.mark.parametrize("case", CASES["closed"], ids=lambda case: case["what"])
+def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path, case: dict[str, Any]) -> None:
+    on, chosen = inventory(tmp_path, case.get("inventory", "")), make_recipe(**case["recipe"])
+    found = firewall.closed(on, started(chosen), NODES_A_B[: case.get("nodes", 2)])
+    assert {*map(tuple, case["ports"])} <= set(found)
 
 
 def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:

@@ -7,68 +7,56 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from piped_cluster import Make
+from piped_cluster import Make, PipedCluster
+from small_server import answering
 
-from spark_cluster.agent.operations import Gathering
+from spark_cluster.engine import hub_models
 from spark_cluster.engine.hub_models import NodeDocuments, must_be_the_hubs
 from spark_cluster.errors import Failed
 from spark_cluster.models.hub import HubError, HubLibrary
 from spark_cluster.models.lookup import Hub, ModelStore, find
-from spark_cluster.node.host import Host
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest
 from spark_cluster_lab.hub import Conduct, LabHub
 
 
-class Node:
-    """A session whose agent reads in this process; what it is asked for is kept.
+class Asked:
+    """A node, and what it was asked for since."""
 
-    Attributes:
-        replies: in place of the answers to addresses that begin so.
-    """
+    def __init__(self, cluster: PipedCluster) -> None:
+        self.session, self._head = cluster.play.session(cluster.play.head), cluster.head
+        self._before = len(cluster.head.requests("gather"))
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.replies: dict[str, dict[str, Any]] = {}
-        self.exchanges = 0
+    @property
+    def exchanges(self) -> list[list[str]]:
+        """The addresses of each exchange."""
+        requests = self._head.requests("gather")[self._before :]
+        return [[one["url"] for one in found["requests"].values()] for found in requests]
 
-    def request(self, op: str, requests: Any, timeout: float) -> dict[str, Any]:
-        assert op == "gather"
-        self.exchanges += 1
-        asked = {name: one["url"] for name, one in requests.items()}
-        self.asked += asked.values()
-        played = {
-            name: reply
-            for name, url in asked.items()
-            for begins, reply in self.replies.items()
-            if url.startswith(begins)
-        }
-        real = {name: one for name, one in requests.items() if name not in played}
-        answer = Gathering(Host(), timeout).all({}, {}, {}, real)
-        answer["requests"] |= played
-        return answer
+    @property
+    def urls(self) -> list[str]:
+        return [url for found in self.exchanges for url in found]
 
 
 @pytest.fixture
-def node() -> Node:
-    return Node()
+def node(one_node: PipedCluster) -> Asked:
+    return Asked(one_node)
 
 
-def through(node: Node, hub: LabHub, tmp_path: Path) -> Hub:
-    documents = NodeDocuments(node, hub.url)  # type: ignore[arg-type]
-    return Hub(documents, ModelStore(tmp_path / "kept"))
+def through(node: Asked, url: str, tmp_path: Path) -> Hub:
+    return Hub(NodeDocuments(node.session, url), ModelStore(tmp_path / "kept"))
 
 
-def test_the_same_model_as_from_here(hub: LabHub, node: Node, tmp_path: Path) -> None:
-    found = through(node, hub, tmp_path).checkpoint("org/small")
+def test_the_same_model_as_from_here(hub: LabHub, node: Asked, tmp_path: Path) -> None:
+    found = through(node, hub.url, tmp_path).checkpoint("org/small")
     here = Hub(HubLibrary(hub.url), ModelStore(tmp_path / "other")).checkpoint("org/small")
     assert found == here
     assert found.tensors
-    assert node.exchanges == 5  # the listing, the config, the index, all headers (redirected)
+    assert len(node.exchanges) == 5  # the listing, the config, the index, all headers (redirected)
 
 
 def test_where_the_laptop_has_no_way_the_node_is_asked(hub, node, tmp_path):
     models = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path / "kept"))
-    documents = NodeDocuments(node, hub.url)  # type: ignore[arg-type]
+    documents = NodeDocuments(node.session, hub.url)
     assert not models.ask_through(documents)  # nobody was asked yet
     with pytest.raises(HubError, match="cannot be reached"):
         find("org/small", hub=models)
@@ -77,20 +65,19 @@ def test_where_the_laptop_has_no_way_the_node_is_asked(hub, node, tmp_path):
     assert models.problem("org/small") == ""
 
 
-def test_offline_no_node_is_asked(hub: LabHub, node: Node, tmp_path: Path) -> None:
+def test_offline_no_node_is_asked(hub: LabHub, node: Asked, tmp_path: Path) -> None:
     models = Hub(None, ModelStore(tmp_path / "kept"))
     assert models.checkpoint("org/small") is None
-    assert not models.ask_through(NodeDocuments(node, hub.url))  # type: ignore[arg-type]
-    assert node.asked == []
+    assert not models.ask_through(NodeDocuments(node.session, hub.url))
+    assert node.urls == []
 
 
 @pytest.mark.parametrize(
-    ("conduct", "kind"),
-    [(Conduct(gated=True), "gated"), (Conduct(garbage=b"\xff\xfe"), "server")],
+    ("conduct", "kind"), [(Conduct(gated=True), "gated"), (Conduct(garbage=b"\xff\xfe"), "server")]
 )
 def test_a_refusal_is_of_the_same_kind_as_from_here(conduct, kind, hub, node, tmp_path):
     hub.conduct["org/small"] = conduct
-    models = through(node, hub, tmp_path)
+    models = through(node, hub.url, tmp_path)
     with pytest.raises(HubError) as caught:
         models.checkpoint("org/small")
     assert caught.value.kind == kind
@@ -98,8 +85,12 @@ def test_a_refusal_is_of_the_same_kind_as_from_here(conduct, kind, hub, node, tm
         models.checkpoint("org/none")
 
 
-def moved(target: str) -> dict[str, Any]:
-    return {"status": 302, "body": "", "headers": {"Location": target}}
+def sent_on(node: Asked, target: str, tmp_path: Path) -> str:
+    """Return the error about a hub that sends on to there."""
+    answer = 302, {"Location": target}, ""
+    with answering(lambda _: answer) as port, pytest.raises(HubError) as caught:
+        through(node, f"http://127.0.0.1:{port}", tmp_path).checkpoint("org/small")
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -107,41 +98,33 @@ def moved(target: str) -> dict[str, Any]:
     ["http://169.254.169.254/", "https://hf.co.example.org/", "https://example-huggingface.co/",
      "file:///etc/passwd", "http://nowhere.invalid/"],
 )  # fmt: skip
-def test_it_is_not_sent_on_to_others(target: str, hub: LabHub, node: Node, tmp_path: Path) -> None:
-    node.replies[f"{hub.url}/api"] = moved(target)
-    with pytest.raises(HubError, match="sends on to"):
-        through(node, hub, tmp_path).checkpoint("org/small")
-    assert all(url.startswith(hub.url) for url in node.asked)
+def test_it_is_not_sent_on_to_others(target: str, node: Asked, tmp_path: Path) -> None:
+    assert "sends on to" in sent_on(node, target, tmp_path)
+    assert len(node.urls) == 1
 
 
-def test_the_hubs_own_stores_are_followed(hub: LabHub, node: Node, tmp_path: Path) -> None:
-    store = "https://cas-bridge.xethub.hf.co/file"
-    first = f"{hub.url}/org/small/resolve/{hub.commit('org/small')}/config.json"
-    node.replies[first] = moved(store)
-    node.replies[store] = {"status": 200, "body": "{}", "headers": {}}
-    found = through(node, hub, tmp_path).checkpoint("org/small")
-    assert found.config == {}
-    assert store in node.asked
+def test_the_hubs_own_stores_are_followed(node, tmp_path, monkeypatch):
+    """Here one that is not reached."""
+    monkeypatch.setattr(hub_models, "STORES", (".localhost",))
+    store = "https://cas-bridge.localhost:1/file"
+    assert "from the node" in sent_on(node, store, tmp_path)
+    assert node.urls[1:] == [store]
 
 
-def test_a_circle_ends(hub: LabHub, node: Node, tmp_path: Path) -> None:
-    node.replies[f"{hub.url}/api"] = moved(f"{hub.url}/api/again")
-    with pytest.raises(HubError, match="status 302"):
-        through(node, hub, tmp_path).checkpoint("org/small")
-    assert node.exchanges == 4
+def test_a_circle_ends(node: Asked, tmp_path: Path) -> None:
+    assert "status 302" in sent_on(node, "/again", tmp_path)
+    assert len(node.exchanges) == 4
 
 
-def test_a_node_without_a_network(node: Node, tmp_path: Path) -> None:
-    documents = NodeDocuments(node, "http://127.0.0.1:1")  # type: ignore[arg-type]
+def test_a_node_without_a_network(node: Asked, tmp_path: Path) -> None:
     with pytest.raises(HubError, match="from the node"):
-        Hub(documents, ModelStore(tmp_path)).checkpoint("org/small")
+        through(node, "http://127.0.0.1:1", tmp_path).checkpoint("org/small")
 
 
 def test_a_password_of_the_laptop_for_its_mirror_is_not_sent_to_the_node(hub, node, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://me:p%40ss@"))
-    documents = NodeDocuments(node)  # type: ignore[arg-type]
-    assert documents.listing("org/small", "main").names
-    assert node.asked == [f"{hub.url}/api/models/org/small/revision/main?blobs=true"]
+    assert NodeDocuments(node.session).listing("org/small", "main").names
+    assert node.urls == [f"{hub.url}/api/models/org/small/revision/main?blobs=true"]
 
 
 # --- what a node says of a revision, compared with a hub on this machine by the real client ------

@@ -39,9 +39,7 @@ def test_a_job_with_a_folder_from_its_beginning_to_its_end(server, jobs, tmp_pat
     folder.mkdir()
     (folder / "train.py").write_text("import os, sys\nprint(os.environ['STEPS'], sys.argv[1:])\n")
     name = jobs.submit(
-        [PYTHON, "train.py", "it's; touch /tmp/no", "$HOME"],
-        working_dir=folder,
-        env={"STEPS": "4"},
+        [PYTHON, "train.py", "it's; touch /tmp/no", "$HOME"], working_dir=folder, env={"STEPS": "4"}
     )
     lines: list[str] = []
     assert jobs.wait(name, HANG_S, lines.append) == "4 [\"it's; touch /tmp/no\", '$HOME']\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cases import cases
+from hostile import odd_json
 from hypothesis import given
 from hypothesis import strategies as st
 from piped_cluster import PipedCluster
@@ -210,18 +211,7 @@ def test_a_recipe_may_switch_the_unit_length_off(flags, normalized):
     assert readiness_checks.normalized(flags) is normalized
 
 
-ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["data", "results", "index", "embedding", "score", "text", "model"]),
-            inner,
-            max_size=3,
-        )
-    ),
-    max_leaves=12,
-)
+ODD = odd_json("data", "results", "index", "embedding", "score", "text", "model")
 
 
 @pytest.fixture(scope="module")

@@ -40,10 +40,9 @@ class Starts:
             node.put(TOKEN_FILE, TOKEN)
 
     def deployment(self, join_timeout_s: float = 60) -> Deployment:
-        recipe = located(make_recipe(executor="ray"))
         told = {"dashboard_port": self.ray.port, "join_timeout_s": join_timeout_s}
-        ray = recipe.ray.model_copy(update=told)
-        return deployment_for(recipe.model_copy(update={"ray": ray}), *self.cluster.play.nodes)
+        recipe = located(make_recipe(executor="ray", ray=told))
+        return deployment_for(recipe, *self.cluster.play.nodes)
 
     def __call__(self, join_timeout_s: float = 60) -> None:
         play = self.cluster.play

@@ -109,9 +109,8 @@ def test_what_does_not_fit_is_forced_with_a_word(spark):
 
 
 def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
-    recipe = make_recipe(CHAT)
-    model = recipe.model.model_copy(update={"name": "no/such", "base": None, "weights_gib": None})
-    unknown = ServedModel(recipe.model_copy(update={"model": model}), "a")
+    model = {"name": "no/such", "base": None, "weights_gib": None}
+    unknown = ServedModel(make_recipe(CHAT, model=model), "a")
     with pytest.raises(Refused, match="no share of the memory can be computed") as refused:
         admitted(spark(), GONE, GONE, models=(unknown, MODELS[1]))
     assert f"give gpu_memory_utilization in the recipe: {CHAT}" in refused.value.hint

@@ -76,10 +76,7 @@ class StandIn(WebServer):
             message = {"role": "assistant", "content": "Paris", "reasoning_content": None}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             return 200, {"model": asked.document["model"], "choices": [choice]}
-        known = {
-            "/health": {},
-            "/get_server_info": {"version": "0.5.4", "tp_size": 1},
-        }
+        known = {"/health": {}, "/get_server_info": {"version": "0.5.4", "tp_size": 1}}
         fails = asked.path == "/health" and len(self.asked) < 3
         if asked.path not in known or fails:
             return 503, {"message": "loading"}

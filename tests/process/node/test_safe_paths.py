@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,15 +17,7 @@ from spark_cluster.node import safe_paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import shape
 from spark_cluster.node.values import ResourceError
-from spark_cluster.resources import (
-    AuthorizedKey,
-    Directory,
-    File,
-    Line,
-    Resource,
-    SshKey,
-    authorized_key,
-)
+from spark_cluster.resources import AuthorizedKey, Directory, File, Line, Resource, SshKey
 from spark_cluster.resources.base import differences
 
 pytestmark = user.needs_root
@@ -79,34 +71,26 @@ def converged(host: Host, resource: Resource) -> None:
         resource.converge(host, actual)
 
 
-def a_folder(host: Host, number: int) -> None:
-    mode = 0o750 if number % 2 else 0o755
-    converged(host, Directory(f"{FOLDER}/d", mode=mode, owner="nobody"))
-
-
-def a_folder_in_it(host: Host, number: int) -> None:
-    converged(host, Directory(f"{FOLDER}/d/sub{number}/x", mode=0o700, owner="nobody"))
-
-
-def a_file_in_it(host: Host, number: int) -> None:
-    converged(host, File(f"{FOLDER}/d/shadow", content=f"{number}\n", owner="nobody"))
-
-
-def a_file_is_removed(host: Host, _: int) -> None:
-    host.remove(f"{FOLDER}/d/shadow")
-
-
-def a_link_in_it(host: Host, number: int) -> None:
-    host.link(f"{FOLDER}/d/link{number}", "anywhere", uid=user.NOBODY, gid=user.NOBODY)
-
-
-def a_folder_is_removed(host: Host, number: int) -> None:
-    host.remove(f"{FOLDER}/d/sub{number - 1}")
-    host.directory(f"{FOLDER}/d/sub{number}/x")
-
-
-def what_crashes_left(host: Host, _: int) -> None:
-    host.temporary.clean(host.note)
+IN_A_FOLDER: dict[str, Callable[[Host, int], None]] = {
+    "it": lambda host, number: converged(
+        host, Directory(f"{FOLDER}/d", mode=0o750 if number % 2 else 0o755, owner="nobody")
+    ),
+    "a folder": lambda host, number: converged(
+        host, Directory(f"{FOLDER}/d/sub{number}/x", mode=0o700, owner="nobody")
+    ),
+    "a file": lambda host, number: converged(
+        host, File(f"{FOLDER}/d/shadow", content=f"{number}\n", owner="nobody")
+    ),
+    "no file": lambda host, _: host.remove(f"{FOLDER}/d/shadow"),
+    "a link": lambda host, number: host.link(
+        f"{FOLDER}/d/link{number}", "anywhere", uid=user.NOBODY, gid=user.NOBODY
+    ),
+    "no folder": lambda host, number: (
+        host.remove(f"{FOLDER}/d/sub{number - 1}"),
+        host.directory(f"{FOLDER}/d/sub{number}/x"),
+    ),
+    "what crashes left": lambda host, _: host.temporary.clean(host.note),
+}
 
 
 def all_of(folder: Path) -> dict[str, object]:
@@ -114,20 +98,9 @@ def all_of(folder: Path) -> dict[str, object]:
     return {str(path): shape(path) for path in (folder, *folder.rglob("*"))}
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        a_folder,
-        a_folder_in_it,
-        a_file_in_it,
-        a_file_is_removed,
-        a_link_in_it,
-        a_folder_is_removed,
-        what_crashes_left,
-    ],
-)
+@pytest.mark.parametrize("work", IN_A_FOLDER)
 def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(host, work):
-    if work is what_crashes_left:
+    if work == "what crashes left":
         host.temporary.path_for(host.path(f"{FOLDER}/d/x"))
         host.temporary.path_for(host.path("/etc/x")).touch()
     etc = host.path("/etc")
@@ -136,7 +109,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(host, work):
     with exchanging(host, "d", "d-link"):
         for number in range(TRIES):
             try:
-                work(host, number)
+                IN_A_FOLDER[work](host, number)
                 done += 1
             except ResourceError as error:
                 assert "link" in error.message, error.message
@@ -209,7 +182,7 @@ def test_the_journal_keeps_no_file_of_roots_for_a_users_authorized_keys(host, mo
     """The user's ~/.ssh becomes a link while the key is added."""
     entry = SimpleNamespace(pw_dir=FOLDER, pw_uid=user.NOBODY, pw_gid=user.NOBODY, pw_name="nobody")
     known = SimpleNamespace(getpwnam=lambda _: entry, getpwuid=lambda _: entry)
-    monkeypatch.setattr(authorized_key, "pwd", known)
+    monkeypatch.setattr("spark_cluster.resources.authorized_key.pwd", known)
     host.path("/etc/authorized_keys").write_text(SECRET)
     run = host.path(FOLDER)
     (run / "d").rename(run / ".ssh")

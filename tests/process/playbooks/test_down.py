@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from ollama_server import Ollama
@@ -42,10 +41,6 @@ def serve(node: PipedNode, *others: GpuProcess, returns: float | None = 90, afte
     node.when_read = read
 
 
-def down(cluster: PipedCluster, **given: Any) -> Any:
-    return cluster.play.project.load_playbook("down").function(cluster.play, **given)
-
-
 @pytest.fixture
 def cluster(piped_cluster: Make) -> PipedCluster:
     return piped_cluster("spark1", "spark2")
@@ -60,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_waits_until_the_memory_is_back(cluster: PipedCluster) -> None:
     serve(cluster.head, after=2)
     cluster.head.run_container(RAY)
-    stopped = down(cluster)
+    stopped = cluster.run("down")
     assert [one.used_mib for one in (*stopped.before, *stopped.now)] == [90 * GIB, 0, 0, 0]
     held = [event for event in cluster.events if isinstance(event, MemoryHeld)]
     assert [(one.node, one.phase, one.used_mib) for one in held] == [
@@ -83,10 +78,10 @@ def test_running_jobs_are_ended_only_on_request(cluster: PipedCluster, ray: RayS
     cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(ray.port)})
     for given, hint in (({"end_jobs": False}, True), ({}, False)):
         with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
-            down(cluster, **given)
+            cluster.run("down", **given)
         assert ("--end-jobs" in caught.value.hint) is hint, "where the command has it"
     assert RAY in cluster.head.containers
-    down(cluster, end_jobs=True)
+    cluster.run("down", end_jobs=True)
     assert cluster.head.containers == {}
 
 
@@ -96,7 +91,7 @@ def test_memory_that_does_not_come_back(cluster: PipedCluster) -> None:
     with pytest.raises(
         VerificationFailed, match=r"VLLM::Worker \(pid 7, 92160 MiB\) on spark1"
     ) as e:
-        down(cluster)
+        cluster.run("down")
     assert e.value.exit_code == 5
 
 
@@ -104,7 +99,7 @@ def test_memory_that_does_not_come_back(cluster: PipedCluster) -> None:
 def test_memory_that_is_not_available_again(cluster: PipedCluster) -> None:
     """No process is listed any more; on a Spark what counts is the memory of the machine."""
     serve(cluster.head, returns=50)
-    down(cluster)
+    cluster.run("down")
     (note,) = cluster.notes
     missing = "spark1: no process holds GPU memory, but MemAvailable is 31744 MiB lower"
     assert note.startswith(missing)
@@ -114,7 +109,7 @@ def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster: PipedCl
     """On an H100 `down` waited 30 s for memory of the machine that the engine had not taken."""
     cluster.head.gpu = "NVIDIA H100 80GB HBM3, 9.0, 580.95.05, 40, 10.0, 2400, 1000, 80000"
     serve(cluster.head, returns=0)
-    down(cluster)
+    cluster.run("down")
     assert cluster.notes == []
     apps = [words for words in cluster.head.calls("nvidia-smi") if "apps" in words[0]]
     assert len(apps) == 2, "before and after: there is nothing to wait for"
@@ -122,7 +117,7 @@ def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster: PipedCl
 
 def test_other_programs_may_keep_theirs_in_a_swap(cluster: PipedCluster) -> None:
     serve(cluster.head, OLLAMA)
-    (now, _) = down(cluster, keep_others=True).now
+    (now, _) = cluster.run("down", keep_others=True).now
     assert now.processes == (OLLAMA,)
 
 
@@ -130,7 +125,7 @@ def test_other_programs_may_keep_theirs_in_a_swap(cluster: PipedCluster) -> None
 def test_other_programs_are_named_by_down(cluster: PipedCluster) -> None:
     serve(cluster.head, OLLAMA)
     with pytest.raises(VerificationFailed, match=r"ollama \(pid 9, 50 MiB\) on spark1") as caught:
-        down(cluster)
+        cluster.run("down")
     assert "--unload ollama" in caught.value.hint
 
 
@@ -153,12 +148,12 @@ def test_models_of_ollama_are_unloaded_on_request(piped_cluster, ollama, check):
         cluster.head.held = [p for p in cluster.head.held if ollama.loaded or p != OLLAMA]
 
     cluster.head.when_read = read
-    down(cluster, unload=("ollama",), keep_others=True)
+    cluster.run("down", unload=("ollama",), keep_others=True)
     assert bool(ollama.loaded) == check
     verb = "would unload" if check else "unloaded"
     assert f"spark1: Ollama: {verb} gemma3 (50 MiB)" in cluster.notes
     if not check:
-        down(cluster, unload=("ollama",))
+        cluster.run("down", unload=("ollama",))
         assert cluster.notes[-1] == "spark1: Ollama has no model loaded, or is not running"
 
 
@@ -167,5 +162,5 @@ def test_the_servers_of_several_models_are_ended_wherever_they_are(cluster: Pipe
     for name in (SERVER, "spark-vllm-chat", "spark-vllm-words"):
         cluster.nodes["spark2"].run_container(name, {RECIPE: "r"})
     cluster.nodes["spark2"].run_container("spark-vllm-of-the-user")
-    down(cluster)
+    cluster.run("down")
     assert cluster.nodes["spark2"].containers == {"spark-vllm-of-the-user": "running"}

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from cases import each_case
 from factories import make_recipe
 from piped_cluster import Make, PipedCluster
 from ray_server import RayServer
@@ -16,10 +17,8 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (
     DoesNotFit,
-    Failed,
     Refused,
     SparkClusterError,
-    Unreachable,
     UsageError,
     VerificationFailed,
 )
@@ -88,12 +87,9 @@ class Swap:
 
     def __call__(self, **more: Any) -> Any:
         """Run the playbook from OLD to NEW, whose model has a folder of its own."""
-        recipe = make_recipe(NEW)
-        model = recipe.model.model_copy(update={"path": "/srv/models/new"})
-        recipe = recipe.model_copy(update={"model": model})
-        function = self.cluster.play.project.load_playbook("swap").function
+        recipe = make_recipe(NEW, model={"path": "/srv/models/new"})
         given = {"load": lambda previous: make_recipe(previous.recipe), **more}
-        return function(self.cluster.play, recipe=recipe, tp=2, **given)
+        return self.cluster.run("swap", recipe=recipe, tp=2, **given)
 
 
 @pytest.fixture
@@ -161,18 +157,15 @@ def test_an_old_server_that_could_not_be_started_again_is_not_stopped(swap: Swap
     assert swap(load=gone, restore=False).former.recipe == OLD
 
 
-def test_the_old_one_is_started_again(swap: Swap) -> None:
-    swap.ends(
-        "VerificationFailed('the model says nonsense', where='spark1', hint='look at it')",
-    )
-    with pytest.raises(VerificationFailed) as caught:
-        swap()
-    assert swap.done[2:] == ["down", f"up {NEW}", "restore", "down", f"up {OLD}"]
-    assert caught.value.exit_code == 5
-    assert caught.value.message == (
-        f"the model says nonsense; {OLD} (tp 2) was started again, is verified, and serves"
-    )
-    assert (caught.value.where, caught.value.hint) == ("spark1", "look at it")
+@each_case(__file__, "failed_swaps.toml")
+def test_what_becomes_of_one_that_fails(swap: Swap, case: dict[str, Any]) -> None:
+    swap.ends(case.get("up", ""), case.get("down", ""))
+    with pytest.raises(SparkClusterError) as caught:
+        swap(restore=case.get("restore", True))
+    assert type(caught.value).__name__ == case["raises"]
+    assert (caught.value.message, caught.value.where) == (case["message"], case.get("where", ""))
+    assert case.get("hint", "") in (caught.value.hint or "")
+    assert swap.done[2:] == case["then"]
 
 
 def test_the_log_of_the_failed_one_is_kept(swap, tmp_path, monkeypatch):
@@ -189,39 +182,6 @@ def test_the_log_of_the_failed_one_is_kept(swap, tmp_path, monkeypatch):
     for name in swap.cluster.nodes:
         assert f"==> {name} spark-ray\nRuntimeError: out of memory\n" in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_both_failures_are_stated(swap: Swap) -> None:
-    swap.ends("Failed('no image'), Failed('no memory', hint='free some')")
-    with pytest.raises(Failed) as caught:
-        swap()
-    assert "no image" in caught.value.message
-    assert f"{OLD} (tp 2) could not be started again either: no memory" in caught.value.message
-    assert "Nothing serves" in caught.value.message
-    assert f"spark-cluster up --recipe {OLD} --tp 2" in caught.value.hint
-
-
-def test_memory_that_is_not_returned_ends_in_the_old_one(swap: Swap) -> None:
-    held = "memory is still held: VLLM::Worker (pid 7, 900 MiB) on spark1"
-    swap.ends(down=f"VerificationFailed({held!r})")
-    with pytest.raises(VerificationFailed, match=r"pid 7, 900 MiB\) on spark1; .*serves"):
-        swap()
-    assert swap.done[2:] == ["down", "restore", "down", f"up {OLD}"]
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        ("Unreachable('connection lost', where='spark2')", "again while the node is away"),
-        ("Failed('no image')", r"^no image$"),
-    ],
-)
-def test_a_node_that_is_away_or_a_wish_not_to_restore(swap: Swap, error: str, text: str) -> None:
-    swap.ends(error)
-    with pytest.raises(SparkClusterError, match=text) as caught:
-        swap(restore="Unreachable" in error)
-    assert isinstance(caught.value, Unreachable) == ("Unreachable" in error)
-    assert swap.done[-1] == f"up {NEW}"
 
 
 def test_the_labels_give_the_command_back():

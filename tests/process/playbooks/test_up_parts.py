@@ -131,13 +131,10 @@ def test_one_node_goes_on_where_nftables_does_not_work(pair_up, works):
 
 
 def test_folders_of_their_own_are_downloaded_as_the_recipe_says():
-    recipe, node = load_recipe("gemma4-26b-a4b-fp8-mtp", SHIPPED), make_node("a")
-    assert server_for(recipe, node).models == (), "both are in the hub cache"
-    own = {
-        name: getattr(recipe, name).model_copy(update={"path": f"/srv/models/{name}"})
-        for name in ("model", "drafter")
-    }
-    found = server_for(recipe.model_copy(update=own), node).models
+    name, node = "gemma4-26b-a4b-fp8-mtp", make_node("a")
+    assert server_for(make_recipe(name), node).models == (), "both are in the hub cache"
+    own = {part: {"path": f"/srv/models/{part}"} for part in ("model", "drafter")}
+    found = server_for(make_recipe(name, **own), node).models
     assert {one["name"]: one["path"] for one in found} == {
         "RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic": "/srv/models/model",
         "google/gemma-4-26B-A4B-it-assistant": "/srv/models/drafter",

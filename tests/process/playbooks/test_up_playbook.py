@@ -30,9 +30,7 @@ ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "co
 
 def recipe() -> Recipe:
     """A recipe without Ray, whose model is on the nodes."""
-    made = make_recipe(readiness=Readiness(rungs=["answer"]))
-    model = made.model.model_copy(update={"path": "/srv/models/m"})
-    return made.model_copy(update={"model": model})
+    return make_recipe(readiness=Readiness(rungs=["answer"]), model={"path": "/srv/models/m"})
 
 
 class Serving:
@@ -52,8 +50,7 @@ class Serving:
             node.have_image(make_recipe().image.ref)
 
     def up(self, deployment: Deployment, **more: Any) -> Any:
-        play = self.cluster.play
-        return play.project.load_playbook("up").function(play, deployment=deployment, **more)
+        return self.cluster.run("up", deployment=deployment, **more)
 
     def started(self, node: PipedNode) -> list[str]:
         """The containers that were started on a node, in their order."""
@@ -160,9 +157,10 @@ def role(node, settings):
 
 def model(name: str) -> ServedModel:
     """A model whose files are on the node."""
-    recipe = make_recipe(readiness=Readiness(rungs=["answer"]), gpu_memory_utilization=0.4)
-    known = recipe.model.model_copy(update={"path": "/srv/models/m", "served_name": name})
-    return ServedModel(recipe.model_copy(update={"name": name, "model": known}), "spark1")
+    known = {"path": "/srv/models/m", "served_name": name}
+    readiness = Readiness(rungs=["answer"])
+    recipe = make_recipe(name=name, model=known, readiness=readiness, gpu_memory_utilization=0.4)
+    return ServedModel(recipe, "spark1")
 
 
 class UpOfSeveral(Serving):

@@ -65,10 +65,6 @@ def test_check_mode_does_not_guess_when_the_image_will_change(docker):
     assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:1")
 
 
-def test_absent_without_docker(node):
-    assert node.apply(Container("ray", state="absent")).verdict == "ok"
-
-
 class TestSecrets:
     def test_they_are_in_a_private_file_and_nowhere_else(self, docker):
         result = docker.apply(SECRET)

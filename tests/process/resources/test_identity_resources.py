@@ -53,21 +53,6 @@ def test_drift_of_a_key_is_repaired(node):
         assert node.path(f"{KEY}.pub").read_text().split()[:2] == public
 
 
-@needs_keygen
-def test_what_is_no_key_is_kept(node):
-    node.put(KEY, "my notes", mode=0o600)
-    result = node.apply(SshKey(KEY, owner=owner(node)))
-    assert result.verdict == "failed"
-    assert "not a private key" in result.error
-    assert node.path(KEY).read_text() == "my notes"
-
-
-def test_a_folder_in_the_place_of_a_key(node):
-    node.path(KEY).mkdir(parents=True)
-    result = node.apply(SshKey(KEY, owner=owner(node)))
-    assert f"{KEY} is a directory, not a file" in result.error
-
-
 # --- what images of makers share ----------------------------------------------------------------
 
 

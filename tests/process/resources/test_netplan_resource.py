@@ -127,37 +127,27 @@ def power_cycle(node):
     run_alone(node, ["netplan", "apply"])  # what networkd does as it starts
 
 
-@pytest.fixture(params=[OLD, None], ids=["a file", "none"])
+@pytest.fixture(params=[0o600, 0o644, None], ids=["a file", "one for all", "none"])
 def before(network, request):
-    """The file that was there, or that there was none."""
+    """The rights of the file that was there, or that there was none."""
     if request.param:
-        network.put(PATH, request.param, mode=0o600)
+        os.chown(network.put(PATH, OLD, mode=request.param), *OTHERS)
     return request.param
 
 
-def is_as_before(node, text):
+def is_as_before(node, mode):
     path = node.path(PATH)
-    there = path.read_text() if path.exists() else None
-    wanted = (["10.9.9.9/24"], 1500) if text else ([], 1500)
-    return (there, links(node)["enp1s0f1np1"]) == (text, wanted)
+    if mode is None:
+        return not path.exists() and links(node)["enp1s0f1np1"] == ([], 1500)
+    status, link = path.stat(), links(node)["enp1s0f1np1"]
+    rights = (status.st_mode & 0o7777, status.st_uid, status.st_gid)
+    return (path.read_text(), link, rights) == (OLD, (["10.9.9.9/24"], 1500), (mode, *OTHERS))
 
 
 def as_wanted(node):
     return {n: v for n, v in links(node).items() if n in TWINS} == {
         name: ([address], 9000) for name, address in TWINS.items()
     }
-
-
-def test_addresses_come_and_stay(network):
-    assert network.check(WANTED).verdict == "change"
-    assert apply(network).verdict == "change"
-    assert [" ".join(words) for words in verbs(network)] == [
-        "systemd-run --quiet", "netplan generate", "netplan apply",
-    ], "the timer is there before anything is applied"  # fmt: skip
-    assert as_wanted(network)
-    assert network.path(PATH).stat().st_mode & 0o777 == 0o600
-    assert nothing_armed(network)
-    assert apply(network).verdict == "ok"
 
 
 @pytest.mark.parametrize("why", ["mute", "refuses", "unreached"])
@@ -249,18 +239,11 @@ def nothing_armed_but(node, timer):
     return nothing_armed(node)
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_a_power_cycle_before_the_timer_runs_out_brings_the_old_file_back(network, before, mode):
-    if before:
-        network.path(PATH).chmod(mode)
-        os.chown(network.path(PATH), *OTHERS)
+def test_a_power_cycle_before_the_timer_runs_out_brings_the_old_file_back(network, before):
     cut_off(network)
     assert as_wanted(network)
     power_cycle(network)
     assert is_as_before(network, before)
-    if before:
-        status = network.path(PATH).stat()
-        assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (mode, *OTHERS)
     assert nothing_armed(network)
     assert network.check(WANTED).verdict == "change", "a file that nobody confirmed is not done"
     power_cycle(network)
@@ -292,14 +275,6 @@ def test_what_was_confirmed_stays_over_a_power_cycle(network):
     power_cycle(network)
     assert as_wanted(network)
     assert apply(network).verdict == "ok"
-
-
-def test_the_old_mode_and_owner_come_back_too(network):
-    network.put(PATH, OLD, mode=0o644)
-    os.chown(network.path(PATH), *OTHERS)
-    assert network.apply(WANTED, host=network.host()).verdict == "failed"
-    status = network.path(PATH).stat()
-    assert (status.st_mode & 0o777, status.st_uid, status.st_gid) == (0o644, *OTHERS)
 
 
 def test_the_timer_acts_while_netplan_apply_hangs(network, before, monkeypatch):

@@ -8,8 +8,8 @@ from spark_cluster.resources import Command, Service, service
 
 
 @pytest.mark.parametrize("case", kind_cases(__file__))
-def test_what_becomes_of_it(case, at_once, node):
-    become(node, case)
+def test_what_becomes_of_it(case, at_once, request):
+    become(request.getfixturevalue("accounts" if case.get("accounts") else "node"), case)
 
 
 def test_creates_that_does_not_appear(node):

@@ -55,10 +55,6 @@ def test_end_right_after_the_start_is_a_failure_with_its_log(systemd, restart, s
     assert unit(systemd)["active"] == "inactive", "its restarts are ended"
 
 
-def test_absent_without_systemd(node):
-    assert node.apply(Unit("spark-vllm", state="absent")).verdict == "ok"
-
-
 def test_secrets_are_in_private_files_and_nowhere_else(systemd):
     result = systemd.apply(SECRET)
     (file,) = systemd.path(KEYS).iterdir()

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from factories import SHIPPED, put
 from role_samples import a_spark, one, yielded
-from waiting import until
+from waiting import HANG_S, until
 
 WORK = SHIPPED.load_role("models").function.__globals__["DOWNLOADS"]
 TOKEN = "hf_NotARealTokenButASecret"
-HANGS_S = 120.0
 
 PROGRAM = """#!PYTHON -IS
 import json, os, sys, time
@@ -75,7 +74,7 @@ class Node:
         return process
 
     def run(self, token: str = "", revision: str = "main", *, venv: bool = False) -> int:
-        return self.start(token, revision, venv=venv).wait(HANGS_S)
+        return self.start(token, revision, venv=venv).wait(HANG_S)
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -153,7 +152,7 @@ def test_ended_it_ends_what_it_has_started(node: Node, venv: bool) -> None:
     process = node.start(TOKEN, venv=venv)
     until((node.home / "running").exists)
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(HANGS_S) == 143
+    assert process.wait(HANG_S) == 143
     assert venv or ["rm", "--force", "id-of-it"] in [call["argv"] for call in node.calls]
     assert node.left() == []
     assert node.complete == ""
@@ -164,7 +163,7 @@ def test_killed_its_token_is_removed_by_the_next_one(node: Node) -> None:
     process = node.start(TOKEN)
     until((node.home / "running").exists)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(HANGS_S)
+    process.wait(HANG_S)
     assert node.left() != []
     (node.home / "hold").unlink()
     assert node.run() == 0

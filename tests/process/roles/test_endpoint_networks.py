@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from hostile import user
-from proxied import HANG_S, KEY, Engine, needs_haproxy, proxied, request
+from proxied import KEY, Engine, needs_haproxy, proxied, request
 from role_samples import a_spark
-from waiting import until
+from waiting import HANG_S, until
 
 from spark_cluster.engine.proxy import ModelServer, Replica
 

@@ -18,20 +18,9 @@ from typing import Any
 
 import pytest
 from cases import each_case
-from proxied import (
-    AUTH,
-    HANG_S,
-    KEY,
-    LATE_S,
-    Engine,
-    converse,
-    needs_haproxy,
-    proxied,
-    request,
-    status,
-)
+from proxied import AUTH, KEY, LATE_S, Engine, converse, needs_haproxy, proxied, request, status
 from role_samples import a_spark
-from waiting import until
+from waiting import HANG_S, until
 
 from spark_cluster.engine import proxy
 from spark_cluster.node.http import ask
@@ -243,13 +232,13 @@ SHORT = {
 
 
 @contextlib.contextmanager
-def silent(port: int, count: int, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
+def silent(port: int, count: int) -> Iterator[list[socket.socket]]:
     """So many connections that say nothing; some may be reset already, even while they connect."""
     with contextlib.ExitStack() as opened:
         connections = [opened.enter_context(socket.socket()) for _ in range(count)]
         for connection in connections:
             connection.settimeout(HANG_S)
-            connection.bind((source, 0))
+            connection.bind(("127.0.0.1", 0))
             with contextlib.suppress(ConnectionResetError):
                 connection.connect(("127.0.0.1", port))
         yield connections
@@ -260,17 +249,19 @@ def reset(connections: list[socket.socket]) -> int:
     return sum(bool(select.select([c], [], [], 0)[0]) for c in connections)
 
 
-def health(port: int, *, tls: bool, source: str = "127.0.1.2", timeout: float = HANG_S) -> str:
+@contextlib.contextmanager
+def connected(port: int, tls: str | None, source: str = "") -> Iterator[socket.socket]:
+    """A connection of a client that trusts whoever it meets."""
+    with socket.create_connection(("127.0.0.1", port), HANG_S, (source, 0)) as plain:
+        yield ssl._create_unverified_context().wrap_socket(plain) if tls else plain
+
+
+def health(port: int, tls: str | None = None, source: str = "127.0.1.2") -> str:
     """Return the reply to an honest client; empty when it does not get that far."""
-    address = ("127.0.0.1", port)
-    try:
-        with socket.create_connection(address, timeout, (source, 0)) as plain:
-            trusting = ssl._create_unverified_context() if tls else None
-            connection = trusting.wrap_socket(plain) if trusting else plain
-            connection.sendall(request("GET", "/health"))
-            return connection.recv(4096).decode()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), connected(port, tls, source) as connection:
+        connection.sendall(request("GET", "/health"))
+        return connection.recv(4096).decode()
+    return ""
 
 
 KINDS = pytest.mark.parametrize("tls", [None, "self-signed"], ids=["plain", "TLS"])
@@ -281,7 +272,7 @@ def test_who_connects_and_says_nothing_is_cut_off(tmp_path, engine, tls):
     """All places are taken, by any number of addresses: only for as long as silence is suffered."""
     few = {**SHORT, "maxconn 4096": "maxconn 20"}
     with proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=few) as port, silent(port, 60):
-        assert health(port, tls=tls is not None).startswith("HTTP/1.1 200")
+        assert health(port, tls).startswith("HTTP/1.1 200")
 
 
 @KINDS
@@ -291,30 +282,29 @@ def test_one_address_does_not_take_all_places(tmp_path, engine, tls):
         proxied(tmp_path, a_spark(), engine.port, tls=tls, host="0.0.0.0") as port,
         silent(port, 600) as connections,
     ):
-        assert health(port, tls=tls is not None).startswith("HTTP/1.1 200")
-        assert health(port, tls=tls is not None, source="127.0.0.1") == ""
+        assert health(port, tls).startswith("HTTP/1.1 200")
+        assert health(port, tls, "127.0.0.1") == ""
         until(lambda: reset(connections) >= 600 - 512)
         assert reset(connections) == 600 - 512
 
 
 def test_many_requests_of_one_load_test_and_of_the_loopback(tmp_path: Path, engine: Engine) -> None:
     with proxied(tmp_path, a_spark(), engine.port, host="0.0.0.0") as port, silent(port, 500):
-        assert health(port, tls=False, source="127.0.0.1").startswith("HTTP/1.1 200")
+        assert health(port, source="127.0.0.1").startswith("HTTP/1.1 200")
     with proxied(tmp_path, a_spark(), engine.port) as port, silent(port, 600):
-        assert health(port, tls=False, source="127.0.0.1").startswith("HTTP/1.1 200")
+        assert health(port, source="127.0.0.1").startswith("HTTP/1.1 200")
 
 
 @KINDS
 def test_a_client_that_waits_for_vllm_is_not_cut_off(tmp_path, engine, tls):
     """Not before the first byte and not in a pause, however much longer than a client's limit."""
-    with proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=SHORT) as port:
-        address = ("127.0.0.1", port)
-        with socket.create_connection(address, HANG_S) as plain:
-            trusting = ssl._create_unverified_context() if tls else None
-            connection = trusting.wrap_socket(plain) if trusting else plain
-            began = time.monotonic()
-            connection.sendall(request("POST", "/late", body="abc"))
-            answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+    with (
+        proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=SHORT) as port,
+        connected(port, tls) as connection,
+    ):
+        began = time.monotonic()
+        connection.sendall(request("POST", "/late", body="abc"))
+        answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
     assert status(answer) == 200
     assert answer.endswith("latelate")
     assert time.monotonic() - began >= 2 * LATE_S

@@ -67,13 +67,6 @@ for path in sorted(Path({str(folder)!r}).iterdir()):
     assert set(looked.stdout.split()) == {Path(p).name for p in (proxy.CONFIG, proxy.DESCRIPTION)}
 
 
-def test_the_certificate_of_the_user(role):
-    found = role("endpoint", a_spark(), tls="certificate", certificate=PEM, **GIVEN)
-    made = one(found, "File", proxy.CERTIFICATE)
-    assert (made.content, made.mode, isinstance(made.content, Secret)) == (PEM, 0o600, True)
-    assert 'ssl crt "${CREDENTIALS_DIRECTORY}/certificate.pem"' in text(found, proxy.CONFIG)
-
-
 def test_what_status_reads(role):
     found = role("endpoint", a_spark(), tls="self-signed", api_key=KEY, **GIVEN)
     told = proxy.described(text(found, proxy.DESCRIPTION))

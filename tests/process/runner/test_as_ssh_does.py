@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from own_sshd import SSHD, Sshd, keygen, public, start_sshd
+from own_sshd import PROXY, SSHD, Sshd, keygen, public, start_sshd
 
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.dialer import SshConnection, Target
@@ -81,18 +81,6 @@ QUICK = (
 )  # fmt: skip
 """Without a key exchange that takes a tenth of a second to compute, and without a login: that one
 would come next is what ssh says of a host key that it accepts."""
-
-PROXY = """\
-import os, socket, sys, threading
-peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-def up():
-    while data := os.read(0, 65536):
-        peer.sendall(data)
-    peer.shutdown(socket.SHUT_WR)
-threading.Thread(target=up, daemon=True).start()
-while data := peer.recv(65536):
-    os.write(1, data)
-"""
 
 
 @pytest.fixture

@@ -232,14 +232,6 @@ def held(conversation, node, deaths):
     return error if isinstance(error, SparkClusterError) else None
 
 
-@pytest.fixture
-def deaths(monkeypatch):
-    """What ended a thread."""
-    found = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: found.append(args.exc_value))
-    return found
-
-
 @pytest.mark.parametrize("conversation", CONVERSATIONS, ids=lambda one: one.__name__)
 def test_a_conversation_that_comes_again_as_it_was(transcripts, conversation, deaths):
     """What is changed below is what a real agent says."""

@@ -10,6 +10,7 @@ from functools import partial
 import pipe_channel
 import pytest
 from cases import each_case
+from hung_processes import peak_mib
 from pipe_channel import PipeChannel
 from small_server import answering
 from test_agent_over_pipe import apply, verdicts
@@ -38,11 +39,6 @@ def fake():
     for session in started:
         session._channel._process.kill()
         session.close()
-
-
-def peak_mib(session):
-    with open(f"/proc/{session._channel._process.pid}/status") as source:
-        return int(source.read().partition("VmHWM:")[2].split()[0]) / 1024
 
 
 # -- what is no agent, or one that has ended ------------------------------------------------------
@@ -159,15 +155,15 @@ def test_a_file_longer_than_a_message_can_be_is_sent_in_bounded_memory(agent, tm
         out.truncate(size)
     session = agent()
     session.run(["true"])
-    before = peak_mib(session)
+    before = peak_mib(session._channel._process.pid)
     weights = File("/weights", content=LaptopFile(source))
     assert verdicts(apply(session, weights)) == ["change"]
     sent = tmp_path / "spark1/weights"
     assert sent.stat().st_size == size
     assert LaptopFile(sent).blob() == LaptopFile(source).blob()
-    assert peak_mib(session) - before < 100
+    assert peak_mib(session._channel._process.pid) - before < 100
     assert verdicts(apply(session, weights)) == ["ok"]
-    assert peak_mib(session) - before < 100
+    assert peak_mib(session._channel._process.pid) - before < 100
 
 
 @pytest.mark.parametrize("change", ["shorter", "gone", "other"])
@@ -253,4 +249,4 @@ def test_an_http_answer_that_never_ends_is_cut(agent):
     with answering(endless) as port:
         said = session.http(f"http://127.0.0.1:{port}/", timeout=FAR_S / 4)
     assert (said.status, said.reason) == (0, "the answer (status 200) has more than 16 MiB")
-    assert peak_mib(session) < 150
+    assert peak_mib(session._channel._process.pid) < 150

@@ -71,7 +71,7 @@ def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, 
     """It ignores SIGHUP."""
     (tmp_path / "proxy.py").write_text(STUBBORN_PROXY)
     pid = tmp_path / "pid"
-    command = f"echo $$ > {pid}; exec {sys.executable} {tmp_path}/proxy.py {sshd.port}"
+    command = f"echo $$ > {pid}; exec {sys.executable} {tmp_path}/proxy.py 127.0.0.1 {sshd.port}"
     (home / ".ssh/config").write_text(f'Host 127.0.0.1\n  ProxyCommand sh -c "{command}"\n')
     connection = ssh()
     assert run(connection, "echo", "x") == "x\n"
@@ -172,12 +172,7 @@ def test_an_unknown_host_key(ssh, sshd, home):
         error.message
     )
     assert "spark-cluster trust --limit spark1" in error.hint
-    assert _fingerprint(sshd) in error.message
-
-
-def _fingerprint(server):
-    argv = ["ssh-keygen", "-lf", str(server.folder / "host_key.pub")]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[1]
+    assert sshd.fingerprint in error.message
 
 
 def test_a_changed_host_key(ssh, sshd, second_sshd, trusted):
@@ -185,8 +180,8 @@ def test_a_changed_host_key(ssh, sshd, second_sshd, trusted):
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {other}")
     error = refusal(ssh())
     assert "THE HOST KEY HAS CHANGED" in error.message
-    assert f"{_fingerprint(sshd)} came" in error.message
-    assert f"{_fingerprint(second_sshd)} is known" in error.message
+    assert f"{sshd.fingerprint} came" in error.message
+    assert f"{second_sshd.fingerprint} is known" in error.message
     assert f"({trusted}:1)" in error.message
     assert "possible man-in-the-middle" in error.hint
     assert "trust --replace --limit spark1" in error.hint

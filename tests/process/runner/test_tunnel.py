@@ -308,7 +308,7 @@ def test_a_forward_ends_when_its_program_is_killed(sshd, trusted, endpoint, home
 def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endpoint):
     """It holds the output of ssh open, on which the end is heard."""
     (home / "proxy.py").write_text(STUBBORN_PROXY)
-    command = f"{sys.executable} {home}/proxy.py {sshd.port}"
+    command = f"{sys.executable} {home}/proxy.py 127.0.0.1 {sshd.port}"
     (home / ".ssh" / "config").write_text(f"Host *\n  ProxyCommand {command}\n")
     port = free_port()
     with carried(target(), port, "127.0.0.1", endpoint) as news:

@@ -31,11 +31,8 @@ RANKS: dict[str, Any] = {"executor": "ray", "data_parallel": 2}
 
 
 def served(name: str, node: str = "a", *aliases: str, served_name: str = "") -> ServedModel:
-    recipe = make_recipe(name)
-    if served_name:
-        model = recipe.model.model_copy(update={"served_name": served_name})
-        recipe = recipe.model_copy(update={"model": model})
-    return ServedModel(recipe, node, aliases)
+    model = {"served_name": served_name} if served_name else {}
+    return ServedModel(make_recipe(name, model=model), node, aliases)
 
 
 def models(*chosen: ServedModel, nodes: tuple[Node, ...] = NODES) -> Deployment:
@@ -118,9 +115,7 @@ def test_data_parallel_ranks_are_on_one_node_each() -> None:
 
 
 def of_model(name: str) -> Recipe:
-    recipe = make_recipe(executor="ray")
-    model = recipe.model.model_copy(update={"name": name, "base": None})
-    return recipe.model_copy(update={"model": model})
+    return make_recipe(executor="ray", model={"name": name, "base": None})
 
 
 def test_the_option_for_ranks_is_an_override() -> None:

@@ -4,7 +4,7 @@ import pytest
 from resource_samples import DIGEST, WRONG, image
 
 from spark_cluster.node import dockerd, paths
-from spark_cluster.resources import BuiltImage, Image, Package
+from spark_cluster.resources import Image
 
 REF = "vllm/vllm-openai:v0.12.0"
 
@@ -48,15 +48,6 @@ def test_what_the_catalogue_explains_gets_no_hint_here(docker):
     result = docker.apply(Image(REF))
     assert said in result.event["error"]
     assert result.event["hint"] == ""
-
-
-@pytest.mark.parametrize("wanted", [Image(REF), BuiltImage("local/fixed:1", "FROM base:1")])
-def test_no_docker_command(node, wanted):
-    node.install("apt")
-    for result in (node.check(wanted), node.apply(wanted)):
-        assert "there is no docker command" in result.error
-    result = node.check(Package("docker.io", makes=("command:docker",)), wanted)
-    assert (result.verdict, result.reason) == ("unknown", "after: Package:docker.io")
 
 
 @pytest.mark.parametrize(

@@ -31,29 +31,24 @@ def test_lists_are_refreshed_when_old_or_when_the_package_is_new(apt):
     assert apt.apply(Package("ray")).verdict == "change"
 
 
-def test_lock_is_waited_for_and_its_holder_named(apt, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [
+        (Package, "unattended-upgr (process 812), which holds /var/lib/dpkg/lock-frontend"),
+        (Hold, "a lock: dpkg: error: dpkg frontend lock was locked"),
+    ],
+)
+def test_lock_is_waited_for_and_its_holder_named(apt, monkeypatch, kind, held):
     with apt.state("apt") as state:
         state["locked"] = 2
-    assert apt.apply(Package("docker.io")).verdict == "change"
-    held = "unattended-upgr (process 812), which holds /var/lib/dpkg/lock-frontend"
-    assert apt.progress.count(f"waiting for {held}") == 1
+    assert apt.apply(kind("docker.io")).verdict == "change"
+    assert apt.progress.count(f"waiting for {held}") == (kind is Package)
     monkeypatch.setattr(module, "LOCK_WAIT_S", 0.0)
     with apt.state("apt") as state:
         state["locked"] = 99
-    result = apt.apply(Package("docker-cli"))
+    result = apt.apply(kind("docker-cli"))
     assert f" s for {held}" in result.error
     assert "run again" in result.error
-
-
-def test_a_hold_waits_for_the_lock_too(apt, monkeypatch):
-    with apt.state("apt") as state:
-        state["locked"] = 2
-    assert apt.apply(Hold("docker.io")).verdict == "change"
-    monkeypatch.setattr(module, "LOCK_WAIT_S", 0.0)
-    with apt.state("apt") as state:
-        state["locked"] = 99
-    result = apt.apply(Hold("docker-cli"))
-    assert " s for a lock: dpkg: error: dpkg frontend lock was locked" in result.error
 
 
 def test_not_debian(node):

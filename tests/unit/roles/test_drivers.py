@@ -5,7 +5,6 @@ from role_samples import a_spark, one
 
 from spark_cluster.config.facts import Gpu, awaiting_reboot, load_pins
 from spark_cluster.config.project import Project
-from spark_cluster.errors import Refused
 
 DRIVER, VERSION = "nvidia-driver-580-open", "580.142-0ubuntu1"
 KNOWN = load_pins(Project().find("roles", "drivers") / "pins.json")
@@ -15,22 +14,6 @@ KNOWN = load_pins(Project().find("roles", "drivers") / "pins.json")
 def test_sets_that_ship_hold_nothing_known_to_be_bad(name):
     assert KNOWN.pinned(KNOWN.sets[name], a_spark(packages={}).facts) == []
     assert KNOWN.sets[name]
-
-
-@pytest.mark.parametrize(
-    "wanted", [{"mlnx-fw-updater": "1"}, {DRIVER: "580.173.02-0ubuntu1"}, {"nvidia-driver-*": "*"}]
-)
-def test_known_bad_pins(role, wanted):
-    if wanted == {"nvidia-driver-*": "*"}:
-        assert role("drivers", a_spark(), pins=wanted)
-        return
-    with pytest.raises(Refused) as caught:
-        role("drivers", a_spark(), pins=wanted)
-    (name,) = wanted
-    assert name in caught.value.message
-    assert caught.value.hint
-    assert role("drivers", a_spark(), pins=wanted, allow_known_bad=True)
-    assert role("drivers", a_spark(packages=wanted), pins=wanted), "what is there is left alone"
 
 
 def test_a_kernel_that_needs_kho_off_is_repaired(role):

@@ -25,23 +25,15 @@ from role_samples import a_spark, together
 from serve_plans import bare_server
 
 from spark_cluster.config.recipe_schema import Ray
-from spark_cluster.errors import Failed
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import to_wire
 from spark_cluster.runner.delivery import check
 
 KEYS = {
-    "facts",
-    "others",
-    "nodes",
-    "addresses",
-    "at",
-    "linked",
-    "settings",
-    "ids",
-    "some",
-    "none",
+    "facts", "others", "nodes", "addresses", "at", "linked", "settings", "ids", "some", "none",
     "refused",
-}
+}  # fmt: skip
 
 
 def all_cases():
@@ -87,6 +79,8 @@ def plain(value):
 
 
 def is_as(found, expected):
+    if isinstance(expected, Secret):
+        return found == {"$secret": str(expected)}
     if not isinstance(expected, dict) or not expected.keys() <= {"has", "lacks", "lines", "ends"}:
         return found == expected
     if "ends" in expected:
@@ -106,7 +100,7 @@ def test_what_a_role_yields(role, name, case, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     node = node_of(case)
     if "refused" in case:
-        with pytest.raises((ValueError, Failed), match=case["refused"]):
+        with pytest.raises((ValueError, SparkClusterError), match=case["refused"]):
             role(name, node, **case["settings"])
         return
     yielded = role(name, node, **case["settings"])

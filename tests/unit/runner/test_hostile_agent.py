@@ -34,14 +34,6 @@ NONSENSE = {
 
 
 @pytest.fixture
-def deaths(monkeypatch):
-    """What ended a thread."""
-    found = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: found.append(args.exc_value))
-    return found
-
-
-@pytest.fixture
 def short_limits(monkeypatch):
     monkeypatch.setattr(messages, "OVERDUE_S", 0.2)
     monkeypatch.setattr(messages, "USUAL_S", 0.2)

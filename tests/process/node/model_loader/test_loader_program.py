@@ -14,10 +14,9 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
-import kept_docker
 import pytest
 from factories import make_node, put
-from kept_docker import KeptDocker, container
+from local_docker import DockerNode
 from small_server import answering
 from unit_programs import installed
 from waiting import until
@@ -44,11 +43,13 @@ class Admin(socketserver.StreamRequestHandler):
             self.wfile.write(text.encode())
 
 
-class Node(KeptDocker):
+class Node(DockerNode):
     """A head with three models on request, `a`, `b` and `c`, and what is needed to load them."""
 
-    def __init__(self, folder: Path, port: int, admin: Any) -> None:
-        super().__init__(folder)
+    def __init__(
+        self, folder: Path, port: int, admin: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        super().__init__(folder, monkeypatch)
         self.admin = admin
         labels = {
             "spark-cluster.endpoint": f"http://127.0.0.1:{port}/v1",
@@ -70,7 +71,8 @@ class Node(KeptDocker):
         }
 
     def are(self, status: str, *names: str, **labels: str) -> None:
-        self.has(**{name: container({**self.labels, **labels}, status) for name in names})
+        for name in names:
+            self.has(name, {**self.labels, **labels}, status)
 
 
 @pytest.fixture
@@ -86,9 +88,8 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     admin: Any = socketserver.ThreadingUnixStreamServer(str(tmp_path / "admin.sock"), Admin)
     admin.asked, admin.use, admin.chat = [], {}, "UP 1/3"
     Thread(target=admin.serve_forever, args=(0.02,), daemon=True).start()
-    kept_docker.install(tmp_path, monkeypatch)
     monkeypatch.setattr("spark_cluster.node.model_loader.LEAVE_S", 0.0)
-    yield Node(tmp_path, engine.port, admin)
+    yield Node(tmp_path, engine.port, admin, monkeypatch)
     admin.shutdown()
     admin.server_close()
 
@@ -107,7 +108,8 @@ def loaded(node: Node, name: str, monkeypatch: pytest.MonkeyPatch, gib: list[flo
 
 def test_a_model_is_started_where_there_is_memory(node, monkeypatch):
     """A container that someone removed is in no one's way."""
-    node.has(b=None)
+    with node.state("docker") as docker:
+        del docker["containers"]["b"]
     queue = loaded(node, "a", monkeypatch, [20])
     assert node.acts == ["start a"]
     assert queue.describe() == {"loading": "", "doing": queue.describe()["doing"], "waiting": []}
@@ -146,7 +148,8 @@ def test_a_load_that_fails_says_why_and_leaves_nothing_started(
     node, engine, monkeypatch, fault, capsys
 ):
     if fault == "docker":
-        node.has(fails=["start"])
+        with node.state("docker") as docker:
+            docker["behaviour"] = {"a": {"refuses": "no such device"}}
     if fault == "answer":
         engine.alive = False
         node.config["models"][0]["ready_s"] = 0.0
@@ -160,7 +163,7 @@ def test_a_load_that_fails_says_why_and_leaves_nothing_started(
     }[fault]
     assert told.startswith(f"it could not be loaded: {why}")
     assert why in capsys.readouterr().out, "the journal has it"
-    assert node.acts == (["start a", "stop a"] if fault == "answer" else [])
+    assert node.acts == {"answer": ["start a", "stop a"], "docker": ["start a"]}.get(fault, [])
 
 
 def test_after_a_restart_it_goes_on_with_a_load_and_leaves_no_server_drained(node, engine):
@@ -192,7 +195,7 @@ def test_the_memory_of_one_that_is_always_there_is_kept_for_it(node, monkeypatch
 
 
 def test_a_proxy_that_is_started_again_is_waited_for(node, monkeypatch):
-    admin, node.config["admin"] = node.config["admin"], str(node.folder / "no.sock")
+    admin, node.config["admin"] = node.config["admin"], str(node.root / "no.sock")
     looks: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -251,7 +254,7 @@ def asked(path: str, program: str, model: str = "m") -> http.client.HTTPResponse
 
 def test_a_load_is_prepared_and_guarded(node, monkeypatch):
     """P07: caches are dropped before the start; P06: a load that was ended says why."""
-    reason = node.folder / "reason.json"
+    reason = node.root / "reason.json"
     monkeypatch.setattr(load_watch, "reason_file", lambda _name: str(reason))
     monkeypatch.setattr(model_loader, "available_gib", lambda: 100.0)
     queue = Queue(lambda: 0.0)
@@ -259,8 +262,7 @@ def test_a_load_is_prepared_and_guarded(node, monkeypatch):
     queue.ask("a")
     loader.load_next(0.0)
     assert node.acts == ["start a"]
-    log = node.folder / "memory"
-    assert log.read_text().split("\n") == ["end a", "prepare", "guard a", "end a", ""]
+    assert node.memory == ["end a", "prepare", "guard a", "end a"]
     figures = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure": None, "at": 0}
     start = Servers.start
 
@@ -293,8 +295,8 @@ def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if "loaded in" in line).startswith("a: loaded in")
-        assert node.acts == ["start a"]
         assert asked(node.config["socket"], "chat").status == 404
     finally:
         process.kill()
         process.communicate()
+    assert node.acts == ["start a"]

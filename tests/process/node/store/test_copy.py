@@ -17,14 +17,7 @@ from waiting import until
 
 from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_channel, copy_receiving
-from spark_cluster.node.store.copy_channel import (
-    DATA,
-    Broken,
-    CopyChannel,
-    CopyRefused,
-    Sender,
-    Stream,
-)
+from spark_cluster.node.store.copy_channel import DATA, Broken, CopyChannel, Sender, Stream
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
@@ -316,7 +309,7 @@ def test_what_has_taken_the_place_of_a_file_is_not_sent(source, serving, trick, 
         else:
             os.mkfifo(blob)
         stream.request(number, 0)
-        with pytest.raises(CopyRefused):
+        with pytest.raises(copy_channel.CopyRefused):
             list(stream.answered(memoryview(bytearray(BIG))))
 
 

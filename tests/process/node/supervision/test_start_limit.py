@@ -7,16 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import kept_docker
 import pytest
 from factories import put
-from kept_docker import KeptDocker, container
+from local_docker import DockerNode
 from unit_programs import installed
 from waiting import until
 
 from spark_cluster.engine import supervision
 from spark_cluster.node import local_server
-from spark_cluster.node.containers import RESTART_LIMIT, ContainerState
+from spark_cluster.node.containers import RECIPE, RESTART_LIMIT, ContainerState
 from spark_cluster.node.local_server import RESTARTS_WINDOW_S, KnownRestarts, count_restarts
 
 
@@ -45,18 +44,18 @@ def test_a_server_that_is_made_or_started_anew_counts_anew():
     assert count_restarts(known, seen(6), 5.0, free).at == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0)
 
 
-class Node(KeptDocker):
+class Node(DockerNode):
     """A node's docker, and looks at it."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.seen, self.now, self.labels = {}, 0.0, {"spark-cluster.tp": "1"}
-        self.has()
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder, monkeypatch)
+        self.seen, self.now, self.labels = {}, 0.0, {RECIPE: "r", "spark-cluster.tp": "1"}
         self.config = {**supervision.start_limit_configuration(), "unit_folder": str(folder)}
 
     def restarted(self, **times: int) -> None:
         """Give it running servers with these counts of restarts."""
-        self.has(**{n: container(self.labels, Id=n, RestartCount=t) for n, t in times.items()})
+        for name, count in times.items():
+            self.has(name, self.labels, Id=name, RestartCount=count)
 
     def look(self) -> list[str]:
         """Return what was done."""
@@ -67,8 +66,7 @@ class Node(KeptDocker):
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    kept_docker.install(tmp_path, monkeypatch)
-    return Node(tmp_path)
+    return Node(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["spark-vllm", "spark-vllm-chat"])
@@ -87,15 +85,16 @@ def test_a_server_that_ends_again_and_again_is_stopped(node, capsys, name):
 
 def test_restarts_do_not_count_while_ray_lacks_a_node(node):
     """P16: the other node is still off after a power cut; when it is back, the server serves."""
-    node.labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": "1"}
+    node.labels |= {"spark-cluster.tp": "2", "spark-cluster.dashboard": "1"}
     for times in range(4 * RESTART_LIMIT):
-        node.restarted(spark_vllm=times)
+        node.restarted(**{"spark-vllm": times})
         assert node.look() == []
 
 
 def test_a_docker_that_is_down_is_waited_for(node):
     """P16: nothing is concluded from it."""
-    node.has(down=True)
+    with node.state("docker") as docker:
+        docker["unreachable"] = "no daemon"
     assert node.look() == []
     assert node.seen == {}
 

@@ -13,11 +13,10 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
-import kept_docker
 import pytest
 from cases import each_row
 from factories import make_node, put
-from kept_docker import KeptDocker, container
+from local_docker import DockerNode
 from small_server import Answer, answering
 from unit_programs import installed
 from waiting import HANG_S
@@ -63,11 +62,11 @@ def free_rays(request: pytest.FixtureRequest) -> Iterator[int]:
         yield port
 
 
-class Node(KeptDocker):
+class Node(DockerNode):
     """A node's commands and the supervision's files, in a folder."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder, monkeypatch)
         put(folder / "bin/nvidia-smi", SMI.format(folder=folder), 0o755)
         self.holds("7, VLLM::EngineCor, 900")
         self.labels = {
@@ -75,7 +74,7 @@ class Node(KeptDocker):
             "spark-cluster.model": "paris",
             "spark-cluster.tp": "1",
         }
-        self.has(spark_vllm=container(self.labels))
+        self.has("spark-vllm", self.labels)
         limits = {"misses": 2, "pause_s": 10, "answer_s": 5}
         self.config = {
             **supervision.configuration(limits, make_node("h")),
@@ -88,16 +87,10 @@ class Node(KeptDocker):
 
     def again(self) -> Supervisor:
         """The program after a restart of its unit."""
-        return Supervisor(self.config, self.folder / "state")
-
-    @property
-    def memory(self) -> list[str]:
-        """What was done for the node's memory."""
-        log = self.folder / "memory"
-        return log.read_text().splitlines() if log.exists() else []
+        return Supervisor(self.config, self.root / "state")
 
     def holds(self, *lines: str) -> None:
-        put(self.folder / "apps", "".join(f"{line}\n" for line in lines))
+        put(self.root / "apps", "".join(f"{line}\n" for line in lines))
 
     def look(self, seconds: float = 15.0) -> str:
         self.now += seconds
@@ -115,8 +108,7 @@ class Node(KeptDocker):
 
 @pytest.fixture
 def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
-    kept_docker.install(tmp_path, monkeypatch)
-    return Node(tmp_path, engine.port)
+    return Node(tmp_path, engine.port, monkeypatch)
 
 
 def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node, engine):
@@ -159,7 +151,7 @@ def test_a_busy_server_is_not_dead_and_our_own_questions_make_none_busy(node, en
 
 @each_row(__file__, "kinds.json", "kinds")
 def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, bad):
-    node.has(spark_vllm=container({**node.labels, **({KIND: kind} if kind else {})}))
+    node.has("spark-vllm", {**node.labels, **({KIND: kind} if kind else {})})
     engine.reply = good
     node.look()
     assert node.phase == "serving"
@@ -173,7 +165,7 @@ def test_a_model_is_asked_for_what_its_kind_answers(node, engine, kind, good, ba
 def test_nothing_is_done_while_a_run_is_at_work(node, engine):
     node.look()
     engine.alive = False
-    with (node.folder / "locks/run").open("w") as lock:
+    with (node.root / "locks/run").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [node.look() for _ in range(5)] == [""] * 5
         assert node.phase == "serving"
@@ -182,7 +174,8 @@ def test_nothing_is_done_while_a_run_is_at_work(node, engine):
 
 def test_without_docker_nothing_is_concluded(node):
     node.look()
-    node.has(down=True)
+    with node.state("docker") as docker:
+        docker["unreachable"] = "no daemon"
     assert [node.look() for _ in range(5)] == [""] * 5
     assert node.phase == "serving"
 
@@ -196,7 +189,7 @@ def test_memory_that_another_program_holds(node):
 
 
 def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engine):
-    put(node.folder / "endpoint.json", json.dumps({"url": "https://192.0.2.7:8000/v1"}))
+    put(node.root / "endpoint.json", json.dumps({"url": "https://192.0.2.7:8000/v1"}))
     node.look()
     assert "192.0.2.7 is none of this node's addresses any more" in node.supervisor.problems[0]
     node.dies(engine)
@@ -205,7 +198,7 @@ def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engin
 
 
 def test_ray_whose_address_has_changed_is_waited_for(node, engine):
-    node.has(spark_ray=container(node.labels, Path="ray", Args=[f"{OWN}=192.0.2.8"]))
+    node.has("spark-ray", node.labels, Path="ray", Args=[f"{OWN}=192.0.2.8"])
     node.look()
     node.dies(engine)
     node.holds()
@@ -238,15 +231,15 @@ def test_a_dashboard_that_answers_nonsense_ends_no_supervision(node, free_rays):
 
 def test_a_unit_of_the_runtime_venv(node, monkeypatch):
     declared = json.dumps({"spec": "abc", "labels": {"spark-cluster.tp": "1"}, "command": ["x"]})
-    put(node.folder / "spark-vllm.service", f"[Unit]\n[X-Spark-Cluster]\nDeclared={declared}\n")
+    put(node.root / "spark-vllm.service", f"[Unit]\n[X-Spark-Cluster]\nDeclared={declared}\n")
     began = "ExecMainStartTimestamp=Fri 2026-11-20 10:00:00.5 UTC"
     shown = f"ActiveState=failed\\nNRestarts=2\\nResult=exit-code\\n{began}\\n"
-    put(node.folder / "bin/systemctl", f"#!/bin/sh\nprintf '{shown}'\n", 0o755)
+    put(node.root / "bin/systemctl", f"#!/bin/sh\nprintf '{shown}'\n", 0o755)
     found = local_server.program("spark-vllm", node.config)
     assert (found.id, found.runtime, found.kept_up, found.by_hand) == ("abc", "venv", False, False)
     assert (found.restarts, found.label("spark-cluster.tp")) == (2, "1")
     assert found.started.startswith("2026-11-20T10:00:00.45")
-    put(node.folder / "bin/systemctl", "#!/bin/sh\nexit 1\n", 0o755)
+    put(node.root / "bin/systemctl", "#!/bin/sh\nexit 1\n", 0o755)
     assert local_server.program("spark-vllm", node.config).status == "unknown"
 
 
@@ -261,7 +254,7 @@ REASON = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure":
 
 def test_a_start_of_its_own_is_prepared_and_guarded(node, engine, monkeypatch):
     """P07: caches are dropped before each start; P06: the guard is there while weights load."""
-    reason = node.folder / "reason.json"
+    reason = node.root / "reason.json"
     monkeypatch.setattr(load_watch, "reason_file", lambda _name: str(reason))
     node.look()
     engine.alive = False
@@ -269,7 +262,7 @@ def test_a_start_of_its_own_is_prepared_and_guarded(node, engine, monkeypatch):
     assert [node.look(), node.look(), node.look()] == ["", STOP, START]
     assert node.memory == ["end spark-vllm", "end spark-vllm", "prepare", "guard spark-vllm"]
     put(reason, json.dumps(REASON))
-    node.has(spark_vllm=container(node.labels, "exited"))
+    node.has("spark-vllm", node.labels, "exited")
     assert (node.look(), node.phase) == (STOP, "waiting")
     said = node.supervisor.state.reason
     assert said.startswith("its load was ended before the node ran out of memory: 1.0 GiB were")
