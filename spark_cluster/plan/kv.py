@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -149,18 +150,7 @@ def for_version(version: str | None) -> tuple[Rule, str]:
 
 # Bytes of an element in a KV cache of a given type.
 
-BYTES = {
-    "float32": 4,
-    "float": 4,
-    "bfloat16": 2,
-    "bf16": 2,
-    "float16": 2,
-    "half": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
-}
+BYTES: dict[str, int] = _FILE["bytes"]
 """vLLM's `--kv-cache-dtype`, and the types a model's config names; `bf16` is ours."""
 
 NVFP4 = "nvfp4"
@@ -506,12 +496,10 @@ def pages(cut: KvLayout) -> list[Pages]:
 
 def together(parts: list[Pages]) -> list[Pages]:
     """Kinds that are alike in all but the number of layers, as one."""
-    found: dict[tuple[object, ...], Pages] = {}
+    found = Counter[Pages]()
     for part in parts:
-        key = (part.kind, part.block, part.page, part.window, part.fixed, part.more)
-        before = found.get(key)
-        found[key] = replace(part, layers=part.layers + before.layers) if before else part
-    return list(found.values())
+        found[replace(part, layers=0)] += part.layers
+    return [replace(part, layers=count) for part, count in found.items()]
 
 
 def _drafter(cut: KvLayout) -> Iterator[Pages]:
