@@ -539,27 +539,19 @@ class Ping:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A TCP transfer over one link in one direction; Gbit/s.
+    """A transfer over one link in one direction, by TCP or by `ib_write_bw`; Gbit/s.
 
     Attributes:
         rate: over the link; None when there was none.
-        own: what the sending node does to itself over its loopback: the most that can be seen.
         message: why there is no rate.
+        own: of TCP, what the sending node does to itself over its loopback: the most that can be
+            seen.
     """
 
     link: str
     rate: float | None
+    message: str = ""
     own: float | None = None
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class Rdma:
-    """`ib_write_bw` over one link; Gbit/s."""
-
-    link: str
-    rate: float | None
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -621,7 +613,7 @@ class Probed:
     cabling: tuple[Cabling, ...] | None = None
     pings: tuple[Ping, ...] | None = None
     transfers: tuple[Transfer, ...] | None = None
-    rdma: tuple[Rdma, ...] | None = None
+    rdma: tuple[Transfer, ...] | None = None
     answer: ProbedAnswer | None = None
     ports: PortScan | None = None
     why_not: Mapping[str, str] = field(default_factory=dict)
