@@ -17,7 +17,7 @@ from typing import Any, Literal
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.config import bits, from_config, quantization, with_quantization
 from spark_cluster.models.hub import DocumentSource, HubError, Listing
-from spark_cluster.models.naming import has_trait, json_object
+from spark_cluster.models.naming import has_trait, json_object, table
 from spark_cluster.models.shape import (
     MATRICES,
     PARTS,
@@ -43,18 +43,7 @@ LARGEST_WEIGHTS = 10**15
 MOST_TENSORS = 2_000_000
 MOST_DIMENSIONS = 16
 
-BITS: Mapping[str, int] = {
-    **dict.fromkeys(("F64", "I64", "U64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 8),
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "C64": 64,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "F4": 4,
-}
+BITS: Mapping[str, int] = table("formats")["dtypes"]
 """Types of the format (safetensors 0.6, `Dtype`) and the bits of an element."""
 
 
