@@ -16,8 +16,8 @@ from spark_cluster.config.inventory_schema import (
     BecomeEntry,
     FabricInterface,
     InventoryFile,
-    NodeEntry,
     ServeEntry,
+    SshEntry,
     check,
     unknown_role_settings,
 )
@@ -322,10 +322,7 @@ def _node(
     own, shared = entry.nodes[name], entry.ssh
     member_of = [group for group, members in groups.items() if name in members]
     layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
-
-    def either(attribute: str) -> Any:
-        return getattr(own, attribute) or getattr(shared, attribute)
-
+    ssh = {key: getattr(own, key) or getattr(shared, key) for key in SshEntry.model_fields}
     return InventoryNode(
         name=name,
         address=own.address,
@@ -334,21 +331,12 @@ def _node(
         groups=frozenset(member_of),
         connection=own.connection,
         namespaces_of=own.namespaces_of,
-        user=either("user"),
-        port=either("port"),
-        identity_file=either("identity_file"),
-        known_hosts=either("known_hosts"),
-        jump=either("jump"),
-        connect_timeout_s=either("connect_timeout_s") or CONNECT_TIMEOUT_S,
         become=entry.become,
-        fabric=_fabric(own),
+        fabric="detect" if own.fabric is None else tuple(own.fabric.interfaces),
         _source=source,
         _layers=(*layers, ("nodes", name, "settings")),
+        **{key: value for key, value in ssh.items() if value is not None},
     )
-
-
-def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
-    return tuple(entry.fabric.interfaces) if entry.fabric is not None else "detect"
 
 
 PRIVATE = {"bind": "loopback", "api_key": None, "tls": None, "open": False}

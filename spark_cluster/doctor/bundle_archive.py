@@ -7,7 +7,6 @@ import json
 import shlex
 import tarfile
 import time
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.secret import masked
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
@@ -165,7 +165,7 @@ _JOURNAL = "journalctl --quiet --no-pager --utc --output short-iso"
 @cache
 def _questions() -> dict[str, list[str]]:
     """Return names in the archive with the commands that are asked: logs first."""
-    text = Path(__file__).with_name("bundle.toml").read_text(encoding="utf-8")
+    listed = table_beside(__file__, "bundle.toml")
     words = {"journal": _JOURNAL, "endpoint": UNIT}
     return {
         f"{SERVER}.log": runtime.log(SERVER, LINES),
@@ -173,7 +173,7 @@ def _questions() -> dict[str, list[str]]:
         f"{RAY}.log": runtime.log(RAY, LINES),
         "spark-vllm-models.log": ["sh", "-c", f"for name in $({_SEVERAL}); do {_LOG_OF_ONE}; done"],
         INSPECT: ["sh", "-c", f"docker container inspect {SERVER} {RAY} $({_SEVERAL})"],
-        **{n: shlex.split(line.format(**words)) for n, line in tomllib.loads(text).items()},
+        **{name: shlex.split(line.format(**words)) for name, line in listed.items()},
     }
 
 

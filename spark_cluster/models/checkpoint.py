@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.config import bits, from_config, quantization, with_quantization
 from spark_cluster.models.hub import DocumentSource, HubError, Listing
@@ -341,9 +340,7 @@ def _whole_model(sums: Mapping[Part, _Sum]) -> str:
     return most if most in KNOWN else "fp8"
 
 
-_PARTS_BY_NAME: Mapping[str, Mapping[Part, str]] = tomllib.loads(
-    Path(__file__).with_name("tensor_names.toml").read_text(encoding="utf-8")
-)
+_PARTS_BY_NAME: Mapping[str, Mapping[Part, str]] = table_beside(__file__, "tensor_names.toml")
 _LONGEST_NUMBER = 6
 
 WHOLE = re.compile(

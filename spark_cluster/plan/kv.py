@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import or_
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.schema import Hidden, Rounded
-from spark_cluster.config.yamlfile import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean, table_beside
 from spark_cluster.errors import UsageError
 from spark_cluster.models.naming import table
 from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
@@ -26,7 +24,7 @@ from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
 #
 # They are data (plan/data/kv_rules.toml), read in the released sources of 0.19.0 to 0.33.0.
 
-_FILE = tomllib.loads((Path(__file__).parent / "data/kv_rules.toml").read_text())
+_FILE = table_beside(__file__, "data/kv_rules.toml")
 
 NEWEST_READ: str = _FILE["newest_read"]
 """The newest version whose source was compared."""

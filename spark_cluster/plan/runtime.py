@@ -11,10 +11,8 @@ a range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`,
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from packaging.version import Version
@@ -22,6 +20,7 @@ from packaging.version import Version
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import json_object
 from spark_cluster.config.schema import Document, Rounded
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.kv import vllm_version
 from spark_cluster.plan.room import (
@@ -43,7 +42,7 @@ GRAPHS_PROFILED = Version("0.20")
 NEW_RUNNER_PROFILED = Version("0.29")
 """Before, the newer model runner estimated its graphs as 0 (`gpu/model_runner.py`)."""
 NEW_RUNNER_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
-_RULES = tomllib.loads((Path(__file__).parent / "data/runner_rules.toml").read_text())["rule"]
+_RULES = table_beside(__file__, "data/runner_rules.toml")["rule"]
 """Models that take the newer runner, by version; the newest first."""
 ALL_COUNTED = Version("0.27.1")
 """From here on everything that a process allocated counts, also what the newer runner allocates

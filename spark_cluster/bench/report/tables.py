@@ -7,11 +7,9 @@ declare it there, put it into a section, and give its rows in `ROWS`.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any, get_args
 
 from jinja2 import ChainableUndefined, Environment
@@ -29,11 +27,10 @@ from spark_cluster.bench.record import (
 from spark_cluster.bench.report import rendering
 from spark_cluster.bench.report.rendering import Table, number, short
 from spark_cluster.bench.report.results import Results, SizePair, is_noise, is_served, speed_up
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.models.naming import table as data_table
 
-DECLARED: dict[str, Any] = tomllib.loads(
-    files(__package__).joinpath("tables.toml").read_text(encoding="utf-8")
-)
+DECLARED: dict[str, Any] = table_beside(__file__, "tables.toml")
 """Sections, tables and fields, as `tables.toml` explains them."""
 
 PER_DEPTH: tuple[tuple[str, MetricName], ...] = (
