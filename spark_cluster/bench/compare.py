@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from spark_cluster.bench.expansion import key_id
@@ -138,12 +139,10 @@ def differences(
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values that are corrected for their number, in the same order (Holm, 1979)."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    corrected = [1.0] * len(values)
-    highest = 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(values) - rank) * values[index]))
-        corrected[index] = highest
-    return corrected
+    times = range(len(values), 0, -1)
+    scaled = (min(1.0, count * values[at]) for count, at in zip(times, order, strict=True))
+    corrected = dict(zip(order, accumulate(scaled, max), strict=True))
+    return [corrected[at] for at in range(len(values))]
 
 
 def _difference(a: Sequence[float], b: Sequence[float], floor: float, more: bool) -> Difference:
@@ -433,11 +432,8 @@ def _why(one: _Measured, others: list[_Measured], partners: dict[str, str], side
     if not others:
         return f"{other_side} has no cells"
     setups = [other.setup for other in others]
-    if side == "A":
-        reasons = [_unlike_setups(one.setup, setup) for setup in setups]
-    else:
-        reasons = [_unlike_setups(setup, one.setup) for setup in setups]
-    if nearest := min(reasons, key=len):
+    pairs = [(one.setup, other) if side == "A" else (other, one.setup) for other in setups]
+    if nearest := min((_unlike_setups(*pair) for pair in pairs), key=len):
         return "; ".join(nearest)
     variant = one.setup.variant or "the recipe as it is"
     return f"{other_side} has several servers of this kind, none of them with {variant}"
