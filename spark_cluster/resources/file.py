@@ -7,7 +7,6 @@ import grp
 import hashlib
 import pwd
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -113,14 +112,11 @@ class File(Resource):
             raise Unknown("its content is not known yet, so it cannot be validated")
         if host.which(self.validate_with[0]) is None:
             raise Unknown(f"there is no {self.validate_with[0]} yet, which validates it")
-        scratch = Path(tempfile.mkdtemp(prefix="spark-cluster-"))
-        try:
-            copy = scratch / self.path.rsplit("/", 1)[1]
+        with tempfile.TemporaryDirectory(prefix="spark-cluster-") as scratch:
+            copy = Path(scratch) / self.path.rsplit("/", 1)[1]
             copy.touch(mode=0o600)
             copy.write_bytes(host.content(content))
             found = self._asked(host, copy)
-        finally:
-            shutil.rmtree(scratch)
         earlier = host.overlay.claims or host.overlay.files or host.overlay.opaque
         if found.status and (earlier or found.status in NOT_RUN):
             raise Unknown("it can be validated only after what this run changes before it")
