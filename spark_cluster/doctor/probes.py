@@ -87,7 +87,8 @@ def look(
         node = addresses[address]
         if not _expected(inventory, node, port):
             program = (known[node.name] or {}).get(port, "")
-            ports.append(OpenPort(node.name, port, program, _is_of_the_engine(port, spans)))
+            engines = any(low <= port <= high for low, high in spans)
+            ports.append(OpenPort(node.name, port, program, engines))
     listed = None not in known.values()
     seconds = time.monotonic() - started
     return PortScan(tuple(ports), done.tried, done.complete, seconds, listed=listed)
@@ -132,10 +133,6 @@ def _expected(inventory: Inventory, node: InventoryNode, port: int) -> bool:
         return True
     serve = inventory.serve
     return node.is_head and serve.bind != "loopback" and port == serve.port
-
-
-def _is_of_the_engine(port: int, spans: Iterable[Span]) -> bool:
-    return any(low <= port <= high for low, high in spans)
 
 
 def _address(node: InventoryNode) -> str:

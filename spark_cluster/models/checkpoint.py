@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -147,10 +148,10 @@ def folded(found: Iterable[Tensor]) -> Iterator[Tensor]:
     """The tensors with those together that differ in the number of an expert only: a model with
     many experts has hundreds of thousands.
     """
-    together: dict[tuple[str, str, tuple[int, ...], int], int] = {}
+    together = Counter[tuple[str, str, tuple[int, ...], int]]()
     for tensor in found:
         key = (_without_expert(tensor.name), tensor.dtype, tensor.shape, tensor.size)
-        together[key] = together.get(key, 0) + tensor.count
+        together[key] += tensor.count
     for (name, dtype, shape, size), count in together.items():
         yield Tensor(name, dtype, shape, size, count)
 
@@ -249,14 +250,14 @@ class _Sum:
     parameters: int = 0
     bytes: float = 0.0
     whole: float = 0.0
-    formats: dict[str, int] = field(default_factory=dict)
+    formats: Counter[str] = field(default_factory=Counter)
 
     def add(self, parameters: int, size: float, label: str, *, whole: bool) -> None:
         self.parameters += parameters
         self.bytes += size
         self.whole += size if whole else 0.0
         if parameters:
-            self.formats[label] = self.formats.get(label, 0) + parameters
+            self.formats[label] += parameters
 
     @property
     def format(self) -> str:
@@ -332,10 +333,7 @@ def _whole_model(sums: Mapping[Part, _Sum]) -> str:
     """The format that says most about the whole: the one that most weights of matrices have; for
     one that recipes have no word for, the nearest by size.
     """
-    together: dict[str, int] = {}
-    for name in MATRICES:
-        for label, number in sums[name].formats.items():
-            together[label] = together.get(label, 0) + number
+    together = sum((sums[name].formats for name in MATRICES), Counter[str]())
     most = max(together, key=lambda label: together[label], default="bf16")
     return most if most in KNOWN else "fp8"
 
