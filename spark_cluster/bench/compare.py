@@ -23,7 +23,6 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
@@ -31,9 +30,10 @@ from spark_cluster.bench.expansion import key_id
 from spark_cluster.bench.record import CellKey, CellResult, MetricName, NodeRecord, Record, Setup
 from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, derived, printed
 from spark_cluster.config.yamlfile import did_you_mean
-from spark_cluster.errors import Failed, UsageError, install_extra
+from spark_cluster.errors import UsageError
 from spark_cluster.models.naming import table
 from spark_cluster.node.output import counted
+from spark_cluster.plan.calibrate import require_libraries
 
 # Tests of whether two measurements differ, and by how much.
 
@@ -90,18 +90,6 @@ class Difference(Document):
     verdict: Verdict
 
 
-def require_scipy() -> None:
-    """Check that scipy is installed.
-
-    Raises:
-        Failed: it is not.
-    """
-    if find_spec("scipy") is None:
-        raise Failed(
-            "comparing runs needs scipy, expected to be installed", hint=install_extra("bench")
-        )
-
-
 def floor_of(concurrency: int) -> float:
     """Return the share below which a difference is not called.
 
@@ -122,7 +110,7 @@ def differences(
     Raises:
         Failed: scipy is not installed.
     """
-    require_scipy()
+    require_libraries("comparing runs", "bench", "scipy")
     found = [_difference(a, b, floor, more) for a, b, floor, more in pairs]
     tested = [
         index
