@@ -18,7 +18,7 @@ from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import PRESENCE, Resource, State, checks, like
 from spark_cluster.resources.file import unified, user_name
-from spark_cluster.resources.group import account_name
+from spark_cluster.resources.group import account_name, found_by
 
 _OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -125,12 +125,12 @@ class AuthorizedKey(Resource):
         return unified(self._shown(host), before, self._after(before))
 
     def _home(self, host: Host) -> pwd.struct_passwd:
-        try:
-            return pwd.getpwnam(self.user)
-        except KeyError:
+        entry = found_by(pwd.getpwnam, self.user)
+        if entry is None:
             raise Missing(
                 f"user:{self.user}", f"there is no user {self.user!r}", "declare a User before"
-            ) from None
+            )
+        return entry
 
     def _shown(self, host: Host) -> str:
         return f"{self._home(host).pw_dir.rstrip('/')}/{_FOLDER}/{_FILE}"
