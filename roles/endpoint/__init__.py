@@ -36,28 +36,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 RUNTIME = proxy.ADMIN_SOCKET.rpartition("/")[0]
 UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{proxy.UNIT}.service"
 
-ERRORS = {
-    400: ("the request is not valid HTTP, or its headers are too large", "bad_request"),
-    408: ("the request did not come in time", "request_timeout"),
-    500: ("the proxy failed", "proxy_error"),
-    502: ("vLLM aborted the answer", "bad_gateway"),
-    503: (
-        "vLLM does not answer: it is loading, or was stopped (`spark-cluster status` says which)",
-        proxy.NOT_SERVED,
-    ),
-    504: ("vLLM did not answer in time", "engine_timeout"),
-}
-"""Status to message and code of what the proxy answers itself."""
-
-RETRY = {502: 1, 503: 5}
-"""Status to the seconds of its header Retry-After: an answer that was aborted can be asked for
-again at once, a server that is not there needs a while."""
-
-UNAUTHORIZED = (
-    "this endpoint asks for its API key: send it as `Authorization: Bearer KEY`",
-    "invalid_api_key",
-)
-
 
 class Settings(Schema):
     """Settings of the role `endpoint`; `up` gives all but `connections_per_address`."""
@@ -180,11 +158,9 @@ def configuration(settings: Settings) -> str:
         socket=_name(proxy.ADMIN_SOCKET),
         certificate=certificate,
         most=_most_connections(settings),
-        errors=ERRORS,
-        retry=RETRY,
+        not_served=proxy.NOT_SERVED,
         replicas=settings.replicas,
         models=routes(settings.models),
-        unauthorized=UNAUTHORIZED,
         body=error_body,
         unit=proxy.UNIT,
     )

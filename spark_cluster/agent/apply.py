@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import confinement
@@ -108,7 +109,7 @@ class DocumentRun:
         except (Cancelled, RebootNeeded, StoppedByUser):
             raise
         except Exception as error:  # noqa: BLE001  (say which resource it was)
-            return _fault(error, self.host)
+            return _failed(*told(error, self.host.root))
 
     def _unknown(self, resource: Resource, error: Missing | Unknown) -> dict[str, Any]:
         """Return `unknown` where an earlier resource will provide what is missing, else fail."""
@@ -126,7 +127,7 @@ class DocumentRun:
         actual = resource.observe(host)
         changes = self._changes(resource, actual)
         if not changes:
-            return {"verdict": OK, **_output(actual)}
+            return {"verdict": OK, **{k: v for k, v in actual.items() if k == "output"}}
         refusal = resource.permit(host, changes)
         event: dict[str, Any] = {"verdict": CHANGE, "changes": self._told(resource, changes)}
         if refusal:
@@ -234,16 +235,11 @@ class DocumentRun:
         return {"verdict": CHANGE, "changes": before["changes"]}
 
 
-def _output(actual: State) -> dict[str, Any]:
-    return {"output": actual["output"]} if "output" in actual else {}
-
-
-def _fault(error: Exception, host: Host) -> dict[str, Any]:
+def told(error: Exception, root: Path) -> tuple[str, str]:
+    """Return the message of any error on a node, and what to do; empty where that is not known."""
     if isinstance(error, ResourceError):
-        return _failed(error.message, error.hint)
-    if isinstance(error, OSError):
-        return _failed(explain(error, host.root), "")
-    return _failed(*unforeseen(error))
+        return error.message, error.hint
+    return (explain(error, root), "") if isinstance(error, OSError) else unforeseen(error)
 
 
 def _failed(message: str, hint: str) -> dict[str, Any]:

@@ -8,12 +8,15 @@ Only the laptop reads this, so it is not sent (runner/wire.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import contains
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,9 @@ from spark_cluster.node.engine_caches import check_name
 from spark_cluster.node.store.manifest import Manifest, check_commit
 from spark_cluster.node.values import ResourceError
 
-# The shape of a JSON value that a node has sent, checked before anything else reads it.
-#
-# A shape is one of these:
-#
-# - `str`, `bool`, `int` (64 bits), `float` (any finite number), `None`, `dict` (any object that is
-#   not nested deeper than DEEPEST);
-# - a `number` within limits, a `choice` of words, a `PAIR` of any values;
-# - `[shape]`, a list; `{str: shape}`, an object whose keys are not known;
-# - `{"key": shape, "other": Maybe(shape)}`, an object with these keys; the second one may be
-#   missing, and keys that are not named are ignored;
-# - `(shape, shape)`, one of them, the last one being the usual one;
-# - a function that raises ValueError or ResourceError for a value that it cannot read.
+# The shape of a JSON value that a node has sent, checked before anything else reads it: as
+# messages.toml describes it, or what a name there stands for, which is a Plain or a function that
+# raises ValueError or ResourceError for a value that it cannot read.
 
 DEEPEST = 32
 """Levels of lists and objects in a value; those of a real node have less than ten."""
@@ -47,11 +41,8 @@ class Misfit(ValueError):
     """A value that does not have its shape: where, what was found, and what was expected."""
 
 
-@dataclass(frozen=True)
-class Maybe:
-    """The shape of a key that may be missing."""
-
-    shape: Shape
+class Asked(dict[str, Shape]):
+    """The shape of an object with these keys, none of which has a meaning as in messages.toml."""
 
 
 @dataclass(frozen=True)
@@ -71,27 +62,6 @@ def number(kind: type[int] | type[float], low: float = -MOST, high: float = MOST
     return Plain(name, lambda value: type(value) in kinds and low <= value <= high)
 
 
-def choice(*words: str) -> Plain:
-    """Return the shape of one of some words."""
-    return Plain(" or ".join(words), lambda value: value in words)
-
-
-PAIR = Plain(
-    "a list of two values",
-    lambda value: isinstance(value, list) and len(value) == 2 and _is_shallow(value),
-)
-"""A list of two values of any kind: what was, and what is then."""
-
-_PLAIN: Mapping[Any, Plain] = {
-    str: Plain("a text", lambda value: isinstance(value, str)),
-    bool: Plain("true or false", lambda value: isinstance(value, bool)),
-    int: number(int),
-    float: number(float),
-    dict: Plain("an object", lambda value: isinstance(value, dict) and _is_shallow(value)),
-    None: Plain("null", lambda value: value is None),
-}
-
-
 def check(value: object, shape: Shape, at: str = "") -> None:
     """Check that a value has a shape.
 
@@ -101,50 +71,38 @@ def check(value: object, shape: Shape, at: str = "") -> None:
     Raises:
         Misfit: it has not.
     """
-    if isinstance(shape, tuple):
-        _check_one_of(value, shape, at)
+    if isinstance(shape, str):
+        *others, usual = shape.split(" | ")
+        for name in others:
+            with contextlib.suppress(Misfit):
+                check(value, _NAMED[name], at)
+                return
+        check(value, _NAMED[usual], at)
     elif isinstance(shape, list):
         for number, one in enumerate(_is(list, value, at, "a list")):
             check(one, shape[0], f"{at}[{number}]")
     elif isinstance(shape, dict):
-        _check_keys(_is(dict, value, at, "an object"), shape, at)
-    else:
-        plain = shape if isinstance(shape, Plain) else _PLAIN.get(shape)
-        if plain is None:
-            _check_by(shape, value, at)
-        elif not plain.fits(value):
-            raise _misfit(value, at, plain.name)
-
-
-def _check_one_of(value: object, shapes: tuple[Shape, ...], at: str) -> None:
-    for shape in shapes[:-1]:
+        _check_keys(_is(dict, value, at, "an object"), shape, f"{at}." if at else "")
+    elif not isinstance(shape, Plain):
         try:
-            check(value, shape, at)
-        except Misfit:
-            continue
-        return
-    check(value, shapes[-1], at)
+            shape(value)
+        except (ResourceError, ValueError) as error:
+            raise Misfit(f"{at}: {error}") from None
+    elif not shape.fits(value):
+        raise _misfit(value, at, shape.name)
 
 
-def _check_keys(value: dict[str, Any], shape: dict[Any, Shape], at: str) -> None:
-    prefix = f"{at}." if at else ""
-    for name, expected in shape.items():
-        if name is str:
-            for key, one in value.items():
-                check(one, expected, f"{prefix}{key[:60]}")
+def _check_keys(value: dict[str, Any], shape: dict[str, Shape], prefix: str) -> None:
+    for key, expected in shape.items():
+        if key == "*" and not isinstance(shape, Asked):
+            for other, one in value.items():
+                check(one, expected, f"{prefix}{other[:60]}")
             continue
+        name = key if isinstance(shape, Asked) else key.removesuffix("?")
         if name in value:
-            usual = expected.shape if isinstance(expected, Maybe) else expected
-            check(value[name], usual, f"{prefix}{name}")
-        elif not isinstance(expected, Maybe):
+            check(value[name], expected, f"{prefix}{name}")
+        elif name == key:
             raise Misfit(f"{prefix}{name} is missing")
-
-
-def _check_by(reader: Callable[[object], object], value: object, at: str) -> None:
-    try:
-        reader(value)
-    except (ResourceError, ValueError) as error:
-        raise Misfit(f"{at}: {error}") from None
 
 
 def _is(kind: type, value: object, at: str, expected: str) -> Any:
@@ -169,68 +127,54 @@ def _is_shallow(value: object, levels: int = DEEPEST) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+def _is_pair(value: object) -> bool:
+    """Return whether a value is a list of two values of any kind: what was, and what is then."""
+    return isinstance(value, list) and len(value) == 2 and _is_shallow(value)
+
+
 def _run_id(value: object) -> None:
     """Raises ValueError for what cannot be the id of a run: it names files of the laptop, too."""
     if not isinstance(value, str) or re.fullmatch(r"[A-Za-z0-9-]{1,100}", value) is None:
         raise ValueError("it is not the id of a run")
 
 
-_NAMED: dict[str, Shape] = {
-    "text": str,
-    "flag": bool,
-    "integer": int,
-    "number": float,
-    "object": dict,
-    "null": None,
-    "pair": PAIR,
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+_NAMED: Mapping[str, Shape] = {
+    "text": Plain("a text", lambda value: isinstance(value, str)),
+    "flag": Plain("true or false", lambda value: isinstance(value, bool)),
+    "integer": number(int),
+    "number": number(float),
+    "object": Plain("an object", lambda value: isinstance(value, dict) and _is_shallow(value)),
+    "null": Plain("null", lambda value: value is None),
+    "pair": Plain("a list of two values", _is_pair),
     "run id": _run_id,
     "commit": check_commit,
     "manifest": Manifest.from_document,
     "tuned file": check_name,
+    **{name: number(int, *limits) for name, limits in _FILE["integers"].items()},
+    **{name: number(float, *limits) for name, limits in _FILE["numbers"].items()},
+    **{
+        name: Plain(" or ".join(words), partial(contains, words))
+        for name, words in _FILE["words"].items()
+    },
+    **_FILE["shapes"],
+    "run with entries": {**_FILE["shapes"]["run"], "entries": ["entry"]},
 }
 """Types and shapes by the names that `messages.toml` has for them."""
 
-
-def _shape(described: Any) -> Shape:
-    """Return the shape that a value of `messages.toml` describes.
-
-    Raises:
-        KeyError: it names a shape that is not known by then.
-    """
-    if isinstance(described, str):
-        found = tuple(_NAMED[name] for name in described.split(" | "))
-        return found if found[1:] else found[0]
-    if isinstance(described, list):
-        return [_shape(described[0])]
-    shapes: dict[Any, Shape] = {}
-    for key, one in described.items():
-        shape = _shape(one)
-        if key == "*":
-            shapes[str] = shape
-        else:
-            shapes[key.removesuffix("?")] = Maybe(shape) if key.endswith("?") else shape
-    return shapes
-
-
-_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_NAMED |= {name: number(int, *limits) for name, limits in _FILE["integers"].items()}
-_NAMED |= {name: number(float, *limits) for name, limits in _FILE["numbers"].items()}
-_NAMED |= {name: choice(*words) for name, words in _FILE["words"].items()}
-for _name, _described in _FILE["shapes"].items():
-    _NAMED[_name] = _shape(_described)
-
-OF_AGENT: Mapping[str, Shape] = _shape(_FILE["of_agent"])
+OF_AGENT: Mapping[str, Shape] = _FILE["of_agent"]
 """Events of the agent itself."""
 
 EVENTS: Mapping[str, Shape] = {
     **OF_AGENT,
-    **{name: {"req": _NAMED["count"], **one} for name, one in _shape(_FILE["of_request"]).items()},
+    **{name: {"req": "count", **one} for name, one in _FILE["of_request"].items()},
 }
 
-REPLIES: Mapping[str, Shape] = _shape(_FILE["replies"])
+REPLIES: Mapping[str, Shape] = _FILE["replies"]
 """Operation to its reply, where it is always the same."""
 
-ACTIONS: Mapping[str, Mapping[str, Shape]] = _shape(_FILE["actions"])
+ACTIONS: Mapping[str, Mapping[str, Shape]] = _FILE["actions"]
 """Operation and its `what` to the reply."""
 
 
@@ -255,9 +199,7 @@ def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
     if op == "gather":
         return _gathered(request)
     if op == "history":
-        run = _NAMED["run"]
-        of_one = (_NAMED["missing"], {**run, "entries": [_NAMED["entry"]]})
-        return {"runs": [run]} if request.get("of") is None else of_one
+        return {"runs": ["run"]} if request.get("of") is None else "missing | run with entries"
     if op in ACTIONS:
         return ACTIONS[op].get(str(request.get("what")), {})
     return REPLIES.get(op, {})
@@ -265,14 +207,18 @@ def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
 
 def _gathered(request: Mapping[str, Any]) -> Shape:
     """All that was asked for has an answer, if only null."""
-    kinds = {
-        "commands": _shape("null | done"),
-        "files": _shape("null | text"),
-        "trees": {str: _shape("text" if request.get("links", True) else "null | text")},
-        "requests": Maybe(_NAMED["answer"]),  # one that hangs is named in `late` only
+    kinds: dict[str, Shape] = {
+        "commands": "null | done",
+        "files": "null | text",
+        "trees": {"*": "text" if request.get("links", True) else "null | text"},
     }
-    asked = {kind: dict.fromkeys(request.get(kind, ()), shape) for kind, shape in kinds.items()}
-    return {**asked, "late": {str: str}, "machine": _NAMED["machine"]}
+    return {
+        **{kind: Asked.fromkeys(request.get(kind, ()), shape) for kind, shape in kinds.items()},
+        # One that hangs is named in `late` only.
+        "requests": {f"{name}?": "answer" for name in request.get("requests", ())},
+        "late": {"*": "text"},
+        "machine": "machine",
+    }
 
 
 def check_event(event: Mapping[str, Any]) -> None:

@@ -213,10 +213,6 @@ LIMIT_S = 24 * 3600.0
 """Seconds that a copy may take: 400 GB over a network of 1 Gbit/s take one."""
 
 
-def _asked_manifest(request: Request) -> Manifest:
-    return Manifest.from_document(request["manifest"])
-
-
 def _where(host: Host, request: Request) -> dict[str, str]:
     """The hub cache or plain folder of a request, as `copy_work.cache_of` takes it."""
     if request.get("folder"):
@@ -233,7 +229,7 @@ def _folder_manifest(host: Host, request: Request) -> Reply:
 
 def _missing(host: Host, request: Request) -> Reply:
     """Return the bytes to fetch and whether nothing at all is missing; contents are not read."""
-    manifest = _asked_manifest(request)
+    manifest = Manifest.from_document(request["manifest"])
     missing = copy_work.cache_of(_where(host, request), manifest, read=False).missing(manifest)
     return {"bytes": missing.size, "nothing": missing.nothing}
 

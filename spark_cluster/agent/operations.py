@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from spark_cluster.agent.apply import DocumentRun
+from spark_cluster.agent.apply import DocumentRun, told
 from spark_cluster.node import durable, own_program, processes, safe_paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import History
@@ -29,10 +29,8 @@ from spark_cluster.node.processes import Cancelled, Processes, TooLong, environm
 from spark_cluster.node.values import (
     Blob,
     ResourceError,
-    explain,
     project_place,
     secrets_in,
-    unforeseen,
 )
 from spark_cluster.resources.base import from_wire
 
@@ -526,12 +524,8 @@ def carry_out(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
         return {"error": f"this agent has no operation {request.get('op')!r}"}
     try:
         return operation(node, request, laptop)
-    except ResourceError as error:
-        return {"error": error.message, "hint": error.hint}
     except Cancelled:
         return {"error": "cancelled"}
-    except OSError as error:
-        return {"error": explain(error, node.root)}
     except Exception as error:  # noqa: BLE001  (without a reply the laptop would wait for ever)
-        text, hint = unforeseen(error)
+        text, hint = told(error, node.root)
         return {"error": text, "hint": hint}

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from spark_cluster.agent.apply import told
 from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import is_temporary, sync_folder
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import Entry, History, Journal, Shape, digest_of
-from spark_cluster.node.values import ResourceError, explain
+from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.base import resource_class
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
 
@@ -232,15 +233,10 @@ def irrecoverable_last(host: Host, steps: list[RevertStep]) -> list[RevertStep]:
     waiting: set[str] = set()
     for step in steps:
         is_lost = step.now is not None and step.now["kind"] == "file" and host.is_secret(step.path)
-        chain = [step.path, *_folders_of(step.path)]
+        chain = [step.path, *map(str, PurePosixPath(step.path).parents)]
         if is_lost and replaced.isdisjoint(chain):
             waiting |= {step.path, *removed.intersection(chain)}
     return sorted(steps, key=lambda step: step.path in waiting)
-
-
-def _folders_of(path: str) -> list[str]:
-    """The folders above a path, the deepest first."""
-    return [str(folder) for folder in PurePosixPath(path).parents]
 
 
 def _must_go(now: Shape | None, then: Shape | None) -> bool:
@@ -527,9 +523,10 @@ def _carry_out(host: Host, history: History, run: str, plan: RevertPlan, *, begu
             host.current, at = step.resource, step.path
             _put(host, journal, step.path, step.then)
     except (OSError, ResourceError) as error:
-        why = explain(error, host.root) if isinstance(error, OSError) else error.message
         what = f"{at} cannot be reverted" if at else "nothing can be reverted"
-        raise ResourceError(f"{what}: {why}", _undone(host, history, run)) from error
+        raise ResourceError(
+            f"{what}: {told(error, host.root)[0]}", _undone(host, history, run)
+        ) from error
     host.current = name
     host.journal.record(name, "reverted", of=run)
 

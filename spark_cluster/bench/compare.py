@@ -23,16 +23,17 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from spark_cluster.bench.expansion import key_id
 from spark_cluster.bench.record import CellKey, CellResult, MetricName, NodeRecord, Record, Setup
 from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, derived, printed
 from spark_cluster.config.yamlfile import did_you_mean
-from spark_cluster.errors import Failed, UsageError, install_extra
+from spark_cluster.errors import UsageError
 from spark_cluster.models.naming import table
 from spark_cluster.node.output import counted
+from spark_cluster.plan.calibrate import require_libraries
 
 # Tests of whether two measurements differ, and by how much.
 
@@ -89,18 +90,6 @@ class Difference(Document):
     verdict: Verdict
 
 
-def require_scipy() -> None:
-    """Check that scipy is installed.
-
-    Raises:
-        Failed: it is not.
-    """
-    if find_spec("scipy") is None:
-        raise Failed(
-            "comparing runs needs scipy, expected to be installed", hint=install_extra("bench")
-        )
-
-
 def floor_of(concurrency: int) -> float:
     """Return the share below which a difference is not called.
 
@@ -121,7 +110,7 @@ def differences(
     Raises:
         Failed: scipy is not installed.
     """
-    require_scipy()
+    require_libraries("comparing runs", "bench", "scipy")
     found = [_difference(a, b, floor, more) for a, b, floor, more in pairs]
     tested = [
         index
@@ -138,12 +127,10 @@ def differences(
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values that are corrected for their number, in the same order (Holm, 1979)."""
     order = sorted(range(len(values)), key=values.__getitem__)
-    corrected = [1.0] * len(values)
-    highest = 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(values) - rank) * values[index]))
-        corrected[index] = highest
-    return corrected
+    times = range(len(values), 0, -1)
+    scaled = (min(1.0, count * values[at]) for count, at in zip(times, order, strict=True))
+    corrected = dict(zip(order, accumulate(scaled, max), strict=True))
+    return [corrected[at] for at in range(len(values))]
 
 
 def _difference(a: Sequence[float], b: Sequence[float], floor: float, more: bool) -> Difference:
@@ -433,11 +420,8 @@ def _why(one: _Measured, others: list[_Measured], partners: dict[str, str], side
     if not others:
         return f"{other_side} has no cells"
     setups = [other.setup for other in others]
-    if side == "A":
-        reasons = [_unlike_setups(one.setup, setup) for setup in setups]
-    else:
-        reasons = [_unlike_setups(setup, one.setup) for setup in setups]
-    if nearest := min(reasons, key=len):
+    pairs = [(one.setup, other) if side == "A" else (other, one.setup) for other in setups]
+    if nearest := min((_unlike_setups(*pair) for pair in pairs), key=len):
         return "; ".join(nearest)
     variant = one.setup.variant or "the recipe as it is"
     return f"{other_side} has several servers of this kind, none of them with {variant}"

@@ -10,13 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, groupby, product
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -25,6 +23,7 @@ from spark_cluster.bench.suite import USUAL, MeasurementSettings, Pair, Stage, S
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.errors import Refused, UsageError
 
@@ -554,11 +553,10 @@ class Measurement:
     questions: Mapping[str, Any] = field(default_factory=dict)
 
 
-@cache
 def declared() -> dict[str, dict[str, Any]]:
     """Return the load generators by their names, as `generators.toml` explains them."""
-    path = Path(__file__).with_name("generators.toml")
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = table_beside(__file__, "generators.toml")
+    return found
 
 
 @cache

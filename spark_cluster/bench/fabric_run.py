@@ -272,14 +272,13 @@ def _of_memory(nodes: Sequence[FabricNode]) -> Iterator[str]:
     """Yield why memory is slow; no node's is less than what decoding itself gets of it."""
     usual = Constants()
     least = usual.bandwidth * usual.eta_moe / 1e9
-    for node in nodes:
-        best = max(node.copy_gb_s, node.triad_gb_s)
+    rates = {node.name: max(node.copy_gb_s, node.triad_gb_s) for node in nodes}
+    for name, best in rates.items():
         if best < least:
             yield (
-                f"the memory of {node.name} does {best:.0f} GB/s of {usual.bandwidth / 1e9:.0f}, "
+                f"the memory of {name} does {best:.0f} GB/s of {usual.bandwidth / 1e9:.0f}, "
                 f"at least {least:.0f} are expected"
             )
-    rates = {node.name: max(node.copy_gb_s, node.triad_gb_s) for node in nodes}
     slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
     if rates[slow] < (1 - UNEVEN) * rates[fast]:
         yield f"the memory of {slow} is slower than that of {fast}: they should be alike"

@@ -150,7 +150,7 @@ def using(provider: Callable[[], Extensions] | None) -> Iterator[None]:
 
 
 def forget(package: str) -> None:
-    """Drop the modules of a project."""
+    """Drop a module with those below it, and the finder of a package of this name."""
     for finder in list(sys.meta_path):
         if getattr(finder, "package", None) == package:
             sys.meta_path.remove(finder)
@@ -171,10 +171,7 @@ def load_module(path: Path, name: str, what: str) -> ModuleType:
         InvalidFile: it cannot be read, or raises; with the file and line.
     """
     is_package = path.name == "__init__.py"
-    for known in [
-        known for known in list(sys.modules) if known == name or known.startswith(f"{name}.")
-    ]:
-        del sys.modules[known]
+    forget(name)
     spec = importlib.util.spec_from_file_location(
         name,
         path,

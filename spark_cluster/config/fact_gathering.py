@@ -12,7 +12,6 @@ import base64
 import binascii
 import contextlib
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -32,28 +31,13 @@ from spark_cluster.config.facts import (
     NetplanFiles,
 )
 from spark_cluster.config.ports import EPHEMERAL
-from spark_cluster.config.yamlfile import Key, Sourced, parse
+from spark_cluster.config.yamlfile import Key, Sourced, parse, table_beside
 from spark_cluster.errors import InvalidFile
 from spark_cluster.node import nvidia_smi, paths
 from spark_cluster.node.replies import decoded, objects_of
+from spark_cluster.resources.authorized_key import KEY_TYPES, fields_of
 
 # Parsers of what a node's tools and files say; each takes text and bears what is missing.
-
-_PARTS = {"ssh-ed25519": 2, "sk-ssh-ed25519@openssh.com": 3, "ssh-rsa": 3}
-"""Fields of a public key by its kind; an ECDSA key has 3 too, with a security key 4."""
-
-KEY_KINDS = frozenset(
-    (
-        "ssh-ed25519",
-        "ssh-rsa",
-        "ecdsa-sha2-nistp256",
-        "ecdsa-sha2-nistp384",
-        "ecdsa-sha2-nistp521",
-        "sk-ssh-ed25519@openssh.com",
-        "sk-ecdsa-sha2-nistp256@openssh.com",
-    )
-)
-"""Kinds of keys that a node's key files may have."""
 
 
 def kind_of(blob: bytes) -> str:
@@ -68,19 +52,13 @@ def is_key(kind: str, text: str) -> bool:
         blob = base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
         return False
-    return kind in KEY_KINDS and is_whole(kind, blob)
+    return kind in KEY_TYPES and is_whole(kind, blob)
 
 
 def is_whole(kind: str, blob: bytes) -> bool:
     """Return whether a key is of the kind that its line says, and not truncated."""
-    parts, rest = 0, blob
-    while len(rest) >= 4:
-        size = int.from_bytes(rest[:4], "big")
-        if len(rest) < 4 + size:
-            return False
-        parts, rest = parts + 1, rest[4 + size :]
-    wanted = _PARTS.get(kind) or (4 if kind.startswith("sk-") else 3)
-    return not rest and parts == wanted and kind_of(blob) == kind
+    wanted = KEY_TYPES.get(kind) or (4 if kind.startswith("sk-") else 3)
+    return len(fields_of(blob) or ()) == wanted and kind_of(blob) == kind
 
 
 def key_values(text: str) -> dict[str, str]:
@@ -538,7 +516,7 @@ COMPUTE_APPS = nvidia_smi.APPS
 NETPLAN = {f"netplan {folder}": f"{folder}/*.yaml" for folder in NETPLAN_FOLDERS}
 
 SOURCES: Mapping[str, Mapping[str, Any]] = {
-    **tomllib.loads(Path(__file__).with_name("fact_sources.toml").read_text(encoding="utf-8")),
+    **table_beside(__file__, "fact_sources.toml"),
     "mesh_key": {"path": f"{paths.MESH_KEY}.pub"},
     **{name: {"tree": glob} for name, glob in NETPLAN.items()},
 }

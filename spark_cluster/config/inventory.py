@@ -16,8 +16,8 @@ from spark_cluster.config.inventory_schema import (
     BecomeEntry,
     FabricInterface,
     InventoryFile,
-    NodeEntry,
     ServeEntry,
+    SshEntry,
     check,
     unknown_role_settings,
 )
@@ -25,6 +25,7 @@ from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import SecretReference
 from spark_cluster.config.yamlfile import Key, Origin, Sourced, did_you_mean
 from spark_cluster.errors import UsageError
+from spark_cluster.node.replies import at
 
 GRAMMAR = "NAME, GROUP or GLOB, joined by ',' or ':'; !X leaves X out, &X keeps only what is in X"
 
@@ -93,12 +94,14 @@ def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:
     data: dict[str, Any] = {}
     origins: dict[Key, Origin] = {(): source.origin(keys[-1])} if keys else {}
     for key in keys:
-        layer = _at(source.data, key)
+        layer = at(source.data, *key)
         if isinstance(layer, dict):
             origins[()] = source.origin(key)
             _lay(data, layer)
-            inside = (at[len(key) :] for at in source.origins if at[: len(key)] == key)
-            origins |= {at: source.origins[(*key, *at)] for at in inside if at and _has(layer, at)}
+            inside = (one[len(key) :] for one in source.origins if one[: len(key)] == key)
+            origins |= {
+                one: source.origins[(*key, *one)] for one in inside if one and _has(layer, one)
+            }
     return Sourced(source.path, data, origins)
 
 
@@ -122,14 +125,6 @@ def _has(data: Any, key: Key) -> bool:
             return False
         data = data[part]
     return True
-
-
-def _at(data: Any, key: Key) -> Any:
-    for part in key:
-        if not isinstance(data, dict) or part not in data:
-            return None
-        data = data[part]
-    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +317,7 @@ def _node(
     own, shared = entry.nodes[name], entry.ssh
     member_of = [group for group, members in groups.items() if name in members]
     layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
-
-    def either(attribute: str) -> Any:
-        return getattr(own, attribute) or getattr(shared, attribute)
-
+    ssh = {key: getattr(own, key) or getattr(shared, key) for key in SshEntry.model_fields}
     return InventoryNode(
         name=name,
         address=own.address,
@@ -334,21 +326,12 @@ def _node(
         groups=frozenset(member_of),
         connection=own.connection,
         namespaces_of=own.namespaces_of,
-        user=either("user"),
-        port=either("port"),
-        identity_file=either("identity_file"),
-        known_hosts=either("known_hosts"),
-        jump=either("jump"),
-        connect_timeout_s=either("connect_timeout_s") or CONNECT_TIMEOUT_S,
         become=entry.become,
-        fabric=_fabric(own),
+        fabric="detect" if own.fabric is None else tuple(own.fabric.interfaces),
         _source=source,
         _layers=(*layers, ("nodes", name, "settings")),
+        **{key: value for key, value in ssh.items() if value is not None},
     )
-
-
-def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
-    return tuple(entry.fabric.interfaces) if entry.fabric is not None else "detect"
 
 
 PRIVATE = {"bind": "loopback", "api_key": None, "tls": None, "open": False}

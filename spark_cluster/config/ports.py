@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.errors import UsageError
 
 EPHEMERAL = (32768, 60999)
@@ -30,17 +31,9 @@ COPIES = tuple(range(18960, 18968))
 not, and only for who knows the token of this copy. Each copy from a node has a port of its own.
 The firewall lets only the other nodes of the run connect (`engine/node_copies.py`)."""
 
-SERVICES = (
-    "node-manager-port",  # the raylet
-    "object-manager-port",  # for objects between the nodes
-    "runtime-env-agent-port",  # creates environments for workers
-    "dashboard-agent-listen-port",  # on each node; takes jobs (Ray's own default is 52365)
-    "dashboard-agent-grpc-port",  # the same agent, for Ray itself
-    "metrics-export-port",  # Prometheus metrics of a node; on all addresses, whatever Ray is told
-    "ray-client-server-port",  # `ray start --head` has no way to leave it out (2.60)
-    "AUTOSCALER_METRIC_PORT",  # of the head's monitor; on all addresses
-    "DASHBOARD_METRIC_PORT",  # of the dashboard; on all addresses
-)
+_FILE = table_beside(__file__, "ports.toml")
+
+SERVICES: Sequence[str] = _FILE["services"]
 """Ports of Ray that follow each other, from `first_port`: options of `ray start`, and variables for
 what Ray takes from its environment only."""
 
@@ -49,14 +42,8 @@ LAST_PORT = 65535
 Span = tuple[int, int]
 """First and last port."""
 
-DEFAULTS = {
-    "kv-events-config": (5557,),
-    "kv-transfer-config": (5600, 8998, 14579),  # NIXL, Mooncake, `kv_port`
-    "ec-transfer-config": (14579,),
-    "data-parallel-size": (29550,),
-}
-"""Ports on all addresses that vLLM uses with these flags unless others are set: those of
-0.32, in its config/kv_events.py, kv_transfer.py, ec_transfer.py and parallel.py, and envs.py."""
+DEFAULTS: Mapping[str, Sequence[int]] = _FILE["defaults"]
+"""Ports on all addresses that vLLM uses with these flags unless others are set."""
 
 ANY = ("*", "", "0.0.0.0", "::")  # noqa: S104
 """Hosts of an endpoint that mean every address of a node."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
@@ -42,7 +41,7 @@ from spark_cluster.config.recipe_schema import (
 )
 from spark_cluster.config.schema import Schema, Word
 from spark_cluster.config.secret import is_secret_setting, looks_secret
-from spark_cluster.config.yamlfile import Problem, described, did_you_mean
+from spark_cluster.config.yamlfile import Problem, described, did_you_mean, table_beside
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node import paths
 from spark_cluster.node.store.manifest import is_repository
@@ -292,7 +291,7 @@ class Recipe(Schema):
 # real machines. Both judge the path as it is written; what a link on the node leads to cannot be
 # seen from the laptop.
 
-_FILE = tomllib.loads(Path(__file__).with_name("node_paths.toml").read_text(encoding="utf-8"))
+_FILE = table_beside(__file__, "node_paths.toml")
 _OWN = "what spark-cluster itself keeps and runs"
 
 _READABLE = (paths.DROP_CACHES, paths.FORMER_ENVIRONMENTS)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -32,7 +30,7 @@ from spark_cluster.config.schema import (
     matching,
 )
 from spark_cluster.config.secret import looks_secret
-from spark_cluster.config.yamlfile import described
+from spark_cluster.config.yamlfile import described, table_beside
 from spark_cluster.errors import Refused
 from spark_cluster.node import paths
 from spark_cluster.node.values import PINNED
@@ -61,9 +59,7 @@ ReadinessCheck = Literal[
     "transcription",
 ]
 
-_FILE: dict[ModelKind, dict[str, Any]] = tomllib.loads(  # type: ignore[assignment]
-    Path(__file__).with_name("model_kind.toml").read_text(encoding="utf-8")
-)
+_FILE: dict[ModelKind, dict[str, Any]] = table_beside(__file__, "model_kind.toml")
 CHECKS_OF_KIND: Mapping[ModelKind, tuple[ReadinessCheck, ...]] = {
     kind: tuple(_FILE[kind]["checks"]) for kind in MODEL_KINDS if "checks" in _FILE[kind]
 }

@@ -127,7 +127,7 @@ def search_recipes(text: Sequence[str], project: Project) -> list[FoundRecipe]:
     Raises:
         InvalidFile, Refused: the project's list of registries is wrong, or others can write it.
     """
-    words = [word for part in text for word in _words(part)]
+    words = [word for part in text for word in re.findall(r"[^\s,;]+", part.casefold())]
     scored = [(one.score(words), one) for one in _searched(project)]
     order = {"yours": 0, "shipped": 1, "registry": 2}
     found = [(score, one) for score, one in scored if score or not words]
@@ -158,10 +158,6 @@ def _searched(project: Project) -> Iterator[FoundRecipe]:
             if not one.error:
                 fields = {**one.model_dump(include=set(WEIGHTS)), "tags": " ".join(one.tags)}
                 yield FoundRecipe(f"@{registry.name}/{one.name}", "registry", fields)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[^\s,;]+", text.casefold())
 
 
 def _worth(word: str, key: str, text: str) -> int:

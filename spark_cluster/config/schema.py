@@ -12,7 +12,6 @@ import inspect
 import ipaddress
 import re
 import textwrap
-import tomllib
 import types
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,7 +50,15 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema, to_json
 from typing_extensions import TypedDict
 
-from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean, nearest
+from spark_cluster.config.yamlfile import (
+    Key,
+    Problem,
+    Sourced,
+    described,
+    did_you_mean,
+    nearest,
+    table_beside,
+)
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -198,7 +205,9 @@ def _message(model: type[BaseModel], detail: ErrorDetails, key: Key) -> str:
     if kind in ("literal_error", "enum"):
         return f"found {found}, expected {context['expected']}{_typo(detail)}"
     entries = _entries(context.get("min_length") or context.get("max_length") or 0)
-    expected = _expected().get(kind, "").format(**context, entries=entries)
+    expected = (
+        table_beside(__file__, "expected.toml").get(kind, "").format(**context, entries=entries)
+    )
     wanted = expected or detail["msg"].removeprefix("Input should be ")
     quote = "; put it in quotes" if kind == "string_type" and _is_scalar(detail["input"]) else ""
     return f"found {found}, expected {wanted}{quote}"
@@ -223,11 +232,6 @@ def _is_scalar(value: object) -> bool:
 
 def _entries(count: int) -> str:
     return f"{count} {'entry' if count == 1 else 'entries'}"
-
-
-@cache
-def _expected() -> dict[str, str]:
-    return tomllib.loads(Path(__file__).with_name("expected.toml").read_text(encoding="utf-8"))
 
 
 def _fields_at(model: type[BaseModel], key: Key) -> set[str]:

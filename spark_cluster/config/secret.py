@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import stat
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from spark_cluster.config.schema import EnvName, LaptopPath, Schema
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.errors import UsageError
 from spark_cluster.node.values import MASK
 
@@ -108,7 +108,7 @@ OptionalSecret = Annotated[
 #
 # What looks like a secret is not certain to be one; the messages never repeat it all the same.
 
-_FILE = tomllib.loads(Path(__file__).with_name("secret_text.toml").read_text(encoding="utf-8"))
+_FILE = table_beside(__file__, "secret_text.toml")
 _NAMES, _VALUES = _FILE["names"], _FILE["values"]
 _ALWAYS, _LAST = re.compile(_NAMES["always"]), re.compile(_NAMES["last"])
 _PLAIN, _VALUE = re.compile(_VALUES["plain"]), re.compile("|".join(_VALUES["known"]))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,14 @@ from spark_cluster.errors import InvalidFile
 if TYPE_CHECKING:
     from ruamel.yaml.constructor import SafeConstructor
     from ruamel.yaml.nodes import Node as YamlNode
+
+
+@cache
+def table_beside(module: str, name: str) -> Any:
+    """Return a TOML table that lies beside a module, whose `__file__` is given, or below; nobody
+    changes it.
+    """
+    return tomllib.loads((Path(module).parent / name).read_text(encoding="utf-8"))
 
 
 Key = tuple[str | int, ...]
@@ -221,20 +230,6 @@ def _nodes(text: str) -> tuple[YamlNode | None, SafeConstructor]:
     return yaml.compose(text), yaml.constructor
 
 
-_PLAIN = {
-    "mapping values are not allowed here": (
-        "a ':' in an unexpected place: check the indentation, or put the value in quotes"
-    ),
-    "but found another document": "a second document starts here ('---'); expected only one",
-    "expected the node content, but found '<stream end>'": "a '[' or '{' is never closed",
-    "found unexpected end of stream": "a quote is never closed",
-    "expected <block end>, but found '<block mapping start>'": (
-        "indented differently from the lines above it"
-    ),
-    "could not find expected ':'": "expected `key: value`, found no ':'",
-}
-
-
 def _syntax_error(path: Path, text: str, problem: str, line: int, column: int) -> InvalidFile:
     lines = text.splitlines()
     source = lines[line] if line < len(lines) else ""
@@ -244,7 +239,7 @@ def _syntax_error(path: Path, text: str, problem: str, line: int, column: int) -
         quoted = problem.split("'")[1]
         message = f"a value cannot begin with '{quoted}'; put it in quotes"
     else:
-        message = _PLAIN.get(problem, problem)
+        message = table_beside(__file__, "yaml_errors.toml").get(problem, problem)
     return InvalidFile(message, where=f"{shown(path)}:{line + 1}", hint=_excerpt(source, column))
 
 

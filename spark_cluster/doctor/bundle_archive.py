@@ -7,12 +7,14 @@ import json
 import shlex
 import tarfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.secret import masked
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
@@ -150,8 +152,6 @@ FIRST_BYTES = 500_000
 ASKS_S = 30.0
 """Seconds that each command may take."""
 
-_JOURNAL = ("journalctl", "--quiet", "--no-pager", "--utc", "--output", "short-iso")
-
 INSPECT = "inspect"
 
 _SEVERAL = shlex.join(runtime.servers_question())
@@ -159,42 +159,29 @@ _SEVERAL = shlex.join(runtime.servers_question())
 
 _LOG_OF_ONE = f'echo "==> $name"; docker logs --timestamps --tail {LINES} "$name" 2>&1'
 
-QUESTIONS: Mapping[str, Sequence[str]] = {
-    f"{SERVER}.log": runtime.log(SERVER, LINES),
-    f"{SERVER}.beginning.log": runtime.beginning(SERVER, FIRST_BYTES),
-    f"{RAY}.log": runtime.log(RAY, LINES),
-    "spark-vllm-models.log": ("sh", "-c", f"for name in $({_SEVERAL}); do {_LOG_OF_ONE}; done"),
-    INSPECT: ("sh", "-c", f"docker container inspect {SERVER} {RAY} $({_SEVERAL})"),
-    "containers.txt": ("docker", "ps", "--all", "--no-trunc"),
-    "images.txt": ("docker", "images", "--digests"),
-    "docker-version.txt": ("docker", "version"),
-    "units.txt": ("systemctl", "status", "--no-pager", "--lines", "0", "spark-*"),
-    "failed-units.txt": ("systemctl", "--failed", "--no-pager"),
-    "endpoint-journal.log": (*_JOURNAL, "--lines", "1000", "--unit", UNIT),
-    "docker-journal.log": (*_JOURNAL, "--lines", "500", "--unit", "docker"),
-    "kernel-journal.log": (*_JOURNAL, "--lines", "1000", "--dmesg"),
-    "nvidia-smi.txt": ("nvidia-smi",),
-    "compute-apps.csv": (
-        "nvidia-smi",
-        "--query-compute-apps=pid,process_name,used_memory",
-        "--format=csv",
-    ),
-    "memory.txt": ("free", "--mebi", "--wide"),
-    "disks.txt": ("df", "--human-readable", "--print-type"),
-    "addresses.txt": ("ip", "-brief", "address"),
-    "routes.txt": ("ip", "route"),
-    "listeners.txt": ("ss", "--listening", "--tcp", "--numeric"),
-    "rdma.txt": ("ibv_devinfo",),
-    "system.txt": ("uname", "--all"),
-}
-"""Name in the archive to the command that is asked, in an order for readers."""
+_JOURNAL = "journalctl --quiet --no-pager --utc --output short-iso"
+
+
+@cache
+def _questions() -> dict[str, list[str]]:
+    """Return names in the archive with the commands that are asked: logs first."""
+    listed = table_beside(__file__, "bundle.toml")
+    words = {"journal": _JOURNAL, "endpoint": UNIT}
+    return {
+        f"{SERVER}.log": runtime.log(SERVER, LINES),
+        f"{SERVER}.beginning.log": runtime.beginning(SERVER, FIRST_BYTES),
+        f"{RAY}.log": runtime.log(RAY, LINES),
+        "spark-vllm-models.log": ["sh", "-c", f"for name in $({_SEVERAL}); do {_LOG_OF_ONE}; done"],
+        INSPECT: ["sh", "-c", f"docker container inspect {SERVER} {RAY} $({_SEVERAL})"],
+        **{name: shlex.split(line.format(**words)) for name, line in listed.items()},
+    }
 
 
 def ask(session: Session) -> dict[str, str]:
     """Return the texts of one node by their names; empty where a program is not there."""
-    commands = {name: list(argv) for name, argv in QUESTIONS.items()}
+    commands = _questions()
     answer = session.request("gather", commands=commands, timeout=ASKS_S)
-    found = {name: _text(answer["commands"].get(name)) for name in QUESTIONS}
+    found = {name: _text(answer["commands"].get(name)) for name in commands}
     for name, late in answer["late"].items():
         found[name] = f"{found.get(name, '')}{late}\n"
     for name in (f"{SERVER}.log", f"{RAY}.log"):

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
@@ -163,11 +163,7 @@ def checks() -> tuple[NodeCheck, ...]:
         InvalidFile: a file or a check is wrong, with the line.
         Refused: others can write them.
     """
-    return (*_of_files(), *_of_logs())
-
-
-def _of_logs() -> Iterator[NodeCheck]:
-    return (serving.check_of(search) for search in _searches())
+    return (*_of_files(), *map(serving.check_of, _searches()))
 
 
 @per_project

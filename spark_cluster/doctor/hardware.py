@@ -6,7 +6,6 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spark_cluster.config.fact_gathering import compute_apps, free_blocks
 from spark_cluster.config.facts import BUSY_PERCENT, LOW_MHZ, LOW_W, Pins, driver_of
@@ -152,7 +151,8 @@ def power_off(seen: Observations) -> Verdict:
         seen.ran("previous_kernel").stdout + seen.output("pstore"), "driver.power-off"
     )
     if crashed is not None:
-        return warn(f"in the boot before this one: {crashed.found}", crashed.issue.id)
+        issue, found = crashed
+        return warn(f"in the boot before this one: {found}", issue.id)
     done = seen.ran("previous")
     if NO_EARLIER_BOOT.search(done.stderr):
         return ok("no earlier boot is on record")
@@ -262,16 +262,9 @@ _WHERE = re.compile(r"\bpc : (\S+(?: \[\w+\])?)")
 _WHOSE = re.compile(r"\bComm: (\S+)")
 
 
-@dataclass(frozen=True)
-class KernelFault:
-    """A fault in the kernel's log: what it is, and where the kernel was."""
-
-    issue: Issue
-    found: str
-
-
-def fault_in(log: str, check: str) -> KernelFault | None:
-    """Return the fault that explains a log of the kernel, what is worse and more specific first.
+def fault_in(log: str, check: str) -> tuple[Issue, str] | None:
+    """Return the fault that explains a log of the kernel, what is worse and more specific first,
+    and where the kernel was.
 
     Args:
         check: only faults that it is about.
@@ -292,17 +285,17 @@ def fault_in(log: str, check: str) -> KernelFault | None:
     shown = rows[first][:LONGEST]
     shown += f"; in {where[1][:LONGEST]}" if where else ""
     shown += f"; process {whose[1][:LONGEST]}" if whose else ""
-    return KernelFault(issue, shown)
+    return issue, shown
 
 
 @check("kernel.fault", needs=("kernel_log",), effect="risks")
 def fault(seen: Observations) -> Verdict:
     """the kernel reported no crash, lockup or disk error"""
-    found = fault_in(seen.output("kernel_log"), "kernel.fault")
-    if found is None:
+    worst = fault_in(seen.output("kernel_log"), "kernel.fault")
+    if worst is None:
         return ok("none since boot")
-    judged = fail if found.issue.severity == "error" else warn
-    return judged(found.found, found.issue.id)
+    issue, found = worst
+    return (fail if issue.severity == "error" else warn)(found, issue.id)
 
 
 @check("kernel.pcie", needs=("kernel_log",), effect="risks")

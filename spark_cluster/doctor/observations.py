@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from spark_cluster.config.facts import Facts, Hca, Interface, Memory, Pins
 from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.topology import cabled_port
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.link_check import Cabling
 from spark_cluster.engine.names import PAUSE, PROGRAMS
@@ -238,11 +238,6 @@ def kernel_words() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(sign.has for issue in about for sign in issue.log), *OF_FAULTS]))
 
 
-@cache
-def _file() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
-
-
 def _listed(context: Context) -> dict[str, NodeSource]:
     """The sources of the file `sources.toml`."""
     known = {
@@ -254,7 +249,8 @@ def _listed(context: Context) -> dict[str, NodeSource]:
         "{unit_folder}": (paths.SYSTEMD_UNITS,),
         "{versions_code}": (VERSIONS_CODE,),
     }
-    return {name: _source(name, given, known) for name, given in _file().items()}
+    listed = table_beside(__file__, "sources.toml")
+    return {name: _source(name, given, known) for name, given in listed.items()}
 
 
 def _source(name: str, given: Mapping[str, Any], known: Mapping[Any, Sequence[str]]) -> NodeSource:
@@ -539,27 +535,19 @@ class Ping:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A TCP transfer over one link in one direction; Gbit/s.
+    """A transfer over one link in one direction, by TCP or by `ib_write_bw`; Gbit/s.
 
     Attributes:
         rate: over the link; None when there was none.
-        own: what the sending node does to itself over its loopback: the most that can be seen.
         message: why there is no rate.
+        own: of TCP, what the sending node does to itself over its loopback: the most that can be
+            seen.
     """
 
     link: str
     rate: float | None
+    message: str = ""
     own: float | None = None
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class Rdma:
-    """`ib_write_bw` over one link; Gbit/s."""
-
-    link: str
-    rate: float | None
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -621,7 +609,7 @@ class Probed:
     cabling: tuple[Cabling, ...] | None = None
     pings: tuple[Ping, ...] | None = None
     transfers: tuple[Transfer, ...] | None = None
-    rdma: tuple[Rdma, ...] | None = None
+    rdma: tuple[Transfer, ...] | None = None
     answer: ProbedAnswer | None = None
     ports: PortScan | None = None
     why_not: Mapping[str, str] = field(default_factory=dict)

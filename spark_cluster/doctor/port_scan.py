@@ -1,17 +1,16 @@
 """A scan for TCP ports that accept a connection from here: each port is tried, many at a time.
 
 A complete connection is made (no raw packets, so no root is needed) and closed at once; nothing is
-sent. As a program: `python port_scan.py ADDRESS...` prints JSON, address to open ports.
+sent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import resource
 import selectors
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -141,24 +140,10 @@ def _files(wanted: int) -> int:
     """Return how many sockets may be open, after raising the limit as far as possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = wanted + 64
-    if soft != resource.RLIM_INFINITY and soft < room:
-        most = room if hard == resource.RLIM_INFINITY else min(room, hard)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-        except (OSError, ValueError):
-            pass
-        return max(16, min(wanted, soft - 64))
-    return wanted
-
-
-def main(addresses: Sequence[str]) -> None:
-    """Scan every port of the addresses and print what is open."""
-    found: dict[str, list[int]] = {address: [] for address in addresses}
-    for address, port in scan(targets(addresses, EVERY), at_once=20000).open:
-        found[address].append(port)
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    if soft == resource.RLIM_INFINITY or soft >= room:
+        return wanted
+    most = room if hard == resource.RLIM_INFINITY else min(room, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return max(16, min(wanted, soft - 64))

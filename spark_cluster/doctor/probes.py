@@ -31,7 +31,6 @@ from spark_cluster.doctor.observations import (
     PortScan,
     Probed,
     ProbedAnswer,
-    Rdma,
     Transfer,
     Verdict,
     fail,
@@ -88,7 +87,8 @@ def look(
         node = addresses[address]
         if not _expected(inventory, node, port):
             program = (known[node.name] or {}).get(port, "")
-            ports.append(OpenPort(node.name, port, program, _is_of_the_engine(port, spans)))
+            engines = any(low <= port <= high for low, high in spans)
+            ports.append(OpenPort(node.name, port, program, engines))
     listed = None not in known.values()
     seconds = time.monotonic() - started
     return PortScan(tuple(ports), done.tried, done.complete, seconds, listed=listed)
@@ -133,10 +133,6 @@ def _expected(inventory: Inventory, node: InventoryNode, port: int) -> bool:
         return True
     serve = inventory.serve
     return node.is_head and serve.bind != "loopback" and port == serve.port
-
-
-def _is_of_the_engine(port: int, spans: Iterable[Span]) -> bool:
-    return any(low <= port <= high for low, high in spans)
 
 
 def _address(node: InventoryNode) -> str:
@@ -305,17 +301,17 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
         done = outcome
         if isinstance(done, SparkClusterError):
             done = Throughput(None, done.message)
-        found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.output))
+        found.append(Transfer(name(hop), done.rate, done.output, own[hop.source.name]))
     return tuple(found)
 
 
-def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
+def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
     """`ib_write_bw` over every hop, in rounds."""
     rates = link_check.bandwidths(hops, lambda node: sessions[node.name])
     return tuple(
-        Rdma(name(hop), None, rate.message)
+        Transfer(name(hop), None, rate.message)
         if isinstance(rate, SparkClusterError)
-        else Rdma(name(hop), rate)
+        else Transfer(name(hop), rate)
         for hop, rate in zip(hops, rates, strict=True)
     )
 
@@ -477,7 +473,7 @@ LISTED = 4
 """Rates that are shown one by one: of two nodes all."""
 
 
-def _rates(measured: Sequence[Transfer] | Sequence[Rdma]) -> str:
+def _rates(measured: Sequence[Transfer]) -> str:
     """Return the rates in words: each, or of many the slow ones and how fast the others are."""
     rates = sorted(((m.rate, m.link) for m in measured if m.rate is not None), key=itemgetter(0))
     if len(rates) <= LISTED:

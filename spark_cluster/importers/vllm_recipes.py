@@ -48,11 +48,6 @@ LONGEST = 20_000
 """Characters of a code block that is looked at."""
 
 
-def names_guide(variant: str) -> bool:
-    """Return whether a variant stands for a command of the guide: `guide`, `guide-2`."""
-    return _GUIDE.fullmatch(variant) is not None
-
-
 def offers_of(data: Mapping[str, Any], variants: Mapping[str, Any], chosen: str) -> list[Offer]:
     """Return the other variants that name the DGX Spark, and the commands for it in the guide."""
     found = [
@@ -231,7 +226,7 @@ def read(source: Sourced, choice: Choice) -> Source:
     name = choice.variant
     variants: dict[str, Any] = data.get("variants") or {"default": {}}
     offers = offers_of(data, variants, name)
-    if name not in variants and names_guide(name):
+    if name not in variants and _GUIDE.fullmatch(name):
         return of_guide(data, choice, offers)
     variant = _chosen(variants, name, "variant")
     model, layers = data["model"], _Layers(source)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.config import bits, from_config, quantization, with_quantization
 from spark_cluster.models.hub import DocumentSource, HubError, Listing
-from spark_cluster.models.naming import has_trait, json_object
+from spark_cluster.models.naming import has_trait, json_object, table
 from spark_cluster.models.shape import (
     MATRICES,
     PARTS,
@@ -43,18 +43,7 @@ LARGEST_WEIGHTS = 10**15
 MOST_TENSORS = 2_000_000
 MOST_DIMENSIONS = 16
 
-BITS: Mapping[str, int] = {
-    **dict.fromkeys(("F64", "I64", "U64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 8),
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "C64": 64,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "F4": 4,
-}
+BITS: Mapping[str, int] = table("formats")["dtypes"]
 """Types of the format (safetensors 0.6, `Dtype`) and the bits of an element."""
 
 
@@ -159,10 +148,10 @@ def folded(found: Iterable[Tensor]) -> Iterator[Tensor]:
     """The tensors with those together that differ in the number of an expert only: a model with
     many experts has hundreds of thousands.
     """
-    together: dict[tuple[str, str, tuple[int, ...], int], int] = {}
+    together = Counter[tuple[str, str, tuple[int, ...], int]]()
     for tensor in found:
         key = (_without_expert(tensor.name), tensor.dtype, tensor.shape, tensor.size)
-        together[key] = together.get(key, 0) + tensor.count
+        together[key] += tensor.count
     for (name, dtype, shape, size), count in together.items():
         yield Tensor(name, dtype, shape, size, count)
 
@@ -261,14 +250,14 @@ class _Sum:
     parameters: int = 0
     bytes: float = 0.0
     whole: float = 0.0
-    formats: dict[str, int] = field(default_factory=dict)
+    formats: Counter[str] = field(default_factory=Counter)
 
     def add(self, parameters: int, size: float, label: str, *, whole: bool) -> None:
         self.parameters += parameters
         self.bytes += size
         self.whole += size if whole else 0.0
         if parameters:
-            self.formats[label] = self.formats.get(label, 0) + parameters
+            self.formats[label] += parameters
 
     @property
     def format(self) -> str:
@@ -344,17 +333,12 @@ def _whole_model(sums: Mapping[Part, _Sum]) -> str:
     """The format that says most about the whole: the one that most weights of matrices have; for
     one that recipes have no word for, the nearest by size.
     """
-    together: dict[str, int] = {}
-    for name in MATRICES:
-        for label, number in sums[name].formats.items():
-            together[label] = together.get(label, 0) + number
+    together = sum((sums[name].formats for name in MATRICES), Counter[str]())
     most = max(together, key=lambda label: together[label], default="bf16")
     return most if most in KNOWN else "fp8"
 
 
-_PARTS_BY_NAME: Mapping[str, Mapping[Part, str]] = tomllib.loads(
-    Path(__file__).with_name("tensor_names.toml").read_text(encoding="utf-8")
-)
+_PARTS_BY_NAME: Mapping[str, Mapping[Part, str]] = table_beside(__file__, "tensor_names.toml")
 _LONGEST_NUMBER = 6
 
 WHOLE = re.compile(

@@ -310,7 +310,7 @@ def quantization(config: Mapping[str, Any]) -> str | None:
     `mixed-precision`, and a section that is no object is `not readable`.
     """
     found = _section(config)
-    if not found and _is_not_an_object(config):
+    if not found and any(not isinstance(given, Mapping) for given in _given(config)):
         return UNREADABLE
     method = _word(found, "quant_method")
     experts = _of_experts(config, found)
@@ -390,10 +390,6 @@ def _given(config: Mapping[str, Any]) -> list[Any]:
 
 def _section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((given for given in _given(config) if isinstance(given, Mapping)), {})
-
-
-def _is_not_an_object(config: Mapping[str, Any]) -> bool:
-    return any(not isinstance(given, Mapping) for given in _given(config))
 
 
 def _word(section: Mapping[str, Any], key: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from spark_cluster.config.yamlfile import did_you_mean
@@ -49,9 +49,10 @@ class Listing:
     blobs: Mapping[str, str] = field(default_factory=dict)
 
 
-class DocumentSource(Protocol):
-    """Where a model's documents can be read: the hub itself, or a node that reaches it."""
+class DocumentSource(ABC):
+    """Where a model's documents can be read: the hub itself, a node that reaches it, a folder."""
 
+    @abstractmethod
     def listing(self, repository: str, revision: str) -> Listing:
         """The files of a revision.
 
@@ -59,6 +60,7 @@ class DocumentSource(Protocol):
             HubError: there is no such repository, or it cannot be asked.
         """
 
+    @abstractmethod
     def read(
         self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
     ) -> tuple[bytes, bool]:
@@ -76,6 +78,7 @@ class DocumentSource(Protocol):
         Raises:
             HubError: one of them cannot be read.
         """
+        return [self.read(repository, commit, name, most=most)[0] for name in names]
 
 
 def is_repository(name: str) -> bool:
@@ -166,7 +169,7 @@ GIVEN = (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_N
 """Status of an answer that is no refusal."""
 
 
-class HubDocuments(ABC):
+class HubDocuments(DocumentSource):
     """The hub as a source of documents."""
 
     @abstractmethod

@@ -32,17 +32,8 @@ _NO_SIZE = re.compile(
     r"|top_?k|beam|return|bits|block_size|batch|cache|rope|vocab|nextn|mtp|n_predict|labels|_tp$"
     r"|^ep_size|pretrain|timescale|dropout|sink|_group$|query_pre|local|loss|prefix|bucket|every_n|ctx|rotary_dim"
 )
-SIZES_KNOWN = frozenset(
-    (
-        *("hidden_size", "intermediate_size", "ffn_hidden_size", "moe_intermediate_size"),
-        *("head_dim", "qk_head_dim", "num_attention_heads", "num_key_value_heads"),
-        *("num_hidden_layers", "num_kv_heads", "n_groups", "ssm_state_size", "mamba_d_state"),
-        *("num_shared_experts", "n_shared_experts", "num_kv_shared_layers", "mamba_head_dim"),
-        *("mamba_n_heads", "num_query_groups", "num_channels"),
-    )
-)
-"""Keys that are understood, and not asked for where a model has no use for them (a config of a
-mixture of experts has an `intermediate_size` that no layer uses)."""
+KEYS: Mapping[str, list[str]] = table("families")["keys"]
+"""Keys of a config that are understood, and names that families give one thing."""
 
 
 class Keys:
@@ -116,7 +107,7 @@ class Keys:
             sorted(
                 key
                 for key, value in self._described.items()
-                if _bears_on_size(key, value) and key not in self._asked | SIZES_KNOWN
+                if _bears_on_size(key, value) and key not in self._asked.union(KEYS["known"])
             )
         )
 
@@ -298,16 +289,6 @@ def searched(keys: Keys, heads: int) -> Searched | None:
 
 # A mixture of experts, as configs describe it.
 
-COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-TOP_K = (
-    "num_experts_per_tok",
-    "top_k_experts",
-    "num_experts_per_token",
-    "moe_top_k",
-    "moe_k",
-    "moe_topk",
-)
-
 
 def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
     """The experts, and how many layers have a dense feed-forward network.
@@ -316,7 +297,8 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
         InvalidFile: there are experts, but how many work on a token, or their size, is not said; or
             more layers have experts than there are.
     """
-    count = 0 if keys.get("enable_moe_block") is False else keys.number(*COUNT, default=0)
+    off = keys.get("enable_moe_block") is False
+    count = 0 if off else keys.number(*KEYS["experts"], default=0)
     if count == 0:
         return None, _written(keys, "-", "mlp", default=layers)
     with_experts = _layers(keys, layers)
@@ -325,7 +307,7 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
     intermediate = keys.positive("moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
     found = Experts(
         count=count,
-        top_k=keys.positive(*TOP_K),
+        top_k=keys.positive(*KEYS["experts_per_token"]),
         layers=with_experts,
         intermediate=intermediate,
         shared_intermediate=_shared(keys, intermediate),

@@ -354,7 +354,7 @@ def _table() -> list[dict[str, Any]]:
 # A model's checkpoint in a folder of this machine, or in the hub's own cache there.
 
 
-class Folders:
+class Folders(DocumentSource):
     """Folders of this machine as a source of their models' documents, each a repository.
 
     Raises:
@@ -382,12 +382,6 @@ class Folders:
         except OSError as error:
             raise InvalidFile(f"cannot be read: {error.strerror}", where=str(path)) from error
         return text[:most], len(text) <= most
-
-    def beginnings(
-        self, repository: str, commit: str, names: Sequence[str], most: int
-    ) -> list[bytes]:
-        """The first bytes of several files, `most` of each at most."""
-        return [self.read(repository, commit, name, most=most)[0] for name in names]
 
 
 def read_folder(path: Path) -> Checkpoint:

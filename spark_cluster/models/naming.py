@@ -92,7 +92,7 @@ def base_of(model: str, hints: tuple[str, ...] = ()) -> str | None:
         return None
     else:
         texts = [model.rpartition("/")[2]]
-    found = {base for text in texts if (base := _recognised(text))}
+    found = {base for text in texts if (base := _by_key().get(_key(text)))}
     return found.pop() if len(found) == 1 else None
 
 
@@ -161,10 +161,6 @@ def _by_key() -> dict[str, str]:
         for name in (base.rpartition("/")[2], *row["also"]):
             found.setdefault(_key(name), base)
     return found
-
-
-def _recognised(text: str) -> str | None:
-    return _by_key().get(_key(text))
 
 
 def _key(text: str) -> str:

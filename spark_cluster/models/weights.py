@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, cast
 
 from spark_cluster.config.launch import Launch
@@ -23,17 +22,9 @@ from spark_cluster.models.shape import (
     StoredWeights,
 )
 
-BYTES: Mapping[Quantization, float] = MappingProxyType(
-    {
-        "bf16": 2.0,
-        "fp8": 1.0,
-        "fp8-online": 1.0,
-        "nvfp4": 0.5625,  # 4 bits, and an FP8 scale for every 16 of them
-        "mxfp4": 0.53125,  # 4 bits, and an 8-bit scale for every 32
-        "awq-int4": 0.578,  # 4 bits, BF16 scale and 4-bit zero point for every 32
-        "gptq-int4": 0.52,  # the same for every 128
-    }
-)
+BYTES: Mapping[Quantization, float] = {
+    name: one["bytes"] for name, one in table("formats")["quantizations"].items()
+}
 """Bytes a parameter of a quantized layer takes, scales included."""
 
 SHOWN_KEYS = 3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -18,8 +19,8 @@ KINDS = ("mtp", "dflash", "dspark")
 ENOUGH = 8
 """Rows of a kind from which on its least and most say how far it varies."""
 
-HALVINGS = 40
-"""Of an interval of length 1, in search of a rate: more than its digits."""
+STEPS = 1 << 40
+"""Between 0 and 1 in search of a rate: more than its digits."""
 
 
 def kind_of(method: str) -> str:
@@ -48,14 +49,8 @@ def _rate(row: dict[str, Any]) -> float:
     """Return the one rate for every position that gives the accepted tokens of a row."""
     drafted = int(row["drafted"])
     accepted = sum(row["at"]) if "at" in row else drafted * float(row["share"])
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if tokens_per_step([middle], drafted) - 1 < accepted:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    given = partial(tokens_per_step, drafted=drafted)
+    return bisect_left(range(STEPS), 1 + accepted, key=lambda step: given([step / STEPS])) / STEPS
 
 
 def tokens_per_step(acceptance: Sequence[float], drafted: int) -> float:

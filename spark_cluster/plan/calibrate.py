@@ -46,17 +46,21 @@ class Undecided(Failed):
         super().__init__("the points do not decide the constants", hint="add runs that differ more")
 
 
-def require_libraries() -> None:
-    """Check that the extra `calibrate` is installed.
+def require_libraries(doing: str, extra: str, *names: str) -> None:
+    """Check that libraries are installed.
+
+    Args:
+        doing: what needs them, as a message begins.
+        extra: that they are in.
 
     Raises:
-        Failed: it is not.
+        Failed: they are not.
     """
-    missing = [name for name in ("numpy", "scipy") if find_spec(name) is None]
+    missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise Failed(
-            f"fitting constants needs {' and '.join(missing)}, expected to be installed",
-            hint=install_extra("calibrate"),
+            f"{doing} needs {' and '.join(missing)}, expected to be installed",
+            hint=install_extra(extra),
         )
 
 
@@ -284,7 +288,7 @@ def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Ca
         UsageError: there are too few points, or they contradict what they are said to be.
         Failed: no sensible constants describe them, or the extra `calibrate` is not installed.
     """
-    require_libraries()
+    require_libraries("fitting constants", "calibrate", "numpy", "scipy")
     start = constants or Constants()
     points = [point for point in points if not is_read_bound(point, start)]
     if len(points) < 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +26,8 @@ SCHEMA = "spark-cluster.calibration.v1"
 
 PUBLISHED = "fitted to published runs on DGX Sparks"
 
-LIMITS = {
-    "eta_dense": (0.1, 1.0),
-    "eta_moe": (0.1, 0.9),
-    "eta_kv": (0.05, 1.0),
-    "step_ms": (0.0, 20.0),
-    "allreduce_us": (0.0, 2000.0),
-    "allreduce_low_us": (0.0, 2000.0),
-    "allreduce_high_us": (0.0, 2500.0),
-    "allreduce_socket_us": (0.0, 5000.0),
-    "sharing": (0.3, 1.0),
-    "prefill_tflops": (1.0, 500.0),
-    "prefill_moe_tflops": (1.0, 500.0),
-    "attention_tflops": (0.5, 500.0),
-    "flash_tflops": (0.5, 500.0),
-    "runtime_gib": (0.1, 60.0),
-}
-"""What a fitted constant can be: a share of the bandwidth is no more than all of it, and the rest
-is a factor of ten around what was ever seen."""
+LIMITS: dict[str, tuple[float, float]] = table("limits", "plan")["constants"]
+"""Least and most that a fitted constant can be."""
 
 
 @dataclass(frozen=True)
@@ -253,14 +237,11 @@ class Estimate:
 
     def rounded(self, digits: int = 2) -> Estimate:
         """Return the estimate as it is printed."""
-        figures = (self.expected, self.low, self.high, self.roofline)
-        return Estimate(*(round(each, digits) for each in figures))
+        return Estimate(*(round(each, digits) for each in astuple(self)))
 
     def times(self, factor: float) -> Estimate:
         """Return the estimate with all figures multiplied."""
-        return Estimate(
-            *(factor * each for each in (self.expected, self.low, self.high, self.roofline))
-        )
+        return Estimate(*(factor * each for each in astuple(self)))
 
 
 WIDER = "; the range is wider for "

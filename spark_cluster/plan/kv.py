@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import or_
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.schema import Hidden, Rounded
-from spark_cluster.config.yamlfile import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean, table_beside
 from spark_cluster.errors import UsageError
 from spark_cluster.models.naming import table
 from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
@@ -25,7 +24,7 @@ from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
 #
 # They are data (plan/data/kv_rules.toml), read in the released sources of 0.19.0 to 0.33.0.
 
-_FILE = tomllib.loads((Path(__file__).parent / "data/kv_rules.toml").read_text())
+_FILE = table_beside(__file__, "data/kv_rules.toml")
 
 NEWEST_READ: str = _FILE["newest_read"]
 """The newest version whose source was compared."""
@@ -149,18 +148,7 @@ def for_version(version: str | None) -> tuple[Rule, str]:
 
 # Bytes of an element in a KV cache of a given type.
 
-BYTES = {
-    "float32": 4,
-    "float": 4,
-    "bfloat16": 2,
-    "bf16": 2,
-    "float16": 2,
-    "half": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
-}
+BYTES: dict[str, int] = _FILE["bytes"]
 """vLLM's `--kv-cache-dtype`, and the types a model's config names; `bf16` is ours."""
 
 NVFP4 = "nvfp4"
@@ -506,12 +494,10 @@ def pages(cut: KvLayout) -> list[Pages]:
 
 def together(parts: list[Pages]) -> list[Pages]:
     """Kinds that are alike in all but the number of layers, as one."""
-    found: dict[tuple[object, ...], Pages] = {}
+    found = Counter[Pages]()
     for part in parts:
-        key = (part.kind, part.block, part.page, part.window, part.fixed, part.more)
-        before = found.get(key)
-        found[key] = replace(part, layers=part.layers + before.layers) if before else part
-    return list(found.values())
+        found[replace(part, layers=0)] += part.layers
+    return [replace(part, layers=count) for part, count in found.items()]
 
 
 def _drafter(cut: KvLayout) -> Iterator[Pages]:

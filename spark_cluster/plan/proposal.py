@@ -345,8 +345,10 @@ def _planned(planner: Planner, recipe: Recipe, speed: Preference, nodes: int) ->
     except (UsageError, Refused):
         return None
     faster = max(advice.undecided, key=lambda topology: topology.tok_s_user, default=None)
-    topology = advice.best or faster
-    return None if topology is None else _of_topology(recipe, topology)
+    best = advice.best or faster
+    if best is None:
+        return None
+    return _proposal(recipe, best.up_option, best.tok_s_user, best.user_range, best.tok_s_total)
 
 
 def _on_one(
@@ -355,28 +357,17 @@ def _on_one(
     plan = planner.plan(subject, assumed(1), question)
     if not plan.feasible:
         return None
-    found = Proposal(
-        recipe.name, recipe.description, "--tp 1", 0.0, 0.0, 0.0, 0.0, _context(recipe)
-    )
     if recipe.kind != "chat":
-        return found
-    (low, high), tok_s = plan.speed.range, plan.speed.tok_s
-    total = tok_s * question.concurrency
-    return replace(found, tok_s=tok_s, low=low, high=high, total_tok_s=total)
+        return _proposal(recipe, "--tp 1", 0.0, (0.0, 0.0), 0.0)
+    fast = plan.speed
+    return _proposal(recipe, "--tp 1", fast.tok_s, fast.range, fast.tok_s * question.concurrency)
 
 
-def _of_topology(recipe: Recipe, topology: Topology) -> Proposal:
-    low, high = topology.user_range
-    return Proposal(
-        recipe.name,
-        recipe.description,
-        topology.up_option,
-        topology.tok_s_user,
-        low,
-        high,
-        topology.tok_s_total,
-        _context(recipe),
-    )
+def _proposal(
+    recipe: Recipe, option: str, tok_s: float, span: tuple[float, float], total: float
+) -> Proposal:
+    about = recipe.name, recipe.description, option
+    return Proposal(*about, tok_s, *span, total, _context(recipe))
 
 
 def _context(recipe: Recipe) -> int | None:

@@ -11,10 +11,8 @@ a range. Sources: vllm-source (`v1/worker/gpu_worker.py`, `gpu_model_runner.py`,
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from packaging.version import Version
@@ -22,6 +20,7 @@ from packaging.version import Version
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import json_object
 from spark_cluster.config.schema import Document, Rounded
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.kv import vllm_version
 from spark_cluster.plan.room import (
@@ -43,7 +42,7 @@ GRAPHS_PROFILED = Version("0.20")
 NEW_RUNNER_PROFILED = Version("0.29")
 """Before, the newer model runner estimated its graphs as 0 (`gpu/model_runner.py`)."""
 NEW_RUNNER_DRAFTERS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
-_RULES = tomllib.loads((Path(__file__).parent / "data/runner_rules.toml").read_text())["rule"]
+_RULES = table_beside(__file__, "data/runner_rules.toml")["rule"]
 """Models that take the newer runner, by version; the newest first."""
 ALL_COUNTED = Version("0.27.1")
 """From here on everything that a process allocated counts, also what the newer runner allocates
@@ -224,29 +223,23 @@ class _Case:
         vision: a tower is profiled, and the embedding is outside the compiled graph.
         length: tokens of a request.
         custom_reduce: GPUs of one host may add up without NCCL (`custom_all_reduce.py`).
-        images, videos: that a request may have.
     """
 
+    launch: Launch
+    serving: ServingSetup
     geometry: Geometry
     tp: int
     tokens: int
     requests: int
-    drafted: int
-    eager: bool
     version: Version
     newer: bool
     own: bool
     gpu: str
-    quantization: str
     vision: bool
-    triton: bool
     piecewise: tuple[int, ...]
     full: tuple[int, ...]
-    estimated: bool
     length: int
     custom_reduce: bool
-    images: int
-    videos: int
 
     @classmethod
     def of(cls, launch: Launch, serving: ServingSetup, rooms: Sequence[NodeMemory]) -> _Case:
@@ -257,25 +250,21 @@ class _Case:
         own = has_own_memory(rooms)
         piecewise, full = ((), ()) if serving.eager else _captured(launch, geometry, requests)
         return cls(
+            launch,
+            serving,
             geometry,
             launch.tp,
             tokens,
             max(1, min(requests, tokens)),
-            launch.drafted_tokens,
-            serving.eager,
             version,
             newer,
             own,
             rooms[0].gpu if rooms else "",
-            serving.quantization,
             geometry.tower_parameters > 0 and not text_only(launch),
-            "TRITON" in launch.text("attention-backend").upper(),
             piecewise,
             full,
-            launch.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS") != "0",
             int(max(launch.number("max-model-len") or 0, 0)) or geometry.max_positions,
             own and launch.args.get("disable-custom-all-reduce") is not True,
-            *(allowed_items(launch, kind) for kind in ("image", "video")),
         )
 
     @property
@@ -287,7 +276,8 @@ class _Case:
     def graphs_counted(self) -> bool:
         """True if an estimate of the graphs is taken off the share."""
         since = NEW_RUNNER_PROFILED if self.newer else GRAPHS_PROFILED
-        return self.version >= since and self.estimated and bool(self.piecewise or self.full)
+        off = self.launch.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS") == "0"
+        return self.version >= since and not off and bool(self.piecewise or self.full)
 
     @property
     def hopper(self) -> bool:
@@ -356,7 +346,7 @@ def _activations(case: _Case) -> Range:
     tower = _tower_mib(case)
     warm = kept + max(forward, sampled)
     first = warm
-    if not case.eager and not case.vision:
+    if not case.serving.eager and not case.vision:
         embedding = case.vocab / case.tp * case.geometry.hidden * 2 / MIB
         first = max(warm, embedding + 2 * hidden)
     more = case.requests * (case.vocab * STATE_BYTES / MIB + 0.05) if case.newer else 0.0
@@ -373,7 +363,7 @@ def _activations(case: _Case) -> Range:
 def _experts_mib(case: _Case) -> float:
     """The experts' two workspaces, kept between layers (`fused_moe/modular_kernel.py`)."""
     experts = case.geometry.experts
-    if experts is None or (case.hopper and case.quantization == "mxfp4"):
+    if experts is None or (case.hopper and case.serving.quantization == "mxfp4"):
         return 0.0  # Triton's kernels for MXFP4 (`OAITritonMxfp4ExpertsMonolithic`) keep nothing
     width = experts.latent or case.geometry.hidden
     inner = experts.intermediate / case.tp
@@ -390,7 +380,7 @@ def _forward_mib(case: _Case) -> float:
         queries = part.q_heads * part.head_dim / tp
         keys = max(1.0, part.kv_heads / tp) * part.head_dim
         joined = queries * (2 if part.gated else 1) + keys + keys * part.value_dim / part.head_dim
-        if case.eager:
+        if case.serving.eager:
             widths.append(joined + 2 * queries + keys + 3 * hidden)
         else:
             widths.append(joined + 3 * queries + keys + 2 * hidden)
@@ -405,13 +395,13 @@ def _forward_mib(case: _Case) -> float:
     for state in geometry.recurrent:
         # q, k and v pass the convolution; the gate has the size of v, of two thirds here
         joined = state.conv_elements / max(1, state.conv_width) * 1.5 / tp
-        widths.append(STATE_PASSES[case.eager] * joined)
+        widths.append(STATE_PASSES[case.serving.eager] * joined)
     return max(2 * case.tokens * max(widths) / MIB + _quantized_mib(case), 2 * context / MIB)
 
 
 def _dense_width(case: _Case) -> float:
     """Elements a token that a dense feed-forward layer holds at its peak."""
-    states = WIDE if case.eager else NARROW
+    states = WIDE if case.serving.eager else NARROW
     return 3 * case.geometry.intermediate / case.tp + states * case.geometry.hidden
 
 
@@ -427,7 +417,10 @@ def _quantized_mib(case: _Case) -> float:
     """The input of the second matrix of a feed-forward layer in FP8, next to that in 16 bits: there
     in two starts of two models (measured-kv-share, measured-kv-unseen-2), not in those of a third.
     """
-    if not (case.eager and case.quantization.startswith("fp8")) or case.geometry.is_moe:
+    if (
+        not (case.serving.eager and case.serving.quantization.startswith("fp8"))
+        or case.geometry.is_moe
+    ):
         return 0.0
     return case.tokens * case.geometry.intermediate / case.tp / MIB
 
@@ -452,7 +445,7 @@ def _sampler_mib(case: _Case) -> float:
         return logits * max(warmed, NEW_SAMPLER_BYTES * (GATHERED_LOGITS if case.tp > 1 else 1))
     own = next((n for name, n in PROCESSORS.items() if name in case.gpu), SPARK_PROCESSORS)
     rows = min(own, case.requests) * case.vocab * 4 / MIB
-    verified = logits * 6 if case.drafted else 0.0
+    verified = logits * 6 if case.launch.drafted_tokens else 0.0
     return logits * SAMPLER_BYTES + verified + rows
 
 
@@ -464,8 +457,9 @@ def _tower_mib(case: _Case) -> float:
     usual = (max(1, case.tokens), USUAL_PATCHES)
     tokens, patches = next((image for word, image in IMAGES.items() if word in words), usual)
     held = max(1, case.length // tokens)
-    images = max(1, min(case.tokens // tokens, case.requests * min(held, case.images)))
-    if "qwen2_" in words and case.videos:
+    allowed = allowed_items(case.launch, "image")
+    images = max(1, min(case.tokens // tokens, case.requests * min(held, allowed)))
+    if "qwen2_" in words and allowed_items(case.launch, "video"):
         images = max(images, min(held, LONGEST_VIDEO))
     levels = DEEPSTACK_LEVELS if "qwen3_vl" in words else 1
     made = levels * tokens * case.geometry.hidden * 2
@@ -478,15 +472,16 @@ def _graphs(case: _Case) -> Range:
     context once more (measured-kv-unseen-2), and the MTP layers too (measured-kv-unseen-3);
     whether the newer runner's does is not known.
     """
-    context = _context_mib(case) * (2 if case.drafted else 1)
+    context = _context_mib(case) * (2 if case.launch.drafted_tokens else 1)
     unpacked = (0.0, 0.0, context) if case.newer else (context,) * 3
-    layers = case.geometry.layers + (1 if case.drafted else 0)
+    layers = case.geometry.layers + (1 if case.launch.drafted_tokens else 0)
     reductions = 2 * layers if case.tp > 1 else 0
     each = ALLREDUCE_MIB if case.own else NETWORK_ALLREDUCE_MIB
     least, usual = (0.0, 0.0) if case.custom_reduce else (ALLREDUCE_MIB, each)
     attention = max((p.q_heads * p.head_dim for p in case.geometry.attention), default=0) / case.tp
     split = 0.0
-    if case.hopper and case.full and case.full[-1] <= LARGEST_SPLIT and not case.triton:
+    triton = "TRITON" in case.launch.text("attention-backend").upper()
+    if case.hopper and case.full and case.full[-1] <= LARGEST_SPLIT and not triton:
         split = attention * 4 * SPLITS * case.full[-1] / MIB + 4
     ends = []
     for n, (whole, first) in enumerate(zip(FULL_GRAPH_MIB, FIRST_GRAPH_MIB, strict=True)):

@@ -18,7 +18,7 @@ from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import PRESENCE, Resource, State, checks, like
 from spark_cluster.resources.file import unified, user_name
-from spark_cluster.resources.group import account_name
+from spark_cluster.resources.group import account_name, found_by
 
 _OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -125,12 +125,12 @@ class AuthorizedKey(Resource):
         return unified(self._shown(host), before, self._after(before))
 
     def _home(self, host: Host) -> pwd.struct_passwd:
-        try:
-            return pwd.getpwnam(self.user)
-        except KeyError:
+        entry = found_by(pwd.getpwnam, self.user)
+        if entry is None:
             raise Missing(
                 f"user:{self.user}", f"there is no user {self.user!r}", "declare a User before"
-            ) from None
+            )
+        return entry
 
     def _shown(self, host: Host) -> str:
         return f"{self._home(host).pw_dir.rstrip('/')}/{_FOLDER}/{_FILE}"
@@ -261,15 +261,15 @@ def _access(found: os.stat_result | None) -> str:
 
 # Public keys of SSH: a line of a `.pub` file or of authorized_keys, taken apart.
 
-KEY_TYPES = (
-    "ssh-ed25519",
-    "sk-ssh-ed25519@openssh.com",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "sk-ecdsa-sha2-nistp256@openssh.com",
-    "ssh-rsa",
-)
+KEY_TYPES = {
+    "ssh-ed25519": 2,
+    "sk-ssh-ed25519@openssh.com": 3,
+    **{f"ecdsa-sha2-nistp{bits}": 3 for bits in (256, 384, 521)},
+    "sk-ecdsa-sha2-nistp256@openssh.com": 4,
+    "ssh-rsa": 3,
+}
+"""Types that sshd takes, with the number of the strings that a key of each is made of."""
+
 _OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|[^"])*")+[ \t]+')
 
 
@@ -296,7 +296,7 @@ def parse_key(line: str) -> tuple[str, str]:
         data = base64.b64decode(blob, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidResource(f"AuthorizedKey: the {kind} key is not base64: was it cut?") from None
-    parts = _parts(data)
+    parts = fields_of(data)
     if parts is None or len(parts) < 2:
         raise InvalidResource(f"AuthorizedKey: the {kind} key is incomplete: was it cut?")
     if parts[0] != kind.encode():
@@ -334,7 +334,7 @@ def comment_of(line: str) -> str:
     return line.partition(blob)[2].strip() if blob else ""
 
 
-def _parts(data: bytes) -> list[bytes] | None:
+def fields_of(data: bytes) -> list[bytes] | None:
     """The length-prefixed strings that a key is made of, or None when they do not fill it."""
     parts = []
     while data:

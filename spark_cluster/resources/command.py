@@ -96,7 +96,7 @@ class Command(Resource):
 
     def observe(self, host: Host) -> State:
         if self.reads:
-            return self._read(host)
+            return {"done": True, "output": self._patiently(host).stdout}
         if self.creates is not None:
             return {"done": host.path(self.creates).exists()}
         if self.unless:
@@ -114,9 +114,6 @@ class Command(Resource):
         if self.creates is None and not self.unless:
             return {"done": True}
         return self.observe(host)
-
-    def _read(self, host: Host) -> State:
-        return {"done": True, "output": self._patiently(host).stdout}
 
     def _patiently(self, host: Host) -> Completed:
         """Run it, again if that was declared, until it ends well."""

@@ -7,7 +7,6 @@ import grp
 import hashlib
 import pwd
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -36,6 +35,7 @@ from spark_cluster.resources.base import (
     lines_of,
     permissions,
 )
+from spark_cluster.resources.group import found_by
 
 DIFF_INPUT_LIMIT = 4 * 1024 * 1024
 """Bytes of a file, before and after, up to which a diff is made: it takes memory many times over.
@@ -113,14 +113,11 @@ class File(Resource):
             raise Unknown("its content is not known yet, so it cannot be validated")
         if host.which(self.validate_with[0]) is None:
             raise Unknown(f"there is no {self.validate_with[0]} yet, which validates it")
-        scratch = Path(tempfile.mkdtemp(prefix="spark-cluster-"))
-        try:
-            copy = scratch / self.path.rsplit("/", 1)[1]
+        with tempfile.TemporaryDirectory(prefix="spark-cluster-") as scratch:
+            copy = Path(scratch) / self.path.rsplit("/", 1)[1]
             copy.touch(mode=0o600)
             copy.write_bytes(host.content(content))
             found = self._asked(host, copy)
-        finally:
-            shutil.rmtree(scratch)
         earlier = host.overlay.claims or host.overlay.files or host.overlay.opaque
         if found.status and (earlier or found.status in NOT_RUN):
             raise Unknown("it can be validated only after what this run changes before it")
@@ -305,15 +302,13 @@ def owner_ids(owner: str | None, group: str | None) -> tuple[int, int]:
     Raises:
         Missing: there is no such user or group.
     """
-    try:
-        uid = -1 if owner is None else pwd.getpwnam(owner).pw_uid
-    except KeyError:
-        raise Missing(f"user:{owner}", f"there is no user {owner!r}") from None
-    try:
-        gid = -1 if group is None else grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise Missing(f"group:{group}", f"there is no group {group!r}") from None
-    return uid, gid
+    user = None if owner is None else found_by(pwd.getpwnam, owner)
+    if owner is not None and user is None:
+        raise Missing(f"user:{owner}", f"there is no user {owner!r}")
+    members = None if group is None else found_by(grp.getgrnam, group)
+    if group is not None and members is None:
+        raise Missing(f"group:{group}", f"there is no group {group!r}")
+    return user.pw_uid if user else -1, members.gr_gid if members else -1
 
 
 def sha256(data: bytes) -> str:
@@ -351,14 +346,10 @@ def _kind(mode: int) -> str:
 
 def user_name(uid: int) -> str:
     """Return the name of a user, or the number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    entry = found_by(pwd.getpwuid, uid)
+    return entry.pw_name if entry else str(uid)
 
 
 def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+    entry = found_by(grp.getgrgid, gid)
+    return entry.gr_name if entry else str(gid)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import grp
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from spark_cluster.node.host import Host
 from spark_cluster.resources.base import PRESENCE, Resource, State, checks, given
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 def account_name(name: str) -> str:
@@ -29,6 +34,14 @@ def account_number(number: int) -> str:
     """Return the fault of a number that cannot be a uid or gid."""
     fits = not isinstance(number, bool) and 0 <= number < 2**32 - 1
     return "" if fits else f"{number!r} is not from 0 to 4294967294"
+
+
+def found_by(find: Callable[[K], T], key: K) -> T | None:
+    """Return the entry that pwd or grp finds; None where there is none."""
+    try:
+        return find(key)
+    except KeyError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -61,10 +74,8 @@ class Group(Resource):
         return given(exists=True, gid=self.gid)
 
     def observe(self, host: Host) -> State:
-        try:
-            return {"exists": True, "gid": grp.getgrnam(self.group).gr_gid}
-        except KeyError:
-            return {"exists": False}
+        entry = found_by(grp.getgrnam, self.group)
+        return {"exists": True, "gid": entry.gr_gid} if entry else {"exists": False}
 
     def converge(self, host: Host, actual: State) -> None:
         number = () if self.gid is None else ("--gid", str(self.gid))

@@ -196,8 +196,8 @@ class Netplan(EditedFile):
 
     def _check(self, host: Host, new: Path) -> None:
         """Ask netplan itself, with all files that the new one will be read together with."""
-        scratch = Path(tempfile.mkdtemp(prefix="netplan-"))
-        try:
+        with tempfile.TemporaryDirectory(prefix="netplan-") as root:
+            scratch = Path(root)
             for folder in FOLDERS:
                 (scratch / folder).mkdir(parents=True)
                 for other in host.path(folder).glob("*.yaml"):
@@ -207,8 +207,6 @@ class Netplan(EditedFile):
             host.run(argv, timeout=COMMAND_S).check(
                 f"netplan does not accept the new {self.path}, the old one stays"
             )
-        finally:
-            shutil.rmtree(scratch)
 
     def _wait(self, host: Host) -> None:
         deadline = time.monotonic() + WAIT_S

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import PRESENCE, Resource, State, absolute, checks, given
-from spark_cluster.resources.group import account_name, account_number
+from spark_cluster.resources.group import account_name, account_number, found_by
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,8 @@ class User(Resource):
     def observe(self, host: Host) -> State:
         if self.state == "present":
             self._need_groups()
-        try:
-            entry = pwd.getpwnam(self.user)
-        except KeyError:
+        entry = found_by(pwd.getpwnam, self.user)
+        if entry is None:
             return {"exists": False}
         members = sorted(g.gr_name for g in grp.getgrall() if self.user in g.gr_mem)
         return {
@@ -98,14 +97,12 @@ class User(Resource):
 
     def _need_groups(self) -> None:
         for group in self.groups:
-            try:
-                grp.getgrnam(group)
-            except KeyError:
+            if found_by(grp.getgrnam, group) is None:
                 raise Missing(
                     f"group:{group}",
                     f"user {self.user}: there is no group {group!r}",
                     "declare a Group, or the package that makes it, before the user",
-                ) from None
+                )
 
     def _options(self, actual: State) -> tuple[str, ...]:
         """Return the options that useradd and usermod share, as far as they differ."""
@@ -124,8 +121,5 @@ class User(Resource):
 
     def _new(self) -> tuple[str, ...]:
         argv = ["--system"] if self.system else ["--create-home"]
-        try:
-            grp.getgrnam(self.user)
-        except KeyError:
-            return (*argv, "--user-group")
-        return (*argv, "--gid", self.user)
+        own = found_by(grp.getgrnam, self.user) is not None
+        return (*argv, *(("--gid", self.user) if own else ("--user-group",)))

@@ -43,7 +43,7 @@ class Neighbour:
 
         A scan is work for a processor, so the addresses are divided among those of this machine.
         """
-        scan = ["ip", "netns", "exec", NEIGHBOUR, sys.executable, "-I", scanner()]
+        scan = ["ip", "netns", "exec", NEIGHBOUR, sys.executable, "-I", *scanner()]
         count = min(os.cpu_count() or 1, len(addresses))
         with ThreadPoolExecutor(count) as pool:
             shares = [[*scan, *addresses[first::count]] for first in range(count)]
@@ -79,6 +79,18 @@ def neighbour(routes: Mapping[str, str]) -> Iterator[Neighbour]:
         detach_neighbour()
 
 
-def scanner() -> str:
-    """The scan as a program of its own, which imports nothing of ours."""
-    return str(Path(spark_cluster.doctor.port_scan.__file__))
+SCAN = """\
+import json, runpy, sys
+path, *addresses = sys.argv[1:]
+of_doctor = runpy.run_path(path)
+every = of_doctor["targets"](addresses, of_doctor["EVERY"])
+found = {address: [] for address in addresses}
+for address, port in of_doctor["scan"](every, at_once=20000).open:
+    found[address].append(port)
+print(json.dumps(found))
+"""
+
+
+def scanner() -> tuple[str, ...]:
+    """The scan as a program of its own, which imports nothing of ours but one file."""
+    return "-c", SCAN, str(Path(spark_cluster.doctor.port_scan.__file__))

@@ -44,14 +44,6 @@ class PlotPoint:
 
 
 @dataclass(frozen=True)
-class SizePair:
-    """A recipe on one node and on two."""
-
-    one: Setup
-    two: Setup
-
-
-@dataclass(frozen=True)
 class Results:
     """A record with the questions that a report asks of it."""
 
@@ -135,22 +127,20 @@ class Results:
         return [one for one in against_plan(self.record) if one.setup in measured]
 
     @cached_property
-    def pairs(self) -> tuple[SizePair, ...]:
-        """Setups at TP=1 with those of the same model and arguments at TP=2."""
+    def pairs(self) -> tuple[tuple[Setup, Setup], ...]:
+        """Setups at TP=1, each with one of the same model and arguments at TP=2."""
         single = [setup for setup in self.setups if setup.replicas == 1]
         return tuple(
-            SizePair(one, two)
+            (one, two)
             for one in single
             for two in single
             if one.tp == 1 and two.tp == 2 and _same_model(one, two)
         )
 
-    def replicas_of(self, pair: SizePair) -> Setup | None:
-        """The setup of a pair's recipe that runs one server on each of the two nodes."""
-        for setup in self.setups:
-            if setup.tp == 1 and setup.replicas == 2 and _same_model(setup, pair.one):
-                return setup
-        return None
+    def replicas_of(self, one: Setup) -> Setup | None:
+        """The setup of the same recipe that runs one server on each of the two nodes."""
+        replicas = (s for s in self.setups if s.tp == 1 and s.replicas == 2)
+        return next((setup for setup in replicas if _same_model(setup, one)), None)
 
 
 def is_served(cell: CellResult) -> bool:
@@ -242,14 +232,12 @@ class Lead:
 
     Attributes:
         ratio: how many times better, of geometric means.
-        low, high: ends of its interval; None with fewer than two runs of one of them.
+        interval: of the ratio, in words.
         why_open: why none is ahead, with the figures; empty where one is ahead, by more than two
             identical servers differ by.
     """
 
     ratio: float
-    low: float | None
-    high: float | None
     interval: str
     why_open: str
 
@@ -276,7 +264,7 @@ def lead(metric: MetricName, first: Metric, other: Metric, concurrency: int) -> 
         why = f"too noisy to tell ({figures})"
     elif is_noise(found.ratio, concurrency):
         why = f"identical runs differ as much ({figures})"
-    return Lead(found.ratio, found.low, found.high, interval, why)
+    return Lead(found.ratio, interval, why)
 
 
 def verdict(results: Results) -> RunVerdict:
@@ -350,20 +338,20 @@ def _first_token(results: Results, setups: Sequence[Setup]) -> BestSetup:
 
 def _throughput(results: Results) -> BestSetup:
     purpose = "Many users: two replicas or TP=2"
-    pair = next(iter(results.pairs), None)
-    replicas = results.replicas_of(pair) if pair else None
-    if pair is None or replicas is None:
+    one, two = next(iter(results.pairs), (None, None))
+    replicas = results.replicas_of(one) if one else None
+    if two is None or replicas is None:
         why = "It takes one model at TP=2 and as two replicas at TP=1."
         return BestSetup(purpose, "", why, is_measured=False)
     split, joint = (
         {int(p.x): p for p in results.at(setup, "tg_tps", depth=results.lowest_depth)}
-        for setup in (replicas, pair.two)
+        for setup in (replicas, two)
     )
     loads = sorted(split.keys() & joint.keys(), reverse=True)
     if not loads:
         why = "No load was measured on both two replicas and TP=2."
         return BestSetup(purpose, "", why, is_measured=False)
-    points = [{replicas.id: split[load], pair.two.id: joint[load]} for load in loads]
+    points = [{replicas.id: split[load], two.id: joint[load]} for load in loads]
     found = _best(results, purpose, "tg_tps", points[0], loads[0])
     more = [_at_load(results, *each) for each in zip(loads[1:], points[1:], strict=True)]
     return replace(found, text=" ".join([found.text, *more]))
@@ -423,7 +411,7 @@ def _speed(metric: MetricName, figure: Metric) -> str:
 def headline(results: Results) -> str:
     """The run in one sentence, for a post: decoding on one Spark and on two."""
     for pair in results.pairs:
-        one, two = (results.at_lowest(s, "tg_tps") for s in (pair.one, pair.two))
+        one, two = (results.at_lowest(setup, "tg_tps") for setup in pair)
         if one is None or two is None:
             continue
         ratio = speed_up("tg_tps", one.metric, two.metric)

@@ -7,11 +7,9 @@ declare it there, put it into a section, and give its rows in `ROWS`.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any, get_args
 
 from jinja2 import ChainableUndefined, Environment
@@ -28,12 +26,11 @@ from spark_cluster.bench.record import (
 )
 from spark_cluster.bench.report import rendering
 from spark_cluster.bench.report.rendering import Table, number, short
-from spark_cluster.bench.report.results import Results, SizePair, is_noise, is_served, speed_up
+from spark_cluster.bench.report.results import Results, is_noise, is_served, speed_up
+from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.models.naming import table as data_table
 
-DECLARED: dict[str, Any] = tomllib.loads(
-    files(__package__).joinpath("tables.toml").read_text(encoding="utf-8")
-)
+DECLARED: dict[str, Any] = table_beside(__file__, "tables.toml")
 """Sections, tables and fields, as `tables.toml` explains them."""
 
 PER_DEPTH: tuple[tuple[str, MetricName], ...] = (
@@ -263,30 +260,28 @@ ROWS: dict[str, Callable[[Results], Iterable[Row]]] = {
 
 def _comparison(results: Results) -> Iterator[Table]:
     """Yield TP=1 against TP=2 with the speed-up at each depth, then against load."""
-    for pair in results.pairs:
-        label = results.labels[pair.one.id].replace("TP=1", "").strip()
+    for one, two in results.pairs:
+        label = results.labels[one.id].replace("TP=1", "").strip()
         suffix = f", {label}" if len(results.pairs) > 1 else ""
         for title, metric in PER_DEPTH:
-            rows = list(_per_depth(results, pair, metric))
+            rows = list(_per_depth(results, (one, two), metric))
             noisy = any(row["is_noise"] for row in rows)
             floors = {"alone": f"{100 * FLOOR_ALONE:.0f}", "several": f"{100 * FLOOR_SEVERAL:.0f}"}
             about = {"title": f"{title}{suffix}", "metric": metric, "noisy": noisy, **floors}
             yield _of_run(results, "comparison", rows, **about)
-        yield _of_run(results, "throughput", _per_load(results, pair), suffix=suffix)
+        yield _of_run(results, "throughput", _per_load(results, one, two), suffix=suffix)
 
 
-def _per_depth(results: Results, pair: SizePair, metric: MetricName) -> Iterator[Row]:
-    one, two = (
-        {p.x: p for p in results.at(s, metric, concurrency=1)} for s in (pair.one, pair.two)
-    )
+def _per_depth(results: Results, pair: Iterable[Setup], metric: MetricName) -> Iterator[Row]:
+    one, two = ({p.x: p for p in results.at(s, metric, concurrency=1)} for s in pair)
     for depth in sorted(one.keys() & two.keys()):
         ratio = speed_up(metric, one[depth].metric, two[depth].metric)
         noise = ratio is not None and is_noise(ratio, 1)
         yield {"one": one[depth], "two": two[depth], "ratio": ratio, "is_noise": noise}
 
 
-def _per_load(results: Results, pair: SizePair) -> Iterator[Row]:
-    setups = {"one": pair.one, "two": pair.two, "replicas": results.replicas_of(pair)}
+def _per_load(results: Results, one: Setup, two: Setup) -> Iterator[Row]:
+    setups = {"one": one, "two": two, "replicas": results.replicas_of(one)}
     found = {
         name: {p.x: p for p in results.at(setup, "tg_tps", depth=results.lowest_depth)}
         for name, setup in setups.items()

@@ -108,7 +108,7 @@ options = st.lists(
 comments = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=20)
 
 
-@given(options, st.sampled_from(KEY_TYPES), comments)
+@given(options, st.sampled_from([*KEY_TYPES]), comments)
 def test_lines_are_taken_apart(before, kind, comment):
     key = public_key(kind)
     assert parse_key(f"{key} {comment}")[0] == kind
