@@ -385,8 +385,9 @@ def _pattern(text: str, info: ValidationInfo) -> str:
         return text
     try:
         re.compile(text)
-    except re.error as error:
-        raise ValueError(f"found {text!r}, expected a regular expression: {error}") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        found = described(text)
+        raise ValueError(f"found {found}, expected a regular expression: {error}") from None
     return text
 
 

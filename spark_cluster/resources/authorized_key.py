@@ -270,7 +270,7 @@ KEY_TYPES = (
     "sk-ecdsa-sha2-nistp256@openssh.com",
     "ssh-rsa",
 )
-_OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|[^"])*")+[ \t]+')
+_OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|\\(?!")|[^"\\])*")+[ \t]+')
 
 
 def parse_key(line: str) -> tuple[str, str]:

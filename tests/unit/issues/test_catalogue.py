@@ -164,6 +164,11 @@ WRONG = [
     (GOOD.replace('id = "a-b"', ""), "issue number 1: id"),
     (GOOD.replace('"a-b"', '"A b"'), "A b: id"),
     (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
+    (
+        GOOD + f'log = [{{ has = "abcde", pattern = "{"(" * 5000}" }}]',
+        "expected a regular expression",
+    ),
+    (GOOD + 'log = [{ has = "abcde", pattern = "a{99999999999}" }]', "number is too large"),
     (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
     (GOOD + 'versions = "0.19"', "expected versions such as"),
     (GOOD + GOOD, "defined twice"),
