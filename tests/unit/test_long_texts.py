@@ -5,6 +5,7 @@ or was a number too long to be read as one.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from spark_cluster.bench import sequence
 from spark_cluster.config import recipe_schema, secret
 from spark_cluster.doctor import hardware
-from spark_cluster.engine import link_check
+from spark_cluster.engine import link_check, ray
 from spark_cluster.importers import vllm_recipes
 from spark_cluster.node import nvidia_smi
 from spark_cluster.node.containers import NODES, ContainerState
@@ -20,6 +21,9 @@ from spark_cluster.resources import BuiltImage
 from spark_cluster.resources.authorized_key import split_line
 
 MANY = 200_000
+RAY_NODES = (
+    '{"data": {"result": {"result": [{"state": "ALIVE", "resources_total": {"GPU": GPUS}}]}}}'
+)
 
 TEXTS: dict[str, tuple[Any, str, Any]] = {
     "blank lines of nvidia-smi": (
@@ -36,6 +40,9 @@ TEXTS: dict[str, tuple[Any, str, Any]] = {
     "an option that never ends": (split_line, '"' + '\\"' * 400, ("", "", "")),
     "a label of an image": (lambda text: ContainerState(labels={NODES: text}).tp, "9" * 5000, 1),
     "a label in other digits": (lambda text: ContainerState(labels={NODES: text}).tp, "²", 1),
+    "GPUs that Ray counts": (
+        lambda text: ray.parse_nodes(RAY_NODES.replace("GPUS", text))[0].gpus, "9" * 5000, math.inf,
+    ),
     "a size in a command": (
         lambda text: ContainerState(command=(text,)).tp, "--tp " + "9" * 5000, 99999,
     ),

@@ -31,7 +31,7 @@ def asked(port: int, token: Path) -> dict[str, object]:
 
 
 @user.needs_root
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_another_users_program_gets_nothing(token: Path, host: str) -> None:
     program = user.running("print(flush=True)" + LISTENER.format(host=host))
     with program as listener:
