@@ -105,7 +105,7 @@ def moved(target: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "target",
     ["http://169.254.169.254/", "https://hf.co.example.org/", "https://example-huggingface.co/",
-     "file:///etc/passwd", "http://nowhere.invalid/"],
+     "file:///etc/passwd", "http://nowhere.invalid/", "https://[::1"],
 )  # fmt: skip
 def test_it_is_not_sent_on_to_others(target: str, hub: LabHub, node: Node, tmp_path: Path) -> None:
     node.replies[f"{hub.url}/api"] = moved(target)
