@@ -15,6 +15,7 @@ from spark_cluster.config import recipe_schema, secret
 from spark_cluster.doctor import hardware
 from spark_cluster.engine import link_check, ray
 from spark_cluster.importers import vllm_recipes
+from spark_cluster.models import checkpoint
 from spark_cluster.node import nvidia_smi
 from spark_cluster.node.containers import NODES, ContainerState
 from spark_cluster.resources import BuiltImage
@@ -37,6 +38,9 @@ TEXTS: dict[str, tuple[Any, str, Any]] = {
         hardware.ORDERLY_END.search, " systemd[1]: Reached target " * 9999, None,
     ),
     "the name of a model": (recipe_schema.kind_of_name, "_" * MANY, None),
+    "the name of a tensor": (
+        checkpoint._WITH_WEIGHTS.search, "bitsandbytes__a" * (MANY // 15) + "-", None,
+    ),
     "an option that never ends": (split_line, '"' + '\\"' * 400, ("", "", "")),
     "a label of an image": (lambda text: ContainerState(labels={NODES: text}).tp, "9" * 5000, 1),
     "a label in other digits": (lambda text: ContainerState(labels={NODES: text}).tp, "²", 1),
