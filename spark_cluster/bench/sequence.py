@@ -61,6 +61,8 @@ LOG_BYTES = 1 << 20
 
 _NOTHING = re.compile(r"Error[^\n]*No such container[^\n]*\n?|[^\n]*docker: [^\n]*not found\n?")
 """What is printed instead of a log where there is no such program."""
+LONGEST_NOTHING = 1000
+"""Characters of it; a program may print anything, also what is slow to compare."""
 
 
 def bring_up(play: Play, step: Step) -> Served | None:
@@ -176,7 +178,7 @@ def _read(play: Play, node: Node, program: str) -> str:
     text = ""
     with contextlib.suppress(SparkClusterError):  # no reason not to measure
         text = runtime.read_beginning(play.session(node), program, LOG_BYTES)
-    if _NOTHING.fullmatch(text):
+    if len(text) < LONGEST_NOTHING and _NOTHING.fullmatch(text):
         return ""
     return printable(str(mask(text, play.secrets)))
 

@@ -34,6 +34,8 @@ ToolName = Literal["llama-benchy", "vllm-bench", "guidellm"]
 
 
 def _unique(values: list[T]) -> list[T]:
+    if len(values) > MOST_CELLS:
+        raise ValueError(f"found {len(values)} values, expected at most {MOST_CELLS}")
     for index, value in enumerate(values):
         if value in values[:index]:
             raise ValueError(f"{value!r} is given twice")

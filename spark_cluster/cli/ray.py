@@ -191,7 +191,8 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
     head, dialer = app.inventory.head, app.cluster.dialer
     with app.play("ray dashboard", [head], change=False, gather_facts=False) as run:
         play = run.open()
-        there, token = running_port(play), token_of(play)
+        there = running_port(play)
+        token = token_of(play, there)
     opened = threading.Event()
 
     def report(event: TunnelEvent) -> None:

@@ -70,6 +70,9 @@ NOT_SERVED: Mapping[ModelKind, str] = {
 }
 """What to use instead for the kinds that are recognised and refused."""
 
+LONGEST_NAME = 200
+"""Characters of a name that are looked at; one of the hub has 96 at most."""
+
 _TASKS = {task: kind for kind, about in _FILE.items() for task in about.get("tasks", ())}
 
 
@@ -93,7 +96,8 @@ def kind_of_architectures(names: Iterable[str]) -> ModelKind | None:
 
 
 def _showing(what: str, text: str) -> ModelKind | None:
-    """Return the first kind whose pattern is in a text."""
+    """Return the first kind whose pattern is in a text; of a long one in its end."""
+    text = text[-LONGEST_NAME:]
     known = ((kind, about[what]) for kind, about in _FILE.items() if what in about)
     return next((kind for kind, pattern in known if re.search(pattern, text)), None)
 

@@ -389,13 +389,21 @@ def _pattern(text: str, info: ValidationInfo) -> str:
         return text
     try:
         re.compile(text)
-    except re.error as error:
-        raise ValueError(f"found {text!r}, expected a regular expression: {error}") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        found = described(text)
+        raise ValueError(f"found {found}, expected a regular expression: {error}") from None
     return text
 
 
 def _laptop_path(path: Path, info: ValidationInfo) -> Path:
-    """Return a path on the laptop: `~` is the user's home, a relative one begins at the folder."""
+    """Return a path on the laptop: `~` is the user's home, a relative one begins at the folder.
+
+    Raises:
+        ValueError: there is no such user, or it has a line end or the like: with one it would be
+            more than a path in a file of ssh's, which can name programs.
+    """
+    if re.search(r"[\x00-\x1f\x7f]", str(path)):
+        raise ValueError(f"found {str(path)!r}, expected a path without control characters")
     try:
         full = path.expanduser()
     except RuntimeError:

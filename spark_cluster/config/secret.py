@@ -126,9 +126,12 @@ _BLOCK = re.compile(
 _WHOLE = re.compile(rf"(?:{_VALUE.pattern})[^\s\"',;<>(){{}}\[\]\\]*")
 """A key as `_VALUE` finds it, as far as it goes on."""
 
-_NAMED = r"(?P<name>[A-Za-z0-9_-]*(?:token|secret|key|pass|pwd|pat|auth|credential|webhook)[\w-]*)"
+# The name is taken whole, never in parts: whoever asks a model writes into its log.
+_WORDS = "token|secret|key|pass|pwd|pat|auth|credential|webhook"
+_NAMED = rf"(?=[A-Za-z0-9_-]*?(?:{_WORDS}))(?P<name>[\w-]++)"
 _ASSIGNED = re.compile(
-    rf"(?i)(?<![\w-]){_NAMED}(?:\\?[\"'])?(?:\s{{0,3}}[:=]\s{{0,3}}|(?<=[\w-])\s{{1,3}}(?!-))"
+    rf"(?i)(?<![\w-])(?=(?P<option>--)?){_NAMED}"
+    r"(?:(?:\\?[\"'])?\s{0,3}[:=]\s{0,3}|(?(option)\s{1,3}(?!-)|(?!)))"
     r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]*))"
 )
 """`NAME=value`, `"name": "a value"`, `--name value` and the like, in text of any kind."""
@@ -142,19 +145,15 @@ def masked(text: str) -> str:
     >>> masked("curl -H 'Authorization: Bearer abcdef123456' with HF_TOKEN=hf_abcdefghijkl")
     "curl -H '*** with HF_TOKEN=***"
     """
-    text = _WHOLE.sub(MASK, _BLOCK.sub(MASK, text))
-    return _ASSIGNED.sub(_masked_value, text)
-
-
-def _masked_value(found: re.Match[str]) -> str:
-    """Mask the value of a variable, field or flag; a word that only stands next to a name stays."""
-    name, whole = found["name"], found[0]
-    group = "plain" if found["quote"] is None else "quoted"
-    value, start, end = found[group], *(at - found.start() for at in found.span(group))
-    assigned = name.startswith("--") or not {":", "="}.isdisjoint(whole[len(name) : start])
-    if not assigned or not is_secret_setting(name.lstrip("-").replace("-", "_"), value):
-        return whole
-    return whole[:start] + MASK + whole[end:]
+    text, at, parts = _WHOLE.sub(MASK, _BLOCK.sub(MASK, text)), 0, list[str]()
+    while found := _ASSIGNED.search(text, at):
+        group = "plain" if found["quote"] is None else "quoted"
+        hidden = is_secret_setting(found["name"].lstrip("-").replace("-", "_"), found[group])
+        # What follows the name of no secret may be the name of one: `keys: HF_TOKEN=abc`.
+        end = found.start(group) if hidden else found.end("name")
+        parts += [text[at:end], MASK] if hidden else [text[at:end]]
+        at = found.end(group) if hidden else end
+    return "".join([*parts, text[at:]])
 
 
 def is_secret(name: str) -> bool:

@@ -42,6 +42,9 @@ MAX_VALUES = 100_000
 MAX_DEPTH = 1000
 """Brackets that are open at once: beyond, ruamel.yaml takes a time that grows with their square."""
 
+LONGEST_SHOWN = 200
+"""Characters of a line that is shown: a longer one is unreadable, and slow to look through."""
+
 _SECRET_LINE = re.compile(r"(?i)(password|passwd|key|token|secret)\w*[\"']?\s*:")
 
 
@@ -244,8 +247,8 @@ def _syntax_error(path: Path, text: str, problem: str, line: int, column: int) -
 
 
 def _excerpt(source: str, column: int) -> str:
-    """The line with a caret under the place; nothing for a line that may hold a secret."""
-    if not source.strip() or _SECRET_LINE.search(source):
+    """The line with a caret under the place; nothing for one that is long or may hold a secret."""
+    if not source.strip() or len(source) > LONGEST_SHOWN or _SECRET_LINE.search(source):
         return ""
     return f"{source.expandtabs(1)}\n  {' ' * column}^"
 

@@ -32,10 +32,10 @@ XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
 GSP_TIMEOUT = "119"
 FLASHER = "mlnx-fw-updater"
 ORDERLY_END = re.compile(
-    r" systemd\[1\]: (Shutting down|Reached target .*(Power-?Off|Reboot|Shutdown|Halt))", re.I
+    r" systemd\[1\]: (Shutting down|Reached target .{0,80}(Power-?Off|Reboot|Shutdown|Halt))", re.I
 )
 """Of process 1: others may log under any name, but the journal prints the number of the process."""
-NO_EARLIER_BOOT = re.compile(r"no persistent journal|not available|No .*boot", re.I)
+NO_EARLIER_BOOT = re.compile(r"no persistent journal|not available|No .{0,80}boot", re.I)
 FAILED_STATE = 3
 """Of fwupd's UpdateState (0 unknown, 1 pending, 2 success, 3 failed, 4 needs reboot)."""
 
@@ -249,7 +249,7 @@ MANY_CORRECTED = KEPT_LINES
 _PCIE_ERROR = re.compile(
     r"AER: (?:Multiple )?(?P<kind>(?:Unc|C)orrect\w+(?: \([\w-]+\))?) error (?:message )?received"
     r"(?: from|:) (?P<device>[0-9a-f:.]+)"
-    r"|(?P<device2>[0-9a-f:.]+): PCIe Bus Error: severity=(?P<kind2>\w+(?: \([\w-]+\))?)"
+    r"|(?P<device2>[0-9a-f:.]{1,20}): PCIe Bus Error: severity=(?P<kind2>\w+(?: \([\w-]+\))?)"
 )
 """The root port's line, as newer and older kernels have it, and the device's own (source:
 linux-docs-aer)."""

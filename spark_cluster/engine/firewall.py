@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from spark_cluster.config.fact_gathering import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.config.inventory import Inventory
@@ -118,7 +118,7 @@ def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, 
         return ()
     if inventory is not None and inventory.trusted_network:
         return (OPEN,)
-    with contextlib.suppress(InvalidVersion):
+    with contextlib.suppress(ValueError):
         version = Version(recipe.vllm.version or "nightly")
         if recipe.executor == "ray" and version < BEFORE_TOKENS:
             return (

@@ -570,8 +570,11 @@ class NodeDocuments(HubDocuments):
         Raises:
             HubError: to a host that is not the hub's.
         """
-        target = urljoin(url, str(reply["headers"].get("Location", "")))
-        where, home = urlsplit(target), urlsplit(self._endpoint)
+        try:
+            target = urljoin(url, str(reply["headers"].get("Location", "")))
+            where, home = urlsplit(target), urlsplit(self._endpoint)
+        except ValueError:
+            raise wrong_answer("it sends on to what is no address") from None
         own = where.scheme == "https" and f".{where.hostname}".endswith(STORES)
         if not own and (where.scheme, where.netloc) != (home.scheme, home.netloc):
             raise wrong_answer(f"it sends on to {(where.hostname or 'nowhere')[:100]!r}")

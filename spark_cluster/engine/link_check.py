@@ -275,7 +275,9 @@ def _bw_argv(node: Node, link: Link) -> list[str]:
 
 def parse_bandwidth(text: str) -> float | None:
     """The average of ib_write_bw's last row: bytes, iterations, peak, average, message rate."""
-    rows = re.findall(r"^\s*\d+\s+\d+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", text, re.MULTILINE)
+    number = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
+    row = "[ \t]+".join((number, number, number, f"({number})", number))
+    rows = re.findall(rf"^[ \t]*{row}[ \t]*$", text, re.MULTILINE)
     return float(rows[-1]) if rows else None
 
 

@@ -5,7 +5,6 @@ Firmware is asked for and installed by fwupd.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from spark_cluster.config.topology import Node
 from spark_cluster.engine import link_check
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.issues.entries import catalogue
+from spark_cluster.node.replies import at, decoded, objects_of, text_of
 from spark_cluster.resources import Command, File, Reboot
 from spark_cluster.runner.play import Applied, Play, RoleCall
 
@@ -26,18 +26,15 @@ NEVER_FLASHED = re.compile("ConnectX|MT2910", re.IGNORECASE)
 
 def devices(text: str) -> list[dict[str, Any]]:
     """Return the devices in fwupd's JSON; none when it is not what was expected."""
-    try:
-        found = json.loads(text).get("Devices", [])
-    except (ValueError, AttributeError):
-        return []
-    return [d for d in found if isinstance(d, dict) and d.get("Name") and d.get("DeviceId")]
+    found = objects_of(at(decoded(text), "Devices"))
+    return [d for d in found if text_of(d.get("Name")) and text_of(d.get("DeviceId"))]
 
 
 def updates(text: str) -> list[Command]:
     """Return the firmware that fwupd offers, one command a device; the ConnectX-7 is left out."""
     found = []
     for device in devices(text):
-        releases = device.get("Releases") or []
+        releases = objects_of(device.get("Releases"))
         if not releases or NEVER_FLASHED.search(device["Name"]):
             continue
         old, new = device.get("Version", "?"), releases[0].get("Version", "?")

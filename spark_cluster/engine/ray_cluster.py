@@ -35,6 +35,7 @@ from spark_cluster.engine.ray import (
     job_of,
     must_be_an_id,
     newest_first,
+    question,
 )
 from spark_cluster.engine.runtime import present_servers
 from spark_cluster.engine.start import prepare_nodes, ray_would_restart
@@ -61,6 +62,9 @@ SUBMIT_S = 600.0
 SILENT_S = 30.0
 """Seconds without a line of a job after which Ray is asked whether it still goes on."""
 
+SILENT = "Ray does not answer"
+ADVICE = "spark-cluster ray status; the image needs `ray[default]`, whose dashboard takes jobs"
+
 LARGEST = 64 << 20
 """Bytes of an answer; a job's whole log is one."""
 
@@ -85,19 +89,25 @@ def ray_jobs(play: Play, port: int) -> Iterator[RayJobs]:
         Failed: there is no Ray, or it does not answer.
         Unreachable: there is no tunnel to the head.
     """
-    token, name = token_of(play), play.head.name
+    token, name = token_of(play, port), play.head.name
     at = play.connections
     with at.dialer.forward(at.nodes[name], port) as local:
         yield RayJobs(f"http://{LOOPBACK}:{local}", token, name)
 
 
-def token_of(play: Play) -> str:
+def token_of(play: Play, port: int) -> str:
     """Return the token of the head's Ray.
 
+    Args:
+        port: of its dashboard, which the head asks first: another user may listen there.
+
     Raises:
-        Failed: there is none, or the file holds something else.
+        Failed: there is none, the file holds something else, or Ray does not answer.
     """
-    token = (play.session(play.head).read_file(TOKEN_FILE) or "").strip()
+    told = play.session(play.head).request(
+        "gather", files={"token": TOKEN_FILE}, requests={"ray": question(port)}
+    )
+    token, ray = (told["files"]["token"] or "").strip(), told["requests"]["ray"]
     if not TOKEN.fullmatch(token):
         what = "is not a token" if token else "does not exist"
         raise Failed(
@@ -105,6 +115,8 @@ def token_of(play: Play) -> str:
             where=play.head.name,
             hint="spark-cluster ray up",
         )
+    if not ray["status"]:
+        raise Failed(f"{SILENT}: {ray['reason']}", where=play.head.name, hint=ADVICE)
     return token
 
 
@@ -122,11 +134,7 @@ class RayJobs:
 
     def __init__(self, url: str, token: str, where: str) -> None:
         self._where = where
-        what = "Ray does not answer"
-        hint = (
-            "spark-cluster ray status; the image needs `ray[default]`, whose dashboard takes jobs"
-        )
-        self._client = self._asked(lambda: _client(url, token), what, hint=hint)
+        self._client = self._asked(lambda: _client(url, token), SILENT, hint=ADVICE)
 
     def submit(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -142,6 +143,12 @@ ANSWER_TOKENS = 1024
 LEAST_CONTEXT = 512
 """Tokens of a context below which there is nothing to find a fact in."""
 
+MOST_CONTEXT = 1 << 24
+"""Tokens beyond which no prompt is made, whatever a server states; some models take ten million."""
+
+LEAST_EACH = 4
+"""Tokens of a sentence of ten words at least, by any vocabulary."""
+
 SMALLER = 0.95
 """Factor of the prompt when the server refuses it as too long; the count is an estimate."""
 
@@ -185,7 +192,7 @@ def _stated(client: Client) -> int:
     """The context length by the server's list of models, else by its launch.
 
     Raises:
-        NotApplicable: neither says it, or it is very short.
+        NotApplicable: neither says it, or it is very short or long.
     """
     answer = client.endpoint.request(client.session, "/v1/models")
     if answer.status == 0:
@@ -193,8 +200,8 @@ def _stated(client: Client) -> int:
     stated = replies.at(listed_models(answer).get(client.endpoint.model), "max_model_len")
     if not isinstance(stated, int) or isinstance(stated, bool):
         given = [value for flag in FLAGS if (value := (client.flags or {}).get(flag, ""))]
-        stated = int(given[0]) if given and given[0].isascii() and given[0].isdigit() else 0
-    if stated < LEAST_CONTEXT:
+        stated = int(given[0]) if given and re.fullmatch("[0-9]{1,18}", given[0]) else 0
+    if not LEAST_CONTEXT <= stated <= MOST_CONTEXT:
         what = f"the context has {stated} tokens" if stated else "the server states no context"
         raise NotApplicable(
             f"context: {what}", where=client.where, hint="--max-model-len states it"
@@ -209,12 +216,12 @@ def _sentences(client: Client, tokens: int) -> int:
         found = client.ask("context", filler(count) + f"\n{QUESTION}", max_tokens=1)
         used.append((count, found.prompt_tokens or 0))
     (few, before), (many, after) = used
-    if not 0 < before < after:
+    each = (after - before) / (many - few)
+    if not before > 0 or each < LEAST_EACH:
         raise client.wrong(
             f"context: the server counted {before} tokens for {few} sentence, {after} for {many}",
             "a proxy that leaves `usage` out answers for the engine",
         )
-    each = (after - before) / (many - few)
     return max(1, int((tokens - before) / each * 0.97))
 
 

@@ -7,7 +7,10 @@ The logs are read here, down to the earliest real error in them.
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -61,6 +64,15 @@ exec {JOURNAL} --lines "$3" --output short-iso-precise --utc
 BEGINNING = f"""\
 if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | head -c "$3"
 """
+
+
+SEARCH_S = 20.0
+"""Seconds for all patterns of a recipe."""
+
+_SEARCH = (
+    "import json, re, sys; patterns, log = json.load(sys.stdin); "
+    "print([found.start() if (found := re.search(p, log)) else -1 for p in patterns])"
+)
 
 
 def resource(process: EngineProcess, server: Server) -> Container | Unit:
@@ -468,17 +480,33 @@ def read_beginning(session: Session, container: str, size: int = BEGINNING_BYTES
 def unmet(log: str, expect: Sequence[str], forbid: Sequence[str]) -> list[str]:
     """Return in words the assertions that a log does not meet; of an expected line that is missing
     with what the log says about the same thing."""
-    found = []
-    for pattern in expect:
-        if not re.search(pattern, log):
-            about = _about(pattern, log)
-            said = f"; it says: {about}" if about else ""
-            found.append(f"the engine's log does not contain {pattern!r}{said}")
-    for pattern in forbid:
-        if match := re.search(pattern, log):
-            line = _line_at(log, match.start())
-            found.append(f"the engine's log contains a forbidden line: {line}")
+    found, places = [], _searched([*expect, *forbid], log)
+    for pattern, _ in filter(lambda one: one[1] < 0, zip(expect, places, strict=False)):
+        about = _about(pattern, log)
+        said = f"; it says: {about}" if about else ""
+        found.append(f"the engine's log does not contain {pattern!r}{said}")
+    for at in filter(lambda at: at >= 0, places[len(expect) :]):
+        found.append(f"the engine's log contains a forbidden line: {_line_at(log, at)}")
     return found
+
+
+def _searched(patterns: Sequence[str], log: str) -> list[int]:
+    """Return where each pattern is found first; -1 where it is not.
+
+    Raises:
+        VerificationFailed: it takes too long, as with `(a+)+$`: hence a process, which can end.
+    """
+    argv, given = [sys.executable, "-I", "-c", _SEARCH], json.dumps([patterns, log])
+    try:
+        done = subprocess.run(
+            argv, input=given, stdout=subprocess.PIPE, text=True, timeout=SEARCH_S, check=True
+        )
+    except subprocess.TimeoutExpired:
+        raise VerificationFailed(
+            f"the log was not searched within {SEARCH_S:g} s for the recipe's patterns",
+            hint="write readiness.log_expect and log_forbid without repetitions of repetitions",
+        ) from None
+    return list(json.loads(done.stdout))
 
 
 def _about(pattern: str, log: str) -> str:

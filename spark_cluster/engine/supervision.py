@@ -187,7 +187,7 @@ def report(session: Session) -> Supervision:
         state=SupervisionState.from_dict(replies.at(document, "state")),
         problems=replies.texts_of(replies.at(document, "problems")),
         events=tuple(
-            SupervisionEvent(float(row["at"]), row["text"])
+            SupervisionEvent(min(max(0.0, float(row["at"])), 2.0**32), row["text"])
             for row in replies.objects_of(replies.at(document, "events"))
             if isinstance(row.get("at"), int | float) and replies.text_of(row.get("text"))
         ),

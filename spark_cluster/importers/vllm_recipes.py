@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import EngineValue
@@ -400,7 +400,7 @@ def _supported(model: dict[str, Any], variant: dict[str, Any]) -> tuple[str, lis
     version = as_word(variant.get("min_vllm_version") or model.get("min_vllm_version"))
     try:
         return (f">={Version(version)}" if version else ""), []
-    except InvalidVersion:
+    except ValueError:  # also of a number that is too long
         return "", [f"min_vllm_version is '{version}', which is not a version"]
 
 

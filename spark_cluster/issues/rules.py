@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import chain
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.launch import Launch
@@ -88,7 +88,7 @@ class Case:
         text = self.launch.vllm or naming.version_in(self.launch.image)
         try:
             return Version(text) if text else None
-        except InvalidVersion:
+        except ValueError:  # also of a number that is too long
             return None
 
     @cached_property

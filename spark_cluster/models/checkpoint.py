@@ -40,6 +40,9 @@ LONGEST_HEADER = 100_000_000
 """More than this the format does not allow, bytes."""
 LARGEST_WEIGHTS = 10**15
 """Bytes; a header that says more says nothing."""
+LONGEST_NAME = 500
+"""Characters of a tensor's name, in which patterns are looked for; real ones have under 200."""
+
 MOST_TENSORS = 2_000_000
 MOST_DIMENSIONS = 16
 
@@ -101,6 +104,8 @@ def tensors(header: bytes, where: str) -> list[Tensor]:
         raise _broken("it should be a JSON object", where)
     if len(document) > MOST_TENSORS:
         raise _broken(f"it lists {len(document)} tensors", where)
+    if (longest := max(map(len, document), default=0)) > LONGEST_NAME:
+        raise _broken(f"the name of a tensor has {longest} characters", where)
     entries = [(n, entry) for n, entry in document.items() if n != "__metadata__"]
     found, places = [], []
     for name, entry in entries:
@@ -349,7 +354,7 @@ WHOLE = re.compile(
 
 _WITH_WEIGHTS = re.compile(
     r"(scales?|scale_inv|scale_2|zeros|zero_point|zero_points|g_idx|weight_shape|absmax|quant_map"
-    r"|quant_state\..*|bitsandbytes__\w+|perm|suh|svh)$"
+    r"|quant_state\..*|bitsandbytes__\w{1,40}|perm|suh|svh)$"
 )
 """Ends of names of what goes with quantized weights and is none."""
 

@@ -67,7 +67,7 @@ NEEDS = "spark-cluster.needs-gib"
 LABELS_OFF = "label=disable"
 """What Docker adds to `security_opt` by itself where containers share ipc or pid."""
 
-_TP = re.compile(r"--(?:tensor-parallel-size|tp|nnodes)[= ](\d+)|-tp[= ]?(\d+)")
+_TP = re.compile(r"--(?:tensor-parallel-size|tp|nnodes)[= ](\d{1,5})|-tp[= ]?(\d{1,5})")
 _SERVERS = ("vllm serve", "vllm.entrypoints", "sglang.launch_server", "sglang serve")
 
 
@@ -199,11 +199,9 @@ class ContainerState:
     @property
     def tp(self) -> int:
         """Nodes that serve together, as far as the container tells."""
-        label = self.labels.get(NODES, self.labels.get(TP, ""))
-        if label.isdigit():
-            return int(label)
         found = [int(a or b) for a, b in _TP.findall(self.words)]
-        return max(found, default=2 if self.is_ray else 1)
+        told = max(found, default=2 if self.is_ray else 1)
+        return self.number(NODES, self.number(TP, told))
 
     def watched(self, first: ContainerState) -> ContainerState:
         """Return it as `restarting` where it was started again since a first look."""

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import http.client
+import os
 import queue
 import socket
 import ssl
@@ -76,6 +77,9 @@ BODY_LIMIT = 16 * 1024 * 1024
 BLOCK = 64 * 1024
 """Bytes read at once."""
 
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp (source: linux/include/net/tcp_states.h)."""
+
 LONGEST_HEADER = 4000
 """Characters of a header of an answer that are returned."""
 
@@ -89,10 +93,10 @@ def ask(request: Mapping[str, Any], root: Path = Path("/")) -> Reply:
         request: url, and perhaps method, headers, body (text, or bytes as base64 in `body_base64`),
             timeout (seconds for all of it: looking up the name, connecting, sending, and the
             answer to its last byte), and two files of this node: `bearer_file`, whose content is
-            the bearer token (without the file the request goes without a token), and
-            `certificate`, in PEM form (exactly this one is accepted, and its SHA-256 is returned);
-            `encoding` of the body (latin-1 keeps every byte), and `keep`, names of headers of the
-            answer that are returned.
+            the bearer token, on the loopback for a program of root's only (without the file the
+            request goes without a token), and `certificate`, in PEM form (exactly this one is
+            accepted, and its SHA-256 is returned); `encoding` of the body (latin-1 keeps every
+            byte), and `keep`, names of headers of the answer that are returned.
         root: where the node's files begin.
     """
     timeout = float(request.get("timeout", 10.0))
@@ -170,12 +174,15 @@ class _Call:
             connection = http.client.HTTPConnection(*there, timeout=left)
         connection._create_connection = self._connect  # type: ignore[attr-defined]
         body = _body(self._request)
-        headers = {"Connection": "close", **self._request.get("headers", {})}
-        headers |= _bearer(self._file("bearer_file"))
+        bearer = _bearer(self._file("bearer_file"))
+        headers = {"Connection": "close", **self._request.get("headers", {}), **bearer}
         if body is not None:
             headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
         path = f"{where.path or '/'}?{where.query}" if where.query else where.path or "/"
         with contextlib.closing(connection):
+            connection.connect()
+            if bearer and where.hostname == "127.0.0.1":
+                _must_be_roots(connection.port)
             connection.request(self._request.get("method", "GET"), path, body, headers)
             answer = connection.getresponse()
             wanted = self._request.get("keep", ())
@@ -209,6 +216,20 @@ def _read(answer: http.client.HTTPResponse, encoding: str) -> Reply:
 
 def _no_answer(reason: str) -> Reply:
     return {"status": 0, "body": "", "reason": reason}
+
+
+def _must_be_roots(port: int) -> None:
+    """Look who listens: while a server is down any user can, who would be given its token.
+
+    Raises:
+        OSError: it is another user's program than root's, or than one of who asks.
+    """
+    texts = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
+    rows = [row.split() for text in texts if text.exists() for row in text.read_text().splitlines()]
+    local = f":{port:04X}"
+    owners = {int(row[7]) for row in rows if row[1].endswith(local) and row[3] == LISTENS}
+    if not owners or not owners <= {0, os.geteuid()}:
+        raise OSError(f"port {port} belongs to another user, who gets no token")
 
 
 def _bearer(path: Path | None) -> dict[str, str]:

@@ -37,7 +37,7 @@ _INVALID = re.compile(r'^Field "([^"]+)" is not a valid field to query', re.MULT
 def processes(text: str) -> list[tuple[int, str, int | None]]:
     """Return pid, name and MiB (None when it is not told) of each line of APPS."""
     # No CSV reader: nvidia-smi quotes nothing, and a name may have commas and quotes in it.
-    rows = re.findall(r"^\s*([0-9]{1,10})\s*,(.*),([^,\n]*)$", text, re.MULTILINE)
+    rows = re.findall(r"^[ \t]*([0-9]{1,10})[ \t]*,(.*),([^,\n]*)$", text, re.MULTILINE)
     found = []
     for pid, name, used in rows:
         mib = re.fullmatch(r"\s*([0-9]{1,10})(?:\s*MiB)?\s*", used)

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LONGEST_WHOLE = 20
+"""Characters of a whole number that may have more than 64 bits."""
+
 SHOWN = 200
 """Characters of a reply that are quoted."""
 
@@ -32,11 +35,19 @@ def short(text: str) -> str:
 
 
 def decoded(text: Any) -> Any:
-    """JSON, or None where it is not: broken, nested too deeply, or no text at all."""
+    """JSON, or None where it is not: broken, nested too deeply, or no text at all.
+
+    A whole number beyond 64 bits is read as a float, which can be infinite: no int is too large to
+    be reckoned with.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole)
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) < LONGEST_WHOLE else float(digits)
 
 
 def at(value: Any, *keys: str | int) -> Any:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import or_
 from typing import Annotated, Any, Literal
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from spark_cluster.config.schema import Hidden, Rounded
 from spark_cluster.config.yamlfile import did_you_mean, table_beside
@@ -116,7 +116,7 @@ def _given(text: str | None) -> Version | None:
         return None
     try:
         found = Version(text.strip())
-    except InvalidVersion:
+    except ValueError:  # also of a number that is too long
         raise UsageError(
             f"{text!r} is not a version of vLLM", hint="such as 0.19.0; see vllm --version"
         ) from None

@@ -270,7 +270,7 @@ KEY_TYPES = {
 }
 """Types that sshd takes, with the number of the strings that a key of each is made of."""
 
-_OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|[^"])*")+[ \t]+')
+_OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|\\(?!")|[^"\\])*")+[ \t]+')
 
 
 def parse_key(line: str) -> tuple[str, str]:

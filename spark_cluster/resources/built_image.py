@@ -78,7 +78,7 @@ class BuiltImage(Resource):
     timeout_s: float = field(default=BUILD_S, kw_only=True)
 
     def validate(self) -> None:
-        base = re.search(r"^\s*FROM\s", self.dockerfile, re.MULTILINE | re.IGNORECASE)
+        base = re.search(r"^[ \t]*FROM\s", self.dockerfile, re.MULTILINE | re.IGNORECASE)
         self.must(base, "the Dockerfile has no FROM")
         self.must(bool(self.files) == bool(self.context), "files and context belong together")
 

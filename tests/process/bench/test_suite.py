@@ -147,6 +147,12 @@ def test_mistakes(tmp_path, case):
     assert "hunter2" not in str(raised.value)
 
 
+def test_values_have_a_limit_before_they_are_compared(tmp_path):
+    path = put(tmp_path, f"depth: {list(range(90_000))}\n")
+    with pytest.raises(InvalidFile, match=f"found 90000 values, expected at most {MOST_CELLS}"):
+        load_suite(str(path), Project(tmp_path))
+
+
 def test_cells_have_a_limit(tmp_path):
     many = list(range(1, 101))
     path = put(tmp_path, f"prompt: {many}\noutput: {many}\n")

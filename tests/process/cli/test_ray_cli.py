@@ -11,12 +11,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from factories import TWO_NODES, put
+from hostile import user
 from piped_cluster import Make, PipedCluster
 from ray_server import RayServer, ray_server
 from waiting import until
@@ -41,8 +43,8 @@ RUNNING = ContainerState("running", labels={"spark-cluster.dashboard": "8300"})
 def server(project, monkeypatch, tmp_path_factory):
     """The Ray of the head `spark1`, which is a folder with an agent."""
     put(project / "inventory.yaml", TWO_NODES)
-    found = RUNNING
     with ray_server(tmp_path_factory.mktemp("ray")) as server:
+        found = replace(RUNNING, labels={"spark-cluster.dashboard": str(server.port)})
         put(project / "spark1" / TOKEN_FILE.lstrip("/"), f"{server.token}\n", 0o600)
         ports = []
 
@@ -53,7 +55,7 @@ def server(project, monkeypatch, tmp_path_factory):
         monkeypatch.setattr(Dialer, "forward", forward)
         monkeypatch.setattr(readiness, "container_state", lambda *_: found)
         yield server
-        assert set(ports) <= {("spark1", 8300)}
+        assert set(ports) <= {("spark1", server.port)}
 
 
 def test_a_job_streams_its_log_and_ends_as_it_does(server, run, tmp_path):
@@ -81,6 +83,23 @@ def test_what_a_job_prints_cannot_steer_the_terminal(server, run):
     assert out == "\\x1b]0;owned\\x07red\\x1b[2J\n", "colours are for a terminal"
     (name,) = server.jobs
     assert run("ray", "logs", name)[1] == out
+
+
+@user.needs_root
+def test_another_user_who_listens_in_rays_place_gets_no_token(server, run, monkeypatch):
+    program = """
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    time.sleep(600)
+"""
+    with user.running("print(flush=True)" + program) as listener:
+        port = listener.stdout.readline().strip()
+        found = replace(RUNNING, labels={"spark-cluster.dashboard": port})
+        monkeypatch.setattr(readiness, "container_state", lambda *_: found)
+        status, _, err = run("ray", "submit", "--", "echo", "hello")
+    assert status != 0
+    assert f"spark1: Ray does not answer: port {port} belongs to another user" in err
+    assert not server.requests
 
 
 def test_a_variable_without_a_value_is_this_machines(server, run, monkeypatch):

@@ -261,6 +261,15 @@ def test_a_prompt_that_is_cut(server: ChatServer) -> None:
     assert "it was cut" in failed(server, "context").message
 
 
+def test_tokens_that_are_counted_too_low_make_no_endless_prompt(server: ChatServer) -> None:
+    server.context = 4_000_000
+    server.change = lambda _request, reply: replace(
+        reply, prompt_tokens=100 + reply.prompt_tokens // 1000
+    )
+    assert "the server counted 100 tokens for 1 sentence" in failed(server, "context").message
+    assert max(len(text_of(request)) for request, _ in server.asked) < 10_000
+
+
 def test_a_stream_is_cut_at_its_lines_only() -> None:
     """JSON may hold the line separators of Unicode, which are no ends of lines here."""
     deltas = ["A", "b\u2028c", "d\x85"]

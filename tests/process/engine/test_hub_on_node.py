@@ -96,7 +96,7 @@ def sent_on(node: Asked, target: str, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "target",
     ["http://169.254.169.254/", "https://hf.co.example.org/", "https://example-huggingface.co/",
-     "file:///etc/passwd", "http://nowhere.invalid/"],
+     "file:///etc/passwd", "http://nowhere.invalid/", "https://[::1"],
 )  # fmt: skip
 def test_it_is_not_sent_on_to_others(target: str, node: Asked, tmp_path: Path) -> None:
     assert "sends on to" in sent_on(node, target, tmp_path)

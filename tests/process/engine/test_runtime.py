@@ -135,6 +135,13 @@ def test_a_log_that_is_not_as_the_recipe_wants_it(look, case):
     assert "log_expect" in caught.value.hint
 
 
+def test_a_pattern_that_never_ends(look, monkeypatch):
+    monkeypatch.setattr(runtime, "SEARCH_S", 0.5)
+    with pytest.raises(VerificationFailed, match=r"not searched within 0\.5 s") as caught:
+        look(forbid=["(a+)+!"], spark1={"spark-vllm": "a" * 60})
+    assert "log_forbid" in caught.value.hint
+
+
 def test_without_assertions_no_log_is_read(two_nodes, look):
     asked = [len(node.programs.calls) for node in two_nodes.nodes.values()]
     look()

@@ -92,6 +92,14 @@ def test_a_line_that_may_hold_a_secret_is_not_shown(tmp_path: Path) -> None:
     assert "hunter2" not in error_of(write(tmp_path, "a: 1\napi_key: hunter2: x\n"))
 
 
+def test_a_long_line_is_neither_shown_nor_searched_for_secrets(tmp_path: Path) -> None:
+    """A search of this one would take hours."""
+    text = error_of(write(tmp_path, "a: b: " + "key" * 300_000))
+    assert text == (
+        "x.yaml:1: a ':' in an unexpected place: check the indentation, or put the value in quotes"
+    )
+
+
 def test_problems_in_file_order_with_the_nearest_place(tmp_path: Path) -> None:
     source = load(write(tmp_path, "b: 1\na:\n  c: 2\n"))
     from spark_cluster.config.yamlfile import Problem

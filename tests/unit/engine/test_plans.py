@@ -189,6 +189,11 @@ def test_the_proxy_is_in_front_of_all_also_on_the_loopback() -> None:
     assert proxy.described(description) is not None
 
 
+def test_a_url_of_a_node_that_is_none_is_shown() -> None:
+    found = proxy.described('{"url": "http://[::1", "api_key": true, "tls": null}')
+    assert str(found) == "reached from the network, with the API key; plain HTTP"
+
+
 @pytest.mark.parametrize(
     "text",
     [None, "", "[]", '{"replicas": 3, "models": 3}',

@@ -50,3 +50,11 @@ def test_where_it_is_not_installed():
 def test_a_damaged_file(text):
     found = report(text)
     assert (found.state.phase, found.problems, found.events) == ("idle", (), ())
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "9" * 5000, "1e999", "-1e300", "NaN"])
+def test_numbers_that_no_clock_shows(number):
+    text = json.dumps(KEPT).replace("11.0", number).replace("1.0", number)
+    found = report(text)
+    assert 0 <= found.events[0].at <= 2**32
+    assert found.to_dict()["phase"] == "waiting"

@@ -133,7 +133,8 @@ def test_a_fault_of_up_knows_its_trace():
 
 @each_row(__file__, "catalogue.toml", "a_wrong_file")
 def test_a_wrong_file(tmp_path, text, old, new, said):
-    path = put(tmp_path / "x.toml", text.replace("ISSUE", KNOWN_ISSUE).replace(old, new))
+    text = text.replace("ISSUE", KNOWN_ISSUE).replace("DEEP", "(" * 5000).replace(old, new)
+    path = put(tmp_path / "x.toml", text)
     with pytest.raises(InvalidFile) as caught:
         entries.gather([path])
     assert said in str(caught.value)

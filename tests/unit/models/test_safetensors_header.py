@@ -46,6 +46,7 @@ NO_HEADERS = [
     (b"[]", "should be a JSON object"),
     (b"{", "no safetensors header"),
     (b"[" * 100_000, "no safetensors header"),
+    (text(**{"bitsandbytes__a" * 100_000: entry()}), "the name of a tensor has 1500000 characters"),
     *((text(**{name: {**entry(), **one} if isinstance(one, dict) else one
                for name, one in header.items()}), words)
       for words, headers in cases(__file__, "headers.json").items() for header in headers),

@@ -255,7 +255,9 @@ def test_without_a_version_every_part_of_a_plan_takes_the_newest(text: str | Non
     assert layouts[0].rule == layouts[1].rule
 
 
-@pytest.mark.parametrize("text", ["newest", "0.x", "main@abc"])
+@pytest.mark.parametrize(
+    "text", ["newest", "0.x", "main@abc", pytest.param("9" * 5000, id="digits")]
+)
 def test_what_is_no_version_is_refused_everywhere(text: str) -> None:
     wrong, rooms, geometry = Launch(PLAIN_MODEL, vllm=text), assumed(1), find(PLAIN_MODEL)
     for ask in (

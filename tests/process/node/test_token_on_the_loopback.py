@@ -1,0 +1,59 @@
+"""Ray's token goes to a program of root's: anyone can listen at its port while Ray is down."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from hostile import user
+
+from spark_cluster.node.http import ask
+
+LISTENER = """
+with socket.create_server(("{host}", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    with server.accept()[0] as taken:
+        print(taken.recv(1000), flush=True)
+"""
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("s3cret-of-ray\n")
+    return path
+
+
+def asked(port: int, token: Path) -> dict[str, object]:
+    return ask({"url": f"http://127.0.0.1:{port}/", "timeout": 5, "bearer_file": str(token)})
+
+
+@user.needs_root
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_another_users_program_gets_nothing(token: Path, host: str) -> None:
+    program = user.running("print(flush=True)" + LISTENER.format(host=host))
+    with program as listener:
+        assert listener.stdout is not None
+        port = int(listener.stdout.readline())
+        found = asked(port, token)
+        assert found["status"] == 0
+        assert f"port {port} belongs to another user" in str(found["reason"])
+        assert listener.stdout.readline() == "b''\n"
+
+
+def test_our_own_program_gets_it(token: Path) -> None:
+    got = []
+
+    def answer() -> None:
+        with server.accept()[0] as taken:
+            got.append(taken.recv(1000))
+            taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert asked(server.getsockname()[1], token) == {"status": 200, "body": "ok"}
+        thread.join()
+    assert b"Authorization: Bearer s3cret-of-ray\r\n" in got[0]
