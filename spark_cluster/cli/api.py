@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -337,6 +338,7 @@ class Cluster(Opened):
                 self, recipe, tp=tp, replicas=replicas, changes=changes, allow=allow
             )
         port = "" if self.port is None else f"--port {self.port}"
+        options = replace(options or Options(), force=force, offline=offline)
         memory = MemoryPhases()
         with self.play(" ".join(filter(None, ["up", what, port])), self.nodes, options) as run:
             from spark_cluster.cli.run import keep_plot  # while connections are being made
@@ -344,9 +346,7 @@ class Cluster(Opened):
             run.bus.add(memory)
             playbook = self.project.load_playbook("up")
             play = run.open()
-            served = playbook.function(
-                play, deployment=resolve(play), force=force, offline=offline, end_jobs=end_jobs
-            )
+            served = playbook.function(play, deployment=resolve(play), end_jobs=end_jobs)
             plot = None if several else keep_plot(run.id, run.bus, memory)
         from spark_cluster.cli.serving import UpModelsResult, UpResult
 

@@ -239,7 +239,7 @@ def swap(
     from spark_cluster.config.launch import options_text
     from spark_cluster.config.schema import as_json
 
-    options.adopt = adopt
+    options.adopt, options.force = adopt, force
     if options.selection.partial:
         raise UsageError(
             "swap stops one server and starts another, and takes no selection of roles",
@@ -263,7 +263,6 @@ def swap(
             recipe=recipe,
             tp=size,
             load=load,
-            force=force,
             restore=not no_restore,
             unload=unload,
             end_jobs=end_jobs,

@@ -52,7 +52,8 @@ def admit(cluster, what, running=FREE, *, force=False):
     play = cluster.play
     there = dict.fromkeys(cluster.nodes, inf)
     server = server_for(what, *play.nodes)
-    return admission.must_work(play, server, running, there, force=force)
+    play.options.force = force
+    return admission.must_work(play, server, running, there)
 
 
 def share(cluster, what, running=FREE, planned=None):

@@ -82,7 +82,8 @@ def admitted(
 ) -> Admitted:
     """What each is given there; the node has the models."""
     found = members(cluster, *states, deployment=deployment_of(models))
-    return admit(cluster.play, found, [{"a": inf}] * len(found), [], force=force)
+    cluster.play.options.force = force
+    return admit(cluster.play, found, [{"a": inf}] * len(found), [])
 
 
 @each_case(__file__, "shares.toml")
@@ -211,5 +212,5 @@ def test_a_node_without_room_is_named(cluster: PipedCluster) -> None:
     cluster.nodes["b"].available_gib = 10
     found = readiness.members(cluster.play, replicas(cluster))
     with pytest.raises(DoesNotFit) as refused:
-        admit(cluster.play, found, [dict.fromkeys("ab", inf)] * 2, [], force=False)
+        admit(cluster.play, found, [dict.fromkeys("ab", inf)] * 2, [])
     assert refused.value.where == "b"
