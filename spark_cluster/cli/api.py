@@ -15,7 +15,6 @@ from weakref import WeakSet
 from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected, with_keys
 from spark_cluster.config.extension import NOTHING, Allowances, where_raised
 from spark_cluster.config.folders import state_folder
-from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 from spark_cluster.runner.events import Options
 
@@ -339,19 +338,17 @@ class Cluster(Opened):
             )
         port = "" if self.port is None else f"--port {self.port}"
         options = replace(options or Options(), force=force, offline=offline)
-        memory = MemoryPhases()
         with self.play(" ".join(filter(None, ["up", what, port])), self.nodes, options) as run:
             from spark_cluster.cli.run import keep_plot  # while connections are being made
 
-            run.bus.add(memory)
             playbook = self.project.load_playbook("up")
             play = run.open()
             served = playbook.function(play, deployment=resolve(play), end_jobs=end_jobs)
-            plot = None if several else keep_plot(run.id, run.bus, memory)
+            plot = None if several else keep_plot(run.id, run.bus, run.memory)
         from spark_cluster.cli.serving import UpModelsResult, UpResult
 
         kind = UpModelsResult if several else UpResult
-        return kind(run.summary(), served, tuple(memory.nodes.values()), plot)
+        return kind(run.summary(), served, tuple(run.memory.nodes.values()), plot)
 
     def status(self) -> Status:
         """Return what serves and what is wrong, after a real completion; nothing is changed.
@@ -619,17 +616,12 @@ def _recipe(
         UsageError: no recipe is given, or replicas of several nodes each are asked for.
         SparkClusterError: the recipe or the number of nodes does not do this.
     """
-    from spark_cluster.cli.serving import recipe_to_serve, size_on
+    from spark_cluster.cli.serving import must_be_given, recipe_to_serve, size_on
     from spark_cluster.config.launch import options_text
     from spark_cluster.engine.resolve import must_have_nodes, resolve
 
-    name = name or opened.inventory.serve.recipe
-    if name is None:
-        raise UsageError(
-            "no recipe is given",
-            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
-        )
-    recipe = recipe_to_serve(opened, name, changes, allow)
+    given = must_be_given(name or opened.inventory.serve.recipe, "no recipe is given")
+    recipe = recipe_to_serve(opened, given, changes, allow)
     size = size_on(opened, recipe, _size(tp, replicas))
     if replicas > 1:
         must_have_nodes([node.name for node in opened.nodes], replicas)

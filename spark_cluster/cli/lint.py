@@ -13,7 +13,7 @@ from rich.text import Text
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled, visible
 from spark_cluster.cli.options import Allowing, DeclaredCommand, Offline, hub
-from spark_cluster.cli.serving import changed_launch
+from spark_cluster.cli.serving import changed_launch, must_be_given
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.registries import is_of_registry
@@ -164,12 +164,9 @@ def _target(
         if target is not None:
             raise UsageError("give a recipe or --command, not both")
         return lint_target.of_command(sys.stdin.read() if text == "-" else text, tp)
-    name = target or app.own_recipe
-    if name is None:
-        raise UsageError(
-            "no recipe given, and the inventory names none",
-            hint="name a recipe (spark-cluster recipes list), a file, or --command LINE",
-        )
+    missing = "no recipe given, and the inventory names none"
+    hint = "name a recipe (spark-cluster recipes list), a file, or --command LINE"
+    name = must_be_given(target or app.own_recipe, missing, hint)
     return lint_target.of_target(name, app.project, tp, app.allowances(allow))
 
 

@@ -27,6 +27,7 @@ from spark_cluster.cli.serving import (
     changed_launch,
     models_to_serve,
     must_be_for_all,
+    must_be_given,
     serves_several,
 )
 from spark_cluster.config import image_build
@@ -171,10 +172,9 @@ def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subj
 
 def _recipe(app: App, name: str | None, changes: Changes, allow: Allowances) -> Recipe:
     """The recipe that is named, or the inventory's, with the changes of the command line."""
-    name = name or app.own_recipe
-    if name is None:
-        raise UsageError("found neither a recipe nor --command", hint=NAME_ONE)
-    recipe = changed(load_recipe(name, app.project, allow), changes)
+    missing = "found neither a recipe nor --command"
+    given = must_be_given(name or app.own_recipe, missing, NAME_ONE)
+    recipe = changed(load_recipe(given, app.project, allow), changes)
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
     return recipe

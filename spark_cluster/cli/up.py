@@ -30,7 +30,7 @@ from spark_cluster.cli.options import (
 )
 from spark_cluster.cli.served import vram_table
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
+from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.errors import Failed, UsageError
 
 if TYPE_CHECKING:
@@ -251,12 +251,8 @@ def swap(
     def load(previous: PreviousServer) -> Recipe:
         return recipe_to_serve(app.cluster, previous.recipe, previous.changes, allow)
 
-    title = " ".join(
-        filter(None, [f"swap {recipe.name} --tp {size}", options_text(recipe.overrides)])
-    )
-    memory = MemoryPhases()
+    title = f"swap {recipe.name} --tp {size} {options_text(recipe.overrides)}".rstrip()
     with app.play(title, app.nodes, options) as run:
-        run.bus.add(memory)
         playbook = app.project.load_playbook("swap")
         swapped = playbook.function(
             run.open(),
@@ -267,14 +263,14 @@ def swap(
             unload=unload,
             end_jobs=end_jobs,
         )
-        plot = keep_plot(run.id, run.bus, memory)
-    held = {"memory": list(memory.nodes.values()), "memory_plot": plot}
-    told = held if swapped is None else {**as_json(swapped), **held}
+        plot = keep_plot(run.id, run.bus, run.memory)
+    memory = list(run.memory.nodes.values())
+    told = {**as_json(swapped or {}), "memory": memory, "memory_plot": plot}
     app.show_run(run, told, swapped, partial(_show_swapped, memory=memory, plot=plot))
 
 
-def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
-    show_served(app, swapped.served, memory.nodes.values(), plot)
+def _show_swapped(app: App, swapped: Any, memory: list[MemoryOfNode], plot: Path | None) -> None:
+    show_served(app, swapped.served, memory, plot)
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
         app.console.print(painted(text, "dim"))
