@@ -363,12 +363,9 @@ class Cluster(Opened):
         head_must_be_selected(self, "; spark-cluster ping reaches single nodes")
         with self.play("status", self.nodes, change=False) as run:
             from spark_cluster.engine import state  # while the connections are being made
-            from spark_cluster.engine.deployment import root_on
-            from spark_cluster.engine.launches import Upcoming
 
-            recipe, roots = usual_recipe(self), {node.name: root_on(node) for node in self.nodes}
-            upcoming = None if recipe is None else Upcoming(recipe, roots)
-            return state.status(run.open(fail_fast=False), key, probe_of(recipe), upcoming)
+            recipe = usual_recipe(self)
+            return state.status(run.open(fail_fast=False), key, probe_of(recipe), recipe)
 
     def verify(
         self,
