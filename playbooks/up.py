@@ -26,7 +26,8 @@ def main(
     `end_jobs` jobs on Ray are ended; None where the command has no flag for it.
     """
     found = look(play, deployment)
-    deployment, obsolete = found.deployment, found.obsolete
+    deployment = found.deployment
+    obsolete = start.obsolete_programs(deployment, found.replicas, found.models)
     announce(play, deployment, found.replicas, found.models)
     if found.begins:
         ray_cluster.must_have_no_jobs(play, found.jobs, end_jobs=end_jobs)

@@ -153,7 +153,7 @@ def _run_again(
         Refused: a recipe in it is not the user's own, and is not trusted.
     """
     refuse_second_run(out)
-    original = load_original(folder, app.allowances(allow))
+    original = load_original(folder, app.cluster.allowances(allow))
     made = _new_run(app, original, folder, out)
     _show_original(app, made, original)
     for recipe in original.recipes.values():
@@ -229,7 +229,7 @@ def attach(
     if record.repeats is not None and not trust_recipes and not options.check:
         # The folder may be somebody else's, whose user has trusted them.
         source = folder / SOURCE
-        original = load_original(source, app.allowances(allow))
+        original = load_original(source, app.cluster.allowances(allow))
         must_be_trusted(original, app.project, f"with `bench repeat {source} --check`")
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
     go_on(app, made, options, how)
@@ -294,7 +294,7 @@ def fetch(app: App, *, folder: RunFolder) -> None:
 @contextlib.contextmanager
 def _reached(app: App, command: str) -> Iterator[Play]:
     """The nodes that answer, for a command that changes nothing on them."""
-    with app.play(command, app.nodes, Options(), change=False) as play_run:
+    with app.cluster.play(command, app.nodes, change=False) as play_run:
         yield play_run.open(fail_fast=False)
 
 
@@ -366,7 +366,7 @@ def fabric(
     if out is not None and (out / FILE).exists():
         raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
     recipe, size = recipe_for_ray(app.cluster, recipe_name, "bench fabric", allow)
-    with app.play("bench fabric", app.nodes, options) as play_run:
+    with app.cluster.play("bench fabric", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("fabric")
         play = play_run.open()
         found = playbook.function(play, recipe=recipe, tp=size, name=play_run.id)

@@ -357,7 +357,7 @@ def revert(
         exit_code: With --check: exit status 10 if it would change.
     """
     options = Options(check=check, diff=diff)
-    with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
+    with app.cluster.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
         nodes, refused = revert_run(play, run_id)
         errors = {**play.out, **refused}

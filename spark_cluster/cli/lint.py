@@ -143,7 +143,7 @@ def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
     """
     rows = [("fail" if one.blocks else "warn", str(one)) for one in chosen.not_carried_over]
     rows += [("info", remark) for remark in chosen.builds]
-    allowed = app.allowances(allow).env
+    allowed = app.cluster.allowances(allow).env
     for name in chosen.variables:
         text = f"it needs the variable {name} of this machine"
         if name not in allowed:
@@ -151,7 +151,7 @@ def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
                 f": give `up` --allow-env {name}, or set `allow_env` under serve in the inventory"
             )
         rows.append(("info", text))
-    if not app.inventory_is_missing and app.inventory.trusted_network:
+    if not app.cluster.inventory_is_missing and app.inventory.trusted_network:
         rows.append(("warn", firewall.OPEN))
     for severity, text in rows:
         app.console.say("{} {}", mark(severity), text)
@@ -167,7 +167,7 @@ def _target(
     missing = "no recipe given, and the inventory names none"
     hint = "name a recipe (spark-cluster recipes list), a file, or --command LINE"
     name = must_be_given(target or app.own_recipe, missing, hint)
-    return lint_target.of_target(name, app.project, tp, app.allowances(allow))
+    return lint_target.of_target(name, app.project, tp, app.cluster.allowances(allow))
 
 
 def _place(app: App, chosen: LintTarget, output: Path | None) -> Path | None:

@@ -252,7 +252,7 @@ def swap(
         return recipe_to_serve(app.cluster, previous.recipe, previous.changes, allow)
 
     title = f"swap {recipe.name} --tp {size} {options_text(recipe.overrides)}".rstrip()
-    with app.play(title, app.nodes, options) as run:
+    with app.cluster.play(title, app.nodes, options) as run:
         playbook = app.project.load_playbook("swap")
         swapped = playbook.function(
             run.open(),
@@ -319,7 +319,7 @@ def supervision_status(app: App) -> None:
 
 def _apply(app: App, name: str, options: Options, **wanted: Any) -> None:
     head = app.inventory.head
-    with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
+    with app.cluster.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), **wanted)
     told = None if found is None else {"supervision": found}

@@ -37,7 +37,7 @@ from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
 from spark_cluster.engine.readiness import Member, behind, members, with_servers
-from spark_cluster.engine.start import obsolete_programs, token
+from spark_cluster.engine.start import token
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.node import confinement
 from spark_cluster.node.output import gigabytes
@@ -72,11 +72,6 @@ class Found:
     ray_token: str | None = field(default=None, repr=False)
     replicas: Sequence[Replica] = ()
     models: Sequence[ModelServer] = ()
-
-    @property
-    def obsolete(self) -> dict[str, list[str]]:
-        """By node the programs of ours that have no place in the deployment."""
-        return obsolete_programs(self.deployment, self.replicas, self.models)
 
     @property
     def starts(self) -> bool:

@@ -24,7 +24,7 @@ from spark_cluster.node.processes import (
     Processes,
     environment,
 )
-from spark_cluster.node.values import Blob, ResourceError, Unknown, marks_of
+from spark_cluster.node.values import Blob, ResourceError, Unknown, boot_id, marks_of
 
 # The content of a file while it is written: its digest, and whether a secret is in it.
 
@@ -110,8 +110,6 @@ class Overlay:
 PIECE = 1024 * 1024
 """Bytes of a file that are in memory at a time."""
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
 
 def _no_blob(blob: Blob) -> Iterable[bytes]:
     raise ResourceError(f"the content {blob.sha256[:12]} did not come with the document")
@@ -182,8 +180,7 @@ class Host:
 
     def boot_id(self) -> str:
         """Return the id of this boot, which differs from the last one's."""
-        path = self.path(BOOT_ID)
-        return path.read_text().strip() if path.exists() else ""
+        return boot_id(self.root)
 
     # -- files ---------------------------------------------------------------------------------
 

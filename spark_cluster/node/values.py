@@ -296,3 +296,14 @@ def _mask(value: Any, forms: tuple[str, ...]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_mask(v, forms) for v in value]
     return value
+
+
+# This boot of a node, which differs from the last one.
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def boot_id(root: Path = Path("/")) -> str:
+    """Return the id of the boot; empty where there is none."""
+    path = root / BOOT_ID.lstrip("/")
+    return path.read_text().strip() if path.exists() else ""
