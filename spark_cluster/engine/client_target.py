@@ -191,8 +191,7 @@ def write_certificate(folder: Path, head: str, pem: str) -> Path:
     """
     path = folder / "certificates" / f"{head}.pem"
     with keeping("the certificate cannot be written", path):
-        durable.make_folder(path.parent)
-        durable.write_file(path, pem.encode(), 0o644)
+        durable.put_file(path, pem.encode(), 0o644)
     return path
 
 

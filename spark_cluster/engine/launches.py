@@ -474,9 +474,8 @@ def keep_logs(play: Play) -> Path | None:
 
 def _write(text: str) -> Path:
     folder = state_folder() / "failed"
-    durable.make_folder(folder)
     path = folder / time.strftime("%Y%m%dT%H%M%SZ.log", time.gmtime())
-    durable.write_file(path, text.encode(errors="replace"))
+    durable.put_file(path, text.encode(errors="replace"))
     for old in sorted(folder.glob("*.log"))[:-KEPT]:
         old.unlink(missing_ok=True)
     return path

@@ -41,6 +41,7 @@ from spark_cluster.engine.start import prepare_nodes, ray_would_restart
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable, UsageError
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.replies import short
+from spark_cluster.node.values import looks
 from spark_cluster.runner.parallel import start
 from spark_cluster.runner.play import Play
 
@@ -559,15 +560,13 @@ def _end(play: Play, jobs: Sequence[Job]) -> None:
     with ray_jobs(play, running_port(play)) as client:
         for job in jobs:
             client.stop(job.id)
-        until = time.monotonic() + ENDS_WITHIN_S
-        while not all(client.job(job.id).has_ended for job in jobs):
-            if time.monotonic() > until:
-                raise Failed(
-                    f"{_named(jobs)} did not end within {ENDS_WITHIN_S:g} s",
-                    where=play.head.name,
-                    hint="spark-cluster ray down ends Ray with its jobs",
-                )
-            time.sleep(POLL_S)
+        every_look = looks(ENDS_WITHIN_S, POLL_S)
+        if not any(all(client.job(job.id).has_ended for job in jobs) for _ in every_look):
+            raise Failed(
+                f"{_named(jobs)} did not end within {ENDS_WITHIN_S:g} s",
+                where=play.head.name,
+                hint="spark-cluster ray down ends Ray with its jobs",
+            )
     play.note(f"ended {_named(jobs)}", warning=True)
 
 

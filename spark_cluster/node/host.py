@@ -64,9 +64,8 @@ class PendingRestarts:
 
     def notify(self, resource: str) -> None:
         """Note that `resource` must act again."""
-        marker = self._marker(resource)
-        marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        durable.write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
+        text = f"{resource}\n{self.boot_id()}\n"
+        durable.put_file(self._marker(resource), text.encode())
 
     def pending(self, resource: str) -> bool:
         """Return whether `resource` has a restart pending."""

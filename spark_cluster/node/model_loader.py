@@ -21,6 +21,7 @@ from typing import Any
 from spark_cluster.node import load_watch, local_server, probes
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State, judge
+from spark_cluster.node.values import looks
 
 # The decisions of the model loader: what is unloaded for which model, and what its users are told.
 #
@@ -563,8 +564,7 @@ class Loader:
         return make_room(need_gib, available_gib(), loaded, float(self.servers.config["stays_s"]))
 
     def _wait_for_answer(self, name: str) -> None:
-        deadline = time.monotonic() + float(self.servers.models[name]["ready_s"])
-        while True:
+        for _ in looks(float(self.servers.models[name]["ready_s"]), LOOK_S):
             now = self.servers.program(name)
             if not now.kept_up:
                 why = f"its server has ended: `docker logs {name}` on the head says why"
@@ -572,9 +572,7 @@ class Loader:
             state = self.servers.state(now)
             if state.serves:
                 return
-            if time.monotonic() > deadline:
-                raise LoadFailed(f"its server does not answer in time: {state.reason}")
-            time.sleep(LOOK_S)
+        raise LoadFailed(f"its server does not answer in time: {state.reason}")
 
     def _do(self, name: str, what: str) -> None:
         print(f"{name}: {what}", flush=True)

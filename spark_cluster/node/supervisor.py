@@ -165,8 +165,7 @@ class Supervisor:
         }
         text = json.dumps(document, indent=1) + "\n"
         if text != self._written:
-            durable.make_folder(self.folder)
-            durable.write_file(self._file, text.encode())
+            durable.put_file(self._file, text.encode())
             self._written = text
 
     @contextlib.contextmanager
