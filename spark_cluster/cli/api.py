@@ -572,7 +572,7 @@ def _provisioned(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> P
         nodes[name] = ProvisionedNode(
             *tally.counts,
             unreachable=tally.unreachable,
-            error=None if error is None else NodeError.of(error),
+            error=None if error is None else NodeError(error.message, error.hint),
             notes=done.notes.get(name, []),
             firmware=done.firmware.get(name),
         )

@@ -152,8 +152,6 @@ def history(
     Args:
         node (NAME): Show only this node (as --limit).
     """
-    from spark_cluster.runner.parallel import in_parallel
-
     if node is not None:
         app.cluster.limit = node
     jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}
@@ -165,7 +163,7 @@ def history(
     if run_id is not None and answers and not found:
         missing = next(iter(answers.values()))
         raise Failed(missing["missing"], hint=missing["hint"])
-    reasons = {n: NodeError.of(e) for n, e in errors.items()}
+    reasons = {n: NodeError(e.message, e.hint) for n, e in errors.items()}
     if run_id is None:
         app.show(Runs(runs(found), reasons), partial(_show_runs, nodes=list(found)))
     else:

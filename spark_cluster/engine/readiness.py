@@ -328,10 +328,6 @@ class ServerEnded(Failed):
     """The server, or a rank of it, ended before it was healthy."""
 
 
-class LoadEnded(Failed):
-    """The guard of a node's memory has ended the load."""
-
-
 class NoCompletion(VerificationFailed):
     """The server says that it is healthy, and its engine fails: it may have died a moment ago."""
 
@@ -351,7 +347,7 @@ def healthy(play: Play, server: Server, again: Again | None = None) -> list[vram
 
     Raises:
         ServerEnded: the server or a rank ended; with the earliest real error over all ranks.
-        LoadEnded: a node was short of memory, so that its guard ended the load.
+        Failed: a node was short of memory, so that its guard ended the load.
         VerificationFailed: it is not healthy in time.
     """
     try:
@@ -451,7 +447,7 @@ def look_at_endpoint(session: Session) -> tuple[ContainerState, str | None]:
 
 def _ended(
     play: Play, server: Server, guard: LoadGuard, first: dict[str, ContainerState]
-) -> ServerEnded | LoadEnded | None:
+) -> Failed | None:
     """Return why the load has ended, and stop what is left of it, or its runtime would start it
     again and again; its log stays to be read.
 
@@ -464,7 +460,7 @@ def _ended(
         node, reason = short
         for name, state in states.items():
             play.connections.session(name).run(stop_command(server.program, state.runtime))
-        return LoadEnded(
+        return Failed(
             f"the load was ended before the node ran out of memory: {reason}",
             where=f"{node} {server.program}",
             hint="`spark-cluster vram` shows what else holds memory, `spark-cluster plan` what it "

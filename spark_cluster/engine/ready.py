@@ -60,7 +60,7 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
         The largest VRAM of each node seen meanwhile.
 
     Raises:
-        ServerEnded, LoadEnded: a server or a rank ended; with the first real error of its log.
+        Failed: a server or a rank ended; with the first real error of its log.
         VerificationFailed: one is not healthy in time.
     """
 

@@ -23,6 +23,7 @@ from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import known_hosts, wire
+from spark_cluster.runner import session as sessions
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
 from spark_cluster.runner.ssh_route import node_of, route
@@ -147,7 +148,7 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
 
 
 def test_a_connection_that_is_cut(ssh, sshd, trusted, agents_home, tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
+    monkeypatch.setattr(sessions, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
     relay = Relay(sshd.port)
     trusted.write_text(sshd.host_line.replace(str(sshd.port), str(relay.port)))
     argv = ["env", f"HOME={agents_home}", *wire.argv("test")]
