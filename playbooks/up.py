@@ -36,17 +36,17 @@ def main(
     if found.starts and not ended:  # what will be ended frees ports of its own
         firewall.must_be_free(play, deployment)
     with play.stage("prepare"):
-        guarded = prepare(play, deployment)
+        deployment = prepare(play, deployment)
         if not found.begins and deployment.first.on_ray:
             server = deployment.first
-            ray_cluster.must_keep_its_jobs(play, found.jobs, server, guarded, end_jobs=end_jobs)
+            ray_cluster.must_keep_its_jobs(play, found.jobs, server, end_jobs=end_jobs)
     with play.stage("fetch"):
         deployment = fetch(play, deployment, found.stores)
     with play.stage("start"):
         start.end_others(play, deployment, found.members, obsolete)
         deployment = tuning.with_tuned(play, deployment, found.kernels)
         members = with_servers(found.members, deployment)
-        now = start.Starting(deployment, members, guarded, admitted, found.ray_token)
+        now = start.Starting(deployment, members, admitted, found.ray_token)
         start.start(play, now)
     if not start.can_verify(play, deployment):
         return None

@@ -516,7 +516,6 @@ def must_keep_its_jobs(
     play: Play,
     jobs: Sequence[Job],
     server: Server,
-    guarded: str,
     labels: Mapping[str, str] | None = None,
     *,
     end_jobs: bool | None,
@@ -525,14 +524,13 @@ def must_keep_its_jobs(
 
     Args:
         jobs: those that are running.
-        guarded: whether there is a firewall, for the containers' label.
         labels: more labels of a Ray without a model; None for the Ray under the server.
         end_jobs: restart it all the same; None where the command has no flag for it.
 
     Raises:
         Refused: jobs are running, and are not to be ended.
     """
-    if not jobs or not ray_would_restart(play, server, guarded, labels):
+    if not jobs or not ray_would_restart(play, server, labels):
         return
     if not end_jobs:
         raise _refused(play, jobs, with_flag=end_jobs is not None)
@@ -570,15 +568,14 @@ def _end(play: Play, jobs: Sequence[Job]) -> None:
     play.note(f"ended {_named(jobs)}", warning=True)
 
 
-def prepare_ray(play: Play, deployment: Deployment) -> str:
+def prepare_ray(play: Play, deployment: Deployment) -> Server:
     """Prepare link, firewall, Docker, caches and image, as `up` does it, without a model.
 
     Returns:
-        The state of the firewall, for the label of Ray's containers.
+        The server in whose place Ray starts, labelled with whether there is a firewall.
     """
-    server = deployment.first
     with play.stage("prepare"):
-        guarded = prepare_nodes(play, deployment)
+        server = prepare_nodes(play, deployment).first
     with play.stage("fetch"):
         venv = server.recipe.venv
         image = (
@@ -587,7 +584,7 @@ def prepare_ray(play: Play, deployment: Deployment) -> str:
             else play.role("images", **server.image_settings)
         )
         play.apply(deployment.nodes, image)
-    return guarded
+    return server
 
 
 def look(play: Play) -> RayStatus:

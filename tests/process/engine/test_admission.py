@@ -232,7 +232,7 @@ def test_a_share_that_the_recipe_gives(spark, given):
 
 
 def running_as(server):
-    made = server.starting(share=0.4, guarded="present")
+    made = server.starting(share=0.4)
     command = ("vllm", "serve", *made.args)
     return ContainerState("running", labels=dict(made.labels), command=command)
 
