@@ -27,8 +27,8 @@ def main(
     """
     found = look(play, deployment)
     deployment = found.deployment
-    obsolete = start.obsolete_programs(deployment, found.replicas, found.models)
-    announce(play, deployment, found.replicas, found.models)
+    obsolete = start.obsolete_programs(deployment, found.behind)
+    announce(play, deployment, found.behind)
     if found.begins:
         ray_cluster.must_have_no_jobs(play, found.jobs, end_jobs=end_jobs)
     ended = sorted({name for programs in obsolete.values() for name in programs})

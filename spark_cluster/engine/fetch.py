@@ -33,7 +33,7 @@ from spark_cluster.engine.hub_models import (
 )
 from spark_cluster.engine.image_copies import WantedImage
 from spark_cluster.engine.node_copies import ROLE, bring_folder, copy, is_sent_once
-from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
+from spark_cluster.engine.proxy import Replica
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
 from spark_cluster.engine.readiness import Member, behind, members, with_servers
@@ -60,7 +60,7 @@ class Found:
         kernels: recipe to what is tuned for it.
         jobs: of users that are running on Ray.
         ray_token: of the head's Ray, or a new one; None for a server without Ray.
-        replicas, models: what the endpoint has now.
+        behind: what the endpoint has now.
     """
 
     deployment: Deployment
@@ -70,8 +70,7 @@ class Found:
     kernels: Mapping[str, tuning.TunedOn]
     jobs: Sequence[Job]
     ray_token: str | None = field(default=None, repr=False)
-    replicas: Sequence[Replica] = ()
-    models: Sequence[ModelServer] = ()
+    behind: Sequence[Replica] = ()
 
     @property
     def starts(self) -> bool:
@@ -98,7 +97,7 @@ def look(play: Play, deployment: Deployment) -> Found:
     """
     recipes = deployment.recipes
     count = len(recipes)
-    found, before, text, jobs, ray_token, *rest = play.together(
+    found, before, now, jobs, ray_token, *rest = play.together(
         lambda: members(play, deployment),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: behind(play),
@@ -124,8 +123,7 @@ def look(play: Play, deployment: Deployment) -> Found:
         kernels,
         jobs,
         ray_token,
-        replicas_of(text),
-        models_of(text),
+        now,
     )
 
 

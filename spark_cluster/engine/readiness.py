@@ -25,7 +25,7 @@ from spark_cluster.engine import runtime, vram
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server, probe_once
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.proxy import DESCRIPTION, models_of
+from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
 from spark_cluster.node import containers, load_watch, replies
@@ -550,9 +550,10 @@ def chains(found: Sequence[Member]) -> list[list[Member]]:
     return [[one for one in found if one.node.name == name] for name in names]
 
 
-def behind(play: Play) -> str | None:
-    """Return what the proxy's own file says of the endpoint; None without a proxy."""
-    return play.session(play.head).read_file(DESCRIPTION)
+def behind(play: Play) -> tuple[Replica, ...]:
+    """Return the servers that the proxy's own file names: replicas, or those of several models."""
+    text = play.session(play.head).read_file(DESCRIPTION)
+    return models_of(text) or replicas_of(text)
 
 
 def must_serve_one(play: Play, what: str) -> None:
@@ -564,7 +565,7 @@ def must_serve_one(play: Play, what: str) -> None:
     Raises:
         Refused: it has; with their names.
     """
-    now = models_of(behind(play))
+    now = [one for one in behind(play) if isinstance(one, ModelServer)]
     if now:
         raise Refused(
             f"the endpoint has {len(now)} models ({', '.join(one.model for one in now)}), and "

@@ -51,46 +51,37 @@ def guard(play: Play, deployment: Deployment) -> RoleCall:
 # -- what has no place any more --------------------------------------------------------------------
 
 
-def taken_away(
-    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
-) -> list[str]:
-    """Say what the endpoint has now that one recipe takes the place of.
-
-    Args:
-        replicas, models: what the endpoint has now.
-    """
-    notes = []
-    if replicas and deployment.is_one:
-        nodes = ", ".join(replica.node for replica in replicas)
-        notes.append(
-            f"the endpoint has {len(replicas)} replicas ({nodes}), and one server (--tp "
-            f"{deployment.first.tp}) takes their place; `up --replicas {len(replicas)}` keeps them"
-        )
+def taken_away(deployment: Deployment, now: Sequence[Replica]) -> str:
+    """Say what the endpoint has now that one recipe takes the place of; empty for nothing."""
+    models, count = [one.model for one in now if isinstance(one, ModelServer)], len(now)
     if models and not deployment.endpoint.models:
-        names = ", ".join(server.model for server in models)
-        notes.append(
-            f"the endpoint has {len(models)} models ({names}), and {deployment.first.recipe.name} "
-            "takes their place; `up` without --recipe serves what the inventory lists"
+        return (
+            f"the endpoint has {count} models ({', '.join(models)}), and "
+            f"{deployment.first.recipe.name} takes their place; `up` without --recipe serves what "
+            "the inventory lists"
         )
-    return notes
+    if now and deployment.is_one:
+        return (
+            f"the endpoint has {count} replicas ({', '.join(one.node for one in now)}), and one "
+            f"server (--tp {deployment.first.tp}) takes their place; `up --replicas {count}` keeps "
+            "them"
+        )
+    return ""
 
 
-def obsolete_programs(
-    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
-) -> dict[str, list[str]]:
+def obsolete_programs(deployment: Deployment, now: Sequence[Replica]) -> dict[str, list[str]]:
     """Return by node the programs of ours that have no place in a deployment.
 
     Args:
-        replicas, models: what the endpoint has now. One server or a replica takes the place of
-            another one by itself.
+        now: what the endpoint has. One server or a replica takes the place of another one by
+            itself.
     """
     wanted = {server.key for server in deployment.servers}
     found: dict[str, list[str]] = {}
-    for server in models:
-        if (server.node, server.program) not in wanted:
-            found.setdefault(server.node, []).append(server.program)
-    for replica in replicas if deployment.endpoint.models else ():
-        found.setdefault(replica.node, []).append(SERVER)
+    for one in now:
+        of_several = isinstance(one, ModelServer) or deployment.endpoint.models
+        if of_several and (one.node, one.program) not in wanted:
+            found.setdefault(one.node, []).append(one.program)
     return found
 
 
@@ -278,17 +269,12 @@ def can_verify(play: Play, deployment: Deployment) -> bool:
     return False
 
 
-def announce(
-    play: Play,
-    deployment: Deployment,
-    replicas: Sequence[Replica],
-    models: Sequence[ModelServer],
-) -> None:
+def announce(play: Play, deployment: Deployment, now: Sequence[Replica]) -> None:
     """Say at each run what the user may not want: an open endpoint, what a recipe gets of this
     machine, what it changes in its image, and what it takes the place of.
 
     Args:
-        replicas, models: what the endpoint has now.
+        now: what the endpoint has.
     """
     serve = play.inventory.serve
     if serve.open and not serve.on_loopback:
@@ -305,7 +291,7 @@ def announce(
         if build is not None and build.steps:
             steps = ", ".join(step.shown for step in build.steps)
             play.note(f"scripts of the recipe change the image, as root in its build: {steps}")
-    for note in taken_away(deployment, replicas, models):
+    if note := taken_away(deployment, now):
         play.note(note)
 
 
