@@ -42,13 +42,8 @@ class RunRecord:
         Failed: the file cannot be made.
     """
 
-    def __init__(
-        self,
-        run: str,
-        folder: Path | None = None,
-        on_error: Callable[[str], None] = lambda _text: None,
-    ) -> None:
-        self.folder = (folder or state_folder()) / "runs"
+    def __init__(self, run: str, on_error: Callable[[str], None] = lambda _text: None) -> None:
+        self.folder = state_folder() / "runs"
         self.path = self.folder / f"{run}.jsonl"
         self._on_error = on_error
         self._broken = False

@@ -325,7 +325,8 @@ class Host:
                     uid if uid != -1 or old is None else old.st_uid,
                     gid if gid != -1 or old is None else old.st_gid,
                 )  # before the mode: it takes set-user-id bits away
-                os.fchmod(handle, mode if mode is not None else _mode_of(old))
+                usual = 0o644 if old is None else stat.S_IMODE(old.st_mode)
+                os.fchmod(handle, usual if mode is None else mode)
                 os.fsync(handle)
                 after = file_shape(os.fstat(handle), written.digest.hexdigest())
             if validate is not None:
@@ -490,7 +491,3 @@ def _not_a_link(path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     return None if stat.S_ISLNK(status.st_mode) else status
-
-
-def _mode_of(old: os.stat_result | None) -> int:
-    return stat.S_IMODE(old.st_mode) if old is not None else 0o644
