@@ -55,12 +55,12 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
 
 def _start(play: Play, deployment: Deployment, name: str) -> None:
     """Start Ray for the measurement; its nodes end it by themselves after a limit."""
-    guarded, nodes = prepare_ray(play, deployment), deployment.nodes
+    server, nodes = prepare_ray(play, deployment), deployment.nodes
     with play.stage("start"):
         if not play.check:
             seconds = fabric_run.end_limit_s(deployment.first.recipe.ray.join_timeout_s)
             fabric_run.arm(map(play.session, nodes), name, seconds)
-        start_ray_alone(play, deployment.first, guarded, {MEASURING: name})
+        start_ray_alone(play, server, {MEASURING: name})
         if not play.check:
             fabric_run.start_no_more(map(play.session, nodes))
 

@@ -21,10 +21,9 @@ def main(
     deployment = resolve(recipe, play.inventory, play.nodes, tp)
     ray_cluster.must_suit(recipe, len(deployment.nodes), "ray up")
     ray_cluster.must_serve_nothing(play, deployment.nodes, "ray up")
-    guarded = ray_cluster.prepare_ray(play, deployment)
+    server = ray_cluster.prepare_ray(play, deployment)
     with play.stage("start"):
         jobs = ray_cluster.running_jobs(play)
-        server = deployment.first
-        ray_cluster.must_keep_its_jobs(play, jobs, server, guarded, ALONE, end_jobs=end_jobs)
-        start_ray_alone(play, server, guarded, ALONE)
+        ray_cluster.must_keep_its_jobs(play, jobs, server, ALONE, end_jobs=end_jobs)
+        start_ray_alone(play, server, ALONE)
     return None if play.check or play.options.selection.partial else ray_cluster.look(play)

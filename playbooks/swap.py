@@ -58,7 +58,6 @@ def main(
     recipe: Recipe,
     tp: int,
     load: Load,
-    force: bool = False,
     restore: bool = True,
     unload: Collection[str] = (),
     end_jobs: bool = False,
@@ -69,7 +68,6 @@ def main(
 
     Args:
         load: returns the recipe of what serves now, to be started again.
-        force: start also what the plan says cannot work.
         restore: start the old one again when the new one fails.
         unload: programs whose loaded models are unloaded, too.
         end_jobs: end Ray although jobs are running on it.
@@ -81,17 +79,17 @@ def main(
     if previous is None or admission.serves(running, deployment.first):
         same = previous is not None
         play.note(f"{recipe.name} serves already" if same else "no server to stop")
-        served = _up(play, deployment, force=force, end_jobs=end_jobs)
+        served = _up(play, deployment, end_jobs=end_jobs)
         return Swapped(served) if served is not None else None
     if not end_jobs:
         ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=False)
     old = plan_again(play, previous, load, running) if restore else None
     play.note(f"replacing {previous} with {recipe.name} (tp {tp}); to go back: {previous.command}")
-    _before_the_stop(play, deployment, running, force=force)
+    _before_the_stop(play, deployment, running)
     began = time.monotonic()
     try:
         stopped = _down(play, unload, end_jobs=end_jobs)
-        served = _up(play, deployment, force=force)
+        served = _up(play, deployment)
     except SparkClusterError as error:
         if old is None:
             raise
@@ -102,14 +100,12 @@ def main(
     return Swapped(served, previous, stopped.now if stopped else [], down_s)
 
 
-def _before_the_stop(
-    play: Play, deployment: Deployment, running: ContainerState, *, force: bool
-) -> None:
+def _before_the_stop(play: Play, deployment: Deployment, running: ContainerState) -> None:
     """Refuse what cannot work, and fetch image and model while the old server still answers."""
     server = deployment.first
     models = stored(play, server.recipe, server.nodes)
     downloaded = models.gib_present(server.recipe.model.name)
-    admission.must_work(play, server, running, downloaded, force=force)
+    admission.must_work(play, server, running, downloaded)
     if play.check:  # `up` shows what would be fetched; what it says of warmth, it says at a start
         warmth = launches.of_recipe(play, server.recipe, server.tp)
         if warmth is not None:
@@ -122,11 +118,9 @@ def _before_the_stop(
         fetch(play, deployment, {server.recipe.name: models})
 
 
-def _up(
-    play: Play, deployment: Deployment, *, force: bool, end_jobs: bool = False
-) -> Served | None:
+def _up(play: Play, deployment: Deployment, *, end_jobs: bool = False) -> Served | None:
     served: Served | None = play.project.load_playbook("up").function(
-        play, deployment=deployment, force=force, end_jobs=end_jobs
+        play, deployment=deployment, end_jobs=end_jobs
     )
     return served
 
@@ -151,12 +145,13 @@ def _restored(
         )
     play.note(f"the swap failed: {error.message}. {previous} is started again", warning=True)
     play.readmit()
+    play.options.force = True  # the old server has been serving
     log = keep_logs(play)
     hint = f"the log of the failed server: {log}" if log is not None else error.hint
     try:
         with play.stage("restore"):
             _down(play, end_jobs=True)  # of the Ray that was started for the failed server
-            _up(play, old, force=True)
+            _up(play, old)
     except SparkClusterError as again:
         return kind(
             f"{error.message}; {previous} could not be started again either: {again.message}. "

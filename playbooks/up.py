@@ -17,38 +17,36 @@ def main(
     play: Play,
     *,
     deployment: Deployment,
-    force: bool = False,
-    offline: bool = False,
     load: bool = True,
     end_jobs: bool | None = None,
 ) -> Served | None:
     """Serve a deployment; None where nothing can be verified (check mode, --tags).
 
-    With `force` also what the plan says cannot work; with `offline` from what the nodes have. With
-    `load` a server that was started is put under a short load, for its GPU memory. With `end_jobs`
-    jobs on Ray are ended; None where the command has no flag for it.
+    With `load` a server that was started is put under a short load, for its GPU memory. With
+    `end_jobs` jobs on Ray are ended; None where the command has no flag for it.
     """
-    found = look(play, deployment, offline=offline)
-    deployment, obsolete = found.deployment, found.obsolete
-    announce(play, deployment, found.replicas, found.models)
+    found = look(play, deployment)
+    deployment = found.deployment
+    obsolete = start.obsolete_programs(deployment, found.behind)
+    announce(play, deployment, found.behind)
     if found.begins:
         ray_cluster.must_have_no_jobs(play, found.jobs, end_jobs=end_jobs)
     ended = sorted({name for programs in obsolete.values() for name in programs})
-    admitted = admit(play, found.members, found.downloaded, ended, force=force, offline=offline)
+    admitted = admit(play, found.members, found.downloaded, ended)
     if found.starts and not ended:  # what will be ended frees ports of its own
         firewall.must_be_free(play, deployment)
     with play.stage("prepare"):
-        guarded = prepare(play, deployment)
+        deployment = prepare(play, deployment)
         if not found.begins and deployment.first.on_ray:
             server = deployment.first
-            ray_cluster.must_keep_its_jobs(play, found.jobs, server, guarded, end_jobs=end_jobs)
+            ray_cluster.must_keep_its_jobs(play, found.jobs, server, end_jobs=end_jobs)
     with play.stage("fetch"):
-        deployment = fetch(play, deployment, found.stores, offline=offline)
+        deployment = fetch(play, deployment, found.stores)
     with play.stage("start"):
         start.end_others(play, deployment, found.members, obsolete)
         deployment = tuning.with_tuned(play, deployment, found.kernels)
         members = with_servers(found.members, deployment)
-        now = start.Starting(deployment, members, guarded, admitted, found.ray_token)
+        now = start.Starting(deployment, members, admitted, found.ray_token)
         start.start(play, now)
     if not start.can_verify(play, deployment):
         return None

@@ -9,10 +9,15 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from free_ports import free_port
 from waiting import HANG_S, until
+
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.runner.ssh_route import Target
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
@@ -144,3 +149,22 @@ def start_sshd(
     if "CI" in os.environ:
         pytest.fail(why)
     pytest.skip(why)
+
+
+@dataclass
+class Answered:
+    """A source of a secret that has it."""
+
+    secret: str | None
+
+    def read(self, _what: str, _ask: object) -> str | None:
+        return self.secret
+
+
+def way_to(address: str = "127.0.0.1", **given: Any) -> Target:
+    """How a node is reached that no inventory names; a password is given as it is."""
+    if "login_password" in given:
+        given["login_password"] = Answered(given["login_password"])
+    if "sudo_password" in given:
+        given["become"] = SimpleNamespace(password=Answered(given.pop("sudo_password")))
+    return Target(InventoryNode("spark1", address, 0, "head", **given))

@@ -121,7 +121,8 @@ def starting(
     keys = [server.key for server in deployment.servers]
     admitted = Admitted(dict.fromkeys(keys, share), new=frozenset(keys))
     known = token(play.session(play.head)) if deployment.first.on_ray else None
-    return Starting(deployment, members(play, deployment), guarded, admitted, known)
+    deployment = deployment.guarded(guarded)
+    return Starting(deployment, members(play, deployment), admitted, known)
 
 
 def served_by(deployment: Deployment, answer: str = "Paris") -> Served:

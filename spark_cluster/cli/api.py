@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -14,7 +15,6 @@ from weakref import WeakSet
 from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected, with_keys
 from spark_cluster.config.extension import NOTHING, Allowances, where_raised
 from spark_cluster.config.folders import state_folder
-from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 from spark_cluster.runner.events import Options
 
@@ -337,21 +337,18 @@ class Cluster(Opened):
                 self, recipe, tp=tp, replicas=replicas, changes=changes, allow=allow
             )
         port = "" if self.port is None else f"--port {self.port}"
-        memory = MemoryPhases()
+        options = replace(options or Options(), force=force, offline=offline)
         with self.play(" ".join(filter(None, ["up", what, port])), self.nodes, options) as run:
             from spark_cluster.cli.run import keep_plot  # while connections are being made
 
-            run.bus.add(memory)
             playbook = self.project.load_playbook("up")
             play = run.open()
-            served = playbook.function(
-                play, deployment=resolve(play), force=force, offline=offline, end_jobs=end_jobs
-            )
-            plot = None if several else keep_plot(run.id, run.bus, memory)
+            served = playbook.function(play, deployment=resolve(play), end_jobs=end_jobs)
+            plot = None if several else keep_plot(run.id, run.bus, run.memory)
         from spark_cluster.cli.serving import UpModelsResult, UpResult
 
         kind = UpModelsResult if several else UpResult
-        return kind(run.summary(), served, tuple(memory.nodes.values()), plot)
+        return kind(run.summary(), served, tuple(run.memory.nodes.values()), plot)
 
     def status(self) -> Status:
         """Return what serves and what is wrong, after a real completion; nothing is changed.
@@ -366,12 +363,9 @@ class Cluster(Opened):
         head_must_be_selected(self, "; spark-cluster ping reaches single nodes")
         with self.play("status", self.nodes, change=False) as run:
             from spark_cluster.engine import state  # while the connections are being made
-            from spark_cluster.engine.deployment import root_on
-            from spark_cluster.engine.launches import Upcoming
 
-            recipe, roots = usual_recipe(self), {node.name: root_on(node) for node in self.nodes}
-            upcoming = None if recipe is None else Upcoming(recipe, roots)
-            return state.status(run.open(fail_fast=False), key, probe_of(recipe), upcoming)
+            recipe = usual_recipe(self)
+            return state.status(run.open(fail_fast=False), key, probe_of(recipe), recipe)
 
     def verify(
         self,
@@ -578,7 +572,7 @@ def _provisioned(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> P
         nodes[name] = ProvisionedNode(
             *tally.counts,
             unreachable=tally.unreachable,
-            error=None if error is None else NodeError.of(error),
+            error=None if error is None else NodeError(error.message, error.hint),
             notes=done.notes.get(name, []),
             firmware=done.firmware.get(name),
         )
@@ -619,17 +613,12 @@ def _recipe(
         UsageError: no recipe is given, or replicas of several nodes each are asked for.
         SparkClusterError: the recipe or the number of nodes does not do this.
     """
-    from spark_cluster.cli.serving import recipe_to_serve, size_on
+    from spark_cluster.cli.serving import must_be_given, recipe_to_serve, size_on
     from spark_cluster.config.launch import options_text
     from spark_cluster.engine.resolve import must_have_nodes, resolve
 
-    name = name or opened.inventory.serve.recipe
-    if name is None:
-        raise UsageError(
-            "no recipe is given",
-            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
-        )
-    recipe = recipe_to_serve(opened, name, changes, allow)
+    given = must_be_given(name or opened.inventory.serve.recipe, "no recipe is given")
+    recipe = recipe_to_serve(opened, given, changes, allow)
     size = size_on(opened, recipe, _size(tp, replicas))
     if replicas > 1:
         must_have_nodes([node.name for node in opened.nodes], replicas)

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console, RenderableType
-    from spark_cluster.config.extension import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
 
@@ -145,14 +143,9 @@ class App:
         return self.cluster.project
 
     @property
-    def inventory_is_missing(self) -> bool:
-        """True if none is named and the project has none, which some commands can do without."""
-        return self.cluster.inventory_is_missing
-
-    @property
     def own_recipe(self) -> str | None:
         """The recipe that the inventory names; None where it names none, or is missing."""
-        return None if self.inventory_is_missing else self.inventory.serve.recipe or None
+        return None if self.cluster.inventory_is_missing else self.inventory.serve.recipe or None
 
     @property
     def inventory(self) -> Inventory:
@@ -163,11 +156,6 @@ class App:
     def nodes(self) -> list[InventoryNode]:
         """The nodes that --limit selects."""
         return self.cluster.nodes
-
-    @property
-    def play(self) -> Callable[..., AbstractContextManager[Run]]:
-        """A run over nodes that a command makes itself; see `Opened`."""
-        return self.cluster.play
 
     @property
     def given(self) -> list[str]:
@@ -191,10 +179,6 @@ class App:
         """
         whole = shlex.join(["spark-cluster", *self._files])
         return ABOUT_NODES.sub(lambda _: whole, text)
-
-    def allowances(self, named: Allowances) -> Allowances:
-        """Return what recipes are allowed: by the inventory, and by the options of the command."""
-        return self.cluster.allowances(named)
 
     def import_meanwhile(self, *modules: str) -> None:
         """Import what shows the answers while the nodes are asked; nothing for --json.

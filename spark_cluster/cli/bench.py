@@ -153,7 +153,7 @@ def _run_again(
         Refused: a recipe in it is not the user's own, and is not trusted.
     """
     refuse_second_run(out)
-    original = load_original(folder, app.allowances(allow))
+    original = load_original(folder, app.cluster.allowances(allow))
     made = _new_run(app, original, folder, out)
     _show_original(app, made, original)
     for recipe in original.recipes.values():
@@ -190,12 +190,11 @@ def _show_original(app: App, made: BenchRun, original: Original) -> None:
         about = f"{counted(len(cells), 'cell')}, tp {setup.tp}"
         if recipe is not None:
             about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
-        line = styled("  [bold]{}[/]: {}", setup.id, about)
-        console.print(line)
+        console.say("  [bold]{}[/]: {}", setup.id, about)
         if setup.skip:
-            console.print(styled("    [yellow]left out:[/] {}", setup.skip))
+            console.say("    [yellow]left out:[/] {}", setup.skip)
     for name in foreign_setups(original, app.project):
-        console.print(styled("[yellow]the record's own recipe of[/] {}:", name))
+        console.say("[yellow]the record's own recipe of[/] {}:", name)
         console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
 
 
@@ -230,7 +229,7 @@ def attach(
     if record.repeats is not None and not trust_recipes and not options.check:
         # The folder may be somebody else's, whose user has trusted them.
         source = folder / SOURCE
-        original = load_original(source, app.allowances(allow))
+        original = load_original(source, app.cluster.allowances(allow))
         must_be_trusted(original, app.project, f"with `bench repeat {source} --check`")
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
     go_on(app, made, options, how)
@@ -252,7 +251,7 @@ def status(app: App, *, folder: RunFolder) -> None:
     failed = f", {found['failed']} of them failed" if found["failed"] else ""
     done = f"{found['done']} of {len(cells)} cells have a result on this laptop"
     if not app.as_json:  # before the nodes are asked, which may not answer
-        app.console.print(styled("{}: {}{}", record.id, done, failed))
+        app.console.say("{}: {}{}", record.id, done, failed)
     if made.pending:
         with _reached(app, "bench status") as play:
             _, step = measured(play, made)
@@ -260,7 +259,7 @@ def status(app: App, *, folder: RunFolder) -> None:
     if app.as_json:
         app.print_json(found)
     elif found["measuring"]:
-        app.console.print(styled("the nodes measure {}", found["measuring"]))
+        app.console.say("the nodes measure {}", found["measuring"])
 
 
 @click.command(cls=DeclaredCommand)
@@ -295,7 +294,7 @@ def fetch(app: App, *, folder: RunFolder) -> None:
 @contextlib.contextmanager
 def _reached(app: App, command: str) -> Iterator[Play]:
     """The nodes that answer, for a command that changes nothing on them."""
-    with app.play(command, app.nodes, Options(), change=False) as play_run:
+    with app.cluster.play(command, app.nodes, change=False) as play_run:
         yield play_run.open(fail_fast=False)
 
 
@@ -326,13 +325,13 @@ def _show(app: App, made: BenchResult) -> None:
     app.show_recap()
     console = app.console
     show_run(app, made.record)
-    console.print(styled("\nin {}", made.folder))
+    console.say("\nin {}", made.folder)
     if any(cell.status == "ok" for cell in made.record.cells):
         command = f"spark-cluster bench report {made.folder}"
-        console.print(styled("[bold]{}[/] makes the report", command))
+        console.say("[bold]{}[/] makes the report", command)
     if made.record.repeats is not None:
         command = f"spark-cluster bench compare {made.folder / SOURCE} {made.folder}"
-        console.print(styled("[bold]{}[/] compares them", command))
+        console.say("[bold]{}[/] compares them", command)
 
 
 # -- the link between the nodes and their memory, measured as a Ray job ----------------------------
@@ -367,7 +366,7 @@ def fabric(
     if out is not None and (out / FILE).exists():
         raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
     recipe, size = recipe_for_ray(app.cluster, recipe_name, "bench fabric", allow)
-    with app.play("bench fabric", app.nodes, options) as play_run:
+    with app.cluster.play("bench fabric", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("fabric")
         play = play_run.open()
         found = playbook.function(play, recipe=recipe, tp=size, name=play_run.id)
@@ -389,18 +388,17 @@ def show_fabric(app: App, found: FabricRecord, path: Path) -> None:
     console = app.console
     versions = f"{found.backend} {found.nccl}".strip()
     about = f"{versions}, torch {found.torch}, Ray {found.ray}"
-    console.print(styled("\n{} [dim]{}[/]", verdict, about))
+    console.say("\n{} [dim]{}[/]", verdict, about)
     for reason in found.reasons:
-        console.print(styled("  {}", reason))
+        console.say("  {}", reason)
     for issue in found.issues:
-        title = styled("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
-        console.print(title)
-        console.print(styled("  [dim]fix:[/] {}", issue.fix))
+        console.say("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
+        console.say("  [dim]fix:[/] {}", issue.fix)
     known = {"expected": EXPECTED_GB_S, "whole": Constants().bandwidth / 1e9}
     known["is_judged"] = found.verdict != "not judged"
     for name, rows in (("allreduce", found.allreduce), ("node_memory", found.nodes)):
         console.print(console_table(declared(name, ({"row": row} for row in rows), **known)))
     if found.left_out:
         sizes = ", ".join(size_text(size) for size in found.left_out)
-        console.print(styled("[yellow]no time was left for[/] {}", sizes))
-    console.print(styled("written to {}", path))
+        console.say("[yellow]no time was left for[/] {}", sizes)
+    console.say("written to {}", path)

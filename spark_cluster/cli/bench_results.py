@@ -130,7 +130,7 @@ def show_run(app: App, record: Record) -> None:
     good = len(record.cells) - len(bad)
     colour = "red" if any(cell.status == "failed" for cell in bad) else "green"
     verdict = f"{record.status}: {good} of {len(record.cells)} cells measured"
-    console.print(styled("{}  [dim]run {}[/]", painted(verdict, f"bold {colour}"), record.id))
+    console.say("{}  [dim]run {}[/]", painted(verdict, f"bold {colour}"), record.id)
     mode = f", latency mode {record.tool.latency_mode}" if record.tool.latency_mode else ""
     about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}; speeds in tok/s"
     console.print(painted(about, "dim"))
@@ -141,7 +141,7 @@ def show_run(app: App, record: Record) -> None:
     )
     for setup, cells in groupby(ordered, lambda cell: cell.setup):
         found = list(cells)
-        console.print(styled("\n[bold]{}[/]", setup))
+        console.say("\n[bold]{}[/]", setup)
         if about := _replicas(record, setup):
             console.print(painted(about, "dim"))
         console.print(console_table(_figures_table(found)))
@@ -166,7 +166,7 @@ def _show_reasons(app: App, record: Record) -> None:
         app.console.print(painted(f"{status}: {what}: {reason}", colour))
     for cell in record.cells:
         for text in cell.attention:
-            app.console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
+            app.console.say("[yellow]attention:[/] {}: {}", cell.id, text)
 
 
 def _replicas(record: Record, setup: str) -> str:
@@ -216,9 +216,9 @@ def show_comparison(app: App, found: Comparison) -> None:
     console = app.console
     colour = "red" if found.regressed else "green" if found.count("better") else ""
     console.print(painted(found.summary, f"bold {colour}".strip()))
-    console.print(styled("[dim]A {}, B {}; B is judged against A[/]", found.a, found.b))
+    console.say("[dim]A {}, B {}; B is judged against A[/]", found.a, found.b)
     for line in found.changed:
-        console.print(styled("[dim]differs:[/] {}", line))
+        console.say("[dim]differs:[/] {}", line)
     if found.rows:
         console.print()
         rows = ((row.key, row.setup.id, row.metric, row) for row in found.rows)
@@ -233,9 +233,9 @@ def _left_out(app: App, found: Sequence[NotComparable]) -> None:
     for reason in dict.fromkeys(one.reason for one in found):
         cells = [f"{one.side} {one.cell}" for one in found if one.reason == reason]
         count = counted(len(cells), "cell")
-        app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
+        app.console.say("[yellow]not comparable, {}:[/] {}", count, reason)
         for cell in cells if app.verbose or len(cells) == 1 else ():
-            app.console.print(styled("  [dim]{}[/]", cell))
+            app.console.say("  [dim]{}[/]", cell)
 
 
 def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -> None:
@@ -255,7 +255,7 @@ def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -
     caveats = dict.fromkeys(text for row in found.rows for text in row.caveats)
     marks = {text: f"[{number}]" for number, text in enumerate(caveats, 1)}
     for text, sign in marks.items():
-        console.print(styled("[yellow]not alike {}:[/] {}", sign, text))
+        console.say("[yellow]not alike {}:[/] {}", sign, text)
     rows = []
     for row in found.rows:
         source = " ".join([row.figure.source, *(marks[text] for text in row.caveats)])
@@ -292,7 +292,7 @@ def show_predicted(app: App, found: PlanComparison) -> None:
         return
     app.console.print(painted("predict --calibrate has no use for this run", "bold"))
     for why in dict.fromkeys((fit.why, *fit.left_out)):
-        app.console.print(styled("  {}", why))
+        app.console.say("  {}", why)
 
 
 # -- its report ------------------------------------------------------------------------------------
@@ -301,14 +301,14 @@ def show_predicted(app: App, found: PlanComparison) -> None:
 def show_report(app: App, report: Report) -> None:
     """Show the verdict of a report that was written, and where its parts are."""
     sign = {"ok": "ok", "attention": "warn", "bad": "fail"}[report.verdict.mark]
-    app.console.print(styled("{} [bold]{}[/]", mark(sign), report.verdict.title))
+    app.console.say("{} [bold]{}[/]", mark(sign), report.verdict.title)
     app.console.print(painted(report.headline))
     app.console.print(painted(report.verdict.text))
     page, post = report.files[:2]
-    app.console.print(styled("page   {}", report.folder / page))
-    app.console.print(styled("post   {}", report.folder / post))
+    app.console.say("page   {}", report.folder / page)
+    app.console.say("post   {}", report.folder / post)
     plots = sum(path.suffix == ".png" for path in report.files)
-    app.console.print(styled("plots  {} in {}", plots, report.folder / "plots"))
+    app.console.say("plots  {} in {}", plots, report.folder / "plots")
 
 
 # -- the commands ----------------------------------------------------------------------------------
@@ -456,10 +456,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
     console = app.console
     cells = counted(sum(not cell.skip for cell in found.cells), "cell")
     servers = counted(sum(not setup.skip for setup in found.setups), "server")
-    verdict = styled(
-        "[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _suites_total(expected)
-    )
-    console.print(verdict)
+    console.say("[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _suites_total(expected))
     console.print(painted(suite.description, "dim"))
     titles = ("nodes", "cells", "runs")
     table = plain_table("server", *titles, "time", right=titles, whole=("time",), wide=True)
@@ -468,7 +465,7 @@ def _show_suite(app: App, suite: Suite, found: Expansion, expected: Duration) ->
     console.print(table)
     for reason in dict.fromkeys(cell.skip for cell in found.cells if cell.skip):
         left_out = sum(cell.skip == reason for cell in found.cells)
-        console.print(styled("[yellow]{} left out:[/] {}", counted(left_out, "cell"), reason))
+        console.say("[yellow]{} left out:[/] {}", counted(left_out, "cell"), reason)
     if app.verbose:
         for cell in found.cells:
             console.print(f"  {cell.id}  {counted(cell.runs, 'run')}")

@@ -27,7 +27,6 @@ from spark_cluster.engine.cache_parts import CachePart, copy_caches
 from spark_cluster.engine.deployment import root_on
 from spark_cluster.engine.tuning import SIZES, Tuning
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 DEFAULT_H = 24.0
@@ -45,7 +44,7 @@ def list_(app: App) -> None:
 
     The least recently used part comes first.
     """
-    with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
+    with app.cluster.play("caches list", app.nodes, change=False, gather_facts=False) as run:
         found = _parts(app, run.open())
     app.show({"parts": found}, lambda app, _: _show_parts(app, found))
 
@@ -70,7 +69,7 @@ def prune(
         recipe (NAME): Only compiled code that no other recipe used.
         act (--apply): Remove it; without this it is only listed.
     """
-    with app.play("caches prune", app.nodes, Options(), change=act, gather_facts=False) as run:
+    with app.cluster.play("caches prune", app.nodes, change=act, gather_facts=False) as run:
         play = run.open()
         found = _parts(app, play)
         chosen = cache_parts.prunable(
@@ -97,7 +96,7 @@ def copy(app: App, *, source: str, targets: tuple[str, ...], no_encrypt: bool) -
         targets (--to NODE): Node to copy to; repeatable (default: all others).
         no_encrypt: Do not encrypt, as in `models copy`.
     """
-    with app.play("caches copy", app.nodes, Options()) as run:
+    with app.cluster.play("caches copy", app.nodes) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
     lines = (f"{one.kind}: {one.copied}" for one in done)
     app.show(run.document(copies=done), "\n".join(lines))
@@ -193,7 +192,7 @@ def tune(
     sizes = SIZES if batch_sizes is None else _batch_sizes(batch_sizes)
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
     size = size_on(app.cluster, recipe, tp)
-    with app.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:
+    with app.cluster.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:
         playbook = app.project.load_playbook("tune")
         done = playbook.function(
             run.open(),

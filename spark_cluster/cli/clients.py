@@ -130,7 +130,7 @@ def add(app: App, *, name: str) -> None:
     key = proxy.new_key()
     day = datetime.now(UTC).date().isoformat()
     head = [app.inventory.head]
-    with app.play(f"keys add {name}", head, gather_facts=False) as run:
+    with app.cluster.play(f"keys add {name}", head, gather_facts=False) as run:
         proxy.add(run.open(), name, key, day)
     app.show({"name": name, "key": key, "added": day}, f"{name}'s key, shown only now: {key}")
     if not app.as_json:
@@ -166,7 +166,7 @@ def _show_keys(app: App, found: list[proxy.NamedKey]) -> None:
 def revoke(app: App, *, name: str) -> None:
     """Refuse a key from now on; requests in progress are completed."""
     head = [app.inventory.head]
-    with app.play(f"keys revoke {name}", head, gather_facts=False) as run:
+    with app.cluster.play(f"keys revoke {name}", head, gather_facts=False) as run:
         proxy.revoke(run.open(), name)
     app.show({"name": name, "revoked": True}, f"{name} is revoked")
 

@@ -229,7 +229,7 @@ def logs(
         return 0
     from spark_cluster.engine import runtime
 
-    with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
+    with app.cluster.play("logs", app.nodes, change=False, gather_facts=False) as run:
         play = run.open(fail_fast=False)
         wanted = {
             node: [name for name in names if only is None or (only == "ray") == (name == RAY)]
@@ -364,7 +364,7 @@ def _collect(app: App, archive: BundleArchive) -> None:
 
     archive.add_json("versions.json", as_json(versions(app)))
     _attempt(archive, "doctor", lambda: archive.add_json("doctor.json", document(diagnose(app))))
-    with app.play("logs --bundle", app.nodes, change=False) as run:
+    with app.cluster.play("logs --bundle", app.nodes, change=False) as run:
         play = run.open(fail_fast=False)
         for name, error in play.out.items():
             archive.add_json(f"nodes/{name}/error.json", error.to_dict())

@@ -25,7 +25,7 @@ from spark_cluster.errors import Failed, SparkClusterError, Unreachable, UsageEr
 from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.ssh import REVOKED_HINT, Connection
-from spark_cluster.runner.ssh_route import SshHop, Target, route
+from spark_cluster.runner.ssh_route import SshHop, route
 
 PROGRAM = "spark-cluster"
 VARIABLE = "_SPARK_CLUSTER_COMPLETE"
@@ -205,7 +205,7 @@ def trust(app: App, *, replace: bool, yes: bool) -> int:
     targets = {
         node.name: app.cluster.dialer.target(node) for node in app.nodes if not node.is_local
     }
-    asking = _Asking(app, targets, replace=replace, yes=yes)
+    asking = _Asking(app, replace=replace, yes=yes)
     routes: dict[str, tuple[SshHop, ...]] = {}
     for name, outcome in in_parallel({n: partial(route, t) for n, t in targets.items()}).items():
         if isinstance(outcome, SparkClusterError):
@@ -238,7 +238,6 @@ class _Asking:
     """The keys shown and the decisions made so far."""
 
     app: App
-    targets: Mapping[str, Target]
     replace: bool
     yes: bool
     rows: dict[str, NodeKey | UnreadKey] = field(default_factory=dict)
@@ -250,7 +249,7 @@ class _Asking:
         hosts: dict[object, _Host] = {}
         for name, hops in routes.items():
             if name not in self.rows and len(hops) >= count:
-                way = (tuple(h.place for h in hops[:count]), self.targets[name].known_hosts)
+                way = (tuple(h.place for h in hops[:count]), hops[0].target.node.known_hosts)
                 key = name if len(hops) == count else way
                 hosts.setdefault(key, _Host([], hops[:count])).nodes.append(name)
         jobs = {

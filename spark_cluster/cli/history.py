@@ -152,8 +152,6 @@ def history(
     Args:
         node (NAME): Show only this node (as --limit).
     """
-    from spark_cluster.runner.parallel import in_parallel
-
     if node is not None:
         app.cluster.limit = node
     jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}
@@ -165,7 +163,7 @@ def history(
     if run_id is not None and answers and not found:
         missing = next(iter(answers.values()))
         raise Failed(missing["missing"], hint=missing["hint"])
-    reasons = {n: NodeError.of(e) for n, e in errors.items()}
+    reasons = {n: NodeError(e.message, e.hint) for n, e in errors.items()}
     if run_id is None:
         app.show(Runs(runs(found), reasons), partial(_show_runs, nodes=list(found)))
     else:
@@ -357,7 +355,7 @@ def revert(
         exit_code: With --check: exit status 10 if it would change.
     """
     options = Options(check=check, diff=diff)
-    with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
+    with app.cluster.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
         nodes, refused = revert_run(play, run_id)
         errors = {**play.out, **refused}

@@ -13,7 +13,7 @@ from rich.text import Text
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled, visible
 from spark_cluster.cli.options import Allowing, DeclaredCommand, Offline, hub
-from spark_cluster.cli.serving import changed_launch
+from spark_cluster.cli.serving import changed_launch, must_be_given
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.registries import is_of_registry
@@ -143,7 +143,7 @@ def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
     """
     rows = [("fail" if one.blocks else "warn", str(one)) for one in chosen.not_carried_over]
     rows += [("info", remark) for remark in chosen.builds]
-    allowed = app.allowances(allow).env
+    allowed = app.cluster.allowances(allow).env
     for name in chosen.variables:
         text = f"it needs the variable {name} of this machine"
         if name not in allowed:
@@ -151,7 +151,7 @@ def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
                 f": give `up` --allow-env {name}, or set `allow_env` under serve in the inventory"
             )
         rows.append(("info", text))
-    if not app.inventory_is_missing and app.inventory.trusted_network:
+    if not app.cluster.inventory_is_missing and app.inventory.trusted_network:
         rows.append(("warn", firewall.OPEN))
     for severity, text in rows:
         app.console.say("{} {}", mark(severity), text)
@@ -164,13 +164,10 @@ def _target(
         if target is not None:
             raise UsageError("give a recipe or --command, not both")
         return lint_target.of_command(sys.stdin.read() if text == "-" else text, tp)
-    name = target or app.own_recipe
-    if name is None:
-        raise UsageError(
-            "no recipe given, and the inventory names none",
-            hint="name a recipe (spark-cluster recipes list), a file, or --command LINE",
-        )
-    return lint_target.of_target(name, app.project, tp, app.allowances(allow))
+    missing = "no recipe given, and the inventory names none"
+    hint = "name a recipe (spark-cluster recipes list), a file, or --command LINE"
+    name = must_be_given(target or app.own_recipe, missing, hint)
+    return lint_target.of_target(name, app.project, tp, app.cluster.allowances(allow))
 
 
 def _place(app: App, chosen: LintTarget, output: Path | None) -> Path | None:

@@ -27,6 +27,7 @@ from spark_cluster.cli.serving import (
     changed_launch,
     models_to_serve,
     must_be_for_all,
+    must_be_given,
     serves_several,
 )
 from spark_cluster.config import image_build
@@ -120,7 +121,7 @@ def plan(
         found = plan_together(planner, placed, question)
         app.show(found, lambda app, plan: show_together(app.console, plan))
         return 0 if found.feasible else 4
-    known = not (offline or app.inventory_is_missing)
+    known = not (offline or app.cluster.inventory_is_missing)
     if text is not None:
         if recipe_name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
@@ -131,7 +132,7 @@ def plan(
         subject = of_a_command(changed_launch(read_file(path).launch, changes), tp)
         subject = replace(subject, title=path.name)
     else:
-        recipe = _recipe(app, recipe_name, changes, app.allowances(allow))
+        recipe = _recipe(app, recipe_name, changes, app.cluster.allowances(allow))
         subject = _of_recipe(app, recipe, tp, known=known)
     least = max(2 if purpose else 1, subject.launch.nodes)
     rooms, facts = assumed(max(least, 2), available), list[Facts]()
@@ -159,7 +160,7 @@ def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subj
     sizes = recipe.tensor_parallel
     size = recipe.size_for(len(app.nodes)) if known else sizes.default or sizes.min
     subject = of_a_recipe(recipe, of_recipe(recipe, tp or max(size, sizes.min)))
-    inventory = None if app.inventory_is_missing else app.inventory
+    inventory = None if app.cluster.inventory_is_missing else app.inventory
     firewalled = firewall.remarks(inventory, recipe, subject.launch.nodes)
     needed = (  # what `up` needs the user's consent for
         f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
@@ -171,10 +172,9 @@ def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subj
 
 def _recipe(app: App, name: str | None, changes: Changes, allow: Allowances) -> Recipe:
     """The recipe that is named, or the inventory's, with the changes of the command line."""
-    name = name or app.own_recipe
-    if name is None:
-        raise UsageError("found neither a recipe nor --command", hint=NAME_ONE)
-    recipe = changed(load_recipe(name, app.project, allow), changes)
+    missing = "found neither a recipe nor --command"
+    given = must_be_given(name or app.own_recipe, missing, NAME_ONE)
+    recipe = changed(load_recipe(given, app.project, allow), changes)
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
     return recipe
@@ -191,7 +191,7 @@ def _rooms(
     And of a recipe whether its next launch finds what it compiled.
     """
 
-    with app.play("plan", app.nodes, change=False) as run:
+    with app.cluster.play("plan", app.nodes, change=False) as run:
         play = run.open()
         there = {}
         if recipe is not None:
@@ -236,7 +236,7 @@ def _assumed(models: Sequence[ServedModel], available: float | None) -> list[Pla
 
 def _on_nodes(app: App, planner: Planner, models: Sequence[ServedModel]) -> list[Placed]:
     """Place models on their nodes, which are asked."""
-    with app.play("plan", app.nodes, change=False) as run:
+    with app.cluster.play("plan", app.nodes, change=False) as run:
         play = run.open()
         stored = [stored_models(play, model.recipe, play.nodes) for model in models]
         there = [s.gib_present(m.recipe.model.name) for s, m in zip(stored, models, strict=True)]

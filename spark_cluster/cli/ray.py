@@ -189,7 +189,7 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
     from spark_cluster.runner.dialer import free_port
 
     head, dialer = app.inventory.head, app.cluster.dialer
-    with app.play("ray dashboard", [head], change=False, gather_facts=False) as run:
+    with app.cluster.play("ray dashboard", [head], change=False, gather_facts=False) as run:
         play = run.open()
         there = running_port(play)
         token = token_of(play, there)

@@ -16,7 +16,7 @@ from rich.text import Text
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.options import DeclaredCommand, Offline, Overriding, hub
-from spark_cluster.cli.serving import changed
+from spark_cluster.cli.serving import changed, must_be_given
 from spark_cluster.config import registries
 from spark_cluster.config.launch import options_text
 from spark_cluster.config.project import Project
@@ -344,12 +344,8 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
         base (--from RECIPE): Recipe to start from (default: the inventory's).
         force: Replace a recipe of this name, or hide a shipped one.
     """
-    origin = base or app.own_recipe
-    if origin is None:
-        raise UsageError(
-            "no recipe is given to start from",
-            hint="give --from RECIPE, or `serve: {recipe: NAME}` in the inventory",
-        )
+    hint = "give --from RECIPE, or `serve: {recipe: NAME}` in the inventory"
+    origin = must_be_given(base or app.own_recipe, "no recipe is given to start from", hint)
     recipe = changed(load_recipe(origin, app.project), changes)
     path = save_recipe(recipe, name, app.project, force=force)
     overrides = dict(recipe.overrides)

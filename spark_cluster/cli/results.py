@@ -79,11 +79,6 @@ class NodeError:
     message: str
     hint: str
 
-    @classmethod
-    def of(cls, error: SparkClusterError) -> NodeError:
-        """Return the error as JSON has it."""
-        return cls(error.message, error.hint)
-
 
 @dataclass(frozen=True)
 class RunSummary(Document):

@@ -42,13 +42,8 @@ class RunRecord:
         Failed: the file cannot be made.
     """
 
-    def __init__(
-        self,
-        run: str,
-        folder: Path | None = None,
-        on_error: Callable[[str], None] = lambda _text: None,
-    ) -> None:
-        self.folder = (folder or state_folder()) / "runs"
+    def __init__(self, run: str, on_error: Callable[[str], None] = lambda _text: None) -> None:
+        self.folder = state_folder() / "runs"
         self.path = self.folder / f"{run}.jsonl"
         self._on_error = on_error
         self._broken = False
@@ -157,7 +152,8 @@ class Run:
         self.change = change
         self.id = run_id
         self.recap = Recap()
-        self.bus = Bus(self.recap)
+        self.memory = MemoryPhases()
+        self.bus = Bus(self.recap, self.memory)
         self._started = started
         self._watch = watch
         self._begun = self._finished = self.cancelled = False
@@ -208,18 +204,14 @@ class Run:
 
     def summary(self, *, ok: bool = True) -> RunSummary:
         """Return how it went so far."""
-        return RunSummary(self.id, ok, self.recap.changed, self.stage_seconds)
+        seconds = {**self._play.seconds, "total": round(self.seconds, 3)}
+        return RunSummary(self.id, ok, self.recap.changed, seconds)
 
     def document(self, *results: Any, ok: bool = True, **found: Any) -> dict[str, Any]:
         """Return the JSON of a run that can change something: how it went, the keys of results
         (None has none), and what else it `found`."""
         keys = {k: v for one in results if one is not None for k, v in as_json(one).items()}
         return {**self.summary(ok=ok).to_dict(), **keys, **as_json(found)}
-
-    @property
-    def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage, and in `total` all until now."""
-        return {**self._play.seconds, "total": round(self.seconds, 3)}
 
     def cancel(self) -> None:
         """End it from another thread as Ctrl-C does; its own thread raises Interrupted.

@@ -41,6 +41,19 @@ from spark_cluster.models.lookup import find
 
 OVERRIDE = "an override such as -o, -e or --max-model-len"
 
+GIVE_ONE = "give --recipe NAME, or `serve: {recipe: NAME}` in the inventory"
+
+
+def must_be_given(name: str | None, message: str, hint: str = GIVE_ONE) -> str:
+    """Return the name of a recipe, which the user or the inventory has to give.
+
+    Raises:
+        UsageError: neither has.
+    """
+    if name is None:
+        raise UsageError(message, hint=hint)
+    return name
+
 
 def _own_recipe(opened: Opened, name: str, changes: Changes, allow: Allowances) -> Recipe:
     """Return a recipe of the user's own or a shipped one, with the user's changes.
@@ -91,12 +104,8 @@ def recipe_for_ray(
         UsageError: there is no recipe.
         SparkClusterError: it may not be used, or joins no nodes over Ray.
     """
-    name = name or opened.inventory.serve.recipe
-    if name is None:
-        raise UsageError(
-            f"no recipe is given, and {command} runs in the image of one",
-            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
-        )
+    missing = f"no recipe is given, and {command} runs in the image of one"
+    name = must_be_given(name or opened.inventory.serve.recipe, missing)
     recipe = _own_recipe(opened, name, (), allow)
     must_be_allowed(recipe)
     # Over all nodes that can share it, also where fewer usually serve the recipe.

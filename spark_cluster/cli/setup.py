@@ -116,7 +116,7 @@ class Login:
         Raises:
             StepFailed: --yes leaves no one to ask.
         """
-        if not self.flow.check:
+        if not self.flow.ask.check:
             self._show(refused)
             self.flow.text("With --yes the password comes from a variable: --password-env NAME")
             raise StepFailed(Unreachable.exit_code, self.flow.line("setup"))
@@ -204,7 +204,7 @@ class Login:
         path = nodes[0].identity_file or Path.home() / ".ssh" / "id_ed25519"
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
         step.commands.append(f"ssh-keygen -q -t ed25519 -N '' -f {path}")
-        if self.flow.check:
+        if self.flow.ask.check:
             self.flow.say("[bold cyan]$ {}[/]", step.commands[-1])
             return
         if path.exists() or not self.flow.ask.consent(
@@ -338,7 +338,7 @@ def _trust(flow: Flow, step: SetupStep) -> None:
 
 def _log_in(flow: Flow, step: SetupStep, login: Login) -> None:
     """Log in, and take in the Spark at the other end of the cable if there is one."""
-    if flow.check and flow.app.inventory_is_missing:
+    if flow.ask.check and flow.app.cluster.inventory_is_missing:
         step.state = "would run"
         flow.say("  logs in by key, else with the password, which is asked for once")
         return
@@ -371,7 +371,7 @@ def _second(flow: Flow, step: SetupStep, login: Login) -> bool:
 
 def _provision(flow: Flow, step: SetupStep, login: Login) -> None:
     words = ["provision", *login.options]
-    if not flow.check and not login.with_password:
+    if not flow.ask.check and not login.with_password:
         found = flow.document("provision", "--check")
         if found is not None and found.get("ok") and not found.get("changed"):
             flow.nothing_to_do(step, "the nodes are ready: provision --check would change nothing")

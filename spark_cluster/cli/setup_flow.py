@@ -89,11 +89,6 @@ class Flow:
     planned: Answers | None = None
 
     @property
-    def check(self) -> bool:
-        """True when nothing is to be done."""
-        return self.ask.check
-
-    @property
     def was_there(self) -> bool:
         """True if the inventory is older than this run."""
         return self.steps[0].state == "nothing to do"
@@ -151,7 +146,7 @@ class Flow:
         line = self.line(*words)
         step.commands.append(line)
         self.say("[bold cyan]$ {}[/]", line)
-        if self.check:
+        if self.ask.check:
             step.state = "would run"
             return
         out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
@@ -201,7 +196,7 @@ class Flow:
 
     def show_end(self) -> None:
         """Print what is left to do, when no step has failed."""
-        if self.check:
+        if self.ask.check:
             return
         left = [step for step in self.steps if step.state == "declined"]
         if left:
@@ -308,7 +303,7 @@ def nodes(flow: Flow, step: SetupStep, asked: Answers, interface: str | None) ->
         UsageError: no node is named, and none could be asked for.
     """
     app = flow.app
-    if not app.inventory_is_missing:
+    if not app.cluster.inventory_is_missing:
         _known(flow, step, asked.addresses)
         return
     answers = _answers(flow, asked, interface)
@@ -359,9 +354,9 @@ def write(flow: Flow, step: SetupStep, answers: Answers, *, new: bool = False) -
             words += [f"--{name.replace('_', '-')}", str(value)]
     words += ["--passwordless-sudo"] if answers.passwordless_sudo else []
     flow.run(step, *words, "--yes", *([] if new else ["--force"]), quiet=True)
-    if not flow.check:
+    if not flow.ask.check:
         flow.note("ok", f"wrote {inventory_path(flow)}")
-    flow.planned = answers if flow.check else None
+    flow.planned = answers if flow.ask.check else None
     flow.app.cluster.read_again()
 
 
@@ -534,5 +529,5 @@ def _taken(flow: Flow, step: SetupStep, recipe: str, option: str = "") -> list[s
     if answers is not None:
         write(flow, step, replace(answers, recipe=recipe))
     flow.note("ok", f"recipe {recipe}  {option}".rstrip())
-    is_named = app.inventory_is_missing or recipe == app.own_recipe
+    is_named = app.cluster.inventory_is_missing or recipe == app.own_recipe
     return [*option.split(), *([] if is_named else ["--recipe", recipe])]

@@ -15,6 +15,7 @@ from spark_cluster.cli.console import mark, plain_table
 from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.extension import Allowances
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import hub_models, model_upkeep
 from spark_cluster.engine.deployment import root_on
@@ -30,17 +31,16 @@ from spark_cluster.engine.image_copies import (
 )
 from spark_cluster.engine.model_upkeep import (
     ModelSizes,
-    Need,
     Pruned,
     StoredModels,
     copy_model,
     kept_recipes,
+    needed,
 )
 from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
 from spark_cluster.node.output import counted, gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
-from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -67,14 +67,14 @@ def list_models(app: App) -> None:
     other tools have downloaded into the same cache are listed, too.
     """
     with _nodes(app) as nodes:
-        found = model_upkeep.stored(nodes, _needs(app))
+        found = model_upkeep.stored(nodes, needed(_kept(app)))
     _show(app, found, _show_stored)
 
 
 @models.command()
 def size(app: App) -> None:
     """Show the disk space of the models on each node, by recipe, and what pruning would free."""
-    needs = _needs(app)
+    needs = needed(_kept(app))
     with _nodes(app) as nodes:
         found = model_upkeep.sizes(nodes, needs)
     _show(app, found, _show_sizes)
@@ -105,7 +105,7 @@ def pull(
         yes: Fetch more than 50 GB without asking.
     """
     wanted = _wanted(model)
-    with app.play("models pull", app.nodes, Options()) as run:
+    with app.cluster.play("models pull", app.nodes) as run:
         play = run.open()
         node = model_upkeep.named_nodes(play, (on,))[on] if on else play.head
         hub = _hub_folders(app)[node.name]
@@ -147,7 +147,7 @@ def copy(
         streams: Connections to each address of a sender (default: 4; on a receiver of fewer than
             16 cores 2 or 3).
     """
-    with app.play("models copy", app.nodes, Options()) as run:
+    with app.cluster.play("models copy", app.nodes) as run:
         done = copy_model(
             run.open(),
             model,
@@ -187,7 +187,7 @@ def repair(app: App, *, models: _Some) -> None:
     They are copied from a selected node where the same revision is intact, or fetched from the hub.
     Missing and broken links are recreated.
     """
-    with app.play("models repair", app.nodes, Options()) as run:
+    with app.cluster.play("models repair", app.nodes) as run:
         found = model_upkeep.repair(run.open(), _hub_folders(app), models, _progress)
     text = "\n".join(map(str, found)) or "all models are sound"
     app.show(run.document(models=found), text)
@@ -212,7 +212,7 @@ def prune_models(
         unused_for (DAYS): Only models not used for this many days.
         apply: Remove them; without it they are only listed.
     """
-    needs = _needs(app)
+    needs = needed(_kept(app))
     size, unused_s = int(free * 1e9), unused_for * DAY_S
     with _nodes(app) as nodes:
         found = model_upkeep.prune(
@@ -263,11 +263,10 @@ def _hub_folders(app: App) -> dict[str, str]:
     return {node.name: hub_folder(root_on(node)) for node in app.nodes}
 
 
-def _needs(app: App) -> list[Need]:
-    """Return what the inventory's recipe and the user's own need."""
-    return model_upkeep.needed(
-        app.project, app.inventory.serve.recipe_names, app.allowances(Allowances())
-    )
+def _kept(app: App) -> list[Recipe]:
+    """Return the recipes whose models and images stay: the inventory's and the user's own."""
+    served = app.inventory.serve.recipe_names
+    return kept_recipes(app.project, served, app.cluster.allowances(Allowances()))
 
 
 def _show(
@@ -406,18 +405,13 @@ def images() -> None:
     """Look after the container images on the nodes: what is there, used and needed; prune."""
 
 
-def _image_needs(app: App) -> dict[str, list[str]]:
-    allow = app.allowances(Allowances())
-    return needs_of(kept_recipes(app.project, app.inventory.serve.recipe_names, allow))
-
-
 @images.command("list")
 def list_images(app: App) -> None:
     """List the images of each node: size, the container that uses them, the recipe that needs them.
 
     Sizes include layers that several images share.
     """
-    needs = _image_needs(app)
+    needs = needs_of(_kept(app))
     with _sessions(app, "images") as sessions:
         found = stored_images(sessions, needs)
     _show(app, found, _show_images)
@@ -449,7 +443,7 @@ def prune_images(
         free (GB): Stop once this many GB are freed.
         apply: Remove them; without it they are only listed.
     """
-    needs = _image_needs(app)
+    needs = needs_of(_kept(app))
     with _sessions(app, "images") as sessions:
         listed = stored_images(sessions, needs)
         _must_be_there(images, listed)

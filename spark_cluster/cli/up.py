@@ -30,7 +30,7 @@ from spark_cluster.cli.options import (
 )
 from spark_cluster.cli.served import vram_table
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
+from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.errors import Failed, UsageError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def swap(
     from spark_cluster.config.launch import options_text
     from spark_cluster.config.schema import as_json
 
-    options.adopt = adopt
+    options.adopt, options.force = adopt, force
     if options.selection.partial:
         raise UsageError(
             "swap stops one server and starts another, and takes no selection of roles",
@@ -251,31 +251,26 @@ def swap(
     def load(previous: PreviousServer) -> Recipe:
         return recipe_to_serve(app.cluster, previous.recipe, previous.changes, allow)
 
-    title = " ".join(
-        filter(None, [f"swap {recipe.name} --tp {size}", options_text(recipe.overrides)])
-    )
-    memory = MemoryPhases()
-    with app.play(title, app.nodes, options) as run:
-        run.bus.add(memory)
+    title = f"swap {recipe.name} --tp {size} {options_text(recipe.overrides)}".rstrip()
+    with app.cluster.play(title, app.nodes, options) as run:
         playbook = app.project.load_playbook("swap")
         swapped = playbook.function(
             run.open(),
             recipe=recipe,
             tp=size,
             load=load,
-            force=force,
             restore=not no_restore,
             unload=unload,
             end_jobs=end_jobs,
         )
-        plot = keep_plot(run.id, run.bus, memory)
-    held = {"memory": list(memory.nodes.values()), "memory_plot": plot}
-    told = held if swapped is None else {**as_json(swapped), **held}
+        plot = keep_plot(run.id, run.bus, run.memory)
+    memory = list(run.memory.nodes.values())
+    told = {**as_json(swapped or {}), "memory": memory, "memory_plot": plot}
     app.show_run(run, told, swapped, partial(_show_swapped, memory=memory, plot=plot))
 
 
-def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
-    show_served(app, swapped.served, memory.nodes.values(), plot)
+def _show_swapped(app: App, swapped: Any, memory: list[MemoryOfNode], plot: Path | None) -> None:
+    show_served(app, swapped.served, memory, plot)
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
         app.console.print(painted(text, "dim"))
@@ -324,7 +319,7 @@ def supervision_status(app: App) -> None:
 
 def _apply(app: App, name: str, options: Options, **wanted: Any) -> None:
     head = app.inventory.head
-    with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
+    with app.cluster.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), **wanted)
     told = None if found is None else {"supervision": found}

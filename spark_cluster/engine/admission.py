@@ -74,9 +74,6 @@ def admit(
     found: Sequence[Member],
     downloaded: Sequence[Mapping[str, float]],
     ended: Sequence[str],
-    *,
-    force: bool,
-    offline: bool = False,
 ) -> Admitted:
     """Return what each server is given, and refuse what cannot work, unless forced.
 
@@ -86,8 +83,6 @@ def admit(
     Args:
         downloaded: for each server, GiB of its model in the nodes' hub caches; infinite: all.
         ended: programs of ours that give their memory back before the start.
-        force: go on with what does not fit.
-        offline: the hub is not asked for the models' shapes.
 
     Raises:
         DoesNotFit: with the reason; of replicas with the node, of models with the figures of each.
@@ -95,16 +90,14 @@ def admit(
             several models whose shape no one knows.
     """
     if found[0].server.instance:
-        return _Models(play, found, downloaded, ended, force, offline).admitted()
+        return _Models(play, found, downloaded, ended).admitted()
     several = len(found) > 1
     shares: dict[Key, float | None] = {}
     for one, has in zip(found, downloaded, strict=True):
         if note := overrides_changed(one.running, one.server):
             one.play.note(note, node=one.node if several else None)
         try:
-            shares[one.server.key] = must_work(
-                one.play, one.server, one.running, has, force=force, offline=offline, ended=ended
-            )
+            shares[one.server.key] = must_work(one.play, one.server, one.running, has, ended)
         except SparkClusterError as error:
             error.where = error.where or (one.node.name if several else "")
             raise
@@ -123,16 +116,12 @@ def must_work(
     server: Server,
     running: ContainerState,
     downloaded: Mapping[str, float],
-    *,
-    force: bool,
-    offline: bool = False,
     ended: Sequence[str] = (),
 ) -> float | None:
     """Refuse what the plan says cannot work, unless forced; what serves already, does.
 
     Args:
         downloaded: GiB of the model that nodes have in the hub cache; infinite: all of it.
-        offline: the hub is not asked for the model's shape.
         ended: further programs of ours that give their memory back before the start.
 
     Returns:
@@ -145,21 +134,21 @@ def must_work(
     has_share = not server.chooses_share or share_of(running, server) is not None
     if serves(running, server) and has_share:
         return None
-    must_be_complete(server.recipe, force=force)
+    _must_be_complete(play, server.recipe)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.engine.survey import feasibility
 
-    found = feasibility(play, server, running, downloaded, ended, offline=offline)
+    found = feasibility(play, server, running, downloaded, ended)
     if found is None:
         return None
     if not found.fit.launch.on_cpu:  # whose memory is not the one that is planned
         vram.record_plan(play.bus, server.nodes, found.fit.peak_gib, found.fit.vram_gib)
     if not found.feasible:
-        _refuse(play, server, found, force=force)
+        _refuse(play, server, found)
     return found.fit.share
 
 
-def _refuse(play: Play, server: Server, found: Feasibility, *, force: bool) -> None:
+def _refuse(play: Play, server: Server, found: Feasibility) -> None:
     """Refuse what the plan says does not fit, or note it where it is forced.
 
     Raises:
@@ -170,12 +159,12 @@ def _refuse(play: Play, server: Server, found: Feasibility, *, force: bool) -> N
     would = [f"{near.change} would work ({near.why})" for near in found.nearest]
     more = [f"`spark-cluster plan {_named(server)}` shows all", "--force launches anyway"]
     hint = "; ".join([*would[:2], *more])
-    _must_be_forced(play, reasons, DoesNotFit(reasons[0], hint=hint), force=force)
+    _must_be_forced(play, reasons, DoesNotFit(reasons[0], hint=hint))
 
 
-def _must_be_forced(play: Play, reasons: Sequence[str], error: DoesNotFit, *, force: bool) -> None:
+def _must_be_forced(play: Play, reasons: Sequence[str], error: DoesNotFit) -> None:
     """Note what does not fit where it is forced; otherwise raise the error."""
-    if not force:
+    if not play.options.force:
         raise error
     play.note(f"--force: {'; '.join(reasons)}", warning=True)
 
@@ -186,14 +175,14 @@ def _named(server: Server) -> str:
     return " ".join(filter(None, words))
 
 
-def must_be_complete(recipe: Recipe, *, force: bool) -> None:
+def _must_be_complete(play: Play, recipe: Recipe) -> None:
     """Refuse an imported recipe that lacks what its source needed, unless forced.
 
     Raises:
         Refused: with all of it.
     """
     missing = [entry for entry in recipe.not_carried_over if entry.blocks]
-    if missing and not force:
+    if missing and not play.options.force:
         raise Refused(
             f"recipe {recipe.name} cannot work as it was imported: "
             + "; ".join(str(entry) for entry in missing),
@@ -280,8 +269,6 @@ class _Models:
     found: Sequence[Member]
     downloaded: Sequence[Mapping[str, float]]
     ended: Sequence[str]
-    force: bool
-    offline: bool
 
     def admitted(self) -> Admitted:
         """Return what each of the models is given.
@@ -298,7 +285,7 @@ class _Models:
         if not new:
             return Admitted(kept, needs)
         for one in new:
-            must_be_complete(one.server.recipe, force=self.force)
+            _must_be_complete(self.play, one.server.recipe)
         # What is started leaves room for what is loaded later, which is unloaded before.
         always_new = any(not one.server.on_request for one in new)
         planned = {
@@ -329,7 +316,7 @@ class _Models:
         ]
         has = [*wanted.values()]
         try:
-            plan = plan_models(self.play, models, has, ended, offline=self.offline)
+            plan = plan_models(self.play, models, has, ended)
         except (UsageError, InvalidFile) as error:
             return self._without_plan(new, error)
         # Else the sums are not those of the nodes, or what is held depends on what is asked for.
@@ -342,7 +329,7 @@ class _Models:
                 "launches anyway"
             )
             refusal = DoesNotFit("; ".join(reasons), hint=hint)
-            _must_be_forced(self.play, reasons, refusal, force=self.force)
+            _must_be_forced(self.play, reasons, refusal)
         given = {
             one.server.key: fitted.fit.share if one.server.chooses_share else None
             for one, fitted in zip(new, plan.plans, strict=True)

@@ -191,8 +191,7 @@ def write_certificate(folder: Path, head: str, pem: str) -> Path:
     """
     path = folder / "certificates" / f"{head}.pem"
     with keeping("the certificate cannot be written", path):
-        durable.make_folder(path.parent)
-        durable.write_file(path, pem.encode(), 0o644)
+        durable.put_file(path, pem.encode(), 0o644)
     return path
 
 
@@ -409,7 +408,7 @@ def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
         Unreachable: the first connection could not be made; later ones are tried again.
         UsageError: the port cannot be listened on, the first time.
     """
-    pause, event = 0.0, partial(TunnelEvent, node=target.name)
+    pause, event = 0.0, partial(TunnelEvent, node=target.node.name)
     while True:
         try:
             with contextlib.closing(SshConnection(target)) as connection:
@@ -452,7 +451,7 @@ def ask_head(connection: SshConnection) -> Access | None:
     except (OSError, EOFError) as error:
         why = str(error) or "nothing came in time"
         raise Unreachable(
-            f"{DESCRIPTION} could not be read: {why}", where=connection.target.name
+            f"{DESCRIPTION} could not be read: {why}", where=connection.target.node.name
         ) from None
     finally:
         channel.close()

@@ -436,18 +436,14 @@ class Server:
             patches=patches,
         )
 
-    def starting(
-        self, *, share: float | None, guarded: str, ray_token: str | None = None
-    ) -> Server:
+    def starting(self, *, share: float | None, ray_token: str | None = None) -> Server:
         """Return it with what is known only when it starts.
 
         Args:
             share: the --gpu-memory-utilization that was computed; None keeps the recipe's.
-            guarded: whether there is a firewall (`present`, `absent`), for the containers' label.
         """
         flags = {**self.flags, self.share_flag: share} if share is not None else self.flags
-        labels = {**self.labels, FIREWALL: guarded}
-        return replace(self, flags=flags, labels=labels, ray_token=ray_token)
+        return replace(self, flags=flags, ray_token=ray_token)
 
 
 @dataclass(frozen=True)
@@ -495,6 +491,11 @@ class Deployment:
     def located(self, folders: Mapping[str, str]) -> Deployment:
         """Return it with the folders of what is in the nodes' hub cache; see `Server.located`."""
         return self.with_servers([server.located(folders) for server in self.servers])
+
+    def guarded(self, firewall: str) -> Deployment:
+        """Return it with the label that says whether there is a firewall: `present`, `absent`."""
+        label = {FIREWALL: firewall}
+        return self.with_servers([replace(s, labels={**s.labels, **label}) for s in self.servers])
 
 
 # The folder of the engine's caches: that of the role `caches` in the inventory, or the default.

@@ -101,26 +101,20 @@ class Engine(Protocol):
     """An inference engine with an OpenAI-compatible server.
 
     Attributes:
-        name: as a recipe names it.
         dialect: how it writes its flags; whether plans are made for it.
         health: path that answers 200 while it serves.
         died: status of that path when the engine has died and its API still answers, which is
             different from that while it loads; None where there is no such status.
         loading: status of that path while it loads; None where nothing listens then.
-        models: path that lists the models.
         version: path of a JSON document, and the key of the version in it.
-        started: literal of its log when it takes requests.
         rungs: readiness checks that it can pass.
     """
 
-    name: str
     dialect: Dialect
     health: str
     died: int | None
     loading: int | None
-    models: str
     version: tuple[str, str]
-    started: str
     rungs: frozenset[ReadinessCheck]
 
     def environment(self, node: Node, deployment: Server) -> dict[str, str]:

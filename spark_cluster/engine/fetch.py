@@ -33,11 +33,11 @@ from spark_cluster.engine.hub_models import (
 )
 from spark_cluster.engine.image_copies import WantedImage
 from spark_cluster.engine.node_copies import ROLE, bring_folder, copy, is_sent_once
-from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
+from spark_cluster.engine.proxy import Replica
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
 from spark_cluster.engine.readiness import Member, behind, members, with_servers
-from spark_cluster.engine.start import obsolete_programs, token
+from spark_cluster.engine.start import token
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.node import confinement
 from spark_cluster.node.output import gigabytes
@@ -60,7 +60,7 @@ class Found:
         kernels: recipe to what is tuned for it.
         jobs: of users that are running on Ray.
         ray_token: of the head's Ray, or a new one; None for a server without Ray.
-        replicas, models: what the endpoint has now.
+        behind: what the endpoint has now.
     """
 
     deployment: Deployment
@@ -70,13 +70,7 @@ class Found:
     kernels: Mapping[str, tuning.TunedOn]
     jobs: Sequence[Job]
     ray_token: str | None = field(default=None, repr=False)
-    replicas: Sequence[Replica] = ()
-    models: Sequence[ModelServer] = ()
-
-    @property
-    def obsolete(self) -> dict[str, list[str]]:
-        """By node the programs of ours that have no place in the deployment."""
-        return obsolete_programs(self.deployment, self.replicas, self.models)
+    behind: Sequence[Replica] = ()
 
     @property
     def starts(self) -> bool:
@@ -95,18 +89,15 @@ class Found:
         return [self.stores[recipe.name].gib_present(recipe.model.name) for recipe in recipes]
 
 
-def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
+def look(play: Play, deployment: Deployment) -> Found:
     """Look at all of it, in one turn of the network.
 
-    Args:
-        offline: refuse what no node has.
-
     Raises:
-        Refused: with what is lacking.
+        Refused: no node has what --offline would serve; with what is lacking.
     """
     recipes = deployment.recipes
     count = len(recipes)
-    found, before, text, jobs, ray_token, *rest = play.together(
+    found, before, now, jobs, ray_token, *rest = play.together(
         lambda: members(play, deployment),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: behind(play),
@@ -118,7 +109,7 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
     names = [server.recipe.name for server in recipes]
     stores: dict[str, Stored] = dict(zip(names, rest[:count], strict=True))
     kernels: dict[str, tuning.TunedOn] = dict(zip(names, rest[count:], strict=True))
-    for server in recipes if offline else ():
+    for server in recipes if play.options.offline else ():
         must_be_present(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
     for store in stores.values():
         deployment = deployment.located(store.folders())
@@ -132,8 +123,7 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
         kernels,
         jobs,
         ray_token,
-        replicas_of(text),
-        models_of(text),
+        now,
     )
 
 
@@ -141,14 +131,11 @@ ADOPT_S = 6 * 3600.0
 """Longest time for taking a model over from another cache of a node, seconds."""
 
 
-def fetch(
-    play: Play, deployment: Deployment, stores: Mapping[str, Stored], *, offline: bool = False
-) -> Deployment:
+def fetch(play: Play, deployment: Deployment, stores: Mapping[str, Stored]) -> Deployment:
     """Fetch image, models and patches of each recipe for the nodes that serve it.
 
     Args:
         stores: recipe to what its nodes have; see `stored`.
-        offline: neither the hub nor a registry is asked.
 
     Returns:
         The deployment, with the folders of the models.
@@ -157,12 +144,12 @@ def fetch(
         Refused: a patch is missing; nothing is started then.
     """
     for server in deployment.recipes:
-        places = _fetch(play, server, stores[server.recipe.name], offline=offline)
+        places = _fetch(play, server, stores[server.recipe.name])
         deployment = deployment.located(places)
     return deployment
 
 
-def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict[str, str]:
+def _fetch(play: Play, server: Server, stored: Stored) -> dict[str, str]:
     """Fetch for one recipe, side by side where one does not need the other.
 
     Returns:
@@ -176,7 +163,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
 
     def image() -> None:
         if server.recipe.venv is None:
-            WantedImage(play, nodes, server.image_settings, stored.images, offline).bring()
+            WantedImage(play, nodes, server.image_settings, stored.images).bring()
         else:
             play.apply(server.nodes, play.role("venv", **server.recipe.venv.model_dump()))
         if by_image:
@@ -188,7 +175,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
             play.apply(server.nodes, *more, uploads)
         for given in large:
             bring_folder(play, nodes, given)
-        return _hub_models(play, nodes, stored, offline=offline)
+        return _hub_models(play, nodes, stored)
 
     _, places = play.together(image, models)
     found: dict[str, str] = places
@@ -216,14 +203,12 @@ def must_be_present(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
         image_copies.must_be_present(recipe.image, stored.images)
 
 
-def _hub_models(
-    play: Play, nodes: Sequence[Node], stored: Stored, *, offline: bool
-) -> dict[str, str]:
+def _hub_models(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
     """Have the models of the hub cache; repository to folder."""
     present = stored.folders()
     names = [] if stored.complete else [node.name for node in nodes]
     if play.options.selection.wants_part(names, ROLE) and names and not play.check:
-        return bring(play, nodes, stored, offline=offline)
+        return bring(play, nodes, stored)
     missing = {
         one.repository: f"{stored.hub}/{folder_name(one.repository)}/snapshots/{one.revision}"
         for one in stored.on
@@ -234,9 +219,7 @@ def _hub_models(
     return missing | present
 
 
-def bring(
-    play: Play, nodes: Sequence[Node], stored: Stored, *, offline: bool = False
-) -> dict[str, str]:
+def bring(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
     """Have the models of a recipe on all nodes that serve; repository to folder.
 
     A node that has one sends it to the others. One that root or the login user has in a hub cache
@@ -249,7 +232,7 @@ def bring(
     """
     found = {}
     for wanted, on in stored.on.items():
-        commit = _Model(play, nodes, stored, wanted, on, offline).bring()
+        commit = _Model(play, nodes, stored, wanted, on).bring()
         found[wanted.repository] = snapshot_folder(stored.hub, wanted.repository, commit)
     return found
 
@@ -268,7 +251,6 @@ class _Model:
     stored: Stored
     wanted: Wanted
     found: Mapping[str, Have]
-    offline: bool = False
 
     def bring(self) -> str:
         """Have it on all nodes; return its commit."""
@@ -280,7 +262,7 @@ class _Model:
         source, others = self._split(name)
         targets = [node for node in others if node.name in missing]
         if targets:
-            must_be_the_hubs(self.play, manifest, source, targets[0], offline=self.offline)
+            must_be_the_hubs(self.play, manifest, source, targets[0])
             self._copy(manifest, source, targets)
         return manifest.commit
 
@@ -295,7 +277,7 @@ class _Model:
             have = self.found[node.name]
             if have.adoptable is None or not self._wants(node, have.adoptable, have.elsewhere):
                 continue
-            must_be_the_hubs(self.play, have.adoptable, node, node, offline=self.offline)
+            must_be_the_hubs(self.play, have.adoptable, node, node)
             what = f"{self.wanted.repository} from {have.elsewhere}"
             self.play.note(f"takes over {what}, each byte checked", node=node)
             self.play.session(node).request(

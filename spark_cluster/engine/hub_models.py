@@ -430,13 +430,11 @@ def warning(repository: str, node: str, found: PullPreview) -> str:
     )
 
 
-def must_be_the_hubs(
-    play: Play, manifest: Manifest, holder: Node, receiver: Node, *, offline: bool = False
-) -> None:
+def must_be_the_hubs(play: Play, manifest: Manifest, holder: Node, receiver: Node) -> None:
     """Compare a revision on a node with the hub, before another one or our cache takes it over.
 
     The hub is asked from this machine, and where it is not reached from here by the receiver. Where
-    neither reaches it, or `offline` forbids to ask, it is said that nothing was compared.
+    neither reaches it, or --offline forbids to ask, it is said that nothing was compared.
 
     Args:
         holder: the node that has it.
@@ -446,7 +444,7 @@ def must_be_the_hubs(
         Failed: the hub's revision has other contents.
     """
     name = f"{manifest.repository}@{manifest.commit[:12]}"
-    listing, why = (None, "--offline") if offline else _asked(play, manifest, receiver)
+    listing, why = _asked(play, manifest, receiver)
     if listing is None:
         play.note(f"{name} is not verified against the hub ({why})", warning=True, node=holder)
         return
@@ -472,6 +470,8 @@ def differences(manifest: Manifest, listing: Listing) -> Iterator[tuple[str, str
 
 def _asked(play: Play, manifest: Manifest, receiver: Node) -> tuple[Listing | None, str]:
     """Return the hub's list of the revision; without one the reason."""
+    if play.options.offline:
+        return None, "--offline"
     endpoint = str(_settings(play, receiver).get("endpoint", "")) or None
     why = ""
     sources: tuple[DocumentSource, ...] = (

@@ -87,14 +87,12 @@ class WantedImage:
         nodes: the head first.
         given: settings of the role `images`.
         before: what the nodes had when the run began.
-        offline: no registry is asked.
     """
 
     play: Play
     nodes: Sequence[Node]
     given: Mapping[str, Any]
     before: Images
-    offline: bool = False
 
     @property
     def ref(self) -> str:
@@ -151,7 +149,7 @@ class WantedImage:
         node cannot, since only a registry knows what a digest stands for."""
         digest = self.given.get("digest")
         pulls: list[Node] = []
-        if digest is None or self.offline or self.given.get("dockerfile"):
+        if digest is None or self.play.options.offline or self.given.get("dockerfile"):
             return pulls
         name = f"{without_tag(self.ref)}@{digest}"
         found = {node.name: self.before.get(node.name) for node in nodes}

@@ -230,52 +230,48 @@ def logged(found: Iterable[str]) -> dict[str, Any]:
     return {"keys": tuple(dict.fromkeys(keys)), "outcome": outcome, "compile_s": max(seconds)}
 
 
-@dataclass(frozen=True)
-class Upcoming:
-    """The recipe that is started next, and where the nodes have their caches.
+def next_launch(
+    play: Play, recipe: Recipe, nodes: Sequence[Node], tp: int, image: str = ""
+) -> Warmth:
+    """Ask the nodes that will serve, all at once, and judge the next launch of a recipe.
 
-    Attributes:
-        folders: node to the folder of its caches.
-        image: reference of the image, where it is not the recipe's own.
+    Args:
+        image: its reference, where it is not the recipe's own.
     """
+    asked = {node.name: _ask(play, node, recipe, image or recipe.image.ref) for node in nodes}
+    found = {name: _on_node(recipe, tp, *pending) for name, pending in asked.items()}
+    return warmth_of(recipe.name, found)
 
-    recipe: Recipe
-    folders: Mapping[str, str]
-    image: str = ""
 
-    def on(self, play: Play, nodes: Sequence[Node], tp: int) -> Warmth:
-        """Ask the nodes that will serve, all at once, and judge the next launch."""
-        asked = {node.name: self._ask(node.name, play.session(node)) for node in nodes}
-        found = {name: self._on_node(*pending, tp=tp) for name, pending in asked.items()}
-        return warmth_of(self.recipe.name, found)
+def _ask(play: Play, node: Node, recipe: Recipe, image: str) -> tuple[Pending, Pending | None]:
+    """Ask a node for its records, the compiled code that is there, and the id of the image."""
+    session, folder = play.session(node), root_on(play.inventory.nodes[node.name])
+    state = session.submit("caches", what="state", folder=folder)
+    if recipe.venv is not None or without_nodes(recipe) is not None:
+        return state, None  # Docker takes longer to answer than all else
+    asked = {"image": dockerd.image_question(image)}
+    return state, session.submit("gather", commands=asked)
 
-    def _ask(self, node: str, session: Session) -> tuple[Pending, Pending | None]:
-        """Ask a node for its records, the compiled code that is there, and the id of the image."""
-        state = session.submit("caches", what="state", folder=self.folders[node])
-        if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
-            return state, None  # Docker takes longer to answer than all else
-        asked = {"image": dockerd.image_question(self.image or self.recipe.image.ref)}
-        return state, session.submit("gather", commands=asked)
 
-    def _on_node(self, asked: Pending, of_image: Pending | None, *, tp: int) -> NodeWarmth:
-        """Wait, and judge the launch; unknown where the node does not answer."""
-        try:
-            state = asked.wait()
-            answer = of_image.wait()["commands"]["image"] if of_image is not None else None
-        except SparkClusterError as error:
-            return NodeWarmth("unknown", (error.message,))
-        recipe, image = self.recipe, dockerd.image_answer(answer)
-        own = image.id if image is not None else ""
-        entries = fitting(state["tuned"], tp, own or "-")
-        files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
-        found = without_nodes(recipe)
-        if found is None:
-            read = map(engine_caches.launch_from_dict, state["launches"])
-            records = [record for record in read if record is not None]
-            environment = of_environment(recipe.venv.path) if recipe.venv else ""
-            launch = replace(wanted(recipe, tp), image=own)
-            found = judge(launch, records, state["compiled"], environment)
-        return replace(found, tuned=tuple(files))
+def _on_node(recipe: Recipe, tp: int, asked: Pending, of_image: Pending | None) -> NodeWarmth:
+    """Wait, and judge the launch; unknown where the node does not answer."""
+    try:
+        state = asked.wait()
+        answer = of_image.wait()["commands"]["image"] if of_image is not None else None
+    except SparkClusterError as error:
+        return NodeWarmth("unknown", (error.message,))
+    image = dockerd.image_answer(answer)
+    own = image.id if image is not None else ""
+    entries = fitting(state["tuned"], tp, own or "-")
+    files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
+    found = without_nodes(recipe)
+    if found is None:
+        read = map(engine_caches.launch_from_dict, state["launches"])
+        records = [record for record in read if record is not None]
+        environment = of_environment(recipe.venv.path) if recipe.venv else ""
+        launch = replace(wanted(recipe, tp), image=own)
+        found = judge(launch, records, state["compiled"], environment)
+    return replace(found, tuned=tuple(files))
 
 
 def before_start(play: Play, server: Server, running: ContainerState) -> None:
@@ -294,8 +290,7 @@ def before_start(play: Play, server: Server, running: ContainerState) -> None:
         return
     if without_nodes(server.recipe) is not None:
         return
-    folders = dict.fromkeys(server.node_names, server.cache_root)
-    found = Upcoming(server.recipe, folders, server.image).on(play, server.nodes, server.tp)
+    found = next_launch(play, server.recipe, server.nodes, server.tp, server.image)
     whose = f"{server.recipe.name}: " if server.instance else ""
     play.note(f"{whose}compile cache: {found.told}")
 
@@ -306,8 +301,7 @@ def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)[:count]
     if len(nodes) < count:
         return None
-    folders = {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
-    return Upcoming(recipe, folders).on(play, nodes, tp)
+    return next_launch(play, recipe, nodes, tp)
 
 
 def unrecorded(
@@ -480,9 +474,8 @@ def keep_logs(play: Play) -> Path | None:
 
 def _write(text: str) -> Path:
     folder = state_folder() / "failed"
-    durable.make_folder(folder)
     path = folder / time.strftime("%Y%m%dT%H%M%SZ.log", time.gmtime())
-    durable.write_file(path, text.encode(errors="replace"))
+    durable.put_file(path, text.encode(errors="replace"))
     for old in sorted(folder.glob("*.log"))[:-KEPT]:
         old.unlink(missing_ok=True)
     return path

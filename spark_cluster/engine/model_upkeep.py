@@ -203,15 +203,10 @@ class VerifiedModel:
         return "\n".join(lines)
 
 
-def needed(project: Project, served: Iterable[str], allow: Allowances) -> list[Need]:
-    """Return the models of the hub that the inventory's recipes and the user's own recipes need,
-    drafters among them, which are never pruned.
-
-    Raises:
-        SparkClusterError: one of these recipes cannot be read, so that its needs are unknown.
-    """
+def needed(recipes: Iterable[Recipe]) -> list[Need]:
+    """Return the models of the hub that recipes need, drafters among them."""
     found = []
-    for recipe in kept_recipes(project, served, allow):
+    for recipe in recipes:
         model = recipe.model if recipe.model.source == "hub" else None
         of_hub = (one for one in (model, recipe.drafter) if one is not None and one.name)
         found += [Need(recipe.name, str(one.name), one.revision) for one in of_hub]
@@ -220,7 +215,11 @@ def needed(project: Project, served: Iterable[str], allow: Allowances) -> list[N
 
 def kept_recipes(project: Project, served: Iterable[str], allow: Allowances) -> list[Recipe]:
     """Return the recipes whose models and images are never pruned: the inventory's, and the user's
-    own; see `needed`."""
+    own.
+
+    Raises:
+        SparkClusterError: one of them cannot be read, so that its needs are unknown.
+    """
     shipped = project.shipped / "recipes"
     own = [path for path in project.list("recipes").values() if not path.is_relative_to(shipped)]
     recipes = [load_recipe(path, project, allow) for path in own]

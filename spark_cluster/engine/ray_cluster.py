@@ -42,6 +42,7 @@ from spark_cluster.engine.start import prepare_nodes, ray_would_restart
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable, UsageError
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.replies import short
+from spark_cluster.node.values import looks
 from spark_cluster.runner.parallel import start
 from spark_cluster.runner.play import Play
 
@@ -523,7 +524,6 @@ def must_keep_its_jobs(
     play: Play,
     jobs: Sequence[Job],
     server: Server,
-    guarded: str,
     labels: Mapping[str, str] | None = None,
     *,
     end_jobs: bool | None,
@@ -532,14 +532,13 @@ def must_keep_its_jobs(
 
     Args:
         jobs: those that are running.
-        guarded: whether there is a firewall, for the containers' label.
         labels: more labels of a Ray without a model; None for the Ray under the server.
         end_jobs: restart it all the same; None where the command has no flag for it.
 
     Raises:
         Refused: jobs are running, and are not to be ended.
     """
-    if not jobs or not ray_would_restart(play, server, guarded, labels):
+    if not jobs or not ray_would_restart(play, server, labels):
         return
     if not end_jobs:
         raise _refused(play, jobs, with_flag=end_jobs is not None)
@@ -567,27 +566,24 @@ def _end(play: Play, jobs: Sequence[Job]) -> None:
     with ray_jobs(play, running_port(play)) as client:
         for job in jobs:
             client.stop(job.id)
-        until = time.monotonic() + ENDS_WITHIN_S
-        while not all(client.job(job.id).has_ended for job in jobs):
-            if time.monotonic() > until:
-                raise Failed(
-                    f"{_named(jobs)} did not end within {ENDS_WITHIN_S:g} s",
-                    where=play.head.name,
-                    hint="spark-cluster ray down ends Ray with its jobs",
-                )
-            time.sleep(POLL_S)
+        every_look = looks(ENDS_WITHIN_S, POLL_S)
+        if not any(all(client.job(job.id).has_ended for job in jobs) for _ in every_look):
+            raise Failed(
+                f"{_named(jobs)} did not end within {ENDS_WITHIN_S:g} s",
+                where=play.head.name,
+                hint="spark-cluster ray down ends Ray with its jobs",
+            )
     play.note(f"ended {_named(jobs)}", warning=True)
 
 
-def prepare_ray(play: Play, deployment: Deployment) -> str:
+def prepare_ray(play: Play, deployment: Deployment) -> Server:
     """Prepare link, firewall, Docker, caches and image, as `up` does it, without a model.
 
     Returns:
-        The state of the firewall, for the label of Ray's containers.
+        The server in whose place Ray starts, labelled with whether there is a firewall.
     """
-    server = deployment.first
     with play.stage("prepare"):
-        guarded = prepare_nodes(play, deployment)
+        server = prepare_nodes(play, deployment).first
     with play.stage("fetch"):
         venv = server.recipe.venv
         image = (
@@ -596,7 +592,7 @@ def prepare_ray(play: Play, deployment: Deployment) -> str:
             else play.role("images", **server.image_settings)
         )
         play.apply(deployment.nodes, image)
-    return guarded
+    return server
 
 
 def look(play: Play) -> RayStatus:

@@ -25,7 +25,7 @@ from spark_cluster.engine import runtime, vram
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server, probe_once
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.proxy import DESCRIPTION, models_of
+from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.ray import NODES, TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
 from spark_cluster.node import containers, load_watch, replies
@@ -343,10 +343,6 @@ class ServerEnded(Failed):
     """The server, or a rank of it, ended before it was healthy."""
 
 
-class LoadEnded(Failed):
-    """The guard of a node's memory has ended the load."""
-
-
 class NoCompletion(VerificationFailed):
     """The server says that it is healthy, and its engine fails: it may have died a moment ago."""
 
@@ -366,7 +362,7 @@ def healthy(play: Play, server: Server, again: Again | None = None) -> list[vram
 
     Raises:
         ServerEnded: the server or a rank ended; with the earliest real error over all ranks.
-        LoadEnded: a node was short of memory, so that its guard ended the load.
+        Failed: a node was short of memory, so that its guard ended the load.
         VerificationFailed: it is not healthy in time.
     """
     try:
@@ -466,7 +462,7 @@ def look_at_endpoint(session: Session) -> tuple[ContainerState, str | None]:
 
 def _ended(
     play: Play, server: Server, guard: LoadGuard, first: dict[str, ContainerState]
-) -> ServerEnded | LoadEnded | None:
+) -> Failed | None:
     """Return why the load has ended, and stop what is left of it, or its runtime would start it
     again and again; its log stays to be read.
 
@@ -479,7 +475,7 @@ def _ended(
         node, reason = short
         for name, state in states.items():
             play.connections.session(name).run(stop_command(server.program, state.runtime))
-        return LoadEnded(
+        return Failed(
             f"the load was ended before the node ran out of memory: {reason}",
             where=f"{node} {server.program}",
             hint="`spark-cluster vram` shows what else holds memory, `spark-cluster plan` what it "
@@ -569,9 +565,10 @@ def chains(found: Sequence[Member]) -> list[list[Member]]:
     return [[one for one in found if one.node.name == name] for name in names]
 
 
-def behind(play: Play) -> str | None:
-    """Return what the proxy's own file says of the endpoint; None without a proxy."""
-    return play.session(play.head).read_file(DESCRIPTION)
+def behind(play: Play) -> tuple[Replica, ...]:
+    """Return the servers that the proxy's own file names: replicas, or those of several models."""
+    text = play.session(play.head).read_file(DESCRIPTION)
+    return models_of(text) or replicas_of(text)
 
 
 def must_serve_one(play: Play, what: str) -> None:
@@ -583,7 +580,7 @@ def must_serve_one(play: Play, what: str) -> None:
     Raises:
         Refused: it has; with their names.
     """
-    now = models_of(behind(play))
+    now = [one for one in behind(play) if isinstance(one, ModelServer)]
     if now:
         raise Refused(
             f"the endpoint has {len(now)} models ({', '.join(one.model for one in now)}), and "

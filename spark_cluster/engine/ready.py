@@ -36,6 +36,7 @@ from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion, Life, judge
+from spark_cluster.node.values import looks
 from spark_cluster.runner.play import Play
 
 BEHIND_PROXY_S = 30.0
@@ -59,7 +60,7 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
         The largest VRAM of each node seen meanwhile.
 
     Raises:
-        ServerEnded, LoadEnded: a server or a rank ended; with the first real error of its log.
+        Failed: a server or a rank ended; with the first real error of its log.
         VerificationFailed: one is not healthy in time.
     """
 
@@ -90,20 +91,17 @@ def _until_behind_proxy(play: Play, endpoint: Endpoint, serving: Engine) -> None
     Raises:
         VerificationFailed: it has not in time.
     """
-    deadline = time.monotonic() + BEHIND_PROXY_S
     session = play.session(play.head)
-    while True:
+    for _ in looks(BEHIND_PROXY_S, POLL_S):
         life, answer = ask_health(serving, endpoint, session)
         if life.serves:
             return
-        if time.monotonic() > deadline:
-            raise VerificationFailed(
-                f"each server is healthy, but the endpoint {endpoint.url} is not: status "
-                f"{answer.status} {answer.reason}".rstrip(),
-                where=play.head.name,
-                hint=PROXY_LOG,
-            )
-        time.sleep(POLL_S)
+    raise VerificationFailed(
+        f"each server is healthy, but the endpoint {endpoint.url} is not: status "
+        f"{answer.status} {answer.reason}".rstrip(),
+        where=play.head.name,
+        hint=PROXY_LOG,
+    )
 
 
 # -- the answers -----------------------------------------------------------------------------------

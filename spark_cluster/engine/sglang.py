@@ -18,7 +18,6 @@ from spark_cluster.config.ports import Span
 from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.engine.engine import Engine, EngineProcess, base_environment, needs_rdma
 from spark_cluster.errors import Failed
-from spark_cluster.issues import startup
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Drafter, EngineValue
@@ -91,14 +90,11 @@ DIALECT = SglangDialect(
 class SglangEngine:
     """SGLang's server."""
 
-    name = "sglang"
     dialect: Dialect = DIALECT
     health = "/health"
     died: int | None = None  # 503 is its answer while it loads, too
     loading: int | None = 503
-    models = "/v1/models"
     version = ("/get_server_info", "version")
-    started = startup.SGLANG.up
     rungs: frozenset[ReadinessCheck] = frozenset(
         (*CHECKS_OF_KIND["chat"], "embedding", "reranking")
     )

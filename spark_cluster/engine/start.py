@@ -51,46 +51,37 @@ def guard(play: Play, deployment: Deployment) -> RoleCall:
 # -- what has no place any more --------------------------------------------------------------------
 
 
-def taken_away(
-    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
-) -> list[str]:
-    """Say what the endpoint has now that one recipe takes the place of.
-
-    Args:
-        replicas, models: what the endpoint has now.
-    """
-    notes = []
-    if replicas and deployment.is_one:
-        nodes = ", ".join(replica.node for replica in replicas)
-        notes.append(
-            f"the endpoint has {len(replicas)} replicas ({nodes}), and one server (--tp "
-            f"{deployment.first.tp}) takes their place; `up --replicas {len(replicas)}` keeps them"
-        )
+def taken_away(deployment: Deployment, now: Sequence[Replica]) -> str:
+    """Say what the endpoint has now that one recipe takes the place of; empty for nothing."""
+    models, count = [one.model for one in now if isinstance(one, ModelServer)], len(now)
     if models and not deployment.endpoint.models:
-        names = ", ".join(server.model for server in models)
-        notes.append(
-            f"the endpoint has {len(models)} models ({names}), and {deployment.first.recipe.name} "
-            "takes their place; `up` without --recipe serves what the inventory lists"
+        return (
+            f"the endpoint has {count} models ({', '.join(models)}), and "
+            f"{deployment.first.recipe.name} takes their place; `up` without --recipe serves what "
+            "the inventory lists"
         )
-    return notes
+    if now and deployment.is_one:
+        return (
+            f"the endpoint has {count} replicas ({', '.join(one.node for one in now)}), and one "
+            f"server (--tp {deployment.first.tp}) takes their place; `up --replicas {count}` keeps "
+            "them"
+        )
+    return ""
 
 
-def obsolete_programs(
-    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
-) -> dict[str, list[str]]:
+def obsolete_programs(deployment: Deployment, now: Sequence[Replica]) -> dict[str, list[str]]:
     """Return by node the programs of ours that have no place in a deployment.
 
     Args:
-        replicas, models: what the endpoint has now. One server or a replica takes the place of
-            another one by itself.
+        now: what the endpoint has. One server or a replica takes the place of another one by
+            itself.
     """
     wanted = {server.key for server in deployment.servers}
     found: dict[str, list[str]] = {}
-    for server in models:
-        if (server.node, server.program) not in wanted:
-            found.setdefault(server.node, []).append(server.program)
-    for replica in replicas if deployment.endpoint.models else ():
-        found.setdefault(replica.node, []).append(SERVER)
+    for one in now:
+        of_several = isinstance(one, ModelServer) or deployment.endpoint.models
+        if of_several and (one.node, one.program) not in wanted:
+            found.setdefault(one.node, []).append(one.program)
     return found
 
 
@@ -141,7 +132,6 @@ class Starting:
 
     Attributes:
         members: its servers as they were found, in the same order.
-        guarded: whether there is a firewall (`present`, `absent`), for the containers' label.
         admitted: what the plan gives each server.
         ray_token: of the head's Ray, for a server that stays; None for one without Ray.
         begun: what `readiness.healthy` may start again, of each server that was begun.
@@ -149,7 +139,6 @@ class Starting:
 
     deployment: Deployment
     members: Sequence[Member]
-    guarded: str
     admitted: Admitted
     ray_token: str | None = field(default=None, repr=False)
     begun: dict[Key, Again] = field(default_factory=dict)
@@ -189,11 +178,11 @@ def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> Non
     Args:
         front: the proxy of one server, which is started with it.
     """
-    play, server, guarded, admitted = one.play, one.server, now.guarded, now.admitted
+    play, server, admitted = one.play, one.server, now.admitted
     launches.before_start(play, server, one.running)
     planned = admitted.shares[server.key]
     if server.on_request:
-        made = server.starting(share=planned, guarded=guarded)
+        made = server.starting(share=planned)
         labels = {**made.labels, NEEDS: str(admitted.needs_gib[server.key])}
         play.apply(one.node, play.role("vllm", server=replace(made, labels=labels)))
         return
@@ -209,7 +198,7 @@ def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> Non
     ray_token = now.ray_token
     if server.on_ray and not same:  # what served before is gone by now, and its token with it
         ray_token = token(play.session(server.nodes[0]))
-    made = server.starting(share=share, guarded=guarded, ray_token=ray_token)
+    made = server.starting(share=share, ray_token=ray_token)
     begin = partial(_begin, play, made, front)
     started = begin()
     left = not started and not play.options.selection.partial
@@ -280,17 +269,12 @@ def can_verify(play: Play, deployment: Deployment) -> bool:
     return False
 
 
-def announce(
-    play: Play,
-    deployment: Deployment,
-    replicas: Sequence[Replica],
-    models: Sequence[ModelServer],
-) -> None:
+def announce(play: Play, deployment: Deployment, now: Sequence[Replica]) -> None:
     """Say at each run what the user may not want: an open endpoint, what a recipe gets of this
     machine, what it changes in its image, and what it takes the place of.
 
     Args:
-        replicas, models: what the endpoint has now.
+        now: what the endpoint has.
     """
     serve = play.inventory.serve
     if serve.open and not serve.on_loopback:
@@ -307,22 +291,22 @@ def announce(
         if build is not None and build.steps:
             steps = ", ".join(step.shown for step in build.steps)
             play.note(f"scripts of the recipe change the image, as root in its build: {steps}")
-    for note in taken_away(deployment, replicas, models):
+    if note := taken_away(deployment, now):
         play.note(note)
 
 
-def prepare(play: Play, deployment: Deployment) -> str:
+def prepare(play: Play, deployment: Deployment) -> Deployment:
     """Link, firewall, Docker, caches, start limit where it serves; nothing of ours elsewhere.
 
     HAProxy comes first: its package is what a node without a network cannot get, and then nothing
     else has been changed.
 
     Returns:
-        Whether there is a firewall: `present` or `absent`.
+        The deployment, labelled with whether there is a firewall.
     """
     if deployment.endpoint.engine_port is not None:
         play.apply([node for node in deployment.nodes if node.is_head], "haproxy")
-    guarded = prepare_nodes(play, deployment, "start_limit")
+    deployment = prepare_nodes(play, deployment, "start_limit")
     if deployment.idle:
         play.apply(
             deployment.idle,
@@ -331,20 +315,20 @@ def prepare(play: Play, deployment: Deployment) -> str:
             play.role("firewall", state="absent"),
             play.role("start_limit", state="absent"),
         )
-    return guarded
+    return deployment
 
 
-def prepare_nodes(play: Play, deployment: Deployment, *more: str) -> str:
-    """Apply link, firewall, Docker, caches and more roles; return whether there is a firewall."""
+def prepare_nodes(play: Play, deployment: Deployment, *more: str) -> Deployment:
+    """Apply link, firewall, Docker, caches and more roles; returns as `prepare`."""
     nodes = deployment.nodes
     link = ("network",) if len(nodes) > 1 else ()
     must_be_switched(nodes, play.session)
-    guarded = guard(play, deployment)
+    firewall_role = guard(play, deployment)
     docker = ("containers",) if deployment.first.recipe.runtime == "docker" else ()
-    made = play.apply(nodes, *link, guarded, *docker, "caches", *more)
+    made = play.apply(nodes, *link, firewall_role, *docker, "caches", *more)
     if made.changed and not play.check:
         play.refresh(nodes)  # Docker's version, the fabric's addresses
-    return str(guarded.given["state"])
+    return deployment.guarded(firewall_role.given["state"])
 
 
 def start_ray(play: Play, server: Server, *beside: RoleCall) -> set[str]:
@@ -412,40 +396,33 @@ def _wait(play: Play, server: Server, *, began: bool) -> None:
     open_to_all()
 
 
-def start_ray_alone(
-    play: Play, server: Server, guarded: str, labels: Mapping[str, str] | None = None
-) -> None:
+def start_ray_alone(play: Play, server: Server, labels: Mapping[str, str]) -> None:
     """Start Ray on all nodes of a server, without the server itself, its model and its secrets.
 
     Args:
-        guarded: whether there is a firewall, for the containers' label.
         labels: more labels of the containers.
     """
-    start_ray(play, _ray_alone(_with_token(play, server, guarded), labels or {}))
+    start_ray(play, _ray_alone(_with_token(play, server), labels))
 
 
-def ray_would_restart(
-    play: Play, server: Server, guarded: str, labels: Mapping[str, str] | None
-) -> bool:
+def ray_would_restart(play: Play, server: Server, labels: Mapping[str, str] | None) -> bool:
     """Return whether a start of Ray would restart one that runs, and change nothing.
 
     Args:
-        guarded: whether there is a firewall, for the containers' label.
         labels: more labels of a Ray without a model; None for the Ray under the server.
     """
     options = replace(play.options, check=True)
     checking = Play(play.inventory, play.project, play.connections, Bus(), options)
-    wanted = _with_token(play, server, guarded)
+    wanted = _with_token(play, server)
     alone = wanted if labels is None else _ray_alone(wanted, labels)
     role = checking.role("ray", server=alone)
     made = checking.apply(server.nodes, role)
     return any(runtime.changed(made.changes(node.name), RAY) for node in server.nodes)
 
 
-def _with_token(play: Play, server: Server, guarded: str) -> Server:
+def _with_token(play: Play, server: Server) -> Server:
     """Return a server as it starts, with the token of its Ray."""
-    known = token(play.session(server.nodes[0]))
-    return server.starting(share=None, guarded=guarded, ray_token=known)
+    return server.starting(share=None, ray_token=token(play.session(server.nodes[0])))
 
 
 def _ray_alone(server: Server, labels: Mapping[str, str]) -> Server:

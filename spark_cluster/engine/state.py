@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import ModelKind, Probe
 from spark_cluster.engine import runtime, tuning
 from spark_cluster.engine.deployment import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import engine_of, judge_health
-from spark_cluster.engine.launches import Upcoming, Warmth
+from spark_cluster.engine.launches import Warmth, next_launch
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
@@ -56,20 +57,20 @@ NOT_ASKED = ContainerState("unknown", error="the node does not answer")
 
 
 def status(
-    play: Play, endpoint_key: str | None, probe: Probe, upcoming: Upcoming | None = None
+    play: Play, endpoint_key: str | None, probe: Probe, recipe: Recipe | None = None
 ) -> Status:
     """Look at everything; nothing is changed.
 
     Args:
         endpoint_key: the endpoint's API key, when it has one.
         probe: the question of the completion.
-        upcoming: what is started next; None leaves the caches out.
+        recipe: what is started next; None leaves the caches out.
     """
     look = _Look(play, ask_nodes(play), endpoint_key, short(probe))
-    if upcoming is None:
+    if recipe is None:
         return look.state()
     now: Status
-    now, caches = play.together(look.state, partial(look.warmth, upcoming))
+    now, caches = play.together(look.state, partial(look.warmth, recipe))
     return replace(now, caches=caches)
 
 
@@ -108,13 +109,14 @@ class _Look:
         states = [self.known[name].containers.get(SERVER) for name in names if name in self.known]
         return next((s for s in states if s is not None and s.status != "absent"), None)
 
-    def warmth(self, upcoming: Upcoming) -> Warmth:
+    def warmth(self, recipe: Recipe) -> Warmth:
         """Judge the next launch at the size at which the recipe runs, else at its usual one."""
-        tp = upcoming.recipe.size_for(len(self.nodes))
-        if self.server is not None and self.server.label(containers.RECIPE) == upcoming.recipe.name:
+        tp = recipe.size_for(len(self.nodes))
+        if self.server is not None and self.server.label(containers.RECIPE) == recipe.name:
             tp = self.server.number(containers.TP, tp)
-        chosen = self._serving(upcoming.recipe.nodes_for(tp))
-        return upcoming.on(self.play, [n for n in self.play.nodes if n.name in chosen], tp)
+        chosen = self._serving(recipe.nodes_for(tp))
+        nodes = [node for node in self.play.nodes if node.name in chosen]
+        return next_launch(self.play, recipe, nodes, tp)
 
     def state(self) -> Status:
         """Return the state of what serves."""

@@ -6,7 +6,6 @@ They are units that run without an agent, and after the laptop has gone.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from spark_cluster.node import durable, own_program, paths, replies
 from spark_cluster.node.health import judge
 from spark_cluster.node.local_server import stop_command
 from spark_cluster.node.supervisor import SupervisionState
+from spark_cluster.node.values import looks
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.runner import wire
 from spark_cluster.runner.play import Play
@@ -278,17 +278,15 @@ def load_model(play: Play, endpoint: Endpoint, one: Member) -> None:
     recipe = one.server.recipe
     few = recipe.probe.model_copy(update={"max_tokens": 1})
     asked = replace(endpoint, model=one.server.endpoint.model)
-    deadline = time.monotonic() + recipe.ready_timeout_s
     session = play.session(play.head)
-    while True:
+    for _ in looks(recipe.ready_timeout_s, POLL_S):
         reply = probe_once(session, asked, recipe.kind, few, timeout=ANSWER_S)
         if judge(None, None, reply).serves:
             return
-        failed = "could not be loaded" in reply.why
-        if failed or time.monotonic() > deadline:
-            raise VerificationFailed(
-                f"{asked.model} is not loaded when it is asked for: {reply.why or 'no answer'}",
-                where=play.head.name,
-                hint=f"journalctl -u {proxy.LOADER_UNIT} there, and `spark-cluster logs`",
-            )
-        time.sleep(POLL_S)
+        if "could not be loaded" in reply.why:
+            break
+    raise VerificationFailed(
+        f"{asked.model} is not loaded when it is asked for: {reply.why or 'no answer'}",
+        where=play.head.name,
+        hint=f"journalctl -u {proxy.LOADER_UNIT} there, and `spark-cluster logs`",
+    )

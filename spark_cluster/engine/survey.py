@@ -76,14 +76,14 @@ LIMIT_S = 30.0
 """Seconds that `up` waits for the hub; a plan is worth no more of its time."""
 
 
-def hub_for(play: Play, subject: Subject, *, offline: bool = False) -> Hub:
+def hub_for(play: Play, subject: Subject) -> Hub:
     """Return where a plan finds its model: what is kept of it, else the hub, asked here.
 
     Nothing fails for it: without an answer in time there is a note, and what is kept is used.
-    HF_HUB_OFFLINE or `offline` forbids asking.
+    HF_HUB_OFFLINE or --offline forbids asking.
     """
     kept = cached()
-    if offline:
+    if play.options.offline:
         return kept
     with contextlib.suppress(UsageError, InvalidFile):
         Planner(play.project, kept).geometry(subject)
@@ -132,8 +132,6 @@ def feasibility(
     running: ContainerState,
     downloaded: Mapping[str, float],
     ended: Sequence[str],
-    *,
-    offline: bool,
 ) -> Feasibility | None:
     """Plan a server with the memory that its nodes will have when what is ended has ended.
 
@@ -149,7 +147,7 @@ def feasibility(
         rooms = [without_ours(room, ours[room.name]) for room in rooms]
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
-        hub = hub_for(play, server.subject, offline=offline)
+        hub = hub_for(play, server.subject)
         return Planner(play.project, hub).feasibility(server.subject, rooms, facts)
     except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")
@@ -161,8 +159,6 @@ def plan_models(
     models: Sequence[ServedModel],
     downloaded: Sequence[Mapping[str, float]],
     ended: Sequence[str],
-    *,
-    offline: bool,
 ) -> PlanTogether:
     """Plan models next to each other, with the memory that their nodes will have; see `placed`.
 
@@ -174,7 +170,7 @@ def plan_models(
         room = without_ours(one.room, ours[one.room.name])
         facts = one.facts and one.facts.with_gpu_memory(room.memory)
         found.append(replace(one, room=room, facts=facts))
-        hub_for(play, one.subject, offline=offline)  # what it says is kept on this machine
+        hub_for(play, one.subject)  # what it says is kept on this machine
     return plan_together(Planner(play.project), found)
 
 

@@ -135,8 +135,7 @@ class KeptAnswers:
         new = replace(self, answers={**known, **self.answers})
         document = {"format": FORMAT, **asdict(new)}
         with keeping("the answers cannot be kept", path):
-            durable.make_folder(folder)
-            durable.write_file(path, json.dumps(document, indent=1).encode())
+            durable.put_file(path, json.dumps(document, indent=1).encode())
 
 
 def read(path: Path) -> KeptAnswers | None:

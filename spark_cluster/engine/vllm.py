@@ -17,7 +17,6 @@ from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.engine.engine import Engine, EngineProcess, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed
-from spark_cluster.issues import startup
 
 if TYPE_CHECKING:
     from spark_cluster.config.topology import Node
@@ -32,14 +31,11 @@ DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=FLAGS["owned"], planned=True,
 class VllmEngine:
     """vLLM's server and its ranks."""
 
-    name = "vllm"
     dialect: Dialect = DIALECT
     health = "/health"
     died: int | None = 503
     loading: int | None = None  # nothing listens then (source: make gpu, vLLM 0.26.0)
-    models = "/v1/models"
     version = ("/version", "version")
-    started = startup.VLLM.up
     rungs: frozenset[ReadinessCheck] = frozenset(
         (*CHECKS_OF_KIND["chat"], "embedding", "reranking", "transcription")
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from spark_cluster.engine.memory_phases import PHASES, MemoryPhases
 from spark_cluster.engine.names import TITLE
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 from spark_cluster.node import replies
+from spark_cluster.node.values import looks
 from spark_cluster.runner.events import Bus, Event, MemoryHeld, MemoryPlanned, RunStarted
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, ask_all
@@ -170,15 +170,14 @@ def until_free(
     Returns:
         The last reading; processes in it hold memory still.
     """
-    deadline = time.monotonic() + FREE_WITHIN_S
     known, others = {reading.name: reading for reading in before}, ignored or {}
-    while True:
+    for _ in looks(FREE_WITHIN_S, 0.5):
         now = sample(sessions)
         held = any(holding(reading, others) for reading in now)
         missing = any(missing_mib(known.get(reading.name, reading), reading) for reading in now)
-        if not (held or missing) or time.monotonic() > deadline:
-            return now
-        time.sleep(0.5)
+        if not (held or missing):
+            break
+    return now
 
 
 def peak_while(

@@ -110,8 +110,7 @@ def remember(path: Path, image: str, digests: Iterable[str]) -> None:
     if not wanted or not _DIGEST.fullmatch(image):
         return
     kept = dict([*known.items(), (image, wanted)][-MOST:])
-    durable.make_folder(path.parent)
-    durable.write_file(path, json.dumps(kept).encode())
+    durable.put_file(path, json.dumps(kept).encode())
 
 
 def _read(path: Path) -> dict[str, list[str]]:

@@ -16,7 +16,6 @@ import shutil
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +23,7 @@ from typing import Any, NoReturn
 from spark_cluster.node import paths, safe_paths
 from spark_cluster.node.replies import object_in
 from spark_cluster.node.safe_paths import closing_handle
-from spark_cluster.node.values import ResourceError, explain
+from spark_cluster.node.values import ResourceError, explain, looks
 
 _NAME = re.compile(r"\.(?P<stem>.+)\.spark-cluster-(?P<random>[0-9a-f]{8})(?P<check>[0-9a-f]{8})")
 _STEM = 200
@@ -106,8 +105,14 @@ def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         write_at(folder, path.name, data, mode)
 
 
+def put_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write it likewise; its folder is made where it is missing, for its user only."""
+    make_folder(path.parent)
+    write_file(path, data, mode)
+
+
 def write_at(folder: int, name: str, data: bytes, mode: int) -> None:
-    """Do so in a folder that is open, without following a link; what crashes left of it is removed.
+    """Write one in an open folder, without following a link; what crashes left of it is removed.
 
     The new file is locked while it is written, which tells it from one that a crash left.
     """
@@ -243,16 +248,11 @@ def take_lock(handle: int, within_s: float = 0.0) -> bool:
     Args:
         within_s: seconds for which it is tried again; by default it is tried once.
     """
-    until = time.monotonic() + within_s
-    while True:
-        try:
+    for _ in looks(within_s, LOOK_S):
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LOOK_S)
-        else:
             return True
+    return False
 
 
 def open_lock(path: Path) -> int:

@@ -525,7 +525,6 @@ def write_launches(root: Path, records: Iterable[LaunchRecord]) -> None:
         OSError: the disk is full, or not writable; the file is as it was.
     """
     path = root / paths.LAUNCHES.lstrip("/")
-    durable.make_folder(path.parent)
     kept = sorted(records, key=lambda record: -record.last)[:MOST_LAUNCHES]
     listed = {"launches": [asdict(record) for record in kept]}
-    durable.write_file(path, json.dumps(listed, sort_keys=True, separators=(",", ":")).encode())
+    durable.put_file(path, json.dumps(listed, sort_keys=True, separators=(",", ":")).encode())

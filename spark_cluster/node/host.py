@@ -24,7 +24,7 @@ from spark_cluster.node.processes import (
     Processes,
     environment,
 )
-from spark_cluster.node.values import Blob, ResourceError, Unknown, marks_of
+from spark_cluster.node.values import Blob, ResourceError, Unknown, boot_id, marks_of
 
 # The content of a file while it is written: its digest, and whether a secret is in it.
 
@@ -64,9 +64,8 @@ class PendingRestarts:
 
     def notify(self, resource: str) -> None:
         """Note that `resource` must act again."""
-        marker = self._marker(resource)
-        marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        durable.write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
+        text = f"{resource}\n{self.boot_id()}\n"
+        durable.put_file(self._marker(resource), text.encode())
 
     def pending(self, resource: str) -> bool:
         """Return whether `resource` has a restart pending."""
@@ -109,8 +108,6 @@ class Overlay:
 
 PIECE = 1024 * 1024
 """Bytes of a file that are in memory at a time."""
-
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def _no_blob(blob: Blob) -> Iterable[bytes]:
@@ -182,8 +179,7 @@ class Host:
 
     def boot_id(self) -> str:
         """Return the id of this boot, which differs from the last one's."""
-        path = self.path(BOOT_ID)
-        return path.read_text().strip() if path.exists() else ""
+        return boot_id(self.root)
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -329,7 +325,8 @@ class Host:
                     uid if uid != -1 or old is None else old.st_uid,
                     gid if gid != -1 or old is None else old.st_gid,
                 )  # before the mode: it takes set-user-id bits away
-                os.fchmod(handle, mode if mode is not None else _mode_of(old))
+                usual = 0o644 if old is None else stat.S_IMODE(old.st_mode)
+                os.fchmod(handle, usual if mode is None else mode)
                 os.fsync(handle)
                 after = file_shape(os.fstat(handle), written.digest.hexdigest())
             if validate is not None:
@@ -494,7 +491,3 @@ def _not_a_link(path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     return None if stat.S_ISLNK(status.st_mode) else status
-
-
-def _mode_of(old: os.stat_result | None) -> int:
-    return stat.S_IMODE(old.st_mode) if old is not None else 0o644

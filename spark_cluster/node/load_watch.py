@@ -250,8 +250,7 @@ class Guard:
         print(f"{self.settings.server} is ended: {reason}", flush=True)
         path = self._path(reason_file(self.settings.server))
         with contextlib.suppress(OSError):
-            durable.make_folder(path.parent)
-            durable.write_file(path, json.dumps(asdict(reason)).encode())
+            durable.put_file(path, json.dumps(asdict(reason)).encode())
 
     def _end_load(self, until: float) -> None:
         """End the programs; again while one runs, as for a moment no process could be started."""

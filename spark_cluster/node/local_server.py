@@ -40,7 +40,6 @@ QUESTION, MAX_TOKENS = "Answer with one word: what is the capital of France?", 8
 UNSEEN = ContainerState("unknown")
 """Docker or systemd does not answer."""
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ADDRESS = re.compile(r"--node-ip-address=(\S+)")
 
 
@@ -82,11 +81,6 @@ def stop(name: str, runtime: str, config: Mapping[str, Any]) -> str:
     end_guard(name, config)
     argv = stop_command(name, runtime)
     return "" if output(argv, ACT_S) is not None else " ".join(argv)
-
-
-def boot() -> str:
-    """Return the id of this boot of the node."""
-    return Path(BOOT_ID).read_text().strip()
 
 
 def program(name: str, config: Mapping[str, Any]) -> ContainerState:

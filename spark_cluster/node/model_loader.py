@@ -21,6 +21,7 @@ from typing import Any
 from spark_cluster.node import load_watch, local_server, probes
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State, judge
+from spark_cluster.node.values import looks
 
 # The decisions of the model loader: what is unloaded for which model, and what its users are told.
 #
@@ -231,11 +232,6 @@ class Queue:
             before = self._failures.get(program)
             self._failures[program] = Failure(why_not, now, before.count + 1 if before else 1)
 
-    def describe(self) -> dict[str, object]:
-        """Return what is loading and what waits."""
-        with self._changed:
-            return {"loading": self._loading, "doing": self._doing, "waiting": [*self._waiting]}
-
 
 # The servers, as Docker and the proxy tell of them.
 
@@ -262,19 +258,201 @@ def available_gib() -> float:
     return load_watch.meminfo().get("MemAvailable", 0) / 2**20
 
 
-class Servers:
-    """The models that are loaded on request.
+# -- the proxy's runtime API ---------------------------------------------------------------------
+
+
+PROXY_S = 5.0
+"""Seconds for an answer of the proxy."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of a server.
+
+    Attributes:
+        requests: that it has now.
+        idle_s: seconds since its last one began; None where it has had none.
+        up: its own /health is fine.
+    """
+
+    requests: int = 0
+    idle_s: float | None = None
+    up: bool = False
+
+
+def command(path: str, text: str) -> str:
+    """Ask HAProxy; return its answer.
+
+    Raises:
+        OSError: it is not there, or does not answer in time.
+    """
+    return probes.ask(path, f"{text}\n".encode(), PROXY_S).decode(errors="replace")
+
+
+def uses(printed: str) -> dict[str, Use]:
+    """Parse `show stat`: name of a server to its use; tolerant of columns that are missing."""
+    rows = csv.DictReader(printed.lstrip("# ").splitlines())
+    found = {}
+    for row in rows:
+        server = row.get("svname") or ""
+        if server not in ("", "FRONTEND", "BACKEND"):
+            idle = _number(row.get("lastsess"))
+            found[server] = Use(
+                requests=sum(max(0, _number(row.get(name)) or 0) for name in ("scur", "qcur")),
+                idle_s=float(idle) if idle is not None and idle >= 0 else None,
+                # "UP 1/3" is one whose checks begin to fail.
+                up=(row.get("status") or "").startswith("UP"),
+            )
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return int(text or "")
+    except ValueError:
+        return None
+
+
+LOOK_S = 1.0
+"""Seconds between two looks at a server that is loading, and at the memory."""
+
+ROOM_S = 300.0
+"""Seconds that a model waits for others to have no requests, and for their memory."""
+
+RETURN_S = 30.0
+"""Seconds in which the memory of a server that was stopped comes back: no other one is unloaded
+meanwhile."""
+
+REQUEST_S = 30.0
+"""Seconds in which a further piece of a request must come."""
+
+BODY_S = 120.0
+"""Seconds for the whole body of a request."""
+
+PIECE = 65536
+"""Bytes of a body that are read at a time, to be thrown away."""
+
+
+PEER = struct.Struct("3i")
+"""Process, user and group at the other end of a Unix socket."""
+
+
+class Loader:
+    """Loads the models that are asked for.
 
     Args:
         config: what the role `model_loader` wrote; see `engine.supervision.loader_configuration`.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
+    def __init__(self, config: Mapping[str, Any], queue: Queue) -> None:
+        self.config, self.queue = config, queue
         self.models: dict[str, Mapping[str, Any]] = {
             one["program"]: one for one in config["models"]
         }
         self._loaded_at: dict[str, float] = {}
+
+    def go_on(self) -> None:
+        """What was begun before this program was ended: no server stays drained, and one that is
+        loading is waited for."""
+        for name in self.models:
+            self.tell_proxy(name, "state ready")
+            try:
+                program = self.program(name)
+            except LoadFailed:
+                continue
+            if program.kept_up and not self.state(program).serves:
+                self.queue.ask(name)
+
+    def load_next(self, limit_s: float) -> None:
+        """Load the next model of the queue."""
+        name = self.queue.take(limit_s)
+        if not name:
+            return
+        began = time.monotonic()
+        try:
+            loaded = self._load(name)
+        except (LoadFailed, OSError, subprocess.SubprocessError) as error:
+            print(f"{name}: not loaded: {error}", flush=True)
+            self.queue.done(str(error))
+            return
+        what = f"loaded in {time.monotonic() - began:.0f} s" if loaded else "it was being unloaded"
+        print(f"{name}: {what}", flush=True)
+        self.queue.done()
+
+    def _load(self, name: str) -> bool:
+        starts = not self.program(name).kept_up
+        if starts:
+            self._wait_for_room(name)
+            self._do(name, "its server is started")
+            self.start(name)
+        self._do(name, "its server reads the model")
+        try:
+            self._wait_for_answer(name)
+        except LoadFailed:
+            if not (starts or self.program(name).kept_up):
+                return False  # its stop began before this program: the next request loads it
+            local_server.stop(name, "docker", self.config)
+            raise
+        local_server.end_guard(name, self.config)
+        self._loaded_at[name] = time.monotonic()
+        return True
+
+    def _wait_for_room(self, name: str) -> None:
+        """Unload others until the memory is there.
+
+        Raises:
+            LoadFailed: it is not in time.
+        """
+        need = self.need_gib(self.program(name))
+        deadline = time.monotonic() + ROOM_S
+        began = time.monotonic()
+        freed, told = began - RETURN_S, ""
+        while True:
+            room = self._room(name, need)
+            if not (room.unload or room.why_not):
+                return
+            now = time.monotonic()
+            # The one before this program's start may have been stopped a moment ago, too.
+            settled = now - max(began, freed) >= RETURN_S and not room.later
+            if now > deadline or (room.why_not and settled):
+                raise LoadFailed(room.why_not or f"{need:.1f} GiB did not become available")
+            for other in room.unload if now - freed >= RETURN_S else ():
+                self._do(name, f"{other} is unloaded for it")
+                if not self.unload(other):
+                    break
+                freed = time.monotonic()
+            if room.why_not and room.why_not != told:
+                told = room.why_not
+                self._do(name, f"it waits for memory: {told}")
+            time.sleep(LOOK_S)
+
+    def _room(self, name: str, need_gib: float) -> Room:
+        """Look at the memory; what the proxy does not tell now it may tell a moment later."""
+        try:
+            missing = self.missing()
+            if missing:
+                return Room((), f"memory is kept for {', '.join(missing)}, which is not up", True)
+            loaded = self.loaded(name)
+        except ProxyAway as error:
+            return Room((), str(error), later=True)
+        return make_room(need_gib, available_gib(), loaded, float(self.config["stays_s"]))
+
+    def _wait_for_answer(self, name: str) -> None:
+        for _ in looks(float(self.models[name]["ready_s"]), LOOK_S):
+            now = self.program(name)
+            if not now.kept_up:
+                why = f"its server has ended: `docker logs {name}` on the head says why"
+                raise LoadFailed(local_server.load_ended_for(name) or why)
+            state = self.state(now)
+            if state.serves:
+                return
+        raise LoadFailed(f"its server does not answer in time: {state.reason}")
+
+    def _do(self, name: str, what: str) -> None:
+        print(f"{name}: {what}", flush=True)
+        self.queue.doing(what)
+
+    # -- the servers, as Docker and the proxy tell of them ----------------------------------------
 
     def program(self, name: str) -> ContainerState:
         """Return a container.
@@ -369,216 +547,17 @@ class Servers:
             )
         self._loaded_at[name] = time.monotonic()
 
-    def stop(self, name: str) -> None:
-        """Stop a server that does not come up; it is left as it is where that fails."""
-        local_server.stop(name, "docker", self.config)
-
     def state(self, one: ContainerState) -> State:
         """Return whether a server lives; one that has a process is asked for a real answer."""
         if not one.kept_up:
             return judge(one)
         return judge(one, None, local_server.answer(one, ANSWER_S))
 
-    def came_up(self, name: str) -> None:
-        """Note when a server was ready."""
-        local_server.end_guard(name, self.config)
-        self._loaded_at[name] = time.monotonic()
-
     def tell_proxy(self, name: str, what: str) -> None:
         """Set the state of a server in the proxy, which sees by itself when it is wrong."""
         backend = self.models[name]["backend"]
         with contextlib.suppress(OSError):
             command(self.config["admin"], f"set server {backend}/{name} {what}")
-
-
-# -- the proxy's runtime API ---------------------------------------------------------------------
-
-
-PROXY_S = 5.0
-"""Seconds for an answer of the proxy."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """The use of a server.
-
-    Attributes:
-        requests: that it has now.
-        idle_s: seconds since its last one began; None where it has had none.
-        up: its own /health is fine.
-    """
-
-    requests: int = 0
-    idle_s: float | None = None
-    up: bool = False
-
-
-def command(path: str, text: str) -> str:
-    """Ask HAProxy; return its answer.
-
-    Raises:
-        OSError: it is not there, or does not answer in time.
-    """
-    return probes.ask(path, f"{text}\n".encode(), PROXY_S).decode(errors="replace")
-
-
-def uses(printed: str) -> dict[str, Use]:
-    """Parse `show stat`: name of a server to its use; tolerant of columns that are missing."""
-    rows = csv.DictReader(printed.lstrip("# ").splitlines())
-    found = {}
-    for row in rows:
-        server = row.get("svname") or ""
-        if server not in ("", "FRONTEND", "BACKEND"):
-            idle = _number(row.get("lastsess"))
-            found[server] = Use(
-                requests=sum(max(0, _number(row.get(name)) or 0) for name in ("scur", "qcur")),
-                idle_s=float(idle) if idle is not None and idle >= 0 else None,
-                # "UP 1/3" is one whose checks begin to fail.
-                up=(row.get("status") or "").startswith("UP"),
-            )
-    return found
-
-
-def _number(text: str | None) -> int | None:
-    try:
-        return int(text or "")
-    except ValueError:
-        return None
-
-
-LOOK_S = 1.0
-"""Seconds between two looks at a server that is loading, and at the memory."""
-
-ROOM_S = 300.0
-"""Seconds that a model waits for others to have no requests, and for their memory."""
-
-RETURN_S = 30.0
-"""Seconds in which the memory of a server that was stopped comes back: no other one is unloaded
-meanwhile."""
-
-REQUEST_S = 30.0
-"""Seconds in which a further piece of a request must come."""
-
-BODY_S = 120.0
-"""Seconds for the whole body of a request."""
-
-PIECE = 65536
-"""Bytes of a body that are read at a time, to be thrown away."""
-
-
-PEER = struct.Struct("3i")
-"""Process, user and group at the other end of a Unix socket."""
-
-
-class Loader:
-    """Loads the models that are asked for."""
-
-    def __init__(self, servers: Servers, queue: Queue) -> None:
-        self.servers = servers
-        self.queue = queue
-
-    def go_on(self) -> None:
-        """What was begun before this program was ended: no server stays drained, and one that is
-        loading is waited for."""
-        for name in self.servers.models:
-            self.servers.tell_proxy(name, "state ready")
-            try:
-                program = self.servers.program(name)
-            except LoadFailed:
-                continue
-            if program.kept_up and not self.servers.state(program).serves:
-                self.queue.ask(name)
-
-    def load_next(self, limit_s: float) -> None:
-        """Load the next model of the queue."""
-        name = self.queue.take(limit_s)
-        if not name:
-            return
-        began = time.monotonic()
-        try:
-            loaded = self._load(name)
-        except (LoadFailed, OSError, subprocess.SubprocessError) as error:
-            print(f"{name}: not loaded: {error}", flush=True)
-            self.queue.done(str(error))
-            return
-        what = f"loaded in {time.monotonic() - began:.0f} s" if loaded else "it was being unloaded"
-        print(f"{name}: {what}", flush=True)
-        self.queue.done()
-
-    def _load(self, name: str) -> bool:
-        starts = not self.servers.program(name).kept_up
-        if starts:
-            self._wait_for_room(name)
-            self._do(name, "its server is started")
-            self.servers.start(name)
-        self._do(name, "its server reads the model")
-        try:
-            self._wait_for_answer(name)
-        except LoadFailed:
-            if not (starts or self.servers.program(name).kept_up):
-                return False  # its stop began before this program: the next request loads it
-            self.servers.stop(name)
-            raise
-        self.servers.came_up(name)
-        return True
-
-    def _wait_for_room(self, name: str) -> None:
-        """Unload others until the memory is there.
-
-        Raises:
-            LoadFailed: it is not in time.
-        """
-        need = self.servers.need_gib(self.servers.program(name))
-        deadline = time.monotonic() + ROOM_S
-        began = time.monotonic()
-        freed, told = began - RETURN_S, ""
-        while True:
-            room = self._room(name, need)
-            if not (room.unload or room.why_not):
-                return
-            now = time.monotonic()
-            # The one before this program's start may have been stopped a moment ago, too.
-            settled = now - max(began, freed) >= RETURN_S and not room.later
-            if now > deadline or (room.why_not and settled):
-                raise LoadFailed(room.why_not or f"{need:.1f} GiB did not become available")
-            for other in room.unload if now - freed >= RETURN_S else ():
-                self._do(name, f"{other} is unloaded for it")
-                if not self.servers.unload(other):
-                    break
-                freed = time.monotonic()
-            if room.why_not and room.why_not != told:
-                told = room.why_not
-                self._do(name, f"it waits for memory: {told}")
-            time.sleep(LOOK_S)
-
-    def _room(self, name: str, need_gib: float) -> Room:
-        """Look at the memory; what the proxy does not tell now it may tell a moment later."""
-        try:
-            missing = self.servers.missing()
-            if missing:
-                return Room((), f"memory is kept for {', '.join(missing)}, which is not up", True)
-            loaded = self.servers.loaded(name)
-        except ProxyAway as error:
-            return Room((), str(error), later=True)
-        return make_room(need_gib, available_gib(), loaded, float(self.servers.config["stays_s"]))
-
-    def _wait_for_answer(self, name: str) -> None:
-        deadline = time.monotonic() + float(self.servers.models[name]["ready_s"])
-        while True:
-            now = self.servers.program(name)
-            if not now.kept_up:
-                why = f"its server has ended: `docker logs {name}` on the head says why"
-                raise LoadFailed(local_server.load_ended_for(name) or why)
-            state = self.servers.state(now)
-            if state.serves:
-                return
-            if time.monotonic() > deadline:
-                raise LoadFailed(f"its server does not answer in time: {state.reason}")
-            time.sleep(LOOK_S)
-
-    def _do(self, name: str, what: str) -> None:
-        print(f"{name}: {what}", flush=True)
-        self.queue.doing(what)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -675,9 +654,9 @@ class LoaderSocket(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 def main(config: str) -> int:
     """Answer and load, until the unit is stopped."""
     read = json.loads(Path(config).read_text())
-    servers, queue = Servers(read), Queue(time.monotonic)
-    loader = Loader(servers, queue)
-    server = LoaderSocket(read, servers.models, queue)
+    queue = Queue(time.monotonic)
+    loader = Loader(read, queue)
+    server = LoaderSocket(read, loader.models, queue)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     loader.go_on()
     while True:

@@ -421,11 +421,6 @@ class Process(NamedTuple):
     start: int
     flags: int = 0
 
-    @property
-    def is_kernels(self) -> bool:
-        """True if it is a kernel thread, which runs no program."""
-        return bool(self.flags & KERNEL_THREAD)
-
 
 def process(pid: int) -> Process | None:
     """Return the process with this number."""
@@ -494,7 +489,7 @@ def _kin(others: list[Process], mine: set[int]) -> set[int]:
 def _is_marked(found: Process, mark: str, until: float) -> bool:
     """Return whether it has the variable, the only evidence when its parent has ended."""
     now: Process | None = found
-    while now is not None and now.state not in GONE and not now.is_kernels:
+    while now is not None and now.state not in GONE and not now.flags & KERNEL_THREAD:
         if now.state != BLOCKED:
             environment = _read(found.pid, "environ")
             if environment or _read(found.pid, "cmdline"):

@@ -32,17 +32,14 @@ def closing_handle(handle: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def folder(path: Path, root: str = "/") -> Iterator[Path]:
+def folder(path: Path) -> Iterator[Path]:
     """Open a folder; yields a path that stays in it.
-
-    Args:
-        root: where the file system begins that the path is of.
 
     Raises:
         ResourceError: a part of the path is a link that other users can replace.
         OSError: it is missing or not a folder; any error below the path names the real place.
     """
-    with closing_handle(opened(path, os.O_PATH | os.O_DIRECTORY, root)) as handle:
+    with closing_handle(opened(path, os.O_PATH | os.O_DIRECTORY)) as handle:
         pinned = f"/proc/self/fd/{handle}"
         try:
             yield Path(pinned)
@@ -63,17 +60,14 @@ def entry(path: Path) -> Iterator[Path]:
         yield pinned / path.name
 
 
-def file(path: Path, root: str = "/") -> BinaryIO:
+def file(path: Path) -> BinaryIO:
     """Open a regular file for reading; neither a pipe nor a device holds it up.
-
-    Args:
-        root: where the file system begins that the path is of.
 
     Raises:
         ResourceError: there is something else; or as `folder`.
         OSError: it is missing.
     """
-    return _regular(opened(path, os.O_RDONLY | os.O_NONBLOCK, root), path)
+    return _regular(opened(path, os.O_RDONLY | os.O_NONBLOCK), path)
 
 
 def file_in(place: Path) -> BinaryIO:
@@ -102,13 +96,13 @@ def _regular(handle: int, path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def opened(path: Path, flags: int, root: str = "/") -> int:
+def opened(path: Path, flags: int) -> int:
     """Open what is at an absolute path, whose last part may be a link, too; returns the handle.
 
     Raises:
         ResourceError, OSError: as `folder`.
     """
-    trail = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    trail = [os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
     names, links = [*reversed(path.parts[1:])], 0
     try:
         while True:

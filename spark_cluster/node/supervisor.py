@@ -17,6 +17,7 @@ from typing import Any
 from spark_cluster.node import durable, local_server
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import MANY_RESTARTS, Completion, Life, State, judge
+from spark_cluster.node.values import boot_id
 
 EVENTS = 50
 """Events that are kept for `supervise status`."""
@@ -97,7 +98,7 @@ class Supervisor:
             state,
             ended="" if server.kept_up or not server.id else local_server.load_ended_for(name),
             obstacle="" if server.kept_up else self._obstacle(server, lost),
-            boot=local_server.boot(),
+            boot=boot_id(),
         )
 
     def _completion(self, server: ContainerState) -> Completion:
@@ -164,8 +165,7 @@ class Supervisor:
         }
         text = json.dumps(document, indent=1) + "\n"
         if text != self._written:
-            durable.make_folder(self.folder)
-            durable.write_file(self._file, text.encode())
+            durable.put_file(self._file, text.encode())
             self._written = text
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -296,3 +297,25 @@ def _mask(value: Any, forms: tuple[str, ...]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_mask(v, forms) for v in value]
     return value
+
+
+# Time on a node: this boot, which differs from the last one, and looks until something is so.
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def boot_id(root: Path = Path("/")) -> str:
+    """Return the id of the boot; empty where there is none."""
+    path = root / BOOT_ID.lstrip("/")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def looks(within_s: float, every_s: float) -> Iterator[None]:
+    """Yield for each look at something that is to become so: at least once, and at last when the
+    time is over. Who has seen it leaves the loop.
+    """
+    until = time.monotonic() + within_s
+    yield
+    while time.monotonic() < until:
+        time.sleep(every_s)
+        yield

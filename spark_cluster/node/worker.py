@@ -27,9 +27,7 @@ from typing import Any
 
 from spark_cluster.node.output import Lines
 from spark_cluster.node.processes import Running
-from spark_cluster.node.values import ResourceError, explain, unforeseen
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from spark_cluster.node.values import ResourceError, boot_id, explain, unforeseen
 
 
 def now() -> dict[str, Any]:
@@ -37,7 +35,7 @@ def now() -> dict[str, Any]:
 
     The monotonic clock counts from boot and is the same for all processes (clock_gettime(2)).
     """
-    return {"time": time.time(), "monotonic": time.monotonic(), "boot": _boot()}
+    return {"time": time.time(), "monotonic": time.monotonic(), "boot": boot_id()}
 
 
 def age(moment: Mapping[str, Any]) -> float:
@@ -46,16 +44,9 @@ def age(moment: Mapping[str, Any]) -> float:
     In the same boot by the monotonic clock; of an earlier boot only the wall's clock can tell, and
     what it tells of the future is 0.
     """
-    if moment.get("boot") == _boot() and "monotonic" in moment:
+    if moment.get("boot") == boot_id() and "monotonic" in moment:
         return max(0.0, time.monotonic() - float(moment["monotonic"]))
     return max(0.0, time.time() - float(moment.get("time", 0.0)))
-
-
-def _boot() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 OUTPUT_ROOM = 64 * 1024 * 1024

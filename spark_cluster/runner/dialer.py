@@ -28,7 +28,7 @@ from spark_cluster.errors import INSTALL_LAB, SparkClusterError, Unreachable, Us
 from spark_cluster.runner import ssh_route
 from spark_cluster.runner.node_connection import LocalConnection, NodeConnection
 from spark_cluster.runner.parallel import all_of, start
-from spark_cluster.runner.ssh_route import Target, route, socket_to
+from spark_cluster.runner.ssh_route import Target, login_password, route, socket_to, sudo_password
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -40,7 +40,7 @@ class SshConnection(NodeConnection):
     """An SSH connection to one node; opened on first use, safe to use from several threads."""
 
     def __init__(self, target: Target) -> None:
-        self.target, self.node = target, target.name
+        self.target, self.node = target, target.node.name
         self._lock = threading.Lock()
         self._login: Connection | None = None
 
@@ -123,36 +123,13 @@ class Dialer:
 
     def target(self, node: InventoryNode) -> Target:
         """Return how the transport reaches a node of the inventory."""
-        become, asks = node.become, self.prompts
-
-        def login_password() -> str | None:
-            if node.login_password is None:
-                return None
-            return node.login_password.read(_login_password(node.name), asks.ask)
-
-        def password() -> str | None:
-            if become.password is None:
-                return login_password()  # a fresh node's user has one for both
-            return become.password.read(_sudo_password(node.name), asks.ask)
-
-        return Target(
-            name=node.name,
-            host=node.address,
-            user=node.user,
-            port=node.port,
-            identity_file=node.identity_file,
-            known_hosts=node.known_hosts,
-            jump=node.jump,
-            connect_timeout_s=node.connect_timeout_s,
-            sudo_password=password,
-            login_password=login_password,
-        )
+        return Target(node, self.prompts)
 
     def remember_password(self, node: str, password: str) -> None:
         """Answer with it where a terminal would be asked for the node's login or sudo password: a
         fresh node's user has one for both.
         """
-        for what in (_login_password(node), _sudo_password(node)):
+        for what in (login_password(node), sudo_password(node)):
             self.prompts.remember(what, password)
 
     def dial(self, node: InventoryNode) -> NodeConnection:
@@ -242,14 +219,6 @@ def _namespaces() -> Any:
     for point in entry_points(group="spark_cluster.connections", name="namespace"):
         return point.load()
     raise UsageError("a node that is a namespace is reached by the lab", hint=INSTALL_LAB)
-
-
-def _login_password(node: str) -> str:
-    return f"the login password of {node}"
-
-
-def _sudo_password(node: str) -> str:
-    return f"the sudo password of {node}"
 
 
 # A port of this machine's loopback that leads to a port which a node can reach.
@@ -342,7 +311,7 @@ def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News
         Failed: this machine has no program `ssh`.
     """
     if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", host):
-        raise Unreachable(f"{host!r} is not an address or a host name", where=target.name)
+        raise Unreachable(f"{host!r} is not an address or a host name", where=target.node.name)
     spec = f"{LOOPBACK}:{port}:{f'[{host}]' if ':' in host else host}:{to_port}"
     mark = f"open-{secrets.token_hex(8)}"  # which no banner of the node's can say
     pipe = subprocess.PIPE
@@ -355,7 +324,7 @@ def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News
         try:
             heard = _heard(process)
             # TCP, key exchange, login and the request, each of which may take its time.
-            if why := _why_not(mark, heard, process, 4 * target.connect_timeout_s):
+            if why := _why_not(mark, heard, process, 4 * target.node.connect_timeout_s):
                 raise _not_open(target, port, why)
             yield _news(heard, f"{host}:{to_port}")
         finally:
@@ -411,8 +380,8 @@ def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
         )
     return Unreachable(
         f"ssh made no tunnel: {why}",
-        where=target.name,
-        hint=f"`spark-cluster ping --limit {target.name}` tries the connection alone",
+        where=target.node.name,
+        hint=f"`spark-cluster ping --limit {target.node.name}` tries the connection alone",
     )
 
 
@@ -435,25 +404,27 @@ def _kill(process: Process) -> None:
 def _arguments(target: Target, file: str, spec: str, mark: str) -> list[str]:
     local = ["-o", "PermitLocalCommand=yes", "-o", f"LocalCommand=echo {mark}"]
     argv = ["-N", "-T", "-F", file, *local, "-L", spec]
-    argv += ["-l", target.user] if target.user else []
-    argv += ["-p", str(target.port)] if target.port else []
-    argv += ["-i", _escaped(target.identity_file)] if target.identity_file is not None else []
-    argv += ["-J", target.jump] if target.jump is not None else []
-    return [*argv, "--", target.host]
+    argv += ["-l", target.node.user] if target.node.user else []
+    argv += ["-p", str(target.node.port)] if target.node.port else []
+    argv += (
+        ["-i", _escaped(target.node.identity_file)] if target.node.identity_file is not None else []
+    )
+    argv += ["-J", target.node.jump] if target.node.jump is not None else []
+    return [*argv, "--", target.node.address]
 
 
 def _strict(target: Target) -> str:
     """Return what comes before the user's configuration, for the node and its jump hosts."""
     lines = [
-        STRICT + f"  ConnectTimeout {math.ceil(target.connect_timeout_s)}",
+        STRICT + f"  ConnectTimeout {math.ceil(target.node.connect_timeout_s)}",
         f"  ServerAliveInterval {KEEPALIVE_S}",
         f"  ServerAliveCountMax {UNANSWERED}",
     ]
-    if target.known_hosts is not None:
-        files = (str(target.known_hosts), *SYSTEM_KNOWN_HOSTS)
+    if target.node.known_hosts is not None:
+        files = (str(target.node.known_hosts), *SYSTEM_KNOWN_HOSTS)
         lines.append("  GlobalKnownHostsFile " + " ".join(f'"{file}"' for file in files))
-    if target.jump is not None and target.identity_file is not None:
-        lines.append(f'  IdentityFile "{_escaped(target.identity_file)}"')
+    if target.node.jump is not None and target.node.identity_file is not None:
+        lines.append(f'  IdentityFile "{_escaped(target.node.identity_file)}"')
     return "\n".join(lines) + "\n"
 
 

@@ -91,6 +91,8 @@ class Options:
         step: a person is asked before each change.
         ask: how: the node and what would be changed in, `yes`, `no`, `all` or `stop` out.
         adopt: models that other tools have downloaded to a node are taken over.
+        force: start also what the plan says cannot work.
+        offline: neither the hub nor a registry is asked; nodes serve what they have.
         consent: how a person is asked a question with yes or no; None: there is no one to ask.
     """
 
@@ -100,6 +102,8 @@ class Options:
     step: bool = False
     ask: Callable[[str, dict[str, Any]], str] | None = None
     adopt: bool = False
+    force: bool = False
+    offline: bool = False
     consent: Callable[[str], bool] | None = None
 
     @property

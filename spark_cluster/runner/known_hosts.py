@@ -271,7 +271,7 @@ def file_of(hop: SshHop) -> Path:
     if not hop.own_known_hosts:
         raise Failed(
             "there is no file for its host key: UserKnownHostsFile is none",
-            where=hop.target.name,
+            where=hop.target.node.name,
             hint="give `known_hosts` in the inventory",
         )
     return hop.own_known_hosts[0]

@@ -82,7 +82,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
             overrides={"run": {"in_stream": False}}, ssh_config=paramiko.SSHConfig()
         )
         super().__init__(hop.host, hop.user, hop.port, config, gateway=gateway)
-        self._set(hop=hop, target=hop.target, _shared=shared, original_host=hop.target.name)
+        self._set(hop=hop, target=hop.target, _shared=shared, original_host=hop.target.node.name)
         self.client.set_missing_host_key_policy(StrictPolicy(hop))
         self.connect_kwargs.update(
             transport_factory=partial(Transport, hop=hop),
@@ -106,7 +106,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
             Unreachable: with the reason, and what to do about it.
             Failed: a file of host keys cannot be read.
         """
-        if password is not None and self.hop.target.identity_file is None:
+        if password is not None and self.hop.target.node.identity_file is None:
             # All keys of the agent and of ~/.ssh could be more than sshd lets one connection try.
             with contextlib.suppress(KeysRefused):
                 self.log_in(None, sock)
@@ -163,7 +163,9 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
                 return self.transport.open_session()
             except paramiko.ChannelException as error:
                 refused = error
-        raise Unreachable(f"sshd refuses another session ({refused})", where=self.hop.target.name)
+        raise Unreachable(
+            f"sshd refuses another session ({refused})", where=self.hop.target.node.name
+        )
 
     def sudo(self, command: str, **options: Any) -> Any:
         """Run a command as root, or as `user`, through sudo; otherwise as in fabric."""
@@ -230,7 +232,7 @@ class HopAgent(paramiko.agent.AgentSSH):
     def __init__(self, hop: SshHop) -> None:
         super().__init__()
         self._conn: Any = socket.socket(socket.AF_UNIX)
-        self._conn.settimeout(hop.target.connect_timeout_s)
+        self._conn.settimeout(hop.target.node.connect_timeout_s)
         try:
             self._conn.connect(hop.agent_socket)
             keys = self._listed()
@@ -288,7 +290,7 @@ class Transport(paramiko.Transport):
 
     def __init__(self, sock: Any, *, hop: SshHop, **options: Any) -> None:
         super().__init__(sock, **options)
-        self._hop, limit_s = hop, hop.target.connect_timeout_s
+        self._hop, limit_s = hop, hop.target.node.connect_timeout_s
         self.banner_timeout = self.auth_timeout = self.channel_timeout = limit_s
         self.handshake_timeout = 2 * limit_s + NEXT_LINE_S
         security = self.get_security_options()
@@ -308,7 +310,7 @@ class Transport(paramiko.Transport):
         Raises:
             Unreachable: it did, as in "sshd did not ...".
         """
-        return limited(self, self._hop.target.connect_timeout_s, silent(self._hop, step))
+        return limited(self, self._hop.target.node.connect_timeout_s, silent(self._hop, step))
 
     def start_client(self, event: threading.Event | None = None, timeout: Any = None) -> None:
         """Exchange banners and keys; each may take the limit."""
@@ -327,7 +329,7 @@ class Transport(paramiko.Transport):
         self.auth_timeout = max(limit_s, APPROVAL_S)
         what = f"no login with a key of the SSH agent within {self.auth_timeout:g} s"
         hint = "approve it where the agent asks for that, or touch the token; then run it again"
-        error = Unreachable(what, where=self._hop.target.name, hint=hint)
+        error = Unreachable(what, where=self._hop.target.node.name, hint=hint)
         try:
             with limited(self, self.auth_timeout, error):
                 return super().auth_publickey(username, key, *args)
@@ -439,7 +441,7 @@ def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
             kind, what, hint = said
         else:
             what, hint = _failed_transport(hop, str(error))
-    raise kind(what, where=hop.target.name, hint=hint) from None
+    raise kind(what, where=hop.target.node.name, hint=hint) from None
 
 
 def _failed_transport(hop: SshHop, said: str) -> tuple[str, str]:
@@ -449,7 +451,7 @@ def _failed_transport(hop: SshHop, said: str) -> tuple[str, str]:
         said: by paramiko.
     """
     if said == "Timeout opening channel.":
-        limit_s = hop.target.connect_timeout_s
+        limit_s = hop.target.node.connect_timeout_s
         return (
             f"the jump host did not reach {hop.place} within {limit_s:g} s",
             "check that it is on, and on the jump host that it answers from there",
@@ -506,8 +508,8 @@ def silent(hop: SshHop, step: str) -> Unreachable:
     """The error of a server that does not answer in the middle of a step: "sshd did not ..."."""
     where = "" if hop.is_node else f" of the jump host {hop.place}"
     return Unreachable(
-        f"sshd{where} did not {step} within {hop.target.connect_timeout_s:g} s",
-        where=hop.target.name,
+        f"sshd{where} did not {step} within {hop.target.node.connect_timeout_s:g} s",
+        where=hop.target.node.name,
         hint="the network reaches it, so it hangs or is overloaded: look at its console for want "
         "of memory or a full process table; a reboot may be all that helps",
     )
@@ -516,7 +518,7 @@ def silent(hop: SshHop, step: str) -> Unreachable:
 def refused_host_key(hop: SshHop, key: HostKey) -> Unreachable:
     """The error of a connection that ends for its host key."""
     what, hint = _unlike(key, hop)
-    return Unreachable(what, where=hop.target.name, hint=hint)
+    return Unreachable(what, where=hop.target.node.name, hint=hint)
 
 
 def _unlike(key: HostKey, hop: SshHop) -> tuple[str, str]:
@@ -525,7 +527,7 @@ def _unlike(key: HostKey, hop: SshHop) -> tuple[str, str]:
     if known is None:
         return f"the host key of {host} is not known: {shown}", (
             "compare it with the node's own, then accept it: "
-            f"spark-cluster trust --limit {hop.target.name}"
+            f"spark-cluster trust --limit {hop.target.node.name}"
         )
     if key.verdict == "revoked":
         return f"REVOKED HOST KEY: {host} shows {shown}, revoked by {known.place}", REVOKED_HINT
@@ -536,5 +538,5 @@ def _unlike(key: HostKey, hop: SshHop) -> tuple[str, str]:
     ), (
         "a reinstalled node has a new key; if it was not reinstalled: possible "
         "man-in-the-middle. When you know why: "
-        f"spark-cluster trust --replace --limit {hop.target.name}"
+        f"spark-cluster trust --replace --limit {hop.target.node.name}"
     )

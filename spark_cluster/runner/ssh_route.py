@@ -20,12 +20,16 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config.extension import Prompts
 from spark_cluster.errors import Failed, InvalidFile, Unreachable
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import InventoryNode
 
 FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
@@ -153,32 +157,35 @@ _JUMP = re.compile(
 
 @dataclass(frozen=True)
 class Target:
-    """The address of one node, and how to reach it.
+    """A node to reach, and who is asked for its passwords."""
 
-    Args:
-        name: as in the inventory; for messages.
-        host: address, name, or alias of the user's ssh_config.
-        user, port: None leaves it to ssh_config (and then the local user, 22).
-        identity_file: a private key to offer first.
-        known_hosts: a file of host keys next to the user's own.
-        jump: `[user@]host[:port]` to go through; None leaves it to ssh_config.
-        connect_timeout_s: seconds for each of TCP, banner and key exchange, authentication, a
-            session and the start of a command in it.
-        sudo_password: asked for when it is needed; returns None when there is none.
-        login_password: asked for when the node takes no key, for a first contact; it goes to this
-            node only, never to a jump host. Returns None when there is none.
-    """
+    node: InventoryNode
+    prompts: Prompts = field(default_factory=Prompts)
 
-    name: str
-    host: str
-    user: str | None = None
-    port: int | None = None
-    identity_file: Path | None = None
-    known_hosts: Path | None = None
-    jump: str | None = None
-    connect_timeout_s: float = 10.0
-    sudo_password: Callable[[], str | None] = field(default=lambda: None, compare=False)
-    login_password: Callable[[], str | None] = field(default=lambda: None, compare=False)
+    def login_password(self) -> str | None:
+        """Ask for what a node that takes no key wants at a first contact; None when there is none.
+
+        It goes to this node only, never to a jump host.
+        """
+        if self.node.login_password is None:
+            return None
+        return self.node.login_password.read(login_password(self.node.name), self.prompts.ask)
+
+    def sudo_password(self) -> str | None:
+        """Ask for what sudo may want there; None when there is none."""
+        if self.node.become.password is None:
+            return self.login_password()  # a fresh node's user has one for both
+        return self.node.become.password.read(sudo_password(self.node.name), self.prompts.ask)
+
+
+def login_password(node: str) -> str:
+    """Return what a terminal asks for."""
+    return f"the login password of {node}"
+
+
+def sudo_password(node: str) -> str:
+    """Return what a terminal asks for."""
+    return f"the sudo password of {node}"
 
 
 class SshHop:
@@ -242,7 +249,7 @@ class SshHop:
         self.agent_socket = str(_home_expanded(os.path.expandvars(_expand(given, tokens))))
         self.proxy_jump, self.proxy_command = one("proxyjump"), _expand(one("proxycommand"), tokens)
         self.own_known_hosts = _paths(one("userknownhostsfile"))
-        if (file := target.known_hosts) is not None:
+        if (file := target.node.known_hosts) is not None:
             self.own_known_hosts = [file, *(own for own in self.own_known_hosts if own != file)]
         self.global_known_hosts = _paths(one("globalknownhostsfile"))
         self.revoked_host_keys = _paths(one("revokedhostkeys"))
@@ -268,15 +275,15 @@ def route(target: Target) -> tuple[SshHop, ...]:
         Failed: there is no ssh here, or a KnownHostsCommand, which is not run.
     """
     node = node_of(target)
-    if target.jump is not None:
-        return (*_jumps(target, target.jump, target.identity_file, ()), node)
+    if target.node.jump is not None:
+        return (*_jumps(target, target.node.jump, target.node.identity_file, ()), node)
     return (*_jumps(target, node.proxy_jump, None, ()), node)
 
 
 def node_of(target: Target) -> SshHop:
     """Return the node itself; raises as `route`."""
-    place = target.user, target.host, target.port
-    return SshHop(target, place, target.identity_file, is_node=True)
+    place = target.node.user, target.node.address, target.node.port
+    return SshHop(target, place, target.node.identity_file, is_node=True)
 
 
 def _jumps(
@@ -349,7 +356,7 @@ def _tcp(hop: SshHop) -> socket.socket:
     """A TCP connection that does not wait to send, and notices a dead peer."""
     host: Any = hop.host.encode() if hop.host.isascii() else hop.host  # text costs a codec, 10 ms
     hint = "check that it is on and on this network, and its `address` in the inventory"
-    limit_s = hop.target.connect_timeout_s
+    limit_s = hop.target.node.connect_timeout_s
     try:
         sock = socket.create_connection((host, hop.port), timeout=limit_s)
     except socket.gaierror:
@@ -367,7 +374,7 @@ def _tcp(hop: SshHop) -> socket.socket:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
         return sock
-    raise Unreachable(what, where=hop.target.name, hint=hint)
+    raise Unreachable(what, where=hop.target.node.name, hint=hint)
 
 
 class _ProxySocket(socket.socket):

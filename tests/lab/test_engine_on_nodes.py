@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from commandline import CommandLine, Started, until
 
-from spark_cluster.runner.wire import LOST_AFTER
+from spark_cluster.runner.session import LOST_AFTER
 from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab

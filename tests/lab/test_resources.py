@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from own_sshd import way_to
 
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import (
@@ -22,7 +23,7 @@ from spark_cluster.resources import (
     User,
 )
 from spark_cluster.resources.base import to_wire
-from spark_cluster.runner.dialer import SshConnection, Target
+from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.session import Session
 from spark_cluster_lab import LabNode
 from spark_cluster_lab.layout import USER
@@ -37,9 +38,8 @@ LOOP = ("-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done")
 @pytest.fixture(scope="module")
 def agent(lab) -> Iterator[Session]:
     node: LabNode = lab.node("spark1")
-    target = Target(
-        name=node.name,
-        host=node.address,
+    target = way_to(
+        node.address,
         user=USER,
         identity_file=lab.layout.key,
         known_hosts=node.layout.known_hosts,

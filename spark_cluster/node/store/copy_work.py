@@ -32,7 +32,7 @@ from spark_cluster.node.store.copy_receiving import Receiver
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import ByteProgress, PlainFolder
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, looks
 
 LOOK_S = 0.2
 """Seconds between two looks whether this part of the copy is still wanted."""
@@ -216,15 +216,14 @@ def _connected(given: Given) -> Stream:
     """
     asked, channel = given["receive"], _channel(given, "receive")
     limit_s = copy_receiving.SILENT_S
-    sender, until = str(asked["sender"]), time.monotonic() + limit_s
-    for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
+    sender, addresses = str(asked["sender"]), [*asked["addresses"], *asked["spare"]]
+    every_look = looks(limit_s, copy_receiving.RECONNECT_S)
+    for address, _ in zip(itertools.cycle(addresses), every_look, strict=False):
         try:
             return channel.connect(address, sender)
         except Broken as error:
-            if time.monotonic() > until:
-                raise copy_receiving.silent(sender, limit_s, f"{address}: {error}") from None
-        time.sleep(copy_receiving.RECONNECT_S)
-    raise AssertionError  # a route has an address
+            why = f"{address}: {error}"
+    raise copy_receiving.silent(sender, limit_s, why)
 
 
 def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:

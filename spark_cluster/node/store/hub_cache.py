@@ -529,8 +529,7 @@ class Records:
         """Keep a manifest, durably."""
         path = self._manifest(manifest.repository, manifest.commit)
         durable.make_folder(self.folder)
-        durable.make_folder(path.parent)
-        durable.write_file(path, json.dumps(manifest.document()).encode())
+        durable.put_file(path, json.dumps(manifest.document()).encode())
 
     def forget(self, repository: str, commit: str) -> None:
         """Forget the manifest of a revision that was removed."""

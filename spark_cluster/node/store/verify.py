@@ -22,7 +22,7 @@ from typing import Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, pieces, write_all
-from spark_cluster.node.durable import make_folder, read_object, write_file
+from spark_cluster.node.durable import put_file, read_object
 from spark_cluster.node.output import duration
 from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.hub_cache import HubCache, MissingFiles, OnRead, alone
@@ -226,8 +226,7 @@ class PlainFolder(HubCache):
         return not name.startswith(".")
 
     def _keep(self) -> None:
-        make_folder(self._record.parent, 0o700)
-        write_file(self._record, json.dumps(self._hashes).encode(), 0o600)
+        put_file(self._record, json.dumps(self._hashes).encode())
 
 
 def _read(record: Path) -> dict[str, tuple[int, int, str]]:

@@ -53,7 +53,8 @@ def admit(cluster, what, running=FREE, *, force=False):
     play = cluster.play
     there = dict.fromkeys(cluster.nodes, inf)
     server = server_for(what, *play.nodes)
-    return admission.must_work(play, server, running, there, force=force)
+    play.options.force = force
+    return admission.must_work(play, server, running, there)
 
 
 def share(cluster, what, running=FREE, planned=None):
@@ -200,7 +201,7 @@ def test_a_share_that_the_recipe_gives(spark, given):
 
 
 def running_as(server):
-    made = server.starting(share=0.4, guarded="present")
+    made = server.starting(share=0.4)
     command = ("vllm", "serve", *made.args)
     return ContainerState("running", labels=dict(made.labels), command=command)
 

@@ -141,7 +141,8 @@ def compare(piped_cluster: Make) -> Compare:
         more = f"settings: {{models: {{endpoint: {endpoint}}}}}\n"
         cluster = piped_cluster("spark1", "spark2", more=more)
         holder, receiver = cluster.play.nodes
-        must_be_the_hubs(cluster.play, manifest, holder, receiver, offline=offline)
+        cluster.play.options.offline = offline
+        must_be_the_hubs(cluster.play, manifest, holder, receiver)
         return cluster.notes
 
     return compare

@@ -68,7 +68,8 @@ class Two:
     def bring(self, *, offline: bool = False, **given: Any) -> None:
         play = self.cluster.play
         wanted = {"ref": REF, **given}
-        image_copies.WantedImage(play, play.nodes, wanted, self.docker, offline).bring()
+        play.options.offline = offline
+        image_copies.WantedImage(play, play.nodes, wanted, self.docker).bring()
 
 
 @pytest.fixture

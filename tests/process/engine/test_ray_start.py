@@ -119,16 +119,16 @@ def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(starts, gone, 
 
 def test_ray_is_restarted_under_jobs_only_with_the_flag(starts: Starts) -> None:
     play, server = starts.cluster.play, starts.deployment().first
-    start_ray_alone(play, server, "present")
+    start_ray_alone(play, server, {})
     starts.ray.token = ""  # the role of this test puts none on the node
     starts.ray.job("job-1", "RUNNING")
     jobs = RayState(play.session(play.head), starts.ray.port).jobs()
     told = len(starts.cluster.notes)
-    must_keep_its_jobs(play, jobs, server, "present", {}, end_jobs=False)
+    must_keep_its_jobs(play, jobs, server, {}, end_jobs=False)
     other = {"spark-cluster.other": "1"}
     with pytest.raises(Refused, match="job job-1 is running on Ray"):
-        must_keep_its_jobs(play, jobs, server, "present", other, end_jobs=False)
-    must_keep_its_jobs(play, jobs, server, "present", other, end_jobs=True)
+        must_keep_its_jobs(play, jobs, server, other, end_jobs=False)
+    must_keep_its_jobs(play, jobs, server, other, end_jobs=True)
     assert starts.cluster.notes[told:] == ["Ray is restarted, which ends job job-1"]
 
 

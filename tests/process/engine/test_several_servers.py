@@ -82,7 +82,8 @@ def admitted(
 ) -> Admitted:
     """What each is given there; the node has the models."""
     found = members(cluster, *states, deployment=deployment_of(models))
-    return admit(cluster.play, found, [{"a": inf}] * len(found), [], force=force)
+    cluster.play.options.force = force
+    return admit(cluster.play, found, [{"a": inf}] * len(found), [])
 
 
 @each_case(__file__, "shares.toml")
@@ -121,7 +122,7 @@ def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
     cluster = spark()
     old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
     replicas = (Replica("b", "192.168.177.12", 18000),)
-    found = starts.obsolete_programs(DEPLOYMENT, replicas, (old, *DEPLOYMENT.endpoint.models))
+    found = starts.obsolete_programs(DEPLOYMENT, (*replicas, old, *DEPLOYMENT.endpoint.models))
     assert found == {"a": ["spark-vllm-old"], "b": [SERVER]}
     starts.end_others(cluster.play, DEPLOYMENT, [], found)
     assert cluster.head.calls("nvidia-smi") == []
@@ -173,12 +174,12 @@ def test_one_server_in_place_of_several_is_said(cluster: PipedCluster) -> None:
     one, two = deployment_for(make_recipe(), *cluster.play.nodes), replicas(cluster)
     described = {"replicas": [asdict(replica) for replica in two.endpoint.replicas]}
     cluster.head.put(proxy.DESCRIPTION, json.dumps(described))
-    now = proxy.replicas_of(behind(cluster.play))
-    (said,) = starts.taken_away(one, now, ())
+    now = behind(cluster.play)
+    said = starts.taken_away(one, now)
     assert "2 replicas (a, b)" in said
     assert "--tp 2" in said
     assert "`up --replicas 2` keeps them" in said
-    assert starts.taken_away(one, (), ()) == starts.taken_away(two, now, ()) == []
+    assert starts.taken_away(one, ()) == starts.taken_away(two, now) == ""
 
 
 def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: PipedCluster) -> None:
@@ -210,5 +211,5 @@ def test_a_node_without_room_is_named(cluster: PipedCluster) -> None:
     cluster.nodes["b"].available_gib = 10
     found = readiness.members(cluster.play, replicas(cluster))
     with pytest.raises(DoesNotFit) as refused:
-        admit(cluster.play, found, [dict.fromkeys("ab", inf)] * 2, [], force=False)
+        admit(cluster.play, found, [dict.fromkeys("ab", inf)] * 2, [])
     assert refused.value.where == "b"

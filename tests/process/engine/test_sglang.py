@@ -129,7 +129,7 @@ def test_its_server_has_its_own_flags_and_the_planner_vllms() -> None:
     assert server.ranks == ("spark2",)
     assert not server.on_ray
     assert server.chooses_share
-    started = server.starting(share=0.5, guarded="present")
+    started = server.starting(share=0.5)
     assert started.flags["mem-fraction-static"] == 0.5
     assert started.flags["context-length"] == 4096
     assert server.launch.args["max-model-len"] == 4096

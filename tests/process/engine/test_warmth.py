@@ -127,11 +127,11 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(piped_cluster: Make) -> None:
     for node in (one, two):
         is_tuned(node, "E=8,N=64.json", 2)
         is_tuned(node, "E=8,N=128.json", 1)
-    upcoming = launches.Upcoming(recipe, dict.fromkeys(cluster.nodes, CACHE_ROOT))
 
     def judged(*nodes: PipedNode, tp: int = 2) -> launches.Warmth:
         names = {node.name for node in nodes}
-        return upcoming.on(cluster.play, [n for n in cluster.play.nodes if n.name in names], tp)
+        chosen = [node for node in cluster.play.nodes if node.name in names]
+        return launches.next_launch(cluster.play, recipe, chosen, tp)
 
     both = judged(one, two)
     assert (both.state, both.tuned) == ("warm", ("E=8,N=64.json",))
@@ -150,8 +150,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(piped_cluster: Make) -> None:
 def test_a_node_that_is_lost_is_unknown(piped_cluster: Make) -> None:
     cluster = piped_cluster("spark1")
     cluster.head.programs["docker"] = lambda *_: cluster.head.lose() or ""
-    upcoming = launches.Upcoming(make_recipe(), {"spark1": CACHE_ROOT})
-    found = upcoming.on(cluster.play, cluster.play.nodes, 2)
+    found = launches.next_launch(cluster.play, make_recipe(), cluster.play.nodes, 2)
     assert found.state == "unknown"
     assert "the connection was lost" in found.reasons[0]
 
@@ -159,8 +158,8 @@ def test_a_node_that_is_lost_is_unknown(piped_cluster: Make) -> None:
 def test_an_image_is_asked_for_only_where_it_tells_something(piped_cluster: Make) -> None:
     cluster = piped_cluster("spark1")
     for args, asked in (({"enforce-eager": True}, 0), ({}, 1)):
-        upcoming = launches.Upcoming(make_recipe(engine_args=args), {"spark1": CACHE_ROOT})
-        upcoming.on(cluster.play, cluster.play.nodes, 2)
+        recipe = make_recipe(engine_args=args)
+        launches.next_launch(cluster.play, recipe, cluster.play.nodes, 2)
         assert len(cluster.head.calls("docker")) == asked
 
 

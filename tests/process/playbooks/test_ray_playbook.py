@@ -186,7 +186,7 @@ def test_its_ray_has_neither_model_nor_secrets(measuring: Measuring) -> None:
     play = measuring.cluster.play
     recipe = make_recipe("lab-paris", ray={"dashboard_port": measuring.server.port})
     server = server_for(recipe, *play.nodes)
-    start_ray_alone(play, replace(server, secret_env={"KEY": "s3cret"}), "present")
+    start_ray_alone(play, replace(server, secret_env={"KEY": "s3cret"}), {})
     made = measuring.cluster.settings("ray").server
     assert made.on_ray
     assert made.ray_token == "5eed" * 16

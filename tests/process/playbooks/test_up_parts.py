@@ -230,7 +230,7 @@ def test_who_has_the_port_gives_it_up_first(pair_up, engine_port, order):
 def test_each_up_warns_of_an_endpoint_that_is_open(piped_cluster, serve, warned):
     cluster = piped_cluster("a", more=f"serve: {json.dumps(serve)}\n")
     play = cluster.play
-    announce(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), (), ())
+    announce(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), ())
     levels = [event.level for event in cluster.events if isinstance(event, Note)]
     assert levels == ["warning"] * warned
     assert all("10.0.0.1" in text and "api_key" in text for text in cluster.notes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_sshd import SSHD, Sshd, start_sshd
+from own_sshd import SSHD, Sshd, start_sshd, way_to
 from piped_cluster import play_over
 from waiting import HANG_S
 
@@ -57,8 +57,7 @@ def target(sshd: Sshd, home: Path) -> Callable[..., Target]:
 
     def make(**given: Any) -> Target:
         usual = {"port": sshd.port, "identity_file": sshd.key, "connect_timeout_s": HANG_S}
-        place = {"name": "spark1", "host": "127.0.0.1", "user": getpass.getuser()}
-        return Target(**{**place, **usual, **given})
+        return way_to(**{"user": getpass.getuser(), **usual, **given})
 
     return make
 

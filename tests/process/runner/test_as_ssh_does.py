@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from own_sshd import PROXY, SSHD, Sshd, keygen, public, start_sshd
+from own_sshd import PROXY, SSHD, Sshd, keygen, public, start_sshd, way_to
 
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner.dialer import SshConnection, Target
+from spark_cluster.runner.dialer import SshConnection
 
 ME = getpass.getuser()
 ACCEPTED, REFUSED, REVOKED = "accepted", "refused", "revoked"
@@ -131,7 +131,7 @@ def as_ssh(site, config, row):
 
 def as_we_do(site, row):
     options = {"user": ME, "port": site.server.port, "identity_file": site.server.key}
-    connection = SshConnection(Target("spark1", typed(row), connect_timeout_s=60.0, **options))
+    connection = SshConnection(way_to(typed(row), connect_timeout_s=60.0, **options))
     try:
         connection.open()
     except SparkClusterError as error:

@@ -316,13 +316,20 @@ def test_recap():
     assert (recap.changed, recap.last) == (1, {})
 
 
-def test_the_record_is_private_and_complete(tmp_path):
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    """The folder of what runs leave on the laptop."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "spark-cluster"
+
+
+def test_the_record_is_private_and_complete(state):
     run = new_run()
-    kept = RunRecord(run, tmp_path)
+    kept = RunRecord(run)
     kept.take(RunStarted(run, "up --tp 2", ("spark1",)))
     kept.take(Result("spark1", "r", "File:/a", "change", 0.1, {"mode": ["0600", "0644"]}))
     kept.close()
-    path = tmp_path / "runs" / f"{run}.jsonl"
+    path = state / "runs" / f"{run}.jsonl"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     events = [json.loads(line) for line in path.read_text().splitlines()]
@@ -331,21 +338,22 @@ def test_the_record_is_private_and_complete(tmp_path):
     assert all(e["at"] > 0 for e in events)
 
 
-def test_the_oldest_records_go_whatever_the_clock_says(tmp_path, monkeypatch):
+def test_the_oldest_records_go_whatever_the_clock_says(state, monkeypatch):
     """One that is behind does not cost the run its record; what is no record stays."""
     monkeypatch.setattr(record, "KEPT", 3)
-    put(tmp_path / "runs/notes.txt", "mine")
+    put(state / "runs/notes.txt", "mine")
     for name in ("20301111-a", "20301111-b", "20301111-c", "20200101-a", "20200101-b"):
-        RunRecord(name, tmp_path).close()
-    left = {path.stem for path in (tmp_path / "runs").iterdir()}
+        RunRecord(name).close()
+    left = {path.stem for path in (state / "runs").iterdir()}
     assert left == {"20301111-c", "20200101-a", "20200101-b", "notes"}
 
 
-def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path):
+@pytest.mark.usefixtures("state")
+def test_a_full_disk_ends_the_record_and_not_the_run():
     """/dev/full takes nothing: what a run tells goes on, with one warning."""
     events = Events()
     bus = Bus()
-    kept = RunRecord("r1", tmp_path, lambda why: bus.emit(Note(why, "warning")))
+    kept = RunRecord("r1", lambda why: bus.emit(Note(why, "warning")))
     os.close(kept._handle)
     kept._handle = os.open("/dev/full", os.O_WRONLY)
     bus.add(kept)

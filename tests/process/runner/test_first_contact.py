@@ -11,6 +11,7 @@ import fabric
 import paramiko
 import pytest
 from free_ports import free_port
+from own_sshd import Answered, way_to
 from password_sshd import PASSWORD, PasswordSshd
 from waiting import HANG_S, until
 
@@ -53,7 +54,11 @@ def wanted(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> T
     known.write_text(line)
     key = tmp_path / "key"
     paramiko.RSAKey.generate(2048).write_private_key_file(str(key))
-    return Target("spark1", "127.0.0.1", "me", server.port, identity_file=key, known_hosts=known)
+    return way_to(user="me", port=server.port, identity_file=key, known_hosts=known)
+
+
+def but(target: Target, **other: object) -> Target:
+    return replace(target, node=replace(target.node, **other))
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -61,9 +66,9 @@ def test_the_password_is_for_when_no_key_is_accepted(server, wanted, tmp_path, n
     """Keys come first: the named one, or the usual ones."""
     if not named:
         (tmp_path / ".ssh").mkdir()
-        wanted.identity_file.rename(tmp_path / ".ssh/id_rsa")
-        wanted = replace(wanted, identity_file=None)
-    connection = SshConnection(replace(wanted, login_password=lambda: PASSWORD))
+        wanted.node.identity_file.rename(tmp_path / ".ssh/id_rsa")
+        wanted = but(wanted, identity_file=None)
+    connection = SshConnection(but(wanted, login_password=Answered(PASSWORD)))
     assert connection.open().transport.is_active()
     assert server.keys > 0
     assert server.passwords == [PASSWORD]
@@ -72,12 +77,12 @@ def test_the_password_is_for_when_no_key_is_accepted(server, wanted, tmp_path, n
 
 def test_a_user_without_any_key(server, wanted):
     """paramiko has nothing to try then, and says so in words of its own."""
-    wanted.identity_file.unlink()
-    none = replace(wanted, identity_file=None)
+    wanted.node.identity_file.unlink()
+    none = but(wanted, identity_file=None)
     with pytest.raises(Unreachable, match="accepts none") as caught:
         SshConnection(none).open()
     assert "--ask-password" in caught.value.hint
-    connection = SshConnection(replace(none, login_password=lambda: PASSWORD))
+    connection = SshConnection(but(none, login_password=Answered(PASSWORD)))
     assert connection.open().transport.is_active()
     assert server.passwords == [PASSWORD]
     connection.close()
@@ -85,15 +90,15 @@ def test_a_user_without_any_key(server, wanted):
 
 def test_a_wrong_password(server, wanted):
     with pytest.raises(Unreachable, match="does not accept the password") as caught:
-        SshConnection(replace(wanted, login_password=lambda: "no")).open()
+        SshConnection(but(wanted, login_password=Answered("no"))).open()
     assert "no" not in caught.value.message.split()[-1]
     assert set(server.passwords) == {"no"}
 
 
 def test_no_password_for_a_host_that_is_not_known(server, wanted):
-    wanted.known_hosts.write_text("")
+    wanted.node.known_hosts.write_text("")
     with pytest.raises(Unreachable, match="host key"):
-        SshConnection(replace(wanted, login_password=lambda: PASSWORD)).open()
+        SshConnection(but(wanted, login_password=Answered(PASSWORD))).open()
     assert server.passwords == []
 
 
@@ -108,7 +113,7 @@ def test_no_password_for_a_host_that_is_not_known(server, wanted):
 def test_no_password_for_a_jump_host(server, wanted, use):
     """It is the node's; whoever runs the host on the way must not learn it."""
     jump = f"me@127.0.0.1:{server.port}"
-    through = replace(wanted, host="10.0.0.1", jump=jump, login_password=lambda: PASSWORD)
+    through = but(wanted, address="10.0.0.1", jump=jump, login_password=Answered(PASSWORD))
     with pytest.raises(Unreachable, match="accepts none"):
         use(through)
     assert server.keys > 0, "it was asked to let us through"
@@ -130,7 +135,7 @@ def test_fabric_gets_the_password_that_sudo_asks_for(target, trusted, monkeypatc
     """Root needs none, so another user stands for it here."""
     given = []
     monkeypatch.setattr(fabric.Connection, "sudo", lambda *_, **options: given.append(options))
-    connection = SshConnection(target(sudo_password=lambda: "secret"))
+    connection = SshConnection(target(sudo_password="secret"))
     login = connection.fabric(owned=False)
     login.user = "someone"
     login.sudo("id")

@@ -9,7 +9,7 @@ import base64
 import getpass
 
 import pytest
-from own_sshd import SSHD, keygen, public, start_sshd
+from own_sshd import SSHD, keygen, public, start_sshd, way_to
 
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.inventory import InventoryNode
@@ -17,7 +17,7 @@ from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node import paths
 from spark_cluster.runner import host_key_change
 from spark_cluster.runner.connections import Connections
-from spark_cluster.runner.dialer import SshConnection, Target
+from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.known_hosts import PublicKey, known_hosts_line
 
@@ -48,7 +48,7 @@ class Site:
     @property
     def target(self):
         options = {"user": ME, "port": self.server.port, "identity_file": self.server.key}
-        return Target("spark1", "127.0.0.1", connect_timeout_s=60.0, **options)
+        return way_to(connect_timeout_s=60.0, **options)
 
     def is_reached(self):
         connection = SshConnection(self.target)
@@ -115,7 +115,7 @@ def test_a_key_whose_kind_holds_more_lines(home):
     known = home / ".ssh/known_hosts"
     known.write_text("github.com ssh-ed25519 AAAA\n")
     with pytest.raises(Failed, match="not a type of host key"):
-        host_key_change.announce_keys(Target("spark1", "127.0.0.1"), [key], [])
+        host_key_change.announce_keys(way_to(), [key], [])
     assert known.read_text() == "github.com ssh-ed25519 AAAA\n"
 
 

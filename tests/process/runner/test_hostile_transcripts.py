@@ -24,7 +24,8 @@ from spark_cluster.engine import cache_parts, image_copies, model_upkeep
 from spark_cluster.engine.hub_models import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.resources import Command, Directory, File, Reboot
-from spark_cluster.runner import delivery, wire
+from spark_cluster.runner import delivery
+from spark_cluster.runner import session as sessions
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.session import Session
 
@@ -47,9 +48,9 @@ LIMITS = (
     (messages, "USUAL_S", 0.1),
     (messages, "LONGEST_STEP_S", 0.1),
     (messages, "LONG_WORK_S", 0.1),
-    (wire, "START_WITHIN", 0.2),
-    (wire, "LOST_AFTER", 0.2),
-    (wire, "FRAME_S", 0.1),
+    (sessions, "START_WITHIN", 0.2),
+    (sessions, "LOST_AFTER", 0.2),
+    (sessions, "FRAME_S", 0.1),
     (delivery, "FIRST_TRY_S", 0.0),
     (delivery, "RECONNECT_S", 0.0),
     (cache_parts, "USAGE_S", 0.1),

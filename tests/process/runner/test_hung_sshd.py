@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 import paramiko
 import pytest
 from cases import each_case
+from own_sshd import way_to
 from password_sshd import PasswordSshd
 from waiting import HANG_S, until, with_a_limit
 
@@ -113,13 +114,11 @@ def target(home, tmp_path) -> Callable[..., Target]:
         line = f"[127.0.0.1]:{port} ssh-rsa {rsa_key('host').get_base64()}\n"
         (home / ".ssh/known_hosts").write_text(line)
         place = (
-            {"host": "10.0.0.9", "port": 22, "jump": f"root@127.0.0.1:{port}"}
+            {"address": "10.0.0.9", "port": 22, "jump": f"root@127.0.0.1:{port}"}
             if through
-            else {"host": "127.0.0.1", "port": port}
+            else {"port": port}
         )
-        return Target(
-            name="spark1", user="root", identity_file=tmp_path / "key", **place, **options
-        )
+        return way_to(user="root", identity_file=tmp_path / "key", **place, **options)
 
     return make
 
@@ -144,7 +143,7 @@ def hangs_at(target) -> Callable[..., Unreachable]:
                         port,
                         through=through,
                         connect_timeout_s=limit_s,
-                        login_password=lambda: password,
+                        login_password=password,
                     )
                 )
                 with pytest.raises(Unreachable) as error:

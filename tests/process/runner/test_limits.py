@@ -19,6 +19,7 @@ from waiting import FAR_S, HANG_S, until
 from spark_cluster.agent import frames, messages
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.resources import Command, File, LaptopFile
+from spark_cluster.runner import session as sessions
 from spark_cluster.runner import wire
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.node_connection import why_no_agent
@@ -50,8 +51,8 @@ ALIVE = frames.pack({"event": "alive"})
 @each_case(__file__, "no_agents.json")
 def test_the_end_of_what_is_no_agent_is_told_each_request(fake, monkeypatch, case):
     said = case["said"]
-    monkeypatch.setattr(wire, "START_WITHIN", 0.5 if said.startswith("no message") else FAR_S)
-    monkeypatch.setattr(wire, "LOST_AFTER", 0.5 if said == "no sign of life" else FAR_S)
+    monkeypatch.setattr(sessions, "START_WITHIN", 0.5 if said.startswith("no message") else FAR_S)
+    monkeypatch.setattr(sessions, "LOST_AFTER", 0.5 if said == "no sign of life" else FAR_S)
     session = fake(f"import os, sys, time\nalive = {ALIVE!r}\n{case['text']}")
     with pytest.raises(Unreachable, match=said):
         session.run(["true"])
@@ -78,7 +79,7 @@ def test_too_old_a_python(fake):
 @each_case(__file__, "silent_agents.json")
 def test_why_an_agent_never_spoke(fake, monkeypatch, case):
     """The texts as sudo and shells print them, from an agent's own standard error."""
-    monkeypatch.setattr(wire, "START_WITHIN", FAR_S)
+    monkeypatch.setattr(sessions, "START_WITHIN", FAR_S)
     status = case["status"]
     end = "sys.stdin.read()" if status is None else f"sys.exit({status})"
     session = fake(
@@ -107,7 +108,7 @@ def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
 def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
     """Its pipe is full, and it never reads: the request cannot be sent, nor an answer come."""
     monkeypatch.setattr(wire, "TAKES_NOTHING_S", 0.3)
-    monkeypatch.setattr(wire, "START_WITHIN", 0.5)
+    monkeypatch.setattr(sessions, "START_WITHIN", 0.5)
     monkeypatch.setattr(pipe_channel, "ENDS_WITHIN_S", 0.1)
     session = fake("import time; time.sleep(600)")
     with pytest.raises(Unreachable):

@@ -124,7 +124,7 @@ def test_an_agent_that_gives_no_keys(ssh, trusted, agent, tmp_path, monkeypatch)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
     with pytest.raises(KeysRefused):
         ssh(identity_file=None).open()
-    logs_in(ssh, identity_file=ssh().target.identity_file)
+    logs_in(ssh, identity_file=ssh().target.node.identity_file)
 
 
 def test_an_agent_that_hangs(ssh, trusted, tmp_path, monkeypatch):

@@ -16,14 +16,14 @@ import pytest
 from cases import each_case
 from free_ports import free_port
 from hung_processes import ended
-from own_sshd import STUBBORN_PROXY, keygen, public
+from own_sshd import STUBBORN_PROXY, keygen, public, way_to
 from relay import Relay
 from small_server import answering
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import known_hosts, wire
-from spark_cluster.runner.dialer import Target
+from spark_cluster.runner import session as sessions
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
 from spark_cluster.runner.ssh_route import node_of, route
@@ -116,7 +116,7 @@ def test_the_key_of_a_jump_host(ssh, sshd, second_sshd, trusted, home, tmp_path,
         options = f"Host node\n  HostName 127.0.0.1\n  ProxyJump {jump}\n{options}"
         options += "  StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes\n"
     (home / ".ssh/config").write_text(options)
-    connection = ssh(host="node") if of_config else ssh(jump=jump)
+    connection = ssh(address="node") if of_config else ssh(jump=jump)
     if "says" in case:
         message = refusal(connection).message
         assert message.startswith(case["says"].format(J=where))
@@ -148,7 +148,7 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
 
 
 def test_a_connection_that_is_cut(ssh, sshd, trusted, agents_home, tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
+    monkeypatch.setattr(sessions, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
     relay = Relay(sshd.port)
     trusted.write_text(sshd.host_line.replace(str(sshd.port), str(relay.port)))
     argv = ["env", f"HOME={agents_home}", *wire.argv("test")]
@@ -221,7 +221,7 @@ def test_what_cannot_be_reached(ssh, trusted):
     assert "sshd" in error.hint
     error = refusal(ssh(jump=f"{ME}@127.0.0.1:{port}"))
     assert f"127.0.0.1:{port} refused" in error.message
-    error = refusal(ssh(host="no-such-host.invalid"))
+    error = refusal(ssh(address="no-such-host.invalid"))
     assert "no address is known for 'no-such-host.invalid'" in error.message
 
 
@@ -244,7 +244,7 @@ def test_a_connection_that_ended_just_before(when):
 
     channel = SimpleNamespace(exec_command=ended)
     opens = ended if when == "open_session" else lambda **_options: channel
-    connection = Connection(route(Target("spark1", "127.0.0.1")), shared=True)
+    connection = Connection(route(way_to()), shared=True)
     stand_in = SimpleNamespace(active=True, open_session=opens, limited=lambda _: nullcontext())
     connection._set(transport=stand_in)
     with pytest.raises(Unreachable, match="the connection was cut"):

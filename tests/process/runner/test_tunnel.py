@@ -25,7 +25,7 @@ from cases import each_case
 from factories import put
 from free_ports import free_port
 from hung_processes import lives
-from own_sshd import STUBBORN_PROXY, public, start_sshd
+from own_sshd import STUBBORN_PROXY, public, start_sshd, way_to
 from relay import Relay
 from small_server import answering
 from waiting import HANG_S, until
@@ -37,7 +37,6 @@ from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import dialer
 from spark_cluster.runner.dialer import carried, forward
-from spark_cluster.runner.ssh_route import Target
 
 CHECKOUT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -113,7 +112,7 @@ def run(target, monkeypatch):
     made = []
 
     def start(remote_port, *, port=None, **given):
-        relay = Relay(port or target().port)
+        relay = Relay(port or target().node.port)
         write_host_key(target(), relay.port)
         made.append((Running(target(port=relay.port, **given), remote_port), relay))
         return made[-1]
@@ -130,7 +129,7 @@ def write_host_key(known, port):
     """Have the sshd's key known at another port, too."""
     path = Path.home() / ".ssh" / "known_hosts"
     lines = path.read_text()
-    key = public(known.identity_file.with_name("host_key"))
+    key = public(known.node.identity_file.with_name("host_key"))
     path.write_text(f"{lines}[127.0.0.1]:{port} {key}\n")
 
 
@@ -285,11 +284,12 @@ def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
 KILLED = """\
 import os, sys
 from pathlib import Path
-from spark_cluster.runner.ssh_route import Target
+from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.runner.dialer import forward
+from spark_cluster.runner.ssh_route import Target
 port, key, to = sys.argv[1:]
-target = Target("spark1", "127.0.0.1", port=int(port), identity_file=Path(key))
-with forward(target, "127.0.0.1", int(to)) as here:
+node = InventoryNode("spark1", "127.0.0.1", 0, "head", port=int(port), identity_file=Path(key))
+with forward(Target(node), "127.0.0.1", int(to)) as here:
     print(here, flush=True)
     os.kill(os.getpid(), 9)
 """
@@ -394,7 +394,7 @@ def test_the_known_hosts_of_the_inventory_count_too(target, sshd, trusted, endpo
 def test_no_name_becomes_an_option(target, tmp_path):
     touched = tmp_path / "touched"
     hostile = f"-oProxyCommand=touch {touched}"
-    error = unreachable(Target("spark1", hostile, hostile, connect_timeout_s=HANG_S))
+    error = unreachable(way_to(hostile, user=hostile, connect_timeout_s=HANG_S))
     assert "ssh made no tunnel" in error.message
     assert not touched.exists()
 

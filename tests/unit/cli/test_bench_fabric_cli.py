@@ -10,11 +10,11 @@ import pytest
 from fabric_results import save
 from factories import make_inventory
 from program import invoke
-from rich.console import Console
 
 from spark_cluster.bench.fabric_run import judged, load_fabric
 from spark_cluster.bench.report.rendering import size_text
 from spark_cluster.cli.bench import show_fabric
+from spark_cluster.cli.terminal import Console
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.plan.estimate import Constants
 

@@ -48,7 +48,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_engine_of_the_page(tmp_path: Path) -> None:
     recipe = load_recipe(put(tmp_path / "r.yaml", RECIPE), Project(tmp_path))
     plan = server_for(recipe, make_node("a"))
-    deployment = plan.starting(share=0.5, guarded="present", ray_token=None)
+    deployment = plan.starting(share=0.5, ray_token=None)
     found = engine("tiny")
     process = found.server(plan.nodes[0], deployment, 29501)
     assert process is not None

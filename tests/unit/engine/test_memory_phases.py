@@ -44,9 +44,10 @@ def test_a_phase_of_another_version_is_left_out():
     assert not phases.nodes
 
 
-def test_the_course_is_recorded_as_it_goes(tmp_path):
+def test_the_course_is_recorded_as_it_goes(tmp_path, monkeypatch):
     """A start that fails leaves in the record how far it had come."""
-    record, phases = RunRecord("x", tmp_path), MemoryPhases()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record, phases = RunRecord("x"), MemoryPhases()
     course = vram.Course(Bus(record, phases), "loading")
     for used in (10, 30, 30, 20, 40):
         course.take([reading(used)])

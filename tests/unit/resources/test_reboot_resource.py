@@ -3,7 +3,7 @@
 import pytest
 
 from spark_cluster.agent.apply import DocumentRun
-from spark_cluster.node.host import BOOT_ID
+from spark_cluster.node.values import BOOT_ID
 from spark_cluster.resources import File, Reboot
 
 REQUIRED = "/run/reboot-required"

@@ -26,7 +26,7 @@ from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.node import load_watch, model_loader
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State
-from spark_cluster.node.model_loader import Loader, Queue, Servers
+from spark_cluster.node.model_loader import Loader, Queue
 
 
 class Admin(socketserver.StreamRequestHandler):
@@ -100,7 +100,7 @@ def loaded(node: Node, name: str, monkeypatch: pytest.MonkeyPatch, gib: list[flo
     monkeypatch.setattr(model_loader, "available_gib", lambda: next(left))
     monkeypatch.setattr(model_loader, "LOOK_S", 0.0)
     queue = Queue(lambda: 0.0)
-    loader = Loader(Servers(node.config), queue)
+    loader = Loader(node.config, queue)
     queue.ask(name)
     loader.load_next(0)
     return queue
@@ -112,7 +112,7 @@ def test_a_model_is_started_where_there_is_memory(node, monkeypatch):
         del docker["containers"]["b"]
     queue = loaded(node, "a", monkeypatch, [20])
     assert node.acts == ["start a"]
-    assert queue.describe() == {"loading": "", "doing": queue.describe()["doing"], "waiting": []}
+    assert queue.take(0) == ""
     assert "could not" not in queue.ask("a").text
 
 
@@ -130,14 +130,14 @@ def test_the_other_is_unloaded_first_and_gets_no_request_meanwhile(node, monkeyp
 def test_one_that_got_a_request_at_the_last_moment_stays(node, monkeypatch):
     node.are("running", "a")
     node.admin.use = {"a": (0, 400)}
-    before = Servers.unload
+    before = Loader.unload
 
-    def unload(servers: Servers, name: str) -> bool:
+    def unload(loader: Loader, name: str) -> bool:
         if "show stat" in node.admin.asked and not node.admin.use["a"][0]:
             node.admin.use = {"a": (1, 0)}
-        return before(servers, name)
+        return before(loader, name)
 
-    monkeypatch.setattr(Servers, "unload", unload)
+    monkeypatch.setattr(Loader, "unload", unload)
     loaded(node, "b", monkeypatch, [8, 8, 20])
     assert node.acts == ["start b"], "a answers its request; the memory came from elsewhere"
     assert node.admin.asked[-1] != "set server model-2/a health down"
@@ -170,8 +170,8 @@ def test_after_a_restart_it_goes_on_with_a_load_and_leaves_no_server_drained(nod
     node.are("running", "a", "b")
     engine.alive = False
     queue = Queue(lambda: 0.0)
-    Loader(Servers(node.config), queue).go_on()
-    assert queue.describe()["waiting"] == ["a", "b"]
+    Loader(node.config, queue).go_on()
+    assert [queue.take(0), queue.take(0)] == ["a", "b"]
     assert node.admin.asked == [
         "set server model-2/a state ready",
         "set server model-3/b state ready",
@@ -214,15 +214,15 @@ def test_a_stop_that_outlives_the_program_is_no_failure_of_a_load(node, engine, 
     engine.alive = False
     monkeypatch.setattr(model_loader, "LOOK_S", 0.0)
     queue = Queue(lambda: 0.0)
-    loader = Loader(Servers(node.config), queue)
+    loader = Loader(node.config, queue)
     loader.go_on()
-    look = Servers.state
+    look = Loader.state
 
-    def state(servers: Servers, one: ContainerState) -> State:
+    def state(loader: Loader, one: ContainerState) -> State:
         node.are("exited", "a")  # now
-        return look(servers, one)
+        return look(loader, one)
 
-    monkeypatch.setattr(Servers, "state", state)
+    monkeypatch.setattr(Loader, "state", state)
     loader.load_next(0)
     assert queue.ask("a").text == "it is going to be loaded"
     assert node.acts == []
@@ -258,20 +258,20 @@ def test_a_load_is_prepared_and_guarded(node, monkeypatch):
     monkeypatch.setattr(load_watch, "reason_file", lambda _name: str(reason))
     monkeypatch.setattr(model_loader, "available_gib", lambda: 100.0)
     queue = Queue(lambda: 0.0)
-    loader = Loader(Servers(node.config), queue)
+    loader = Loader(node.config, queue)
     queue.ask("a")
     loader.load_next(0.0)
     assert node.acts == ["start a"]
     assert node.memory == ["end a", "prepare", "guard a", "end a"]
     figures = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure": None, "at": 0}
-    start = Servers.start
+    start = Loader.start
 
-    def ended(servers: Servers, name: str) -> None:
-        start(servers, name)
+    def ended(loader: Loader, name: str) -> None:
+        start(loader, name)
         put(reason, json.dumps(figures))
         node.are("exited", name)
 
-    monkeypatch.setattr(Servers, "start", ended)
+    monkeypatch.setattr(Loader, "start", ended)
     queue.ask("b")
     loader.load_next(0.0)
     assert "its load was ended before the node ran out of memory: 1.0 GiB" in queue.ask("b").text
