@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +24,7 @@ import click
 from spark_cluster.cli.changes import summary
 from spark_cluster.cli.console import styled
 from spark_cluster.cli.display import Display, recap, show_diff, show_error, show_failure
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import SparkClusterError, worst
 from spark_cluster.runner.events import Sink
 
 if TYPE_CHECKING:
@@ -191,6 +191,12 @@ class App:
         """
         whole = shlex.join(["spark-cluster", *self._files])
         return ABOUT_NODES.sub(lambda _: whole, text)
+
+    def tell_lost(self, lost: Mapping[str, SparkClusterError]) -> int:
+        """Tell on standard error which nodes did not answer; return the exit status."""
+        for name, error in lost.items():
+            show_error(error.message, self.to_paste(error.hint), node=name)
+        return worst(lost.values())
 
     def allowances(self, named: Allowances) -> Allowances:
         """Return what recipes are allowed: by the inventory, and by the options of the command."""

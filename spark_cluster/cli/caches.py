@@ -26,7 +26,7 @@ from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart, copy_caches
 from spark_cluster.engine.deployment import root_on
 from spark_cluster.engine.tuning import SIZES, Tuning
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import UsageError, worst
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
@@ -40,14 +40,17 @@ def caches() -> None:
 
 
 @caches.command("list")
-def list_(app: App) -> None:
+def list_(app: App) -> int:
     """List the parts of the caches by node: size, recipes, and how long they have not been used.
 
-    The least recently used part comes first.
+    The least recently used part comes first. Where a node is not reached, those of the others are
+    shown, with exit status 3.
     """
     with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
-        found = _parts(app, run.open())
+        play = run.open(fail_fast=False)
+        found = _parts(app, play)
     app.show({"parts": found}, lambda app, _: _show_parts(app, found))
+    return worst(play.out.values())
 
 
 @caches.command()
