@@ -90,7 +90,8 @@ def _show_status(app: App, found: Status) -> None:
     _show_behind(app.console, found)
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
-        app.console.say("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus)
+        nodes = counted(len(found.ray), "node")
+        app.console.say("[dim]Ray: {}, {:g} GPU{}[/]", nodes, gpus, "" if gpus == 1 else "s")
     _show_rest(app, found)
 
 

@@ -32,7 +32,7 @@ from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.node_copies import Copied, copy, copy_folder
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import containers
-from spark_cluster.node.output import gigabytes
+from spark_cluster.node.output import counted, gigabytes
 from spark_cluster.node.replies import made_of
 from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import all_of
@@ -195,7 +195,9 @@ class VerifiedModel:
         if self.error:
             return f"{name}  cannot be read: {self.error}"
         if self.sound:
-            unchecked = f", {len(self.unchecked)} files without a hash" if self.unchecked else ""
+            unchecked = (
+                f", {counted(len(self.unchecked), 'file')} without a hash" if self.unchecked else ""
+            )
             return f"{name}  sound, {gigabytes(self.read)} read{unchecked}"
         lines = [f"{name}  {len(self.damaged)} damaged, {len(self.missing)} missing"]
         lines += [f"  damaged  {path}" for path in self.damaged]
