@@ -29,7 +29,7 @@ BUDGETS = {
     "plan": 3_880,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_700,  # pasted and wrapped lines, floods; options of vLLM by version
     "importers": 4_568,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_842,  # model_upkeep.py: a model that no node has is not pinned or pruned
+    "engine": 8_850,  # tuning.py: what cannot be tuned is refused before it is fetched
     "doctor": 2_550,
     "bench": 5_773,
     "dashboard": 400,
