@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import click
 
 from spark_cluster.cli.changes import GROUP, group_of, grouped, summary
 from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import SparkClusterError, Unreachable
 from spark_cluster.runner.events import (
     Applying,
     Changing,
@@ -352,5 +353,9 @@ def tell(text: Text | str) -> None:
 
 
 def show_failure(error: SparkClusterError) -> None:
-    """Print an error with its place and hint on standard error."""
+    """Print an error with its place and hint on standard error; in short what stands above it."""
+    if error.told_of and sys.stdout.isatty() and sys.stderr.isatty():
+        what = "was not reached" if isinstance(error, Unreachable) else "failed"
+        show_error(f"{error.told_of} {what}, as told above")
+        return
     show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)
