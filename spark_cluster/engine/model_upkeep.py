@@ -290,8 +290,9 @@ def prune(
     Raises:
         Failed: a name of `only` is on no node.
     """
-    if only:
-        named(nodes, only)
+    if only:  # before any node removes one: a name may be on another, a branch differ between them
+        found = [model for models in named(nodes, only).values() for model in models]
+        only = sorted({f"{model.repository}@{model.commit}" for model in found})
     request = {"only": list(only), "bytes": free, "unused_s": unused_s, "apply": apply}
     keep = [[need.repository, need.revision] for need in needs]
     return [
@@ -363,8 +364,10 @@ def named(nodes: Nodes, names: Sequence[str]) -> dict[str, list[StoredModel]]:
 
 
 def matches(model: StoredModel, names: Sequence[str]) -> bool:
-    """Return whether a revision is one of ORG/NAME or ORG/NAME@REVISION; any is where none is."""
+    """Return whether a revision is one of ORG/NAME or ORG/NAME@REVISION, also as it is listed; any
+    is where none is."""
     known = {f"{model.repository}@{ref}" for ref in (model.commit, *model.refs)}
+    known.add(short(model.repository, model.commit))
     return not names or bool({model.repository, *known} & set(names))
 
 
