@@ -11,6 +11,7 @@ from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import (
     Allowing,
     Changing,
@@ -85,6 +86,8 @@ def prune(
     total = sum(part.bytes for part in chosen)
     document = {"applied": act, "bytes": total, "parts": chosen}
     app.show(document, lambda app, _: _show_pruned(app, chosen, total, act=act))
+    if recipe and not any(recipe in part.recipes for part in found):
+        tell(f"no part of the caches is known to be of {recipe}; `caches list` shows the recipes")
 
 
 @caches.command()

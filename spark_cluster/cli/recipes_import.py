@@ -326,8 +326,9 @@ def _show_changes(app: App, found: Update) -> None:
         for text in skipped:
             say("  [dim]not taken:[/] {}", text)
     elif broken or skipped:
-        counts = (counted(len(broken), "recipe"), counted(len(skipped), "file"))
-        say("  [dim]not usable: {}; not taken: {} (-v says why)[/]", *counts)
+        counts = {"not usable": (broken, "recipe"), "not taken": (skipped, "file")}
+        told = (f"{what}: {counted(len(n), noun)}" for what, (n, noun) in counts.items() if n)
+        say("  [dim]{} (-v says why)[/]", "; ".join(told))
 
 
 # -- save ------------------------------------------------------------------------------------------
