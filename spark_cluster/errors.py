@@ -18,11 +18,11 @@ class SparkClusterError(Exception):
         hint: what to do next; empty when there is nothing to add.
 
     Attributes:
-        told_of: the node of which a run has told it; empty while none has.
+        told: whether a run has told it of a node.
     """
 
     exit_code = 1
-    told_of = ""
+    told = False
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(message)

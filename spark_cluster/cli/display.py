@@ -15,7 +15,7 @@ import click
 
 from spark_cluster.cli.changes import GROUP, group_of, grouped, summary
 from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
-from spark_cluster.errors import SparkClusterError, Unreachable
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import (
     Applying,
     Changing,
@@ -354,8 +354,7 @@ def tell(text: Text | str) -> None:
 
 def show_failure(error: SparkClusterError) -> None:
     """Print an error with its place and hint on standard error; in short what stands above it."""
-    if error.told_of and sys.stdout.isatty() and sys.stderr.isatty():
-        what = "was not reached" if isinstance(error, Unreachable) else "failed"
-        show_error(f"{error.told_of} {what}, as told above")
+    if error.told and sys.stdout.isatty() and sys.stderr.isatty():
+        show_error("the run failed; the reason stands above")
         return
     show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)

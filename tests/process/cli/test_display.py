@@ -131,7 +131,7 @@ def test_what_a_run_has_told_of_a_node_is_not_repeated_below(tmp_path, closed_po
     words = ["-m", "spark_cluster", "down"]
     terminal = Terminal(words, tmp_path, environment)
     terminal.expect("UNREACHABLE")
-    terminal.expect("error: spark1 was not reached, as told above")
+    terminal.expect("error: the run failed; the reason stands above")
     assert terminal.end() == 3
     assert terminal.shown.count("refused the connection") == 1
     terminal.close()
