@@ -357,11 +357,15 @@ def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
     except SystemExit as ended:  # of a command; of click where no one reads its output
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except click.ClickException as error:
+        message = error.format_message()
         if as_json:
-            _print_error({"message": error.format_message(), "where": "", "hint": ""})
+            _print_error({"message": message, "where": "", "hint": ""})
+        if message.startswith("Usage: "):  # a group without a command: click gives its help
+            click.echo(message, err=True)
+            return error.exit_code
         ctx = getattr(error, "ctx", None)
         hint = f"`{ctx.command_path} --help` shows what there is" if ctx else ""
-        show_error(error.format_message(), hint)
+        show_error(message, hint)
         return error.exit_code
     except SparkClusterError as error:
         if as_json:

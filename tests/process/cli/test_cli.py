@@ -34,6 +34,13 @@ def test_missing_inventory(program, args):
     assert "spark-cluster init" in error["hint"]
 
 
+def test_a_group_without_a_command_shows_its_help(program):
+    done = program("bench")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: spark-cluster bench")
+    assert "error" not in done.stderr
+
+
 def test_usage_error_as_json(program):
     done = program("ping", "--json", "--no-such-option")
     assert done.returncode == 2

@@ -166,7 +166,7 @@ WRONG = [
     (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
     (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
     (GOOD + 'versions = "0.19"', "expected versions such as"),
-    (GOOD + GOOD, "defined twice"),
+    (GOOD + GOOD, "this id is taken"),
     ("[[issue", "not TOML"),
     ("x = 1", "x: "),
     ("issue = 3", "issue: "),

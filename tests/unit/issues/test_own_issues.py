@@ -77,7 +77,7 @@ def test_commands_find_them(project_folder: Path, tmp_path: Path) -> None:
             "shm-too-small-for-two: rule: a rule is a function of spark-cluster",
         ),
         (ISSUE + 'checks = ["a.b"]\n' + ISSUE + 'checks = ["a.b"]\n', "own-thing: this id is"),
-        (ISSUE.replace("own-thing", "ptxas-too-old") + 'checks = ["a.b"]\n', "defined twice"),
+        (ISSUE.replace("own-thing", "ptxas-too-old") + 'checks = ["a.b"]\n', "this id is taken"),
     ],
 )
 def test_wrong_ones(project_folder: Path, text: str, expected: str) -> None:
