@@ -361,7 +361,7 @@ def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
         if as_json:
             _print_error({"message": message, "where": "", "hint": ""})
         if message.startswith("Usage: "):  # a group without a command: click gives its help
-            click.echo(message, err=True)
+            error.show()
             return error.exit_code
         ctx = getattr(error, "ctx", None)
         hint = f"`{ctx.command_path} --help` shows what there is" if ctx else ""
