@@ -123,8 +123,6 @@ class DocumentRun:
 
     def _act(self, resource: Resource) -> dict[str, Any]:
         host = self.host
-        if host.overlay.planned.get(resource.id) == resource and not resource.triggers():
-            return {"verdict": OK}  # an earlier document of this check would make it
         actual = resource.observe(host)
         changes = self._changes(resource, actual)
         if not changes:
@@ -140,7 +138,6 @@ class DocumentRun:
         if host.check:
             resource.plan(host, actual)
             host.overlay.claim(resource.provides(), resource.id)
-            host.overlay.planned[resource.id] = resource
             return event
         self._asked(resource, event)
         if not self._touched:

@@ -96,13 +96,11 @@ class Overlay:
         claims: what will exist (`path:/srv`, `user:nvidia`, ...) to the id of who makes it.
         files: path to the content that it will have; None when it will be absent.
         opaque: path to the id of who gives it a content that is not known here.
-        planned: id to the resource that would be made, as it was declared last.
     """
 
     claims: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes | None] = field(default_factory=dict)
     opaque: dict[str, str] = field(default_factory=dict)
-    planned: dict[str, Any] = field(default_factory=dict)
 
     def claim(self, names: tuple[str, ...], maker: str) -> None:
         for name in names:

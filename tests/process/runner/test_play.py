@@ -195,16 +195,6 @@ def test_a_role_that_raises(make, tmp_path, case):
 # -- check mode, selection, secrets --------------------------------------------------------------
 
 
-def test_check_mode_tells_once_what_is_declared_twice(make):
-    """As a benchmark of two servers does; a file of another content is told again."""
-    play = make(check=True)
-    wanted = [Directory("/srv"), File("/srv/a", content="1"), File("/b", content="1")]
-    for declared in (wanted, wanted, [*wanted[:2], File("/b", content="2")], wanted):
-        play.apply(play.head, declared)
-    told = [e.verdict for e in play.events.of("Result")]
-    assert told == ["change"] * 3 + ["ok"] * 3 + ["ok", "ok", "change"] * 2
-
-
 def test_tags(make, tmp_path):
     play = make(selection=Selection(tags=frozenset({"small"})))
     play.apply(
