@@ -44,6 +44,8 @@ def main(
     link = roles_of_link(play)
     roles = [bootstrap, drivers, *link, "memory", "power", containers, "caches"]
     with play.stage("apply"):
+        if play.options.selection.partial and not firmware:
+            play.refuse_unknown(*roles)
         replace_shared_keys(play, bootstrap, done.notes, done.failures)
         applied = apply_until_settled(play, roles, once=drivers)
         read_applied(play, applied, done)

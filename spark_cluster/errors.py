@@ -16,9 +16,13 @@ class SparkClusterError(Exception):
         message: what happened, in one line that names the thing.
         where: file and line, node, or resource; empty when the message says it.
         hint: what to do next; empty when there is nothing to add.
+
+    Attributes:
+        told: whether a run has told it of a node.
     """
 
     exit_code = 1
+    told = False
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(message)

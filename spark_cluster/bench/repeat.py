@@ -176,7 +176,7 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
         if recipe is None:
             raise Refused("the record has no recipe of this server: it was not brought up there")
         if (needed := replace(setup, served=recipe).nodes) > nodes:
-            raise Refused(f"it needs {needed} nodes; there are {nodes}")
+            raise Refused(f"it needs {needed} nodes; the inventory has {nodes}")
         return recipe
 
     names = original.record.recipes

@@ -47,6 +47,9 @@ STAGES = frozenset({"load", "verify"})
 """Stages of `up` in which the engine runs: before them the nodes are prepared, and what fails there
 fails for every server."""
 
+MEASURE = "measure"
+"""The stage in which the node measures, with or without the laptop."""
+
 LONGEST_REASON = 400
 """Characters of a reason."""
 
@@ -219,10 +222,10 @@ def go_on(
             _take_down_measured(play, run, measured[-1])
         _measure_steps(play, run, steps, keep=keep, stop_at_first_failure=stop_at_first_failure)
     except KeyboardInterrupt:
-        play.note(
-            f"the node goes on measuring: `spark-cluster bench attach {run.folder}` continues the "
-            "run, `bench stop` ends it"
-        )
+        text = f"`spark-cluster bench attach {run.folder}` continues the run"
+        if play.failed_stage == MEASURE:
+            text = f"the node goes on measuring: {text}, `bench stop` ends it"
+        play.note(text)
         raise
     except (SparkClusterError, OSError):
         if not play.check:
@@ -316,7 +319,7 @@ def _measure_step(
     if served is not None:
         startup_s = round(play.seconds.get("load", 0.0) - before, 1)
         _record_server(play, run, step, served, startup_s)
-        with play.stage("measure"):
+        with play.stage(MEASURE):
             measure(play, run, step, served.deployment)
     return True
 

@@ -164,13 +164,17 @@ class Cluster(Opened):
 
             return FactsResult(tuple(run.open().nodes))
 
-    def vram(self) -> VramResult:
+    def vram(self, lost: dict[str, SparkClusterError] | None = None) -> VramResult:
         """Return the processes that hold GPU memory on each node, and its MemAvailable, in MiB.
 
+        Args:
+            lost: takes the errors of nodes that are not reached, which are raised otherwise.
+
         Raises:
-            SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
+            SparkClusterError: no node is reached, or an nvidia-smi does not answer; without `lost`
+                also: a node is not reached.
         """
-        with self.dialer.sessions(self.nodes, "vram") as sessions:
+        with self.dialer.sessions(self.nodes, "vram", lost) as sessions:
             from spark_cluster.cli.results import VramResult  # `vram` imports it meanwhile
             from spark_cluster.engine.runtime import models_by_process
             from spark_cluster.engine.vram import sample

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -23,7 +23,7 @@ import click
 from spark_cluster.cli.changes import summary
 from spark_cluster.cli.console import styled
 from spark_cluster.cli.display import Display, recap, show_diff, show_error, show_failure
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import SparkClusterError, worst
 from spark_cluster.runner.events import Sink
 
 if TYPE_CHECKING:
@@ -180,6 +180,12 @@ class App:
         whole = shlex.join(["spark-cluster", *self._files])
         return ABOUT_NODES.sub(lambda _: whole, text)
 
+    def tell_lost(self, lost: Mapping[str, SparkClusterError]) -> int:
+        """Tell on standard error which nodes did not answer; return the exit status."""
+        for name, error in lost.items():
+            show_error(error.message, self.to_paste(error.hint), node=name)
+        return worst(lost.values())
+
     def import_meanwhile(self, *modules: str) -> None:
         """Import what shows the answers while the nodes are asked; nothing for --json.
 
@@ -335,11 +341,15 @@ def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
     except SystemExit as ended:  # of a command; of click where no one reads its output
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except click.ClickException as error:
+        message = error.format_message()
         if as_json:
-            _print_error({"message": error.format_message(), "where": "", "hint": ""})
+            _print_error({"message": message, "where": "", "hint": ""})
+        if message.startswith("Usage: "):  # a group without a command: click gives its help
+            error.show()
+            return error.exit_code
         ctx = getattr(error, "ctx", None)
         hint = f"`{ctx.command_path} --help` shows what there is" if ctx else ""
-        show_error(error.format_message(), hint)
+        show_error(message, hint)
         return error.exit_code
     except SparkClusterError as error:
         if as_json:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table
+from spark_cluster.cli.display import tell
 from spark_cluster.cli.options import (
     Allowing,
     Changing,
@@ -26,7 +27,7 @@ from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart, copy_caches
 from spark_cluster.engine.deployment import root_on
 from spark_cluster.engine.tuning import SIZES, Tuning
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import UsageError, worst
 from spark_cluster.runner.play import Play
 
 DEFAULT_H = 24.0
@@ -39,14 +40,17 @@ def caches() -> None:
 
 
 @caches.command("list")
-def list_(app: App) -> None:
+def list_(app: App) -> int:
     """List the parts of the caches by node: size, recipes, and how long they have not been used.
 
-    The least recently used part comes first.
+    The least recently used part comes first. Where a node is not reached, those of the others are
+    shown, with exit status 3.
     """
     with app.cluster.play("caches list", app.nodes, change=False, gather_facts=False) as run:
-        found = _parts(app, run.open())
+        play = run.open(fail_fast=False)
+        found = _parts(app, play)
     app.show({"parts": found}, lambda app, _: _show_parts(app, found))
+    return worst(play.out.values())
 
 
 @caches.command()
@@ -81,6 +85,8 @@ def prune(
     total = sum(part.bytes for part in chosen)
     document = {"applied": act, "bytes": total, "parts": chosen}
     app.show(document, lambda app, _: _show_pruned(app, chosen, total, act=act))
+    if recipe and not any(recipe in part.recipes for part in found):
+        tell(f"no part of the caches is known to be of {recipe}; `caches list` shows the recipes")
 
 
 @caches.command()

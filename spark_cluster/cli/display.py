@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -352,5 +353,8 @@ def tell(text: Text | str) -> None:
 
 
 def show_failure(error: SparkClusterError) -> None:
-    """Print an error with its place and hint on standard error."""
+    """Print an error with its place and hint on standard error; in short what stands above it."""
+    if error.told and sys.stdout.isatty() and sys.stderr.isatty():
+        show_error("the run failed; the reason stands above")
+        return
     show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)

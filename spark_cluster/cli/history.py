@@ -14,7 +14,6 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.changes import summary
 from spark_cluster.cli.console import plain_table, styled
-from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
@@ -168,9 +167,7 @@ def history(
         app.show(Runs(runs(found), reasons), partial(_show_runs, nodes=list(found)))
     else:
         app.show(_details(run_id, found, reasons), _show_run)
-    for name, error in errors.items():
-        show_error(error.message, app.to_paste(error.hint), node=name)
-    return worst(errors.values())
+    return app.tell_lost(errors)
 
 
 def _ask(app: App, node: InventoryNode, run_id: str | None) -> dict[str, Any]:

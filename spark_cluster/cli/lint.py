@@ -164,6 +164,11 @@ def _target(
         if target is not None:
             raise UsageError("give a recipe or --command, not both")
         return lint_target.of_command(sys.stdin.read() if text == "-" else text, tp)
+    if target == "-" or (target and " " in target and not Path(target).exists()):
+        raise UsageError(
+            f"{target}: expected the name of a recipe, or a file",
+            hint="a command line goes to --command LINE; `--command -` reads standard input",
+        )
     missing = "no recipe given, and the inventory names none"
     hint = "name a recipe (spark-cluster recipes list), a file, or --command LINE"
     name = must_be_given(target or app.own_recipe, missing, hint)

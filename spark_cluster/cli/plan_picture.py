@@ -242,7 +242,7 @@ def _reasons(console: Console, plan: Plan) -> None:
         console.say("  would work: [cyan]{}[/] ({})", near.change, near.why)
     if plan.fit.reasons and not plan.nearest:
         console.print(
-            "  no configuration near it would work: free memory, or serve a smaller model"
+            "  no configuration near it would work: free memory or disk, or serve a smaller model"
         )
 
 

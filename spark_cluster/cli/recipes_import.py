@@ -31,6 +31,7 @@ from spark_cluster.importers.files import read_file, read_given, write
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.models.lookup import Hub
 from spark_cluster.models.memory_share import GIB
+from spark_cluster.node.output import counted
 from spark_cluster.plan.serving import serving_of
 
 _STDIN = "standard input"
@@ -294,10 +295,8 @@ def _outcome(app: App, found: Update, *, check: bool) -> Text:
     """What is in use now."""
     name = found.registry.name
     if found.in_use:
-        usable = len(found.found.recipes) - len(found.broken)
-        return styled(
-            "{} {}: {} recipes at {}", mark("ok"), name, usable, found.found.revision[:12]
-        )
+        usable = counted(len(found.found.recipes) - len(found.broken), "recipe")
+        return styled("{} {}: {} at {}", mark("ok"), name, usable, found.found.revision[:12])
     if found.rewritten and not check:
         option = app.command(f"recipes update {name} --allow-rewritten")
         return styled("{} {}: not taken; if its owner says why: {}", mark("fail"), name, option)
@@ -327,8 +326,9 @@ def _show_changes(app: App, found: Update) -> None:
         for text in skipped:
             say("  [dim]not taken:[/] {}", text)
     elif broken or skipped:
-        counts = (len(broken), len(skipped))
-        say("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts)
+        counts = {"not usable": (broken, "recipe"), "not taken": (skipped, "file")}
+        told = (f"{what}: {counted(len(n), noun)}" for what, (n, noun) in counts.items() if n)
+        say("  [dim]{} (-v says why)[/]", "; ".join(told))
 
 
 # -- save ------------------------------------------------------------------------------------------

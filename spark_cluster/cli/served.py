@@ -14,7 +14,7 @@ import click
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import mark, painted, plain_table, styled, tally
 from spark_cluster.cli.options import Changing, DeclaredCommand, EndingJobs, Positive, Unloading
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.node.output import counted
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def _show_status(app: App, found: Status) -> None:
     _show_behind(app.console, found)
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
-        app.console.say("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus)
+        nodes = counted(len(found.ray), "node")
+        app.console.say("[dim]Ray: {}, {:g} GPU{}[/]", nodes, gpus, "" if gpus == 1 else "s")
     _show_rest(app, found)
 
 
@@ -288,13 +289,14 @@ def vram(
     count: Positive | None,
     run_id: str | None,
     plot: Annotated[Path, click.Path(dir_okay=False, path_type=Path)] | None,
-) -> None:
+) -> int:
     """Show which processes hold GPU memory on each node, as the host sees them.
 
     On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable are shown next to it.
     With --watch the largest sum so far is shown too; --json then prints one line for each reading.
     Each `up`, `swap` and `down` records it by phase (before, loading, ready, under load, stopped):
-    --run shows that of a run, --plot draws it.
+    --run shows that of a run, --plot draws it. Where a node is not reached, the others are shown,
+    with exit status 3.
 
     Args:
         watch: Read again and again until Ctrl-C, with the peak.
@@ -307,18 +309,18 @@ def vram(
     """
     if run_id is not None or plot is not None:
         _show_recorded(app, run_id or LAST, plot, watch=watch)
-        return
-
-    nodes = app.nodes
+        return 0
+    nodes, lost = app.nodes, dict[str, SparkClusterError]()
     app.import_meanwhile("rich.live" if watch else "spark_cluster.cli.results")
     if watch:
         with app.cluster.dialer.sessions(nodes, "vram") as sessions:
             with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
                 readings = _readings(sessions, interval, count)
                 app.follow(readings, _reading if app.as_json else _picture, _picture)
-            return
-    found = app.cluster.vram()
+            return 0
+    found = app.cluster.vram(lost)
     app.show(found, lambda app, found: app.console.print(vram_table(found.nodes)))
+    return app.tell_lost(lost)
 
 
 Readings = tuple[list["NodeVram"], list["NodeVram"]]

@@ -119,7 +119,7 @@ class Login:
         if not self.flow.ask.check:
             self._show(refused)
             self.flow.text("With --yes the password comes from a variable: --password-env NAME")
-            raise StepFailed(Unreachable.exit_code, self.flow.line("setup"))
+            raise StepFailed(Unreachable.exit_code, self.flow.again)
         self.with_password = True
         self.flow.note("info", f"asks for the password: {', '.join(refused)} takes no key of yours")
         return found
@@ -161,7 +161,7 @@ class Login:
         fatal = {n: e for n, e in refused.items() if only is None or not isinstance(e, only)}
         if fatal:
             self._show(fatal)
-            raise StepFailed(worst(fatal.values()), self.flow.line("setup"))
+            raise StepFailed(worst(fatal.values()), self.flow.again)
 
     def _show(self, refused: dict[str, SparkClusterError]) -> None:
         for name, error in refused.items():
@@ -232,6 +232,18 @@ WOULD_ASK = (
 )
 
 
+def _typed(ctx: click.Context) -> list[str]:
+    """Return the options of a command as they were typed, without those of every command."""
+    words = []
+    for option in ctx.command.params:
+        value = ctx.params.get(option.name or "")
+        if value is True:
+            words.append(option.opts[-1])
+        elif value not in {None, "", False}:
+            words += [option.opts[-1], str(value)]
+    return words
+
+
 @click.command(cls=DeclaredCommand)
 def setup(
     ctx: click.Context,
@@ -275,7 +287,7 @@ def setup(
     """
     asker = Asker(yes, check)
     asker.must_be_able(WOULD_ASK)
-    flow = Flow(ctx.find_root().command, app, asker)
+    flow = Flow(ctx.find_root().command, app, asker, _typed(ctx))
     words = tuple(filter(None, (word.strip() for word in addresses.split(","))))
     asked = Answers(words, user, identity_file, recipe or DEFAULT_RECIPE, port)
     login = Login(flow, password_env, passwordless_sudo=passwordless_sudo)

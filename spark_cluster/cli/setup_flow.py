@@ -75,6 +75,7 @@ class Flow:
     Args:
         root: the program's commands.
         app: the global options.
+        typed: the options of `setup` itself, as they were typed.
 
     Attributes:
         count: nodes that there are.
@@ -84,6 +85,7 @@ class Flow:
     root: click.Command
     app: App
     ask: Asker
+    typed: Sequence[str] = ()
     steps: list[SetupStep] = field(default_factory=list)
     count: int = 1
     planned: Answers | None = None
@@ -112,11 +114,11 @@ class Flow:
         except (KeyboardInterrupt, click.Abort):
             now.state = "failed"
             click.echo("", err=True)  # the question's line has no end
-            raise StepFailed(Interrupted.exit_code, self.line("setup")) from None
+            raise StepFailed(Interrupted.exit_code, self.again) from None
         except SparkClusterError as error:
             now.state = "failed"
             show_failure(error)
-            raise StepFailed(error.exit_code, self.line("setup")) from None
+            raise StepFailed(error.exit_code, self.again) from None
 
     def say(self, template: str, *values: object) -> None:
         """Print for people: with --json on standard error."""
@@ -129,6 +131,11 @@ class Flow:
     def note(self, verdict: str, text: str) -> None:
         """Print a line with a sign."""
         self.say("{} {}", mark(verdict), text)
+
+    @property
+    def again(self) -> str:
+        """The command that goes on after what is done: this one."""
+        return self.line("setup", *self.typed)
 
     def line(self, *words: str) -> str:
         """Return a command as a user types it."""
@@ -202,7 +209,7 @@ class Flow:
         if left:
             names = ", ".join(step.name for step in left)
             self.say("\n{} not done: {}. Go on with:", mark("warn"), names)
-            self.say("  [bold]{}[/]", self.line("setup"))
+            self.say("  [bold]{}[/]", self.again)
             return
         self.say("\n{} it serves", mark("ok"))
         if self.steps[-1].state == "nothing to do":  # `up` has said it by itself
@@ -213,9 +220,8 @@ class Flow:
         name = self.steps[-1].name
         self.say("\n{} step {} is not done. Go on with:", mark("warn"), name)
         self.say("  [bold]{}[/]", stopped.again)
-        again = self.line("setup")
-        if stopped.again != again:
-            self.say("  [bold]{}[/]  [dim]goes on after what is done[/]", again)
+        if stopped.again != self.again:
+            self.say("  [bold]{}[/]  [dim]goes on after what is done[/]", self.again)
 
 
 @dataclass(frozen=True)
@@ -474,8 +480,7 @@ def model(
     if not found:
         raise Refused(
             f"no recipe for {want} fits {count} idle Spark{'s' if count > 1 else ''}",
-            hint=f"{flow.line('recipes', 'list')} shows all; then: {flow.line('setup')} "
-            "--recipe NAME",
+            hint=f"{flow.line('recipes', 'list')} shows all; then: {flow.again} --recipe NAME",
         )
     _show_proposals(flow, found)
     picked = found[flow.ask.choice("Which one", len(found[:SHOWN]))]

@@ -37,7 +37,7 @@ from spark_cluster.engine.model_upkeep import (
     kept_recipes,
     needed,
 )
-from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
+from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError, VerificationFailed
 from spark_cluster.node.output import counted, gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
@@ -47,6 +47,9 @@ from spark_cluster.runner.session import Session
 OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes, StoredImages, PrunedImages)
 
 Gone = TypeVar("Gone", Pruned, PrunedImages)
+
+Lost = dict[str, SparkClusterError]
+"""Nodes that were not reached, and why."""
 
 DAY_S = 86400.0
 
@@ -60,24 +63,31 @@ def models() -> None:
 
 
 @models.command("list")
-def list_models(app: App) -> None:
+def list_models(app: App) -> int:
     """List the models on each node: size, last use, pins and missing files.
 
     Names and sizes are compared; `spark-cluster models verify` reads the contents. Models that
-    other tools have downloaded into the same cache are listed, too.
+    other tools have downloaded into the same cache are listed, too. Where a node is not reached,
+    those of the others are shown, with exit status 3.
     """
-    with _nodes(app) as nodes:
+    lost = Lost()
+    with _nodes(app, lost) as nodes:
         found = model_upkeep.stored(nodes, needed(_kept(app)))
     _show(app, found, _show_stored)
+    return app.tell_lost(lost)
 
 
 @models.command()
-def size(app: App) -> None:
-    """Show the disk space of the models on each node, by recipe, and what pruning would free."""
-    needs = needed(_kept(app))
-    with _nodes(app) as nodes:
+def size(app: App) -> int:
+    """Show the disk space of the models on each node, by recipe, and what pruning would free.
+
+    Where a node is not reached, the others are shown, with exit status 3.
+    """
+    needs, lost = needed(_kept(app)), Lost()
+    with _nodes(app, lost) as nodes:
         found = model_upkeep.sizes(nodes, needs)
     _show(app, found, _show_sizes)
+    return app.tell_lost(lost)
 
 
 @models.command()
@@ -243,18 +253,22 @@ def unpin(app: App, *, model: _One) -> None:
 
 
 @contextlib.contextmanager
-def _sessions(app: App, what: str) -> Iterator[Mapping[str, Session]]:
-    """Start agents on the selected nodes; they end with the block."""
+def _sessions(app: App, what: str, lost: Lost | None = None) -> Iterator[Mapping[str, Session]]:
+    """Start agents on the selected nodes; they end with the block.
+
+    Args:
+        lost: takes the errors of nodes that are not reached, which are raised otherwise.
+    """
     app.import_meanwhile()
-    with app.cluster.dialer.sessions(app.nodes, what) as found:
+    with app.cluster.dialer.sessions(app.nodes, what, lost) as found:
         yield found
 
 
 @contextlib.contextmanager
-def _nodes(app: App) -> Iterator[Nodes]:
-    """Start agents that are asked about the models of their nodes."""
+def _nodes(app: App, lost: Lost | None = None) -> Iterator[Nodes]:
+    """Start agents that are asked about the models of their nodes; `lost` is as in `_sessions`."""
     hubs = _hub_folders(app)
-    with _sessions(app, "models") as sessions:
+    with _sessions(app, "models", lost) as sessions:
         yield Nodes(sessions, hubs)
 
 
@@ -406,15 +420,17 @@ def images() -> None:
 
 
 @images.command("list")
-def list_images(app: App) -> None:
+def list_images(app: App) -> int:
     """List the images of each node: size, the container that uses them, the recipe that needs them.
 
-    Sizes include layers that several images share.
+    Sizes include layers that several images share. Where a node is not reached, those of the others
+    are shown, with exit status 3.
     """
-    needs = needs_of(_kept(app))
-    with _sessions(app, "images") as sessions:
+    needs, lost = needs_of(_kept(app)), Lost()
+    with _sessions(app, "images", lost) as sessions:
         found = stored_images(sessions, needs)
     _show(app, found, _show_images)
+    return app.tell_lost(lost)
 
 
 def _show_images(app: App, found: StoredImages) -> None:

@@ -77,7 +77,7 @@ class BuildStep(Schema):
     @property
     def shown(self) -> str:
         """The name with the origin, as messages have it."""
-        return f"{self.name} ({self.origin or 'origin unknown'}, {(self.commit or 'no')[:12]})"
+        return f"{self.name} ({self.origin or 'origin unknown'}, {self.commit or 'no commit':.12})"
 
 
 class Base(Schema):

@@ -139,8 +139,8 @@ def must_be_served(kind: ModelKind, what: str) -> None:
     """
     if kind not in CHECKS_OF_KIND:
         raise Refused(
-            f"{what} is of kind {kind}, which is not served here: `vllm serve` does not generate "
-            f"{kind}, and no check could tell a right answer from a wrong one",
+            f"{what} is of kind {kind}, which is not served here: `vllm serve` generates none "
+            "of it, and no check could tell a right answer from a wrong one",
             hint=f"use {NOT_SERVED[kind]}; if the kind is inferred wrongly, write `kind: chat` "
             "(or another) into the recipe",
         )

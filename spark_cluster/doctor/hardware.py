@@ -24,6 +24,7 @@ from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import ORDER, Issue, catalogue, recognise
 from spark_cluster.node.load_watch import SSH_STOPS_KIB
+from spark_cluster.node.output import counted
 from spark_cluster.node.replies import at, decoded, objects_of
 
 KHO = "kernel-kho"
@@ -62,7 +63,7 @@ def gpu_present(seen: Observations) -> Verdict:
         return fail(seen.hangs("gpu"), "gpu-hangs")
     smi = seen.ran("gpu")
     timeouts = xids(seen).count(GSP_TIMEOUT)
-    tail = f"; Xid {GSP_TIMEOUT} {timeouts} times since boot" if timeouts else ""
+    tail = f"; Xid {GSP_TIMEOUT} {counted(timeouts, 'time')} since boot" if timeouts else ""
     if "No devices were found" in smi.output:
         return fail("No devices were found" + tail, "driver-torn")
     if "couldn't communicate" in smi.output:
@@ -180,7 +181,7 @@ def firmware_update(seen: Observations) -> Verdict:
     if failed:
         names = (f"{d.get('Name', '?')}: {d.get('UpdateError') or 'Failed'}" for d in failed)
         return fail("; ".join(names))
-    return ok(f"{len(devices)} updates on record, none failed")
+    return ok(f"{counted(len(devices), 'update')} on record, none failed")
 
 
 @check("driver.mlnx-hold", needs=("dpkg",), effect="risks")
@@ -392,7 +393,12 @@ def orphan(seen: Observations) -> Verdict:
         pids = " ".join(str(p.pid) for p in left)
         return fail(shown, PID=pids)
     held = sum(p.used_mib or 0 for p in processes.values())
-    return ok(f"{len(processes)} processes hold {held} MiB" if processes else "nothing is held")
+    return ok(holding(len(processes), held) if processes else "nothing is held")
+
+
+def holding(count: int, mib: int) -> str:
+    """Return how many processes hold how much of the GPU's memory."""
+    return f"1 process holds {mib} MiB" if count == 1 else f"{count} processes hold {mib} MiB"
 
 
 @check("memory.swap", needs=("swaps", "swappiness"), effect="risks")
@@ -474,7 +480,7 @@ def refused(seen: Observations) -> Verdict:
     log = seen.output("kernel_log")
     refusals = log.count("NV_ERR_NO_MEMORY")
     killed = re.findall(r"Out of memory: Killed process \d+ \(([^)]*)\)", log)
-    parts = [f"NV_ERR_NO_MEMORY {refusals} times"] if refusals else []
+    parts = [f"NV_ERR_NO_MEMORY {counted(refusals, 'time')}"] if refusals else []
     if killed:
         parts.append(f"the kernel killed {', '.join(sorted(set(killed)))}")
     if not parts:

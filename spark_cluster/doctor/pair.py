@@ -11,6 +11,7 @@ from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.hardware import fwupd_devices
 from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, of_hca, ok, warn
 from spark_cluster.node.containers import ContainerState, read_sections
+from spark_cluster.node.output import counted
 
 CLOCK_S = 10.0
 OWN_FLAGS = (
@@ -315,10 +316,8 @@ def model_files(nodes: Pair) -> Verdict:
         for node, listing in listings.items():
             lacking = sorted({path for path, _ in every - set(listing.items())})
             if lacking:
-                return fail(
-                    f"{node}: {len(lacking)} files of {folder} are missing or another size: "
-                    f"{', '.join(lacking[:3])}"
-                )
+                files = f"{counted(len(lacking), 'file')}: {', '.join(lacking[:3])}"
+                return fail(f"{node}: missing or of another size in {folder}: {files}")
     return ok(f"{', '.join(used)}: the same files")
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from spark_cluster.config.fact_gathering import compute_apps
 from spark_cluster.doctor.check import NodeCheck, check
+from spark_cluster.doctor.hardware import holding
 from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, ok, warn
 from spark_cluster.engine import firewall
@@ -19,6 +20,7 @@ from spark_cluster.issues.entries import ORDER, Issue, LogCheck, LogPattern, cat
 from spark_cluster.node import confinement
 from spark_cluster.node.containers import FIREWALL, ContainerState, LogLine
 from spark_cluster.node.dockerd import CONTAINERD_STORE, parse_images
+from spark_cluster.node.output import counted
 
 # Checks of how Docker gives containers the GPU, and of where it keeps images.
 
@@ -79,7 +81,7 @@ def image_store(seen: Observations) -> Verdict:
 
 def _and_more(paths: list[str]) -> str:
     """`/a`, or `/a and 2 other paths`."""
-    return paths[0] + (f" and {len(paths) - 1} other paths" if paths[1:] else "")
+    return paths[0] + (f" and {counted(len(paths) - 1, 'other path')}" if paths[1:] else "")
 
 
 NONE = "there is no engine container on this node"
@@ -311,7 +313,7 @@ def vram_visible(seen: Observations) -> Verdict:
         return ok("no engine serves here")
     held = compute_apps(seen.output("apps"))
     if held:
-        return ok(f"{len(held)} processes hold {sum(p.used_mib or 0 for p in held)} MiB")
+        return ok(holding(len(held), sum(p.used_mib or 0 for p in held)))
     init = seen.text("init").strip() if seen.there("init") else "?"
     where = "" if init in ("systemd", "init") else f", asked where process 1 is {init}"
     return fail(f"{serving[0].name} serves, but nvidia-smi lists no process{where}")

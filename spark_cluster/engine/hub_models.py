@@ -29,7 +29,7 @@ from spark_cluster.models.hub import (
     unreachable,
     wrong_answer,
 )
-from spark_cluster.node.output import duration
+from spark_cluster.node.output import counted, duration
 from spark_cluster.node.replies import made_of
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
@@ -417,7 +417,7 @@ class PulledModel:
 
     def __str__(self) -> str:
         """A line about it."""
-        size = f"{self.files} files, {self.bytes / 1e9:.2f} GB"
+        size = f"{counted(self.files, 'file')}, {self.bytes / 1e9:.2f} GB"
         return f"{self.repository}@{self.commit[:12]} is on {self.node}: {size}"
 
 

@@ -32,7 +32,7 @@ from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.node_copies import Copied, copy, copy_folder
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import containers
-from spark_cluster.node.output import gigabytes
+from spark_cluster.node.output import counted, gigabytes
 from spark_cluster.node.replies import made_of
 from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import all_of
@@ -195,7 +195,9 @@ class VerifiedModel:
         if self.error:
             return f"{name}  cannot be read: {self.error}"
         if self.sound:
-            unchecked = f", {len(self.unchecked)} files without a hash" if self.unchecked else ""
+            unchecked = (
+                f", {counted(len(self.unchecked), 'file')} without a hash" if self.unchecked else ""
+            )
             return f"{name}  sound, {gigabytes(self.read)} read{unchecked}"
         lines = [f"{name}  {len(self.damaged)} damaged, {len(self.missing)} missing"]
         lines += [f"  damaged  {path}" for path in self.damaged]
@@ -287,8 +289,9 @@ def prune(
     Raises:
         Failed: a name of `only` is on no node.
     """
-    if only:
-        named(nodes, only)
+    if only:  # before any node removes one: a name may be on another, a branch differ between them
+        found = [model for models in named(nodes, only).values() for model in models]
+        only = sorted({f"{model.repository}@{model.commit}" for model in found})
     request = {"only": list(only), "bytes": free, "unused_s": unused_s, "apply": apply}
     keep = [[need.repository, need.revision] for need in needs]
     return [
@@ -360,8 +363,10 @@ def named(nodes: Nodes, names: Sequence[str]) -> dict[str, list[StoredModel]]:
 
 
 def matches(model: StoredModel, names: Sequence[str]) -> bool:
-    """Return whether a revision is one of ORG/NAME or ORG/NAME@REVISION; any is where none is."""
+    """Return whether a revision is one of ORG/NAME or ORG/NAME@REVISION, also as it is listed; any
+    is where none is."""
     known = {f"{model.repository}@{ref}" for ref in (model.commit, *model.refs)}
+    known.add(short(model.repository, model.commit))
     return not names or bool({model.repository, *known} & set(names))
 
 

@@ -33,6 +33,7 @@ from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
 from spark_cluster.node.local_server import stop_command
+from spark_cluster.node.output import counted
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, ask_all, printed
@@ -305,7 +306,7 @@ def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
     # Docker would start it again and again; what it said stays to be read.
     play.connections.session(name).run(stop_command(RAY, state.runtime))
     return Failed(
-        f"Ray on {name} ended {state.restarts} times: "
+        f"Ray on {name} ended {counted(state.restarts, 'time')}: "
         f"{fault.text if fault else 'its log has no error'}",
         where=f"{name} {RAY}",
         hint=runtime.advice(fault, "it was stopped, its log stays: spark-cluster logs shows more"),

@@ -73,8 +73,8 @@ def must_have_nodes(names: Sequence[str], replicas: int) -> None:
     """
     if len(names) < replicas:
         raise Refused(
-            f"{replicas} replicas at TP=1 need {replicas} nodes; there are {len(names)} "
-            f"({', '.join(names)})",
+            f"{replicas} replicas at TP=1 need {replicas} nodes; there "
+            f"{'is' if len(names) == 1 else 'are'} {len(names)} ({', '.join(names)})",
             hint="add another Spark to the inventory, or widen --limit",
         )
 

@@ -5,6 +5,7 @@ What is tuned for a launch is found on the nodes, and handed to the engine that 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +18,11 @@ from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.errors import Failed, InvalidFile, Refused
+from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.models.config import from_config
+from spark_cluster.models.lookup import find
 from spark_cluster.models.naming import json_object
+from spark_cluster.models.shape import Geometry
 from spark_cluster.node import dockerd
 from spark_cluster.node.engine_caches import (
     TUNED,
@@ -104,7 +107,8 @@ def must_be_free(play: Play, server: Server) -> None:
 
 
 def arguments(play: Play, server: Server) -> tuple[str, ...]:
-    """Return the tuner's arguments, by the model's own config on the head.
+    """Return the tuner's arguments, by the model's own config on the head; none in check mode while
+    the model is not there.
 
     Raises:
         Refused: there is nothing to tune, with the reason.
@@ -112,6 +116,8 @@ def arguments(play: Play, server: Server) -> tuple[str, ...]:
     """
     path = f"{server.model_path}/config.json"
     text = play.session(server.nodes[0]).read_file(path)
+    if text is None and play.check:
+        return ()
     try:
         config = json_object(text or "", path)
         geometry = from_config(config, server.recipe.model.name)
@@ -121,6 +127,20 @@ def arguments(play: Play, server: Server) -> tuple[str, ...]:
             where=f"{server.nodes[0].name}:{path}",
             hint="`spark-cluster models list` shows what the nodes have",
         ) from None
+    dtype = _tuned_dtype(server, geometry)
+    given: dict[str, Any] = {"model": server.model_path, "tp-size": server.tp}
+    for flag in ("enable-expert-parallel", "trust-remote-code"):
+        if server.launch.args.get(flag):
+            given[flag] = True
+    return (*words(given), *dtype)
+
+
+def _tuned_dtype(server: Server, geometry: Geometry) -> tuple[str, ...]:
+    """Return the tuner's arguments for the type of the weights.
+
+    Raises:
+        Refused: there is nothing to tune in a model of this shape.
+    """
     flags = server.launch.args
     backend = str(flags.get("moe-backend", "auto"))
     quantization = str(geometry.quantization or flags.get("quantization") or "")
@@ -133,15 +153,11 @@ def arguments(play: Play, server: Server) -> tuple[str, ...]:
         reason = f"its weights are {quantization}, which run on other kernels than Triton's"
     if reason:
         raise _nothing_to_tune(server, reason)
-    given: dict[str, Any] = {"model": server.model_path, "tp-size": server.tp}
-    for flag in ("enable-expert-parallel", "trust-remote-code"):
-        if flags.get(flag):
-            given[flag] = True
-    return (*words(given), *TUNED_DTYPES[quantization])
+    return TUNED_DTYPES[quantization]
 
 
 def must_be_tunable(server: Server) -> None:
-    """Refuse an engine or a runtime without a tuner.
+    """Refuse an engine or a runtime without a tuner, and a model that is known to need none.
 
     Raises:
         Refused: with the reason.
@@ -156,6 +172,10 @@ def must_be_tunable(server: Server) -> None:
             "is tuned",
             hint=f"leave {TUNED_VARIABLE} out of the recipe's env",
         )
+    model = server.recipe.model
+    if model.source == "hub" and model.name:
+        with contextlib.suppress(UsageError, InvalidFile):  # its shape is not known on the laptop
+            _tuned_dtype(server, find(model.name, base=model.base))
 
 
 def _nothing_to_tune(server: Server, why: str, hint: str = "") -> Refused:

@@ -35,6 +35,7 @@ from spark_cluster.importers.servers import SeveralServers, chosen
 from spark_cluster.importers.shell import split
 from spark_cluster.importers.vllm_recipes import spark_commands
 from spark_cluster.models.naming import is_path
+from spark_cluster.node.output import counted
 
 Read = Callable[[Given, Choice], Source]
 """What reads one file of a kit."""
@@ -127,7 +128,7 @@ def _of_readme(kit: KitFolder) -> dict[str, Source]:
     if not found:
         return {}
     source = max(found, key=lambda one: one.launch.nodes)
-    others = f"; it has {len(found) - 1} other commands" if found[1:] else ""
+    others = f"; it has {counted(len(found) - 1, 'other command')}" if found[1:] else ""
     source.notes.append(f"no file starts a server: this is README.md, {source.title}{others}")
     source.path, source.title = kit.root / "README.md", ""
     return {"README.md": source}

@@ -24,6 +24,7 @@ from spark_cluster.importers.expansion import Word
 from spark_cluster.importers.importer import Choice, Left, Offer, Source, no_choice
 from spark_cluster.importers.templated import as_word, mistyped
 from spark_cluster.models.naming import quantization_named, table
+from spark_cluster.node.output import counted
 
 # What a model file of vllm-project/recipes has for a DGX Spark besides what was chosen: variants,
 # and the commands of its guide, a text for people with code in it.
@@ -87,7 +88,8 @@ def of_guide(data: Mapping[str, Any], choice: Choice, others: list[Offer]) -> So
     if index >= len(commands):
         names = [*(data.get("variants") or {}), *("guide" for _ in commands[:1])]
         raise UsageError(
-            f"the guide has {len(commands)} commands for a DGX Spark, no {choice.variant}",
+            f"the guide has {counted(len(commands), 'command')} for a DGX Spark, "
+            f"no {choice.variant}",
             hint=did_you_mean(choice.variant, names, "variants"),
         )
     source = commands[index]

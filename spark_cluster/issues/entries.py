@@ -547,7 +547,7 @@ def gather(paths: Iterable[Path], taken: Collection[str] = ()) -> dict[str, Issu
     for path in paths:
         for issue in read(path):
             if issue.id in found or issue.id in taken:
-                raise InvalidFile(f"{issue.id}: this id is defined twice", where=str(path))
+                raise InvalidFile(f"{issue.id}: this id is taken; choose another", where=str(path))
             found[issue.id] = issue
     return found
 

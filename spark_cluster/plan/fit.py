@@ -484,7 +484,7 @@ def _disk(fitted: Fit) -> list[str]:
     """Say which nodes have too little space for a download."""
     return [
         f"{room.name}: {fitted.disk_gib:.0f} GiB must be downloaded and {room.disk_free_gib:.0f} "
-        "are free"
+        "GiB are free on its disk"
         for room in fitted.rooms
         if room.disk_free_gib is not None
         and not room.has_model

@@ -27,7 +27,7 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import INSTALL_LAB, SparkClusterError, Unreachable, UsageError
 from spark_cluster.runner import ssh_route
 from spark_cluster.runner.node_connection import LocalConnection, NodeConnection
-from spark_cluster.runner.parallel import all_of, start
+from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.ssh_route import Target, login_password, route, socket_to, sudo_password
 
 if TYPE_CHECKING:
@@ -171,10 +171,18 @@ class Dialer:
             yield session
 
     @contextlib.contextmanager
-    def sessions(self, nodes: Sequence[InventoryNode], label: str) -> Iterator[dict[str, Session]]:
+    def sessions(
+        self,
+        nodes: Sequence[InventoryNode],
+        label: str,
+        lost: dict[str, SparkClusterError] | None = None,
+    ) -> Iterator[dict[str, Session]]:
         """Start an agent as root on every node, in parallel; they end with the block.
 
         For a question or two: there are no facts, no lock, no events.
+
+        Args:
+            lost: takes the errors of nodes that cannot be reached, if another one is.
 
         Raises:
             SparkClusterError: that of the first node that cannot be reached.
@@ -183,7 +191,13 @@ class Dialer:
             jobs = {
                 node.name: partial(stack.enter_context, self.session(node, label)) for node in nodes
             }
-            yield all_of(jobs)
+            outcomes = in_parallel(jobs)
+            errors = {n: one for n, one in outcomes.items() if isinstance(one, SparkClusterError)}
+            if errors and (lost is None or len(errors) == len(outcomes)):
+                raise next(iter(errors.values()))
+            if lost is not None:
+                lost.update(errors)
+            yield {n: one for n, one in outcomes.items() if not isinstance(one, SparkClusterError)}
 
     @contextlib.contextmanager
     def forward(self, node: InventoryNode, port: int) -> Iterator[int]:

@@ -222,7 +222,8 @@ class NodeFailed(Event):
 
     @classmethod
     def of(cls, node: str, error: SparkClusterError) -> NodeFailed:
-        """Return the event that an error of a node is."""
+        """Return the event that an error of a node is; with it, the error is told."""
+        error.told = True
         return cls(node, error.message, error.hint, isinstance(error, Unreachable))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +195,22 @@ class Play:
         if errors and fail_fast:
             raise errors[0]
         return applied
+
+    def refuse_unknown(self, *what: str | RoleCall | Sequence[Resource]) -> None:
+        """Refuse a name of --tags, --skip-tags or --start-at that nothing of `what` has.
+
+        For a playbook that applies nothing else: otherwise the names are checked at the end of the
+        run, when those that were right have already been applied.
+
+        Raises:
+            UsageError: such a name, if every node is there to tell.
+        """
+        seen = replace(self.options.selection, _begun=set(), _seen=set())
+        for name, resources in self._documents(self.nodes, what, fail_fast=False).items():
+            for role, resource in resources:
+                seen.wants(name, role, resource)
+        if not self.out and (unmatched := seen.unmatched()):
+            raise unmatched
 
     def together(self, *jobs: Callable[[], Any]) -> list[Any]:
         """Run several calls of this play in parallel; the first error is raised at the end."""

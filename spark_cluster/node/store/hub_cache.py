@@ -22,6 +22,7 @@ from typing import Any
 
 from spark_cluster.node import durable
 from spark_cluster.node.beneath import Folder, NotFollowed, clone, is_own, pieces, write_all
+from spark_cluster.node.output import counted
 from spark_cluster.node.replies import decoded
 from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.store.manifest import (
@@ -97,10 +98,12 @@ class MissingFiles:
     def problem(self) -> str:
         """What is missing, in words; empty if nothing is."""
         if self.foreign:
-            return f"others can write {len(self.foreign)} files; `models pull` copies them"
+            return (
+                f"others can write {counted(len(self.foreign), 'file')}; `models pull` copies them"
+            )
         if self.blobs:
-            return f"{len(self.blobs)} files with {self.size} bytes are missing"
-        return f"{len(self.links)} links are missing or broken" if self.links else ""
+            return f"missing: {counted(len(self.blobs), 'file')} with {self.size} bytes"
+        return f"missing or broken: {counted(len(self.links), 'link')}" if self.links else ""
 
     @property
     def paths(self) -> list[str]:

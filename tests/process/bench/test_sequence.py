@@ -177,6 +177,15 @@ def test_a_fault_of_the_cluster_ends_the_run(run, cluster, kind, message, stage)
     assert run.record.status == "complete"
 
 
+@pytest.mark.parametrize(("stage", "measures"), [("measure", True), ("load", False)])
+def test_ctrl_c_says_whether_the_node_goes_on_measuring(run, cluster, stage, measures):
+    cluster.errors[1], cluster.stage = KeyboardInterrupt(), stage
+    with pytest.raises(KeyboardInterrupt):
+        sequence.go_on(cluster.play, run)
+    (note,) = [one for one in cluster.fake.notes if "bench attach" in one]
+    assert ("goes on measuring" in note, "bench stop" in note) == (measures, measures)
+
+
 def test_memory_that_is_not_free_again_ends_the_run(run, cluster):
     cluster.errors[0] = OUT_OF_MEMORY
     cluster.not_free = VerificationFailed("memory is still held: VLLM::Worker (pid 7)")

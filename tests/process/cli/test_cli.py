@@ -23,6 +23,13 @@ def away(program, closed_port) -> Program:
     return program
 
 
+def test_a_group_without_a_command_shows_its_help(program):
+    done = program("bench")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: ")
+    assert "error" not in done.stderr
+
+
 @each_row(__file__, "cli.toml", "commands_on_a_node_that_is_not_there")
 def test_commands_on_a_node_that_is_not_there(away, words):
     done = away("--json", *words.split())

@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from factories import put
 from terminal import Terminal, on_screen
 from waiting import HANG_S, until
 
@@ -121,6 +122,28 @@ def test_on_a_terminal_a_person_is_asked(tmp_path, typed, answer):
     terminal.type(typed)
     terminal.expect(f"answer {answer}")
     terminal.close()
+
+
+def test_what_a_run_has_told_of_a_node_is_not_repeated_below(tmp_path, closed_port):
+    nodes = "nodes: {spark1: {address: 127.0.0.1, roles: [head]}}"
+    put(tmp_path / "inventory.yaml", f"{nodes}\nssh: {{port: {closed_port}}}\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = ["-m", "spark_cluster", "down"]
+    terminal = Terminal(words, tmp_path, environment)
+    terminal.expect("UNREACHABLE")
+    terminal.expect("error: the run failed; the reason stands above")
+    assert terminal.end() == 3
+    assert terminal.shown.count("refused the connection") == 1
+    terminal.close()
+    piped = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "error: spark1: 127.0.0.1" in piped.stderr, "standard output may be a file"
 
 
 PASSWORD = """

@@ -86,6 +86,13 @@ def test_prune_is_a_preview_and_acts_with_apply(run, cache):
     assert not cache.folder("org/model").exists()
 
 
+@pytest.mark.parametrize("revision", ["main", COMMIT[:8], COMMIT])
+def test_a_revision_is_pruned_by_its_branch_and_as_it_is_listed(run, cache, revision):
+    status, out, _ = run("models", "prune", f"org/model@{revision}", "--apply")
+    assert (status, "nothing to remove" in out) == (0, False)
+    assert cache.commits("org/model") == []
+
+
 def test_a_pinned_model_stays(run, cache):
     assert "is pinned now" in run("models", "pin", "org/model@main")[1]
     assert "was pinned already" in run("models", "pin", "org/model@main")[1]

@@ -56,7 +56,9 @@ def asked(project: Path, *words: str) -> Any:
 def wren(theirs: Repository, project: Path) -> Repository:
     """A registry whose one recipe was taken."""
     theirs.commit(wren=sparkrun())
-    assert call(project, "recipes", "update")[0] == 0
+    status, text = call(project, "recipes", "update")
+    assert status == 0
+    assert "theirs: 1 recipe at " in text
     return theirs
 
 

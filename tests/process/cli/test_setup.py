@@ -136,7 +136,7 @@ def test_a_host_key_that_has_changed_stops_before_the_password(setup, folder, ss
     begun = setup("--nodes", "127.0.0.1", "--port", str(sshd.port), "--user", "me")
     begun.expect("CHANGED")
     begun.expect("step trust is not done. Go on with:\n  spark-cluster trust")
-    begun.expect("spark-cluster setup")
+    begun.expect(f"spark-cluster setup --nodes 127.0.0.1 --user me --port {sshd.port}")
     assert begun.end() == 1
     assert sshd.passwords == []
 

@@ -132,6 +132,21 @@ def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
     assert (wanted.words, wanted.model) == (found, server.recipe.model.name)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("gemma4-31b-nvfp4", "no experts"), ("gpt-oss-20b", "weights are mxfp4")],
+)
+def test_a_model_that_is_known_is_refused_before_it_is_fetched(name: str, reason: str) -> None:
+    server = server_for(make_recipe(name), make_node("a"))
+    with pytest.raises(Refused, match=reason):
+        tuning.must_be_tunable(server)
+
+
+def test_check_mode_has_no_config_of_a_model_that_is_not_there(cluster: PipedCluster) -> None:
+    cluster.play.options.check = True
+    assert arguments(cluster, "") == ()
+
+
 @pytest.mark.parametrize("config", ["", "{", "[]"])
 def test_a_model_whose_config_cannot_be_read(cluster: PipedCluster, config: str) -> None:
     with pytest.raises(Failed, match="config cannot be read"):

@@ -12,6 +12,7 @@ from piped_cluster import Events, play_on
 from waiting import HANG_S
 
 from spark_cluster.cli.results import Recap
+from spark_cluster.config.inventory import part_of
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node.values import Secret
@@ -208,6 +209,16 @@ def test_tags(make, tmp_path):
     before = len(play.events.of("Applying"))
     assert not play.apply(play.head, "greet").changed
     assert len(play.events.of("Applying")) == before
+
+
+def test_a_misspelt_tag_is_refused_before_a_right_one_changes_anything(make):
+    play = make(selection=Selection(tags=frozenset({"memory", "contaners"})))
+    play.inventory = part_of(play.inventory, ["spark1"])  # this machine has no cable to a second
+    with pytest.raises(UsageError) as caught:
+        play.project.load_playbook("provision").function(play)
+    assert caught.value.message.startswith("--tags contaners: nothing in this run")
+    assert caught.value.hint == "did you mean containers?"
+    assert play.events.of("Applying") == []
 
 
 def test_a_restart_that_is_left_out_by_tags_is_still_owed(make, tmp_path):

@@ -103,7 +103,7 @@ def test_servers_that_cannot_be_repeated_are_left_out(original):
     both = suite(tp=[1, 2])
     two = setup(f"{NAME}-tp2", recipe=NAME, tp=2, recipe_text=text_of(make_recipe(NAME)))
     found = expansion_of(original(run_of(one(), two, suite_text=both)), 1)
-    assert [s.skip for s in found.setups] == ["", "it needs 2 nodes; there are 1"]
+    assert [s.skip for s in found.setups] == ["", "it needs 2 nodes; the inventory has 1"]
     alone = expansion_of(original(run_of(suite_text=both)), 2)
     assert "has no recipe of this server" in alone.setups[1].skip
     assert [c.skip for c in alone.cells][1] == alone.setups[1].skip

@@ -150,7 +150,7 @@ def test_shapes_that_cannot_be_divided():
 def test_a_disk_that_is_too_small():
     room = replace(assumed(1)[0], disk_free_gib=20.0)
     (reason,) = fitted(launch(), [room]).reasons
-    assert reason == "spark1: 31 GiB must be downloaded and 20 are free"
+    assert reason == "spark1: 31 GiB must be downloaded and 20 GiB are free on its disk"
     assert fitted(launch(), [replace(room, has_model=True)]).fits
 
 

@@ -327,7 +327,7 @@ def test_a_blob_that_others_can_write_is_copied_once_and_not_fetched(victim, how
     found = victim.state()
     assert (found["missing"], found["missing_bytes"]) == (["model.safetensors"], 0)
     [revision] = victim.ask("usage")["revisions"]
-    assert "others can write 1 files" in revision["problem"]
+    assert "others can write 1 file;" in revision["problem"]
     with pytest.raises(ResourceError, match="is not complete yet"):
         victim.cache.publish(victim.manifest)
     if by == "copy":

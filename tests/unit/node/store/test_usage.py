@@ -169,7 +169,7 @@ def test_missing_blobs_are_a_problem_and_unreferenced_ones_are_counted(two, reco
     two.blob(REPOSITORY, next(f.blob for f in manifest.files if f.size == 2)).unlink()
     two.blob(REPOSITORY, "e" * 64).write_bytes(b"stray")
     found = usage(two, proc)
-    assert found.revisions[0].problem == "1 files with 2 bytes are missing"
+    assert found.revisions[0].problem == "missing: 1 file with 2 bytes"
     assert found.unused == 5
 
 
