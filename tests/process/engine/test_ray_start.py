@@ -22,6 +22,7 @@ from spark_cluster.engine.ray import TOKEN_FILE, RayNode, RayState
 from spark_cluster.engine.ray_cluster import must_keep_its_jobs
 from spark_cluster.engine.start import start, start_ray_alone, token
 from spark_cluster.errors import Failed, Refused, VerificationFailed
+from spark_cluster.runner.events import NodeFailed
 
 ADDRESSES = ("192.168.177.11", "192.168.177.12")
 
@@ -179,11 +180,16 @@ def test_a_worker_that_was_started_again_once_is_waited_for(cluster: PipedCluste
 
 
 def test_what_ends_at_once_is_explained():
-    """The catalogue knows a line of the log that is in the message."""
+    """The catalogue knows a line of the log that is in the message; what it says of it comes at the
+    end of the run, for the run has told the message alone.
+    """
     said = "container x ended right after its start; its log ends:\n    a\n    " + MISMATCH
     for text, known in ((said, "the nodes serve from different images (ray-versions-"), ("", "")):
+        error = Failed(text or "no idea", where="spark2", hint="docker logs x")
+        NodeFailed.of("spark2", error)
         with pytest.raises(Failed) as found, runtime.explained():
-            raise Failed(text or "no idea", where="spark2", hint="docker logs x")
+            raise error
+        assert found.value.told is (not known)
         assert found.value.hint.startswith(known)
         assert found.value.hint.endswith("docker logs x")
 
