@@ -20,7 +20,7 @@ from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE, RayNode, RayState
 from spark_cluster.engine.ray_cluster import must_keep_its_jobs
-from spark_cluster.engine.start import start, start_ray_alone, token
+from spark_cluster.engine.start import ray_would_restart, start, start_ray_alone, token
 from spark_cluster.errors import Failed, Refused, VerificationFailed
 from spark_cluster.runner.events import NodeFailed
 
@@ -131,6 +131,17 @@ def test_ray_is_restarted_under_jobs_only_with_the_flag(starts: Starts) -> None:
         must_keep_its_jobs(play, jobs, server, other, end_jobs=False)
     must_keep_its_jobs(play, jobs, server, other, end_jobs=True)
     assert starts.cluster.notes[told:] == ["Ray is restarted, which ends job job-1"]
+
+
+def test_what_fails_while_nothing_is_started_is_not_taken_for_told(starts: Starts) -> None:
+    """Nobody sees the events of that look: the error is all that there is."""
+    play, server = starts.cluster.play, starts.deployment().first
+    starts.cluster.nodes["spark2"].programs["docker"] = lambda *_: Said(
+        stderr="no daemon", status=1
+    )
+    with pytest.raises(Failed) as found:
+        ray_would_restart(play, server, {})
+    assert not found.value.told
 
 
 MISMATCH = "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0\n"
