@@ -108,7 +108,8 @@ def token_of(play: Play, port: int) -> str:
     told = play.session(play.head).request(
         "gather", files={"token": TOKEN_FILE}, requests={"ray": question(port)}
     )
-    token, ray = (told["files"]["token"] or "").strip(), told["requests"]["ray"]
+    token = (told["files"]["token"] or "").strip()
+    ray = told["requests"].get("ray", {"status": 0, "reason": "it hangs"})
     if not TOKEN.fullmatch(token):
         what = "is not a token" if token else "does not exist"
         raise Failed(
