@@ -414,8 +414,7 @@ def ray_would_restart(play: Play, server: Server, labels: Mapping[str, str] | No
     options = replace(play.options, check=True)
     checking = Play(play.inventory, play.project, play.connections, Bus(), options)
     wanted = _with_token(play, server)
-    alone = wanted if labels is None else _ray_alone(wanted, labels)
-    role = checking.role("ray", server=alone)
+    role = checking.role("ray", server=wanted if labels is None else _ray_alone(wanted, labels))
     try:
         made = checking.apply(server.nodes, role)
     except SparkClusterError as error:
