@@ -131,10 +131,14 @@ _WORDS = "token|secret|key|pass|pwd|pat|auth|credential|webhook"
 _NAMED = rf"(?=[A-Za-z0-9_-]*?(?:{_WORDS}))(?P<name>[\w-]++)"
 _ASSIGNED = re.compile(
     rf"(?i)(?<![\w-])(?=(?P<option>--)?){_NAMED}"
-    r"(?:(?:\\?[\"'])?\s{0,3}[:=]\s{0,3}|(?(option)\s{1,3}(?!-)|(?!)))"
-    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]*))"
+    r"(?:(?:\\?[\"'])?\s{0,3}[:=]\s{0,3}(?:\[(?=\\?[\"']))?"
+    r"|(?(option)(?:\s{1,3}(?!-)|\\?[\"'],\s{0,3}(?=\\?[\"'](?!-)))|(?!)))"
+    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]{0,63}))"
 )
-"""`NAME=value`, `"name": "a value"`, `--name value` and the like, in text of any kind."""
+"""`NAME=value`, `"name": "a value"`, `--name value`, lists of such words, in text of any kind."""
+_REST = re.compile(r"[^\s\"'\\]*(?:(?<=:)\s{1,3}[\"']?[^\s\"'\\]+)?")
+"""What follows the beginning of a plain value, which shows whether there is a secret; of one that
+is a name itself its value, too: `secret:`, and on the next line `HF_TOKEN: abc`."""
 
 
 def masked(text: str) -> str:
@@ -152,7 +156,7 @@ def masked(text: str) -> str:
         # What follows the name of no secret may be the name of one: `keys: HF_TOKEN=abc`.
         end = found.start(group) if hidden else found.end("name")
         parts += [text[at:end], MASK] if hidden else [text[at:end]]
-        at = found.end(group) if hidden else end
+        at = next(_REST.finditer(text, found.end(group))).end() if hidden else end
     return "".join([*parts, text[at:]])
 
 

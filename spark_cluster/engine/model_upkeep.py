@@ -289,20 +289,25 @@ def prune(
     Raises:
         Failed: a name of `only` is on no node.
     """
-    if only:  # before any node removes one: a name may be on another, a branch differ between them
-        found = [model for models in named(nodes, only).values() for model in models]
-        only = sorted({f"{model.repository}@{model.commit}" for model in found})
-    request = {"only": list(only), "bytes": free, "unused_s": unused_s, "apply": apply}
-    keep = [[need.repository, need.revision] for need in needs]
-    return [
-        Pruned(
-            name,
-            [_model(one, needs) for one in answer["removed"]],
-            [made_of(KeptModel, one) for one in answer["kept"]],
-            answer["freed"],
-        )
-        for name, answer in nodes.ask("prune", None, keep=keep, **request).items()
-    ]
+    # Before any node removes one: a name may be on another, and a branch differ between them.
+    chosen = named(nodes, only) if only else {node: [] for node in nodes.sessions}
+    limits: dict[str, Any] = {"bytes": free, "unused_s": unused_s, "apply": apply}
+    limits["keep"] = [[need.repository, need.revision] for need in needs]
+    names = {node: [f"{m.repository}@{m.commit}" for m in found] for node, found in chosen.items()}
+    jobs = {
+        node: partial(nodes.only(node).ask, "prune", only=listed, **limits)
+        for node, listed in names.items()
+        if listed or not only  # no name at all would be all of them
+    }
+    answers = all_of(jobs)
+    return [_pruned(node, answers.get(node, {node: {}})[node], needs) for node in chosen]
+
+
+def _pruned(node: str, answer: Mapping[str, Any], needs: Sequence[Need]) -> Pruned:
+    """Return what a node has answered, if it had anything of it."""
+    removed = [_model(one, needs) for one in answer.get("removed", ())]
+    kept = [made_of(KeptModel, one) for one in answer.get("kept", ())]
+    return Pruned(node, removed, kept, answer.get("freed", 0))
 
 
 def sizes(nodes: Nodes, needs: Sequence[Need]) -> list[ModelSizes]:

@@ -108,14 +108,12 @@ def token_of(play: Play, port: int) -> str:
     told = play.session(play.head).request(
         "gather", files={"token": TOKEN_FILE}, requests={"ray": question(port)}
     )
-    token, ray = (told["files"]["token"] or "").strip(), told["requests"]["ray"]
+    token = (told["files"]["token"] or "").strip()
+    ray = told["requests"].get("ray", {"status": 0, "reason": "it hangs"})
     if not TOKEN.fullmatch(token):
-        what = "is not a token" if token else "does not exist"
-        raise Failed(
-            f"{TOKEN_FILE} {what}: no Ray cluster was started there",
-            where=play.head.name,
-            hint="spark-cluster ray up",
-        )
+        what = f"{TOKEN_FILE} {'is not a token' if token else 'does not exist'}"
+        why = f"{what}: no Ray cluster was started there"
+        raise Failed(why, where=play.head.name, hint="spark-cluster ray up")
     if not ray["status"]:
         raise Failed(f"{SILENT}: {ray['reason']}", where=play.head.name, hint=ADVICE)
     return token

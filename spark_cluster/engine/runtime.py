@@ -403,6 +403,7 @@ def explained() -> Iterator[None]:
         lines_of_it = (Fault(error.where, line.strip()) for line in error.message.splitlines())
         fault = next((one for one in lines_of_it if one.known is not None), None)
         error.hint = advice(fault, error.hint)
+        error.told = error.told and fault is None  # the run has shown the shorter hint
         raise
 
 

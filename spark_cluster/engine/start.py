@@ -414,9 +414,12 @@ def ray_would_restart(play: Play, server: Server, labels: Mapping[str, str] | No
     options = replace(play.options, check=True)
     checking = Play(play.inventory, play.project, play.connections, Bus(), options)
     wanted = _with_token(play, server)
-    alone = wanted if labels is None else _ray_alone(wanted, labels)
-    role = checking.role("ray", server=alone)
-    made = checking.apply(server.nodes, role)
+    role = checking.role("ray", server=wanted if labels is None else _ray_alone(wanted, labels))
+    try:
+        made = checking.apply(server.nodes, role)
+    except SparkClusterError as error:
+        error.told = False  # nobody sees the events of this play
+        raise
     return any(runtime.changed(made.changes(node.name), RAY) for node in server.nodes)
 
 

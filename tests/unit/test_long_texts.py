@@ -65,7 +65,7 @@ def test_it_is_read_in_a_moment(what: str) -> None:
     assert read(text) == expected
 
 
-@pytest.mark.parametrize("part", ["pat", "_auth-a", "a", "key="])
+@pytest.mark.parametrize("part", ["pat", "_auth-a", "a", "key=", "max_tokens="])
 def test_a_log_of_such_words_is_masked_in_a_moment(part: str) -> None:
     """A request may be all that it takes to have them in a log."""
     assert secret.masked(part * MANY + " HF_TOKEN=abc").endswith(" HF_TOKEN=***")

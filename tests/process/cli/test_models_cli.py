@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from factories import ONE_NODE, put
+from factories import ONE_NODE, TWO_NODES, put
 
 from spark_cluster.engine import model_upkeep
 from spark_cluster.engine.hub_models import hub_folder
@@ -29,11 +29,14 @@ def cache(project: Path, agent, monkeypatch) -> HubCache:
     return with_model(HubCache(project / "spark1" / hub_folder().lstrip("/")))
 
 
-def with_model(cache: HubCache) -> HubCache:
+def manifest(commit: str) -> Manifest:
     about = {"path": "model.safetensors", "size": 7000, "blob": DIGEST, "algorithm": "sha256"}
-    document = {"repository": "org/model", "commit": COMMIT, "files": [about]}
+    return Manifest.from_document({"repository": "org/model", "commit": commit, "files": [about]})
+
+
+def with_model(cache: HubCache, commit: str = COMMIT) -> HubCache:
     put(cache.blob("org/model", DIGEST), WEIGHTS)
-    cache.publish(Manifest.from_document(document), "main")
+    cache.publish(manifest(commit), "main")
     return cache
 
 
@@ -91,6 +94,18 @@ def test_a_revision_is_pruned_by_its_branch_and_as_it_is_listed(run, cache, revi
     status, out, _ = run("models", "prune", f"org/model@{revision}", "--apply")
     assert (status, "nothing to remove" in out) == (0, False)
     assert cache.commits("org/model") == []
+
+
+def test_a_branch_is_pruned_as_each_node_has_it(run, cache, project):
+    put(project / "inventory.yaml", TWO_NODES)
+    other = with_model(HubCache(project / "spark2" / hub_folder().lstrip("/")), "d" * 40)
+    other.publish(manifest(COMMIT), "old")
+    status, out, _ = run("models", "prune", "org/model@main", "--apply", "--json")
+    removed = [[one["commit"] for one in node["removed"]] for node in json.loads(out)["nodes"]]
+    assert (status, removed) == (0, [[COMMIT], ["d" * 40]])
+    assert other.commits("org/model") == [COMMIT], "there it is another branch"
+    run("models", "prune", "org/model@old", "--apply")
+    assert other.commits("org/model") == []
 
 
 def test_a_pinned_model_stays(run, cache):
@@ -156,7 +171,7 @@ def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
 
 
 def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypatch):
-    put(project / "inventory.yaml", ONE_NODE + "  spark2: {address: 10.0.0.2}\n")
+    put(project / "inventory.yaml", TWO_NODES)
     with_model(HubCache(project / "spark2" / hub_folder().lstrip("/")))
     blob = cache.blob("org/model", DIGEST)
     blob.write_bytes(b"Weights" * 1000)

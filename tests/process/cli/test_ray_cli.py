@@ -31,7 +31,7 @@ from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING, TOKEN_FILE, Job
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
 from spark_cluster.engine.vram import NodeVram
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Options
@@ -75,6 +75,15 @@ def test_json_of_a_job_has_nothing_else_on_standard_output(server, run):
     assert "hello" in err.splitlines()
     status, out, _ = run("ray", "submit", "--no-wait", "--", "sleep", "600")
     assert (status, out.strip() in server.jobs) == (0, True), "it is not waited for"
+
+
+def test_a_ray_that_hangs_gets_no_token():
+    """The agent names it among what came late, and has no answer of it."""
+    told = {"files": {"token": "a" * 64}, "requests": {}, "late": {"ray": "it hangs"}}
+    session = SimpleNamespace(request=lambda *_, **__: told)
+    play: Any = SimpleNamespace(session=lambda _: session, head=SimpleNamespace(name="spark1"))
+    with pytest.raises(Failed, match="Ray does not answer: it hangs"):
+        ray_cluster.token_of(play, 8300)
 
 
 def test_what_a_job_prints_cannot_steer_the_terminal(server, run):

@@ -20,8 +20,9 @@ from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE, RayNode, RayState
 from spark_cluster.engine.ray_cluster import must_keep_its_jobs
-from spark_cluster.engine.start import start, start_ray_alone, token
+from spark_cluster.engine.start import ray_would_restart, start, start_ray_alone, token
 from spark_cluster.errors import Failed, Refused, VerificationFailed
+from spark_cluster.runner.events import NodeFailed
 
 ADDRESSES = ("192.168.177.11", "192.168.177.12")
 
@@ -132,6 +133,17 @@ def test_ray_is_restarted_under_jobs_only_with_the_flag(starts: Starts) -> None:
     assert starts.cluster.notes[told:] == ["Ray is restarted, which ends job job-1"]
 
 
+def test_what_fails_while_nothing_is_started_is_not_taken_for_told(starts: Starts) -> None:
+    """Nobody sees the events of that look: the error is all that there is."""
+    play, server = starts.cluster.play, starts.deployment().first
+    starts.cluster.nodes["spark2"].programs["docker"] = lambda *_: Said(
+        stderr="no daemon", status=1
+    )
+    with pytest.raises(Failed) as found:
+        ray_would_restart(play, server, {})
+    assert not found.value.told
+
+
 MISMATCH = "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0\n"
 STOP = ["stop", "-t", "5", RAY]
 
@@ -179,11 +191,16 @@ def test_a_worker_that_was_started_again_once_is_waited_for(cluster: PipedCluste
 
 
 def test_what_ends_at_once_is_explained():
-    """The catalogue knows a line of the log that is in the message."""
+    """The catalogue knows a line of the log that is in the message; what it says of it comes at the
+    end of the run, for the run has told the message alone.
+    """
     said = "container x ended right after its start; its log ends:\n    a\n    " + MISMATCH
     for text, known in ((said, "the nodes serve from different images (ray-versions-"), ("", "")):
+        error = Failed(text or "no idea", where="spark2", hint="docker logs x")
+        NodeFailed.of("spark2", error)
         with pytest.raises(Failed) as found, runtime.explained():
-            raise Failed(text or "no idea", where="spark2", hint="docker logs x")
+            raise error
+        assert found.value.told is (not known)
         assert found.value.hint.startswith(known)
         assert found.value.hint.endswith("docker logs x")
 
