@@ -128,6 +128,8 @@ class _Call:
         try:
             self.reply.put(self._make())
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, TimeoutError) and error.errno is None:
+                return  # of a socket, whose limit is the whole one: who asks says so
             self.reply.put(_no_answer(str(error) or type(error).__name__))
         except ValueError:  # its text would show the header, which may be a key
             self.reply.put(

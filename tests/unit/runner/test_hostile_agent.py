@@ -14,7 +14,7 @@ from waiting import HANG_S
 from spark_cluster.agent import frames, messages
 from spark_cluster.agent.operations import ACTIONS_OF, OPERATIONS, AgentNode, Laptop, carry_out
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner import wire as wire_module
+from spark_cluster.runner import session as sessions
 from spark_cluster.runner.session import Session
 
 DONE = {"event": "done", "req": 1}
@@ -111,7 +111,7 @@ def test_the_error_says_what_was_found_and_what_was_expected():
 
 
 def test_a_frame_that_drips_ends_the_session(monkeypatch, deaths):
-    monkeypatch.setattr(wire_module, "FRAME_S", 0.2)
+    monkeypatch.setattr(sessions, "FRAME_S", 0.2)
     error = error_of(Played(said({"event": "alive"}), "drip"), "stream", argv=["true"])
     assert "bytes of a message of 134217732 have come in " in error.message
     assert deaths == []
