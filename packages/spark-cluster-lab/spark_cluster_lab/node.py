@@ -137,8 +137,7 @@ class LabNode:
                     answer = self._last_words()
                     break
             elif self._greets():
-                done = self.ssh("systemctl is-system-running", check=False, timeout=30)
-                answer = done.stdout.strip() or done.stderr.strip()
+                answer = self._boot_state()
                 if answer in BOOTED:
                     return
             time.sleep(0.05)
@@ -147,6 +146,14 @@ class LabNode:
             where=self.name,
             hint=f"Its console: {self.layout.console}",
         )
+
+    def _boot_state(self) -> str:
+        """What systemd says of the boot, or why it does not: a look that hangs is one of many."""
+        try:
+            done = self.ssh("systemctl is-system-running", check=False, timeout=10)
+        except Failed as error:
+            return error.message
+        return done.stdout.strip() or done.stderr.strip()
 
     def _last_words(self) -> str:
         console = self.layout.console
