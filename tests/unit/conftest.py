@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+import ifaddr  # it asks ldconfig as it is imported: before any test
 import pytest
 
 SLOW = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
