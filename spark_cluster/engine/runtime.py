@@ -482,12 +482,14 @@ def unmet(log: str, expect: Sequence[str], forbid: Sequence[str]) -> list[str]:
     """Return in words the assertions that a log does not meet; of an expected line that is missing
     with what the log says about the same thing."""
     found, places = [], _searched([*expect, *forbid], log)
-    for pattern, _ in filter(lambda one: one[1] < 0, zip(expect, places, strict=False)):
-        about = _about(pattern, log)
-        said = f"; it says: {about}" if about else ""
-        found.append(f"the engine's log does not contain {pattern!r}{said}")
-    for at in filter(lambda at: at >= 0, places[len(expect) :]):
-        found.append(f"the engine's log contains a forbidden line: {_line_at(log, at)}")
+    for pattern, at in zip(expect, places, strict=False):  # those of `forbid` follow
+        if at < 0:
+            about = _about(pattern, log)
+            said = f"; it says: {about}" if about else ""
+            found.append(f"the engine's log does not contain {pattern!r}{said}")
+    for at in places[len(expect) :]:
+        if at >= 0:
+            found.append(f"the engine's log contains a forbidden line: {_line_at(log, at)}")
     return found
 
 
