@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -375,8 +374,6 @@ def do_run(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     """
     argv = request["argv"]
     if program := str(request.get("program", "")):
-        # Also brings it, where it is in a part of the code that is not here.
-        find_spec(program.partition(":")[0])
         argv = own_program.argv(program, *argv)
     done = node.host(request, laptop).run(
         argv,
