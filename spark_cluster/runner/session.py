@@ -53,6 +53,11 @@ class Output:
     left_out: int = 0
     """Bytes of its outputs that were too much to be kept."""
 
+    @property
+    def said(self) -> str:
+        """Both outputs in one line."""
+        return " ".join((self.stdout + " " + self.stderr).split())
+
 
 @dataclass(frozen=True)
 class Answer:

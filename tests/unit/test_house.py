@@ -24,13 +24,13 @@ BUDGETS = {
     "resources": 3_882,
     "agent": 1_874,
     "config": 5_585,  # launch.py: quotes in labels; limits of netplan files, YAML, names and lines
-    "runner": 2_816,  # dialer.py: the other nodes' sessions while one is off
+    "runner": 2_820,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_070,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_835,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_760,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
     "importers": 4_562,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_810,  # runtime.py: a limit for a recipe's patterns; readiness_checks.py: prompts
-    "doctor": 2_432,
+    "doctor": 2_425,
     "bench": 5_747,
     "dashboard": 400,
     "cli": 8_560,  # hints to paste; screens of 80 columns; lists while a node is off
