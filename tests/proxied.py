@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
-from role_samples import yielded
+from role_samples import an_endpoint, yielded
 from waiting import HANG_S, until
 
 from spark_cluster.engine import proxy
@@ -152,20 +152,24 @@ def proxied(
     *,
     instead: Mapping[str, str] | None = None,
     runtime: Path | None = None,
-    **settings: Any,
+    host: str = "127.0.0.1",
+    connections_per_address: int = 512,
+    **fields: Any,
 ) -> Iterator[int]:
     """The port of a running proxy; its files are in `folder`, which stands for the unit's
     credentials.
 
     Args:
+        fields: of its endpoint.
         runtime: a folder that stands for the unit's own in /run; the path of a socket is short.
         instead: lines of the configuration, and what they shall be: shorter times, a lower limit.
     """
     assert HAPROXY is not None
     port = free_port()
     own = tempfile.TemporaryDirectory(dir="/tmp")
-    given = {"host": "127.0.0.1", "port": port, "engine_port": engine_port, **settings}
-    for resource in yielded("endpoint", node, **given):
+    endpoint = an_endpoint(host, port, engine_port=engine_port, **fields)
+    most = {"connections_per_address": connections_per_address}
+    for resource in yielded("endpoint", node, endpoint=endpoint, **most):
         if isinstance(resource, Line):
             (folder / Path(resource.path).name).write_text(f"{resource.line}\n")
         elif isinstance(resource, File) and resource.state == "present":

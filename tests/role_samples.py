@@ -12,6 +12,7 @@ from factories import SHIPPED
 
 from spark_cluster.config.facts import Facts, Gpu, Hca
 from spark_cluster.config.topology import Link, Node
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.resources import Resource
 
 TWINS = (("rocep1s0f1", "enp1s0f1np1"), ("roceP2p1s0f1", "enP2p1s0f1np1"))
@@ -57,6 +58,11 @@ def yielded(name: str, node: Node, /, **settings: Any) -> list[Resource]:
     """What a role that ships yields: `yielded("power", node, clock_cap=False)`."""
     loaded = SHIPPED.load_role(name)
     return list(loaded.function(node, loaded.settings_model(**settings)))
+
+
+def an_endpoint(host: str, port: int = 8000, **fields: Any) -> Endpoint:
+    """An endpoint behind the proxy."""
+    return Endpoint(host, port, "m", **{"engine_port": 18000, **fields})
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import click
 
-from spark_cluster.node import telemetry
-from spark_cluster.node.telemetry import SamplerSettings, SystemReader, figures
+from spark_cluster.node import own_program
+from spark_cluster.node.telemetry import PROGRAM, SamplerSettings, SystemReader, figures
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WARM_UP_S = 8.0
@@ -114,7 +114,8 @@ def measure(name: str, settings: SamplerSettings, seconds: float, folder: Path) 
     lines = folder / "lines"
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     with lines.open("w") as out:
-        process = subprocess.Popen(telemetry.argv(settings), stdout=out, env=environment)
+        argv = own_program.argv(PROGRAM, settings.word)
+        process = subprocess.Popen(argv, stdout=out, env=environment)
     try:
         time.sleep(WARM_UP_S)
         before, began = cpu_s(process.pid), time.monotonic()

@@ -5,9 +5,8 @@ All of it is in the first flight from the laptop, so that a node that knows the 
 then the first request. A node that lacks the code, or has it damaged (a power cut can leave empty
 files), answers `need_code` and gets a zip, which no request (JSON) can be taken for. The code is
 kept in a folder that only its user may write, by the digest of its files, and is checked against it
-at each start. Parts of it come later, when an operation first needs one (`OwnCode`). What
-Python compiles is kept for one boot only: it is not synced. It must run, or say why not, on any
-Python 3.
+at each start. What Python compiles is kept for one boot only: it is not synced. It must run, or say
+why not, on any Python 3.
 """
 
 import gc
@@ -21,15 +20,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import BinaryIO, TypedDict
-
-    class CodePart(TypedDict):
-        sha256: str
-        files: list[str]
-
-
-PARTS = "spark_cluster/parts.json"
-"""File in the code: each part's name to the digest and the paths of its files."""
+    from typing import BinaryIO
 
 
 def digest(files: "Iterable[tuple[str, bytes]]") -> str:
@@ -41,37 +32,17 @@ def digest(files: "Iterable[tuple[str, bytes]]") -> str:
 
 
 def digest_of(folder: str) -> str:
-    """Return the digest of the code in a folder, but for its parts; empty when it is unreadable."""
-    found = []
-    for package in ("spark_cluster", "spark_cluster_project"):  # ours, and the user's resources
-        for at, _, names in os.walk(os.path.join(folder, package)):
-            found += [os.path.join(at, name)[len(folder) + 1 :] for name in names]
-    try:
-        later = {path for part in parts_of(folder).values() for path in part["files"]}
-        return digest_of_files(folder, [path for path in found if path not in later])
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):  # a torn PARTS, too
-        return ""
-
-
-def digest_of_files(folder: str, paths: "Iterable[str]") -> str:
-    """Return the digest of files below a folder. Raises OSError."""
+    """Return the digest of the code in a folder; empty when it is unreadable."""
     files = []
-    for path in paths:
-        with open(os.path.join(folder, path), "rb") as file:
-            files.append((path, file.read()))
+    try:
+        for package in ("spark_cluster", "spark_cluster_project"):  # ours, and the user's resources
+            for at, _, names in os.walk(os.path.join(folder, package)):
+                for path in [os.path.join(at, name) for name in names]:
+                    with open(path, "rb") as file:
+                        files.append((path[len(folder) + 1 :], file.read()))
+    except OSError:
+        return ""
     return digest(files)
-
-
-def parts_of(folder: str) -> "dict[str, CodePart]":
-    """Return what PARTS says of the code in a folder; a checkout has none, and all of the code.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
-    if not os.path.exists(os.path.join(folder, PARTS)):
-        return {}
-    with open(os.path.join(folder, PARTS), "rb") as file:
-        return dict(json.loads(file.read().decode()))
 
 
 def keep(code: bytes, folder: str) -> None:

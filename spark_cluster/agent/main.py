@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import importlib
-import io
 import os
 import queue
 import re
@@ -16,12 +14,11 @@ import signal
 import sys
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spark_cluster.agent import bootstrap, frames
+from spark_cluster.agent import frames
 from spark_cluster.agent.operations import AgentNode, Laptop, carry_out
 from spark_cluster.node import own_program, paths
 from spark_cluster.node.values import Blob, ResourceError, mask, secrets_in
@@ -30,74 +27,6 @@ from spark_cluster.node.values import Blob, ResourceError, mask, secrets_in
 
 _VERSION = re.compile(r"[0-9a-f]{64}(?:\.([0-9]+)(?:\.damaged)?)?")
 """Name of a version's folder, or of what an agent with this number of a process has left."""
-
-
-class OwnCode:
-    """A finder of imports (`sys.meta_path`) that brings a part of this code before it is imported.
-
-    So nothing else has to know what is in a part, and a project's own resource can import it too.
-
-    Args:
-        fetch: brings a part, by its name, from the laptop: a zip.
-        folder: of the code.
-    """
-
-    def __init__(
-        self, fetch: Callable[[str], bytes], folder: Path = Path(own_program.HERE)
-    ) -> None:
-        self._fetch = fetch
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._came: dict[str, bytes] = {}
-        self._lacking = bootstrap.parts_of(str(folder))
-        """Parts that were not needed yet; whether they are on this node is not known."""
-
-    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
-        """Have the part that holds a module on this node, whole; the next finder finds it.
-
-        Raises:
-            ResourceError: what is on the disk is not what was sent, or the laptop is gone.
-            OSError: there is no room for it.
-        """
-        if not self._lacking or not fullname.startswith("spark_cluster."):
-            return
-        path = fullname.replace(".", "/")
-        with self._lock:
-            for name, part in list(self._lacking.items()):
-                if {f"{path}.py", f"{path}/__init__.py"}.isdisjoint(part["files"]):
-                    continue
-                if not self._is_here(part):
-                    self._keep(name, part)
-                    importlib.invalidate_caches()
-                del self._lacking[name]
-
-    def _is_here(self, part: bootstrap.CodePart) -> bool:
-        try:
-            found = bootstrap.digest_of_files(str(self._folder), part["files"])
-        except OSError:
-            return False
-        return found == part["sha256"]
-
-    def _keep(self, name: str, part: bootstrap.CodePart) -> None:
-        """Put the files of a part in their places, each of them whole: others may read them."""
-        if name not in self._came:  # after a failure to write, it is not asked for again
-            self._came[name] = self._fetch(name)
-        staged = self._folder.with_name(f"{self._folder.name}.{os.getpid()}")
-        try:
-            zipfile.ZipFile(io.BytesIO(self._came[name])).extractall(staged)
-            for path in part["files"]:
-                target = self._folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (staged / path).replace(target)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-        if not self._is_here(part):
-            raise ResourceError(
-                f"{self._folder}: the part {name!r} of the agent's code was written, and what is "
-                "read back is not what was sent",
-                "`journalctl -k` on the node shows faults of its disk",
-            )
-        del self._came[name]
 
 
 def forget_others(folder: str, root: str) -> None:
@@ -229,7 +158,6 @@ class Agent:
         self._pieces: dict[tuple[int, str], queue.Queue[bytes]] = {}
         self._answers: dict[int, queue.Queue[str]] = {}
         self._taken: dict[int, queue.Queue[int]] = {}
-        self._code: queue.Queue[bytes] = queue.Queue()
 
     def serve(self, first: list[dict[str, Any]]) -> None:
         """Serve until the stream ends; then `leave`. Only in the main thread, for the signals."""
@@ -277,8 +205,6 @@ class Agent:
         if op == "blob":
             piece = frames.read_raw(self) or b""
             _put(self._pieces.get((number, message.get("sha256", ""))), piece)
-        elif op == "code":
-            self._code.put(frames.read_raw(self) or b"")
         elif op == "answer":
             _put(self._answers.get(number), str(message.get("answer")))
         elif op == "taken":
@@ -338,11 +264,6 @@ class Agent:
         taken = self._taken.setdefault(number, queue.Queue())
         return Laptop(emit, fetch, ask, taken)
 
-    def fetch_code(self, part: str) -> bytes:
-        """Return a part of the code, a zip, from the laptop; one is asked for at a time."""
-        self.writer.send({"event": "need_code", "part": part})
-        return self._wait(self._code)
-
     def _wait(self, waiting: queue.Queue[T]) -> T:
         """Wait for what the laptop sends; it is alive, or `_stay_alive` ends everything."""
         while True:
@@ -396,9 +317,7 @@ def main(
     signal.signal(signal.SIGTERM, _ended)
     if new:
         forget_others(new, root)
-    agent = Agent(stream, handle, Path(root))
-    sys.meta_path.insert(0, OwnCode(agent.fetch_code))
-    agent.serve(first)
+    Agent(stream, handle, Path(root)).serve(first)
     os._exit(0)  # whatever thread still waits for something, no one waits for it
 
 

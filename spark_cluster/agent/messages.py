@@ -253,7 +253,7 @@ def check_reply(event: Mapping[str, Any], op: str, shape: Shape) -> None:
 
 def limit_of(op: str, timeout: float | None, step_s: float) -> float:
     """Seconds without a word after which a request is given up; see `Pending`."""
-    if op in ("stream", "telemetry"):
+    if op == "stream":
         return float("inf")
     if op in ("apply", "revert"):  # each step tells its end, and may take its own time
         return max(LONGEST_STEP_S, step_s) + OVERDUE_S

@@ -9,14 +9,12 @@ import itertools
 import json
 import os
 import queue
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -198,55 +196,6 @@ def _tree(
     return found
 
 
-# The sampler of telemetry as the agent starts it: for the laptop, or in a unit of its own.
-
-SAMPLER_UNIT = re.compile(r"spark-cluster-telemetry-[A-Za-z0-9_-]{1,100}")
-
-LONGEST_SAMPLER_S = 7 * 24 * 3600.0
-"""Seconds after which systemd ends a sampler that no one ended."""
-
-
-def sampler_argv(host: Host, request: Request) -> list[str]:
-    """Return the command of a sampler that prints lines, and ends when this agent does."""
-    from spark_cluster.node import telemetry  # late, as is `ask`
-
-    root = str(host.root)
-    return telemetry.argv(telemetry.settings_of(request, parent=os.getpid(), root=root))
-
-
-def start_sampler(host: Host, request: Request) -> dict[str, Any]:
-    """Start a sampler that writes a file, in a transient unit; nothing where it runs already.
-
-    Args:
-        request: `unit`, its name without `.service`, the settings, `file` among them, and perhaps
-            `longest`, seconds after which it ends.
-
-    Returns:
-        `started`, False where the unit was there.
-
-    Raises:
-        ResourceError: systemd does not start it, or the name is no unit's of ours.
-    """
-    from spark_cluster.node import telemetry  # late, as is `ask`
-
-    name = str(request.get("unit", ""))
-    if SAMPLER_UNIT.fullmatch(name) is None:
-        raise ResourceError(f"{name!r} is not a name for a unit of telemetry")
-    if host.run(["systemctl", "is-active", "--quiet", f"{name}.service"]).status == 0:
-        return {"started": False}
-    longest = min(float(request.get("longest", LONGEST_SAMPLER_S)), LONGEST_SAMPLER_S)
-    properties = {
-        "Description": "spark-cluster: telemetry",
-        "RuntimeMaxSec": f"{longest:.0f}",
-        "TimeoutStopSec": "10",
-        "Environment": f"PATH={host.search_path}",
-    }
-    settings = telemetry.settings_of(request, root=str(host.root))
-    start = own_program.in_unit(f"{name}.service", telemetry.argv(settings), properties)
-    host.run(start).check("starting the unit for telemetry")
-    return {"started": True}
-
-
 # The operations.
 
 GATHER_S = 20.0
@@ -373,13 +322,8 @@ def do_run(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
 
     With `program` (as `own_program` names one), `argv` are its words.
     """
-    argv = request["argv"]
-    if program := str(request.get("program", "")):
-        # Also brings it, where it is in a part of the code that is not here.
-        find_spec(program.partition(":")[0])
-        argv = own_program.argv(program, *argv)
     done = node.host(request, laptop).run(
-        argv,
+        _argv(request),
         stdin=str(request.get("stdin", "")).encode(),
         env=request.get("env"),
         timeout=float(request.get("timeout", 60.0)),
@@ -393,25 +337,18 @@ def do_run(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
     }
 
 
+def _argv(request: Request) -> Sequence[str]:
+    program = str(request.get("program", ""))
+    return own_program.argv(program, *request["argv"]) if program else request["argv"]
+
+
 def do_stream(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
-    """Stream the output of one command as it comes, until it ends or the laptop cancels.
+    """Stream the output of one command as it comes, until it ends or the laptop cancels; as in
+    `do_run` it may be a program of ours.
 
     What was sent and not yet shown there is limited; the command waits meanwhile.
     """
-    host = node.host(request, laptop)
-    return _stream(node, request["argv"], host.search_path, laptop)
-
-
-def do_telemetry(node: AgentNode, request: Request, laptop: Laptop) -> Reply:
-    """Stream the sampler's lines until the laptop cancels, as `stream` does; with `file` run it in
-    a transient unit that writes them there, and goes on when the laptop is gone."""
-    host = node.host(request, laptop)
-    if request.get("file"):
-        return start_sampler(host, request)
-    return _stream(node, sampler_argv(host, request), host.search_path, laptop)
-
-
-def _stream(node: AgentNode, argv: Sequence[str], search_path: str, laptop: Laptop) -> Reply:
+    search_path = node.host(request, laptop).search_path
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     cancelled = node.processes.cancelled
     ahead = 0
@@ -426,7 +363,7 @@ def _stream(node: AgentNode, argv: Sequence[str], search_path: str, laptop: Lapt
                 ahead -= laptop.taken.get(timeout=0.1)
 
     env, unlimited = environment(search_path), float("inf")
-    with node.processes.start(argv, env=env, timeout=unlimited, merged=True) as running:
+    with node.processes.start(_argv(request), env=env, timeout=unlimited, merged=True) as running:
         return {"status": running.attend(take, cancelled)}
 
 
@@ -512,7 +449,6 @@ OPERATIONS: dict[str, Callable[[AgentNode, Request, Laptop], Reply]] = {
     "revert": do_revert,
     "run": do_run,
     "stream": do_stream,
-    "telemetry": do_telemetry,
     **dict.fromkeys(ACTIONS_OF, do_action),
 }
 

@@ -21,7 +21,7 @@ from spark_cluster.bench.telemetry import read_lines, write_parquet
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node import measure, own_program, paths
 from spark_cluster.node.replies import decoded
-from spark_cluster.node.telemetry import FILE_LIMIT, KEPT_FILES
+from spark_cluster.node.telemetry import FILE_LIMIT, KEPT_FILES, PROGRAM, SamplerSettings
 from spark_cluster.resources import Command, Directory, File, Resource
 from spark_cluster.runner import wire
 from spark_cluster.runner.play import Play
@@ -190,6 +190,9 @@ PLACE = paths.TELEMETRY
 
 FILE = "telemetry.jsonl"
 
+LONGEST_S = 7 * 24 * 3600.0
+"""Seconds after which a sampler ends that no one has ended."""
+
 LINES = "telemetry-{}.jsonl.gz"
 """In the raw folder of a step on the laptop, for each node: the sampler's own lines."""
 
@@ -230,16 +233,13 @@ class Recording:
 
     def _start(self, name: str) -> None:
         session = self._session(name)
-        done = session.run(["mkdir", "-p", self.place])
+        _do(session, "mkdir", "-p", self.place)
+        settings = SamplerSettings(metrics=self.metrics.get(name, ""), file=f"{self.place}/{FILE}")
+        longest = f"{min(self.longest, LONGEST_S):.0f}"
+        words = [settings.word, f"{self.unit}.service", longest]
+        done = session.run(words, program=f"{PROGRAM}:start_unit")
         if done.status != 0:
-            raise Failed(done.stderr.strip() or f"mkdir ended with status {done.status}")
-        session.request(
-            "telemetry",
-            unit=self.unit,
-            file=f"{self.place}/{FILE}",
-            metrics=self.metrics.get(name, ""),
-            longest=self.longest,
-        )
+            raise Failed(f"its unit does not start: {done.stderr.strip()[-200:]}")
 
     def fetch(self, into: Path) -> None:
         """Bring the lines of all nodes to the laptop; what a node does not give is left out."""

@@ -19,6 +19,7 @@ from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.node.output import LINE_LIMIT
+from spark_cluster.node.telemetry import PROGRAM, SamplerSettings
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
@@ -71,7 +72,7 @@ class Sampling:
     def __init__(self, nodes: Sequence[InventoryNode], dialer: Dialer, **settings: Any) -> None:
         self._nodes = nodes
         self._dialer = dialer
-        self._settings = settings
+        self._settings = SamplerSettings(**settings)
         # Not a Queue: a signal that interrupts its lock leaves it broken.
         self._updates: queue.SimpleQueue[Update | BaseException] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -151,7 +152,7 @@ class Sampling:
                 self._sessions[node.name] = session
             if self._ended.is_set():
                 return
-            reply = session.submit("telemetry", **self._settings).wait(take)
+            reply = session.request("stream", take, program=PROGRAM, argv=[self._settings.word])
         why = last[:200] or f"status {reply.get('status')}"
         raise Failed(f"the sampler has ended: {why}", where=node.name)
 

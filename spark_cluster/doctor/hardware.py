@@ -14,7 +14,6 @@ from spark_cluster.doctor.observations import (
     KEPT_LINES,
     NotSeen,
     Observations,
-    Ran,
     Verdict,
     fail,
     ok,
@@ -26,6 +25,7 @@ from spark_cluster.issues.entries import ORDER, Issue, catalogue, recognise
 from spark_cluster.node.load_watch import SSH_STOPS_KIB
 from spark_cluster.node.output import counted
 from spark_cluster.node.replies import at, decoded, objects_of
+from spark_cluster.runner.session import Output
 
 KHO = "kernel-kho"
 XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
@@ -45,10 +45,10 @@ FAILED_STATE = 3
 def library_match(seen: Observations) -> Verdict:
     """driver and library have the same version"""
     smi = seen.ran("gpu")
-    if "version mismatch" in smi.output:
-        return fail(smi.output)
+    if "version mismatch" in smi.said:
+        return fail(smi.said)
     if smi.status != 0:
-        raise NotSeen(f"nvidia-smi: {smi.output or f'status {smi.status}'}")
+        raise NotSeen(f"nvidia-smi: {smi.said or f'status {smi.status}'}")
     loaded = re.search(r"Module for \S+\s+(\d[\d.]+)", seen.text("nvrm"))
     if loaded is None or seen.facts.gpu is None:
         raise NotSeen("/proc/driver/nvidia/version names no version")
@@ -64,14 +64,14 @@ def gpu_present(seen: Observations) -> Verdict:
     smi = seen.ran("gpu")
     timeouts = xids(seen).count(GSP_TIMEOUT)
     tail = f"; Xid {GSP_TIMEOUT} {counted(timeouts, 'time')} since boot" if timeouts else ""
-    if "No devices were found" in smi.output:
+    if "No devices were found" in smi.said:
         return fail("No devices were found" + tail, "driver-torn")
-    if "couldn't communicate" in smi.output:
-        return fail(smi.output + tail, "driver-not-loaded")
+    if "couldn't communicate" in smi.said:
+        return fail(smi.said + tail, "driver-not-loaded")
     if timeouts:
         return fail(tail[2:], "driver-torn")
     if smi.status != 0 or seen.facts.gpu is None:
-        raise NotSeen(f"nvidia-smi: {smi.output or f'status {smi.status}'}")
+        raise NotSeen(f"nvidia-smi: {smi.said or f'status {smi.status}'}")
     return ok(f"{seen.facts.gpu.name}, driver {seen.facts.gpu.driver}")
 
 
@@ -101,7 +101,7 @@ def known_bad(seen: Observations) -> Verdict:
     """kernel and driver are not a known bad combination"""
     smi = seen.ran("gpu")
     seen.ran("dpkg")
-    shown = f"kernel {seen.kernel}, driver {driver_of(seen.facts) or smi.output[:80]}"
+    shown = f"kernel {seen.kernel}, driver {driver_of(seen.facts) or smi.said[:80]}"
     seen.text("cmdline")
     known = _known(seen)
     bad = [catalogue()[found.issue] for found in known.running(seen.facts)]
@@ -158,7 +158,7 @@ def power_off(seen: Observations) -> Verdict:
     if NO_EARLIER_BOOT.search(done.stderr):
         return ok("no earlier boot is on record")
     if done.status != 0:
-        raise NotSeen(f"journalctl -b -1: {done.output[-200:] or f'status {done.status}'}")
+        raise NotSeen(f"journalctl -b -1: {done.said[-200:] or f'status {done.status}'}")
     lines = done.stdout.strip().splitlines()
     if not lines:
         raise NotSeen("journalctl -b -1 printed nothing")
@@ -174,7 +174,7 @@ def power_off(seen: Observations) -> Verdict:
 def firmware_update(seen: Observations) -> Verdict:
     """no firmware update failed"""
     done = seen.ran("history")
-    if done.status != 0 and "No history" in done.output:
+    if done.status != 0 and "No history" in done.said:
         return ok("no update is on record")
     devices = fwupd_devices(done)
     failed = [d for d in devices if d.get("UpdateState") == FAILED_STATE]
@@ -214,7 +214,7 @@ def xids(seen: Observations) -> list[str]:
     return XID.findall(seen.output("kernel_log"))
 
 
-def fwupd_devices(done: Ran) -> list[dict[str, object]]:
+def fwupd_devices(done: Output) -> list[dict[str, object]]:
     """Return the devices of `fwupdmgr ... --json`.
 
     Raises:
@@ -222,7 +222,7 @@ def fwupd_devices(done: Ran) -> list[dict[str, object]]:
     """
     devices = at(decoded(done.stdout), "Devices")
     if not isinstance(devices, list):
-        output = done.output[-200:] or f"status {done.status}"
+        output = done.said[-200:] or f"status {done.status}"
         raise NotSeen(f"fwupdmgr did not answer in JSON: {output}")
     return objects_of(devices)
 

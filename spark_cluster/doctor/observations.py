@@ -30,6 +30,7 @@ from spark_cluster.node import confinement, containers, dockerd, paths
 from spark_cluster.node.containers import ContainerState, parse_containers, with_logs
 from spark_cluster.node.health import Completion
 from spark_cluster.node.nvidia_smi import THROTTLE
+from spark_cluster.runner.session import Output
 
 # The result of a check: a status, what was found, and the known issue that explains it.
 
@@ -288,20 +289,6 @@ TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A command that ran."""
-
-    status: int
-    stdout: str
-    stderr: str = ""
-
-    @property
-    def output(self) -> str:
-        """Both outputs in one line."""
-        return " ".join((self.stdout + " " + self.stderr).split())
-
-
-@dataclass(frozen=True)
 class Observations:
     """A node's answer to `question()`, and what the inventory says of the node.
 
@@ -331,7 +318,7 @@ class Observations:
 
     # -- the answer ------------------------------------------------------------------------------
 
-    def ran(self, name: str) -> Ran:
+    def ran(self, name: str) -> Output:
         """A command, whatever status it ended with.
 
         Raises:
@@ -340,7 +327,7 @@ class Observations:
         done = self.answer["commands"].get(name)
         if done is None:
             raise NotSeen(self._prefix + self._why_not(name))
-        return Ran(done["status"], done["stdout"], done.get("stderr", ""))
+        return Output(done["status"], done["stdout"], done.get("stderr", ""))
 
     def output(self, name: str) -> str:
         """Return what a command printed.
@@ -350,7 +337,7 @@ class Observations:
         """
         done = self.ran(name)
         if done.status != 0:
-            output = done.output[-200:] or "it printed nothing"
+            output = done.said[-200:] or "it printed nothing"
             label = self._prefix + self._sources[name].label
             raise NotSeen(f"{label}: status {done.status}: {output}")
         return done.stdout

@@ -10,8 +10,8 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
@@ -43,9 +43,10 @@ from spark_cluster.engine.engine import engine_of
 from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS, Cabling, Hop, without_switch
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.runtime import ask_health
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import judge
+from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.session import Output, Pending, Session
 
 # The TCP ports of the nodes that this laptop can reach, and what listens there.
@@ -155,38 +156,40 @@ PORT = 18517
 RECEIVER = "spark_cluster.node.probes:receive"
 SENDER = "spark_cluster.node.probes:send"
 
-
-@dataclass(frozen=True)
-class Throughput:
-    """Gbit/s, or why there is no figure."""
-
-    rate: float | None
-    output: str = ""
+Rate = float | SparkClusterError
+"""Gbit/s, or why there is no figure."""
 
 
-def measure(sender: Session, receiver: Session, address: str, *, port: int = PORT) -> Throughput:
-    """Measure one transfer from one node to an address of another (or of itself)."""
+def measure(sender: Session, receiver: Session, address: str, *, port: int = PORT) -> float:
+    """Measure one transfer from one node to an address of another (or of itself); Gbit/s.
+
+    Raises:
+        Failed: there is no figure.
+    """
     words = [address, str(port), str(STREAMS)]
     waiting = _start(receiver, RECEIVER, words)
     sending = _start(sender, SENDER, [*words, f"{SECONDS:g}"])
     sent, received = _end(sending), _end(waiting)
-    if received.status != 0 or sent.status != 0:
-        fault = received if received.status != 0 else sent
-        return Throughput(None, (fault.stderr.strip().splitlines() or ["it ended early"])[-1])
+    for done in (received, sent):
+        if done.status != 0:
+            raise Failed((done.stderr.strip().splitlines() or ["it ended early"])[-1])
     return rate_of(received.stdout)
 
 
-def rate_of(text: str) -> Throughput:
-    """Parse what the receiver printed.
+def rate_of(text: str) -> float:
+    """Parse what the receiver printed; Gbit/s.
 
     >>> rate_of('{"bytes": 12500000000, "seconds": 1.0}')
-    Throughput(rate=100.0, output='')
+    100.0
+
+    Raises:
+        Failed: it is something else.
     """
     try:
         found = json.loads(text)
-        return Throughput(found["bytes"] * 8 / max(found["seconds"], sys.float_info.epsilon) / 1e9)
+        return float(found["bytes"] * 8 / max(found["seconds"], sys.float_info.epsilon) / 1e9)
     except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
-        return Throughput(None, f"the receiver said {text[:80]!r}")
+        raise Failed(f"the receiver said {text[:80]!r}") from None
 
 
 def _start(session: Session, program: str, words: list[str]) -> Pending:
@@ -287,33 +290,29 @@ def pings(hops: Sequence[Hop], sessions: Sessions) -> tuple[Ping, ...]:
 def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
     """TCP over every hop, in rounds; first each node to itself, to compare with."""
     names = sorted({hop.source.name for hop in hops})
-    with ThreadPoolExecutor() as pool:
-        alone = pool.map(lambda n: measure(sessions[n], sessions[n], "127.0.0.1"), names)
-        own = {node: measured.rate for node, measured in zip(names, alone, strict=True)}
+    own = in_parallel({n: partial(measure, sessions[n], sessions[n], "127.0.0.1") for n in names})
     ports = {str(hop): PORT + number for number, hop in enumerate(hops, start=1)}
 
-    def measured(hop: Hop) -> Throughput:
+    def measured(hop: Hop) -> float:
         sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
         return measure(sender, receiver, str(hop.theirs.address.ip), port=ports[str(hop)])
 
-    found = []
-    for hop, outcome in zip(hops, link_check.in_rounds(hops, measured), strict=True):
-        done = outcome
-        if isinstance(done, SparkClusterError):
-            done = Throughput(None, done.message)
-        found.append(Transfer(name(hop), done.rate, done.output, own[hop.source.name]))
-    return tuple(found)
+    rates = link_check.in_rounds(hops, measured)
+    return tuple(
+        _transfer(hop, rate, own[hop.source.name]) for hop, rate in zip(hops, rates, strict=True)
+    )
 
 
 def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
     """`ib_write_bw` over every hop, in rounds."""
     rates = link_check.bandwidths(hops, lambda node: sessions[node.name])
-    return tuple(
-        Transfer(name(hop), None, rate.message)
-        if isinstance(rate, SparkClusterError)
-        else Transfer(name(hop), rate)
-        for hop, rate in zip(hops, rates, strict=True)
-    )
+    return tuple(_transfer(hop, rate) for hop, rate in zip(hops, rates, strict=True))
+
+
+def _transfer(hop: Hop, rate: Rate, own: Rate | None = None) -> Transfer:
+    message = rate.message if isinstance(rate, SparkClusterError) else ""
+    figures = [None if isinstance(one, SparkClusterError) else one for one in (rate, own)]
+    return Transfer(name(hop), figures[0], message, figures[1])
 
 
 def _answer(

@@ -100,7 +100,7 @@ def docker(seen: Observations) -> Verdict:
         return warn("Docker is not installed", "docker-missing")
     done = seen.ran("docker")
     if done.status != 0:
-        return fail(done.output[-200:], "docker-down")
+        return fail(done.said[-200:], "docker-down")
     return ok(f"Docker {done.stdout.strip()}")
 
 

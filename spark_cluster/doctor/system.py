@@ -31,7 +31,7 @@ def tailscale_ssh(seen: Observations) -> Verdict:
     done = seen.ran("tailscale")
     on = at(decoded(done.stdout), "RunSSH")
     if on is None:
-        raise NotSeen(f"tailscale debug prefs: {done.output[:200] or done.status}")
+        raise NotSeen(f"tailscale debug prefs: {done.said[:200] or done.status}")
     return warn("Tailscale SSH is on") if on else ok("Tailscale SSH is off")
 
 
@@ -39,11 +39,11 @@ def tailscale_ssh(seen: Observations) -> Verdict:
 def ssh_folder(seen: Observations) -> Verdict:
     """the login user can keep keys"""
     done = seen.ran("ssh_folder")
-    if done.status != 0 and "No such file" in done.output:
+    if done.status != 0 and "No such file" in done.said:
         return fail(f"{seen.user} has no ~/.ssh")
     words = done.stdout.split()
     if done.status != 0 or len(words) < 3:
-        raise NotSeen(f"~/.ssh: {done.output[:200] or f'status {done.status}'}")
+        raise NotSeen(f"~/.ssh: {done.said[:200] or f'status {done.status}'}")
     owner, mode = words[-2:]
     if owner != seen.user or int(mode, 8) & 0o022:
         return fail(f"~/.ssh belongs to {owner}, mode {mode}: sshd refuses it")

@@ -120,22 +120,6 @@ class Endpoint:
             certificate=self.certificate,
         )
 
-    def proxy_settings(self) -> dict[str, Any]:
-        """Settings of the role `endpoint`; none, which takes it away, without a proxy."""
-        if self.engine_port is None:
-            return {}
-        return {
-            "host": self.host,
-            "port": self.port,
-            "engine_port": self.engine_port,
-            "url": self.url,
-            "api_key": self.api_key,
-            "tls": self.tls,
-            "certificate": self.pem,
-            "replicas": self.replicas,
-            "models": self.models,
-        }
-
 
 def endpoint_of(inventory: Inventory, head: Node, model: str) -> Endpoint:
     """Return where the server will answer, as the inventory says.

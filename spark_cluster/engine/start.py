@@ -154,7 +154,7 @@ def start(play: Play, now: Starting) -> None:
     deployment = now.deployment
     if now.admitted.new:
         supervision.unload_models(play, now.members)
-    proxy = play.role("endpoint", **deployment.endpoint.proxy_settings())
+    proxy = play.role("endpoint", endpoint=deployment.endpoint)
     if deployment.endpoint.models:
         # Its file names the servers: a run that is cut off leaves none that is not known.
         play.apply(deployment.nodes, proxy)

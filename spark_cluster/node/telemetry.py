@@ -1,8 +1,9 @@
 """The sampler of a node: one JSON line an interval, to standard output or to a file.
 
-It runs for as long as its parent does, or until SIGTERM, and leaves no process behind. Nothing in
-it waits for the GPU's driver or for the server: what does not answer is null, and `notes` says why.
-The GPU is read by `nvidia_smi`; /proc, /sys and the engine's metrics are read here.
+It runs for as long as its output is read, in a file until SIGTERM, and leaves no process behind.
+Nothing in it waits for the GPU's driver or for the server: what does not answer is null, and
+`notes` says why. The GPU is read by `nvidia_smi`; /proc, /sys and the engine's metrics are read
+here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import math
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +28,8 @@ from spark_cluster.node import own_program
 from spark_cluster.node.http import ask
 from spark_cluster.node.nvidia_smi import AppsReader, GpuReader
 from spark_cluster.node.output import TEXT_LIMIT
+
+PROGRAM = "spark_cluster.node.telemetry"
 
 FORMAT = 1
 """Of a line; a reader refuses others."""
@@ -48,7 +53,6 @@ class SamplerSettings:
             a core for a call of nvidia-smi) and the errors of HCAs.
         metrics: URL of the engine's `/metrics`; empty for none.
         file: where the lines go; empty is standard output.
-        parent: process whose end ends it; 0 for none.
         root: where the node's file system begins; "/" but in tests.
     """
 
@@ -56,18 +60,17 @@ class SamplerSettings:
     slowly: float = 5.0
     metrics: str = ""
     file: str = ""
-    parent: int = 0
     root: str = "/"
 
+    @property
+    def word(self) -> str:
+        """As `main` takes them."""
+        return json.dumps(asdict(self))
 
-def argv(settings: SamplerSettings) -> list[str]:
-    """Return the command that runs the sampler from this very code."""
-    return own_program.argv(__name__, json.dumps(asdict(settings)))
 
-
-def main(settings_text: str) -> NoReturn:
-    """Run until the parent has gone, the output is closed, or SIGTERM comes."""
-    settings = SamplerSettings(**json.loads(settings_text))
+def main(word: str) -> NoReturn:
+    """Sample until the output is closed, or SIGTERM comes."""
+    settings = SamplerSettings(**json.loads(word))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ended)
     out = TelemetryFile(Path(settings.file)) if settings.file else Pipe(1)
@@ -94,7 +97,7 @@ def _ended(_number: int, _frame: object) -> NoReturn:
 
 def _run(sampler: Sampler, out: Pipe | TelemetryFile, settings: SamplerSettings) -> None:
     every = max(settings.every, LEAST_EVERY_S)
-    while not settings.parent or os.getppid() == settings.parent:
+    while True:
         # On whole seconds of the clock, so that the lines of several nodes belong together.
         pause = every - time.time() % every
         time.sleep(pause if pause > every / 10 else pause + every)
@@ -105,10 +108,10 @@ class Sampler:
     """All readers of a node."""
 
     def __init__(self, settings: SamplerSettings) -> None:
-        self._slowly = settings.slowly
+        self._slowly = max(settings.every, settings.slowly)
         self._system = SystemReader(Path(settings.root))
         self._gpu = GpuReader(max(settings.every, LEAST_EVERY_S))
-        self._apps = AppsReader(settings.slowly)
+        self._apps = AppsReader(self._slowly)
         self._engine = EngineReader(settings.metrics, settings.every)
         self._slow_at = float("-inf")
 
@@ -202,16 +205,24 @@ class TelemetryFile:
             return 0
 
 
-def settings_of(request: Mapping[str, Any], **own: Any) -> SamplerSettings:
-    """Return the settings that a request names; the others are as usual.
+def start_unit(word: str, name: str, longest_s: str) -> None:
+    """Start a sampler that writes a file, in a transient unit; nothing where it runs already.
 
     Args:
-        own: settings that are not for the laptop to choose.
+        word: its settings.
+        name: of the unit, with `.service`.
+        longest_s: seconds after which systemd ends it, if no one has.
     """
-    every = max(LEAST_EVERY_S, float(request.get("every", SamplerSettings.every)))
-    slowly = max(every, float(request.get("slowly", SamplerSettings.slowly)))
-    metrics, file = str(request.get("metrics", "")), str(request.get("file", ""))
-    return SamplerSettings(every, slowly, metrics, file, **own)
+    if subprocess.run(["systemctl", "is-active", "--quiet", name], check=False).returncode == 0:
+        return
+    properties = {
+        "Description": "spark-cluster: telemetry",
+        "RuntimeMaxSec": longest_s,
+        "TimeoutStopSec": "10",
+        "Environment": f"PATH={os.environ['PATH']}",
+    }
+    sampler = own_program.argv(PROGRAM, word)
+    sys.exit(subprocess.run(own_program.in_unit(name, sampler, properties), check=False).returncode)
 
 
 # Memory, network and RDMA counters of a node, from /proc and /sys: cheap enough for each second.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import os
 import pwd
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from spark_cluster.node import safe_paths
+from spark_cluster.node.beneath import Folder, NotFollowed, pieces
 from spark_cluster.node.host import Host
+from spark_cluster.node.safe_paths import closing_handle
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import PRESENCE, Resource, State, checks, like
 from spark_cluster.resources.file import unified, user_name
@@ -22,7 +21,8 @@ from spark_cluster.resources.group import account_name, found_by
 
 _OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
-_FOLDER, _FILE = ".ssh", "authorized_keys"
+_FOLDER, _FILE = ".ssh", ".ssh/authorized_keys"
+"""Below the user's home."""
 
 
 @dataclass(frozen=True)
@@ -96,32 +96,28 @@ class AuthorizedKey(Resource):
             if self.state == "absent":
                 return {"key": "absent"}
             raise Missing(f"path:{home}", f"{home}, the home folder of {self.user}, does not exist")
-        with self._folder(host) as folder:
-            content = self._content(host, folder)
-            self._must_be_ours(host, content)
-            return {
-                "key": self._state(content),
-                "former": sum(map(self._is_former, content.split(b"\n"))),
-                "folder": _access(os.fstat(folder)) if folder is not None else "absent",
-                "file": _access(_look(folder)),
-            }
+        content = self._content(host)
+        self._must_be_ours(host, content)
+        return {
+            "key": self._state(content),
+            "former": sum(map(self._is_former, content.split(b"\n"))),
+            "folder": self._access(host, _FOLDER),
+            "file": self._access(host, _FILE),
+        }
 
     def converge(self, host: Host, actual: State) -> None:
         entry = self._home(host)
         shown, uid, gid = self._shown(host), entry.pw_uid, entry.pw_gid
         if self.state == "present" and actual["folder"] != self.desired()["folder"]:
             host.directory(shown.rsplit("/", 1)[0], mode=0o700, uid=uid, gid=gid)
-        with self._folder(host) as folder:
-            data = self._after(self._content(host, folder))
+        data = self._after(self._content(host))
         host.write(shown, data, mode=0o600, uid=uid, gid=gid)
 
     def plan(self, host: Host, actual: State) -> None:
-        with self._folder(host) as folder:
-            host.overlay.files[self._shown(host)] = self._after(self._content(host, folder))
+        host.overlay.files[self._shown(host)] = self._after(self._content(host))
 
     def diff(self, host: Host, actual: State) -> str:
-        with self._folder(host) as folder:
-            before = self._content(host, folder)
+        before = self._content(host)
         return unified(self._shown(host), before, self._after(before))
 
     def _home(self, host: Host) -> pwd.struct_passwd:
@@ -133,40 +129,37 @@ class AuthorizedKey(Resource):
         return entry
 
     def _shown(self, host: Host) -> str:
-        return f"{self._home(host).pw_dir.rstrip('/')}/{_FOLDER}/{_FILE}"
+        return f"{self._home(host).pw_dir.rstrip('/')}/{_FILE}"
 
-    @contextlib.contextmanager
-    def _folder(self, host: Host) -> Iterator[int | None]:
-        """The user's `.ssh`, opened without following a link; None when it is not there."""
-        entry = self._home(host)
-        with safe_paths.entry(host.path(f"{entry.pw_dir}/{_FOLDER}")) as place:
-            try:
-                folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                yield None
-                return
-            except OSError:
-                raise _not_followed(f"{entry.pw_dir}/{_FOLDER} is a link or not a folder") from None
-            try:
-                yield folder
-            finally:
-                os.close(folder)
+    def _files(self, host: Host) -> Folder:
+        """The user's home, in which no link is followed: the user could point one anywhere."""
+        return Folder(host.path(self._home(host).pw_dir))
 
-    def _content(self, host: Host, folder: int | None) -> bytes:
-        """Return all of authorized_keys; in check mode with what earlier resources will add."""
+    def _content(self, host: Host) -> bytes:
+        """Return all of authorized_keys; in check mode with what earlier resources will add.
+
+        Raises:
+            NotFollowed: there is a link or not a regular file, or its folder is a link.
+        """
         shown = self._shown(host)
         if host.check and (shown in host.overlay.files or shown in host.overlay.opaque):
             return host.read(shown) or b""
-        found = _look(folder)
-        if folder is None or found is None:
+        try:
+            with closing_handle(self._files(host).open(_FILE)) as handle:
+                found = os.fstat(handle)
+                if found.st_nlink > 1:
+                    raise NotFollowed(host.path(shown), "is a link: it has a second name")
+                return b"".join(pieces(handle, found.st_size))
+        except FileNotFoundError:
             return b""
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            raise _not_followed(f"{shown} is a link or not a regular file")
-        handle = os.open(_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        with os.fdopen(handle, "rb") as file:
-            if os.fstat(handle).st_ino != found.st_ino:
-                raise ResourceError(f"{shown} was replaced meanwhile; run again")
-            return file.read()
+
+    def _access(self, host: Host, path: str) -> str:
+        """Return mode and owner of what is at a path in the user's home."""
+        try:
+            found = self._files(host).stat(path)
+        except FileNotFoundError:
+            return "absent"
+        return f"{stat.S_IMODE(found.st_mode):04o} {user_name(found.st_uid)}"
 
     def _is_mine(self, line: bytes) -> bool:
         options, kind, blob = split_line(line.decode(errors="replace"))
@@ -237,26 +230,6 @@ class AuthorizedKey(Resource):
         before = b"".join(line for line in lines if line not in mine)
         gap = b"" if not before or before.endswith(b"\n") else b"\n"
         return before + gap + self._line()
-
-
-def _not_followed(text: str) -> ResourceError:
-    return ResourceError(text, "links are not followed: the user could point one anywhere")
-
-
-def _look(folder: int | None) -> os.stat_result | None:
-    """Return what is at authorized_keys, without following a link."""
-    if folder is None:
-        return None
-    try:
-        return os.stat(_FILE, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _access(found: os.stat_result | None) -> str:
-    if found is None:
-        return "absent"
-    return f"{stat.S_IMODE(found.st_mode):04o} {user_name(found.st_uid)}"
 
 
 # Public keys of SSH: a line of a `.pub` file or of authorized_keys, taken apart.

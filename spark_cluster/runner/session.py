@@ -25,7 +25,7 @@ from spark_cluster.agent.messages import (
     reply_to,
 )
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-from spark_cluster.runner.wire import PARTS, SLOWEST, Channel, TakesNothing, opening, sent
+from spark_cluster.runner.wire import SLOWEST, Channel, TakesNothing, code, opening
 
 OnEvent = Callable[[dict[str, Any]], None]
 OnAsk = Callable[[dict[str, Any]], str]
@@ -52,6 +52,11 @@ class Output:
     stderr: str
     left_out: int = 0
     """Bytes of its outputs that were too much to be kept."""
+
+    @property
+    def said(self) -> str:
+        """Both outputs in one line."""
+        return " ".join((self.stdout + " " + self.stderr).split())
 
 
 @dataclass(frozen=True)
@@ -238,7 +243,7 @@ class Session:
     _reasons: list[SparkClusterError] = field(default_factory=list, init=False)
     """To end, of which the first one counts."""
     _spoken: bool = field(default=False, init=False)
-    _sent_code: set[str] = field(default_factory=set, init=False)
+    _code_was_sent: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
     _data: bytearray = field(default_factory=bytearray, init=False)
     _head: bytes = field(default=b"", init=False)
@@ -493,11 +498,10 @@ class Session:
                 held, self._held = b"".join(self._held or []), None
                 self._put(held)
         elif kind == "need_code":
-            part = event.get("part", "")
-            if part in self._sent_code or part not in PARTS:
-                raise ValueError(f"it asks for the code {part!r} again, or there is none")
-            self._sent_code.add(part)
-            self.put(sent(part))
+            if self._code_was_sent:
+                raise ValueError("it asks for the code again")
+            self._code_was_sent = True
+            self.put(frames.pack(code()))
         elif kind == "alive":
             self.put(frames.pack({"op": "alive"}))
         elif kind == "too_old":

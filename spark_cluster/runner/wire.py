@@ -6,7 +6,6 @@ import ast
 import contextlib
 import hashlib
 import io
-import json
 import re
 import time
 from abc import ABC, abstractmethod
@@ -110,8 +109,8 @@ def packed(files: Iterable[tuple[str, bytes]], *, compressed: bool) -> bytes:
 
 # The payload that starts an agent: a command line, the bootstrap, the code by its hash.
 
-ProjectFiles = tuple[tuple[str, bytes], ...]
-"""Files of a project's own resources by their path in the payload."""
+CodeFiles = tuple[tuple[str, bytes], ...]
+"""Files by their path in the payload."""
 
 MARKER = b"spark-cluster:begin"
 
@@ -130,21 +129,8 @@ READY_COMMAND = f"import os;os.write(1,{len(READY).to_bytes(4, 'big') + READY!r}
 ROOT_FOLDER = paths.AGENT
 USER_FOLDER = "~/.cache/spark-cluster/agent"
 
-CORE = ""
-"""Name of what every agent gets: all but the parts."""
-
-PARTS: dict[str, tuple[str, ...]] = {
-    CORE: ("spark_cluster/agent/", "spark_cluster/node/", "spark_cluster/resources/"),
-    "probes": ("spark_cluster/node/probes.py",),
-    "store": (
-        "spark_cluster/agent/model_store.py",
-        "spark_cluster/node/store/",
-        "spark_cluster/resources/hub_model.py",
-    ),
-    "tuner": ("spark_cluster/node/kernel_tuner.py", "spark_cluster/resources/tuned_kernels.py"),
-}
-"""Each part of the agent's code and where its files are. A part is sent when an operation or a
-resource first needs one of its modules (`OwnCode` in agent/main.py)."""
+FOLDERS = ("agent", "node", "resources")
+"""Folders of the package that every agent gets."""
 
 UNITS = (
     "spark_cluster/node/completions.py",
@@ -159,65 +145,45 @@ LAPTOP_ONLY = {PACKAGE / "agent" / "messages.py"}
 """The module next to the agent with which the laptop checks what the agent says."""
 
 
-def code(part: str = CORE) -> bytes:
-    """Return a part of the agent's code as a zip, which is sent where it is lacking.
+def code() -> bytes:
+    """Return the agent's code as a zip, which is sent where it is lacking.
 
     It holds the agent itself, `node` and all resources, those of the project in use too.
     """
-    return _zip(part, _own())
-
-
-def sent(part: str) -> bytes:
-    """Return the frames that answer an agent which asks for a part of its code."""
-    head = frames.pack({"op": "code"}) if part else b""  # the bootstrap knows no operations
-    return head + frames.pack(code(part))
+    return _zip(_own())
 
 
 def digest() -> str:
-    """Return the SHA-256 of the agent's code, hex, as the bootstrap computes it from what it finds.
-
-    It names the parts too: PARTS in it has their digests.
-    """
+    """Return the SHA-256 of the agent's code, hex, as the bootstrap computes it from what it
+    finds."""
     return _digest(_own())
 
 
-def _own() -> ProjectFiles:
+def _own() -> CodeFiles:
     found = extensions_in_use()
     return () if found is None else found.resource_files
 
 
 @cache
-def _shipped() -> dict[str, dict[str, bytes]]:
-    """Return the files of each part, by path."""
-    found: dict[str, dict[str, bytes]] = {part: {} for part in PARTS}
-    found[CORE]["spark_cluster/__init__.py"] = (PACKAGE / "__init__.py").read_bytes()
-    for folder in PARTS[CORE]:
-        for file in sorted((PACKAGE.parent / folder).rglob("*.py")):
+def _shipped() -> CodeFiles:
+    """Return our own files, by path."""
+    found = {"spark_cluster/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
+    for folder in FOLDERS:
+        for file in sorted((PACKAGE / folder).rglob("*.py")):
             path = str(file.relative_to(PACKAGE.parent))
-            if not path.startswith(UNITS) and file not in LAPTOP_ONLY:
-                found[_part_of(path)][path] = file.read_bytes()
-    later = {
-        part: {"sha256": bootstrap.digest(files.items()), "files": list(files)}
-        for part, files in found.items()
-        if part
-    }
-    found[CORE][bootstrap.PARTS] = json.dumps(later).encode()
-    return found
-
-
-def _part_of(path: str) -> str:
-    return next((part for part, places in PARTS.items() if part and path.startswith(places)), CORE)
+            if path not in UNITS and file not in LAPTOP_ONLY:
+                found[path] = file.read_bytes()
+    return tuple(found.items())
 
 
 @cache
-def _zip(part: str, own: ProjectFiles) -> bytes:
-    files = {**_shipped()[part], **(dict(own) if part == CORE else {})}
-    return packed(files.items(), compressed=True)
+def _zip(own: CodeFiles) -> bytes:
+    return packed((*_shipped(), *own), compressed=True)
 
 
 @cache
-def _digest(own: ProjectFiles) -> str:
-    return bootstrap.digest((*_shipped()[CORE].items(), *own))
+def _digest(own: CodeFiles) -> str:
+    return bootstrap.digest((*_shipped(), *own))
 
 
 def argv(run: str, *, says_ready: bool = False) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import waiting
 
-from spark_cluster.node import telemetry
+from spark_cluster.node import own_program, telemetry
 
 CLIENTS = 4
 TOKENS = 64
@@ -75,7 +75,7 @@ def sampler(folder: Path, base: str) -> Iterator[Sampled]:
     file.unlink(missing_ok=True)
     settings = telemetry.SamplerSettings(file=str(file), metrics=f"{base}/metrics")
     began = time.monotonic()
-    process = subprocess.Popen(telemetry.argv(settings))
+    process = subprocess.Popen(own_program.argv(telemetry.PROGRAM, settings.word))
     try:
         waiting.until(lambda: file.exists() and file.stat().st_size, what="the first line")
         yield result

@@ -146,3 +146,26 @@ def test_the_lines_of_telemetry_come_in_their_order(agent, tmp_path):
         path = tmp_path / "in" / on_node.LINES.format(name)
         assert gzip.decompress(path.read_bytes()).decode().split() == found
     assert notes == []
+
+
+@pytest.mark.parametrize("fault", ["", "no bus"])
+def test_telemetry_is_recorded_by_a_unit_that_ends(agent, tmp_path, fault):
+    notes: list[str] = []
+    commands, calls = tmp_path / "spark1/usr/local/bin", tmp_path / "calls"
+    put(commands / "mkdir", "#!/bin/sh\n", 0o755)
+    put(commands / "systemctl", "#!/bin/sh\nexit 3\n", 0o755)
+    ended = f"echo {fault} >&2; exit 1" if fault else ""
+    put(commands / "systemd-run", f'#!/bin/sh\necho "$@" >> {calls}\n{ended}\n', 0o755)
+    play: Any = SimpleNamespace(
+        nodes=[SimpleNamespace(name="spark1")],
+        note=lambda text, **_: notes.append(text),
+        connections=SimpleNamespace(session=agent),
+    )
+    recording = Recording(play, ["spark1"], FOLDER, {"spark1": "http://h/metrics"}, longest=1e9)
+    recording.start()
+    said = calls.read_text()
+    assert f"--unit={recording.unit}.service" in said
+    assert "--property=RuntimeMaxSec=604800 " in said
+    assert f'"metrics": "http://h/metrics", "file": "{recording.place}/{FILE}"' in said
+    expected = "spark1: no telemetry: its unit does not start: no bus"
+    assert notes == ([expected] if fault else [])

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +18,9 @@ from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system
 from waiting import HANG_S, until
 from web_server import WebServer
 
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Unreachable
 from spark_cluster.node import nvidia_smi as readers
-from spark_cluster.node import telemetry
+from spark_cluster.node import own_program, telemetry
 from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
 from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
 from spark_cluster.node.telemetry import (
@@ -69,7 +68,8 @@ def ending(reader):
 
 @contextmanager
 def started(settings: SamplerSettings):
-    process = subprocess.Popen(telemetry.argv(settings), stdout=subprocess.PIPE, text=True)
+    argv = own_program.argv(telemetry.PROGRAM, settings.word)
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -319,29 +319,6 @@ def test_a_signal_ends_all_of_it_and_so_does_the_end_of_who_reads(root, number):
         assert not alive(f"{root}/usr/local/bin/nvidia-smi")
 
 
-def test_it_ends_with_its_parent(root):
-    """Killed, so that it cannot say so; the sampler writes a file, so no pipe tells it either."""
-    nvidia_smi(root)
-    file = root / "t.jsonl"
-    text = (
-        "import os, subprocess, sys, time\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
-        "from spark_cluster.node.telemetry import SamplerSettings, argv\n"
-        f"told = SamplerSettings(every=0.1, file={str(file)!r}, "
-        f"parent=os.getpid(), root={str(root)!r})\n"
-        "subprocess.Popen(argv(told))\n"
-        "time.sleep(600)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", text])
-    try:
-        until(lambda: file.exists() and '"sm_clock_mhz":2411.0' in file.read_text())
-    finally:
-        parent.kill()
-        parent.wait()
-    until(lambda: not alive(str(file)))
-    assert not alive(f"{root}/usr/local/bin/nvidia-smi")
-
-
 # -- by the agent ---------------------------------------------------------------------------------
 
 
@@ -349,7 +326,7 @@ def test_the_agent_streams_it_and_ends_it(agent, tmp_path):
     root = tmp_path / "spark1"
     put_system(root)
     nvidia_smi(root)
-    session = agent()
+    session, settings = agent(), SamplerSettings(**QUICK, root=str(root))
     seen = []
 
     class Enough(Exception):
@@ -361,7 +338,7 @@ def test_the_agent_streams_it_and_ends_it(agent, tmp_path):
             raise Enough
 
     with pytest.raises(Enough):
-        session.submit("telemetry", **QUICK).wait(take)
+        session.request("stream", take, program=telemetry.PROGRAM, argv=[settings.word])
     assert alive(f"{root}/usr/local/bin/nvidia-smi")
     session.close()
     assert not alive(f"{root}/usr/local/bin/nvidia-smi")
@@ -370,22 +347,50 @@ def test_the_agent_streams_it_and_ends_it(agent, tmp_path):
     assert first["rdma"]["rocep1s0f1"]["rx"] == 100
 
 
-def test_the_agent_starts_a_unit_for_it(agent, agents_home, tmp_path):
+def test_it_ends_with_the_agent(agent, tmp_path):
+    """Killed, so that it cannot say so."""
+    root = tmp_path / "spark1"
+    put_system(root)
+    nvidia_smi(root)
+    settings = SamplerSettings(**QUICK, root=str(root))
+    ended = []
+
+    def kill(_event):
+        if not ended:
+            (sampler,) = (
+                path.parent
+                for path in Path("/proc").glob("[0-9]*/cmdline")
+                if path.read_bytes().split(b"\0")[-2:-1] == [settings.word.encode()]
+            )
+            ended.append(int((sampler / "stat").read_text().rpartition(")")[2].split()[1]))
+            os.kill(ended[0], signal.SIGKILL)
+
+    with pytest.raises(Unreachable):
+        agent().request("stream", kill, program=telemetry.PROGRAM, argv=[settings.word])
+    until(lambda: not alive(settings.word))
+    assert not alive(f"{root}/usr/local/bin/nvidia-smi")
+
+
+def test_a_unit_of_its_own(agent, agents_home, tmp_path):
     root = tmp_path / "spark1"
     calls = root / "calls"
     put(root / "usr/local/bin/systemctl", f"#!/bin/sh\ntest -e {calls}\n", 0o755)
     put(root / "usr/local/bin/systemd-run", f'#!/bin/sh\necho "$@" >> {calls}\n', 0o755)
-    unit = {"unit": "spark-cluster-telemetry-r1", "file": "/var/lib/t.jsonl"}
-    assert agent().request("telemetry", **unit)["started"] is True
-    assert agent().request("telemetry", **unit)["started"] is False
+    words = [SamplerSettings(file="/var/lib/t.jsonl").word, "spark-cluster-telemetry-r1.service"]
+    for _ in range(2):
+        assert agent().run([*words, "60"], program=f"{telemetry.PROGRAM}:start_unit").status == 0
     said = calls.read_text()
     assert said.count("\n") == 1
-    assert "--unit=spark-cluster-telemetry-r1" in said
-    assert '"file": "/var/lib/t.jsonl", "parent": 0' in said
+    assert "--unit=spark-cluster-telemetry-r1.service" in said
+    assert "--property=RuntimeMaxSec=60" in said
+    assert '"file": "/var/lib/t.jsonl"' in said
     kept = f"{agents_home}/.cache/spark-cluster/agent/{wire.digest()}/compiled/"
     assert f"-I -S -X pycache_prefix={kept}" in said, "its modules are compiled once in a boot"
 
 
-def test_a_unit_of_another_name_is_refused(agent, tmp_path):
-    with pytest.raises(Failed, match="not a name for a unit of telemetry"):
-        agent().request("telemetry", unit="ssh", file="/x")
+def test_a_unit_that_does_not_start(agent, tmp_path):
+    commands = tmp_path / "spark1/usr/local/bin"
+    put(commands / "systemctl", "#!/bin/sh\nexit 3\n", 0o755)
+    put(commands / "systemd-run", "#!/bin/sh\necho no bus >&2; exit 1\n", 0o755)
+    done = agent().run(["{}", "a.service", "60"], program=f"{telemetry.PROGRAM}:start_unit")
+    assert (done.status, done.stderr) == (1, "no bus\n")

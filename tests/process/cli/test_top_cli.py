@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,18 @@ from waiting import HANG_S, until
 
 from spark_cluster.bench.telemetry import lines_path, processes_path, writer
 from spark_cluster.errors import UsageError
+from spark_cluster.node.telemetry import SamplerSettings
 
 
 @pytest.fixture
-def nodes(project, piped_nodes, closed_port):
+def nodes(project, piped_nodes, closed_port, monkeypatch):
     """Two nodes with a GPU and without an engine, and the folder of the project."""
     put(project / "inventory.yaml", f"{TWO_NODES}serve: {{bind: loopback, port: {closed_port}}}\n")
     for name in ("spark1", "spark2"):
         put_system(piped_nodes[name].root)
         nvidia_smi(project / name)
+    below = partial(SamplerSettings, root=str(piped_nodes["spark1"].root))
+    monkeypatch.setattr("spark_cluster.bench.sampling.SamplerSettings", below)
     return project
 
 

@@ -42,7 +42,7 @@ def key(monkeypatch):
 def test_without_a_proxy_vllm_has_the_port_and_else_one_of_its_own(key):
     plain = of(port=9000)
     assert (plain.url, plain.engine_url) == ("http://127.0.0.1:9000/v1",) * 2
-    assert plain.proxy_settings() == {}
+    assert plain.engine_port is None
     for serve, where in (
         ({"bind": "management", "open": True}, "http://10.0.0.1"),
         ({"bind": "10.0.0.1", "open": True}, "http://10.0.0.1"),
@@ -52,7 +52,7 @@ def test_without_a_proxy_vllm_has_the_port_and_else_one_of_its_own(key):
         found = of(port=9000, **serve)
         assert found.engine_url == "http://127.0.0.1:18000/v1"
         assert found.url == f"{where}:9000/v1"
-        assert found.proxy_settings()["host"] == where.rpartition("/")[2]
+        assert (found.host, found.engine_port) == (where.rpartition("/")[2], 18000)
     assert of(api_key=key("sk-1"), engine_port=7000).engine_url == "http://127.0.0.1:7000/v1"
 
 
@@ -140,7 +140,6 @@ def test_certificate_and_key_go_as_one_file(pems):
     found = of(tls=Tls(certificate=pems / "a.pem", key=pems / "a.key"))
     assert found.pem.startswith("-----BEGIN CERTIFICATE-----")
     assert found.pem.count("-----BEGIN PRIVATE KEY-----") == 1
-    assert found.proxy_settings()["certificate"] == found.pem
     assert "PRIVATE" not in repr(found)
     assert found.certificate == proxy.CERTIFICATE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile import user
-from role_samples import a_spark, one
+from role_samples import a_spark, an_endpoint, one
 
 from spark_cluster.engine import proxy
 from spark_cluster.node.host import Host
@@ -19,7 +19,7 @@ from spark_cluster.resources.base import to_wire
 
 KEY = "sk-test-5be1cf0277a04d"
 PEM = "-----BEGIN CERTIFICATE-----\nx\n-----BEGIN PRIVATE KEY-----\ny\n"
-GIVEN = {"host": "10.89.0.11", "url": "https://10.89.0.11:8000/v1"}
+HOST = "10.89.0.11"
 UNIT_FILE = f"/etc/systemd/system/{proxy.UNIT}.service"
 
 
@@ -28,7 +28,7 @@ def text(resources, path):
 
 
 def test_the_key_is_nowhere_but_its_digest(role):
-    found = role("endpoint", a_spark(), api_key=KEY, **GIVEN)
+    found = role("endpoint", a_spark(), endpoint=an_endpoint(HOST, api_key=KEY))
     wire = json.dumps([to_wire(resource) for resource in found])
     assert KEY not in wire
     digest = hashlib.sha256(KEY.encode()).hexdigest().upper()
@@ -44,9 +44,9 @@ def test_the_key_is_nowhere_but_its_digest(role):
 @user.needs_root
 def test_a_user_of_the_node_reads_no_digest_and_no_private_key(role, open_path):
     """A digest can be tried against guessed keys, as many a second as a machine can hash."""
-    given = {"api_key": KEY, "tls": "certificate", "certificate": PEM, **GIVEN}
+    endpoint = an_endpoint(HOST, api_key=KEY, tls="certificate", pem=PEM)
     host = Host(root=user.reachable(open_path))
-    for resource in role("endpoint", a_spark(), **given):
+    for resource in role("endpoint", a_spark(), endpoint=endpoint):
         if isinstance(resource, (Directory, File, Line)):
             unchecked = {"validate_with": ()} if isinstance(resource, File) else {}
             Path(host.path(resource.path)).parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +68,9 @@ for path in sorted(Path({str(folder)!r}).iterdir()):
 
 
 def test_what_status_reads(role):
-    found = role("endpoint", a_spark(), tls="self-signed", api_key=KEY, **GIVEN)
+    found = role("endpoint", a_spark(), endpoint=an_endpoint(HOST, api_key=KEY, tls="self-signed"))
     told = proxy.described(text(found, proxy.DESCRIPTION))
-    assert told == proxy.Access(GIVEN["url"], True, "self-signed")
+    assert told == proxy.Access(f"https://{HOST}:8000/v1", True, "self-signed")
     assert told.certificate == proxy.SELF_SIGNED
 
 

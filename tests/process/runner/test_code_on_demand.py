@@ -1,4 +1,4 @@
-"""The code of agents and the contents of files: sent once, when they are needed, and whole."""
+"""The code of agents and the contents of files: sent once, when they are lacking, and whole."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def begin(tmp_path):
         one.close()
 
 
-def was_sent(session, part=wire.CORE):
-    """Return how often a part of the code was sent."""
-    return b"".join(session._channel.sent).count(wire.code(part))
+def was_sent(session):
+    """Return how often the code was sent."""
+    return b"".join(session._channel.sent).count(wire.code())
 
 
 def test_agents_that_lack_the_code_at_the_same_time(fresh, begin):
@@ -57,8 +57,8 @@ def test_agents_that_lack_the_code_at_the_same_time(fresh, begin):
 
 HUB = {"what": "state", "hub": "/srv/hub", "wanted": []}
 
-# Each damages the code as a power cut, or somebody, can; `main` is imported first, `revert` late,
-# and the store is a part that is sent when it is needed.
+# Each damages the code as a power cut, or somebody, can; `main` is imported first, `revert` and the
+# store late.
 DAMAGES = {
     "a truncated file": lambda code: os.truncate(code / "agent/main.py", 1000),
     "a file that is imported late": lambda code: os.truncate(code / "agent/revert.py", 0),
@@ -66,26 +66,23 @@ DAMAGES = {
     "a file more": lambda code: (code / "agent/json.py").write_text("raise ValueError"),
     "nothing": shutil.rmtree,
     "a folder that is a file": lambda code: [shutil.rmtree(code / "agent"), put(code / "agent")],
-}
-DAMAGES_OF_A_PART = {
-    "an empty file of a part": lambda code: os.truncate(code / "node/store/usage.py", 0),
-    "half of a part": lambda code: shutil.rmtree(code / "node/store"),
+    "an empty file": lambda code: os.truncate(code / "node/store/usage.py", 0),
+    "a folder less": lambda code: shutil.rmtree(code / "node/store"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES | DAMAGES_OF_A_PART)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_code_that_was_damaged_is_sent_again(fresh, begin, damage):
-    """All of it, or the part of it that was damaged."""
     sent = []
     for number in range(3):
         session = begin()
         assert session.request("history", of=None)["runs"] == []
         assert session.request("store", **HUB)["models"] == []
         session.close()
-        sent.append((was_sent(session), was_sent(session, "store")))
+        sent.append(was_sent(session))
         if number == 0:
-            (DAMAGES | DAMAGES_OF_A_PART)[damage](fresh / wire.digest() / "spark_cluster")
-    assert sent == [(1, 1), (damage in DAMAGES, 1), (0, 0)]
+            DAMAGES[damage](fresh / wire.digest() / "spark_cluster")
+    assert sent == [1, 1, 0]
     (kept,) = fresh.iterdir()
     assert (kept.name, kept.stat().st_mode & 0o777) == (wire.digest(), 0o700)
 
@@ -136,34 +133,6 @@ def test_the_code_of_a_running_agent_stays(fresh, begin, tmp_path):
         session.close()
     _, newest = start(4)
     assert {path.name for path in fresh.iterdir()} == {newest, others[-1][1]}
-
-
-def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, begin):
-    sent = []
-    for _ in "ab":
-        session = begin()
-        session.run(["true"])
-        assert not was_sent(session, "store")
-        pending = [session.submit("store", **HUB) for _ in range(4)]
-        assert [one.wait()["models"] for one in pending] == [[]] * 4
-        session.close()
-        assert not was_sent(session, "tuner")
-        sent.append(was_sent(session, "store"))
-    assert sent == [1, 0]
-    assert [path.name for path in fresh.iterdir()] == [wire.digest()]
-    assert not list(fresh.rglob("kernel_tuner.py"))
-
-
-def test_no_room_for_a_part_of_the_code(fresh, begin):
-    session = begin()
-    session.run(["true"])
-    place = put(fresh / wire.digest() / "spark_cluster/node/store", "where a folder should be")
-    for _ in "ab":
-        with pytest.raises(Failed, match=r"node/store: .*(exists|directory)"):
-            session.request("store", **HUB)
-    place.unlink()
-    assert session.request("store", **HUB)["models"] == []
-    assert was_sent(session, "store") == 1, "what has come is not asked for again"
 
 
 def test_no_room_for_the_code(fresh, begin):

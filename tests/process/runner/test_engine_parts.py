@@ -54,9 +54,7 @@ def unpacked(archive):
 
 def modules():
     """Return all modules that run on nodes: those of the agent and of units."""
-    found = {}
-    for part in wire.PARTS:
-        found |= unpacked(wire.code(part))
+    found = unpacked(wire.code())
     for path in wire.UNITS:
         found[path] = (wire.PACKAGE.parent / path).read_bytes()
     return {name: data for name, data in found.items() if name.endswith(".py")}
@@ -68,22 +66,18 @@ def test_payload_is_the_same_for_the_same_sources():
     assert wire.code() == first
 
 
-def test_the_code_of_an_agent_is_agent_node_and_resources_each_file_in_one_part():
-    parts = {part: set(unpacked(wire.code(part))) for part in wire.PARTS}
-    core = parts[wire.CORE] - {bootstrap.PARTS}
-    here = wire.PACKAGE.parent
+def test_the_code_of_an_agent_is_agent_node_and_resources():
     wanted = {"spark_cluster/__init__.py"}
     for folder in ("agent", "node", "resources"):
         paths = (wire.PACKAGE / folder).rglob("*.py")
-        wanted |= {str(p.relative_to(here)) for p in paths if p not in wire.LAPTOP_ONLY}
-    sent = [name for names in (core, *(parts[p] for p in parts if p)) for name in names]
-    assert sorted(sent) == sorted(name for name in wanted if not name.startswith(wire.UNITS))
-    assert all(parts.values())
+        wanted |= {
+            str(p.relative_to(wire.PACKAGE.parent)) for p in paths if p not in wire.LAPTOP_ONLY
+        }
+    assert set(unpacked(wire.code())) == wanted - set(wire.UNITS)
 
 
 def test_what_every_agent_gets_is_small():
-    assert len(wire.code()) < 235_000, "it is sent over slow links, once a version"
-    assert sum(len(wire.code(part)) for part in wire.PARTS) < 315_000
+    assert len(wire.code()) < 290_000, "it is sent over slow links, once a version"
 
 
 def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):

@@ -168,7 +168,7 @@ def test_the_heads_replica_is_on_its_loopback_and_the_others_on_the_fabric(count
 def endpoint_files(deployment: Deployment) -> dict[str, str]:
     """The proxy's files on the head, by path."""
     role = SHIPPED.load_role("endpoint")
-    settings = role.settings_model(**deployment.endpoint.proxy_settings())
+    settings = role.settings_model(endpoint=deployment.endpoint)
     resources = role.function(NODES[0], settings)
     return {one.path: str(one.content) for one in resources if isinstance(one, File)}
 

@@ -5,7 +5,8 @@ Keys of a case:
     others: what is true of the nodes behind the first one besides.
     nodes, at, linked: how many nodes there are, which one is asked, and whether a cable joins them.
     addresses: of the nodes, where they are other than usual.
-    settings: of the role; `server` are fields of a server over `tp` nodes.
+    settings: of the role; `server` are fields of a server over `tp` nodes, `endpoint` are fields of
+        one behind the proxy.
     ids: of all resources, in their order.
     some: fields of resources, by the beginning of their ids, as the agent is sent them.
     none: beginnings of ids that no resource has.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from role_samples import a_spark, together
+from role_samples import a_spark, an_endpoint, together
 from serve_plans import bare_server
 
 from spark_cluster.config.recipe_schema import Ray
@@ -45,6 +46,8 @@ def all_cases():
             settings = {**common.get("settings", {}), **case.get("settings", {})}
             server = {**common.get("server", {}), **settings.pop("server", {})}
             settings |= {"server": server_of(**server)} if server else {}
+            if path.stem == "endpoint" and settings:
+                settings["endpoint"] = an_endpoint(**settings["endpoint"])
             whole = {**common, **case, "settings": settings}
             yield pytest.param(path.stem, whole, id=f"{path.stem}: {name}")
 
