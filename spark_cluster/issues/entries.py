@@ -316,6 +316,11 @@ class LogCheck(Schema):
     """what it says of an engine on several nodes without such a line"""
 
 
+_TOGETHER = {"log": "samples", "evidence": "log", "log_check": "log", "fallback": "broad"}
+_TOGETHER |= {"confirmed_by": "cleared_by", "last_cause": "follows"}
+"""Keys of an issue that need another one."""
+
+
 class Issue(Schema):
     """An entry of the catalogue."""
 
@@ -434,18 +439,9 @@ class Issue(Schema):
 
     @model_validator(mode="after")
     def _whole(self) -> Issue:
-        if self.log and not self.samples:
-            raise ValueError("found `log` without `samples`, expected a line that was seen")
-        if self.evidence and not self.log:
-            raise ValueError("found `evidence` without `log`, expected the patterns it goes with")
-        if self.confirmed_by and not self.cleared_by:
-            raise ValueError("found `confirmed_by` without `cleared_by`, expected both")
-        if self.fallback and not self.broad:
-            raise ValueError("found `fallback` without `broad`, expected both")
-        if self.last_cause and not self.follows:
-            raise ValueError("found `last_cause` without `follows`, expected both")
-        if self.log_check and not self.log:
-            raise ValueError("found `log_check` without `log`, expected the patterns it looks for")
+        for given, needed in _TOGETHER.items():
+            if getattr(self, given) and not getattr(self, needed):
+                raise ValueError(f"found `{given}` without `{needed}`, expected both")
         found = self.when or self.rule or self.log or self.checks or self.rungs
         if not found and self.severity != "info":
             raise ValueError(
@@ -667,9 +663,22 @@ def marks_in(text: str) -> set[tuple[str, str]]:
     return {(kind, id) for kind, id, pattern in _marks() if pattern.is_in(text)}
 
 
-def shape_of(text: str) -> str:
-    """Return a text without its numbers."""
-    return _NUMBERS.sub("", text)
+@per_project
+def _by_word() -> Mapping[str, list[tuple[int, Sign, str]]]:
+    """Return signs, with their place and literal, by the longest word of the literal."""
+    found = defaultdict[str, list[tuple[int, Sign, str]]](list)
+    for place, sign in enumerate(signs()):
+        literal = _DIGITS.sub("", sign[1].has)
+        word = max(_WORDS_WITHIN.findall(literal), key=len, default="")
+        found[word].append((place, sign, literal))
+    return found
+
+
+def words_in(text: str) -> frozenset[str]:
+    """Return the words of a text that signs are looked up by; texts with the same ones may show
+    the same issues only.
+    """
+    return frozenset(_by_word().keys() & {"", *_WORD.findall(text)})
 
 
 @per_project
@@ -679,17 +688,11 @@ def _possible() -> Callable[[str], tuple[Sign, ...]]:
     A shape is a text without its numbers. The lines of a flood of errors differ in numbers, so that
     they have few shapes, and what holds for one need not be looked for in each.
     """
-    by_word = defaultdict[str, list[tuple[int, Sign, str]]](list)
-    for place, sign in enumerate(signs()):
-        literal = _DIGITS.sub("", sign[1].has)
-        by_word[max(_WORDS_WITHIN.findall(literal), key=len, default="")].append(
-            (place, sign, literal)
-        )
+    by_word = _by_word()
 
     @lru_cache(maxsize=1024)
     def possible(shape: str) -> tuple[Sign, ...]:
-        words = by_word.keys() & {"", *_WORD.findall(shape)}
-        found = (one for word in words for one in by_word[word] if one[2] in shape)
+        found = (one for word in words_in(shape) for one in by_word[word] if one[2] in shape)
         return tuple(sign for _, sign, _ in sorted(found, key=itemgetter(0)))
 
     return possible
@@ -717,7 +720,7 @@ def recognise(
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
     shown: dict[tuple[str | None, ...], bool] = {}
-    for issue, words in _possible()(shape_of(text)):
+    for issue, words in _possible()(_NUMBERS.sub("", text)):
         if issue.fallback and found:
             break
         if issue.id in found:

@@ -19,7 +19,7 @@ from spark_cluster.issues.entries import (
     marks_in,
     per_project,
     recognise,
-    shape_of,
+    words_in,
 )
 from spark_cluster.issues.log_reading import (
     AnchoredLine,
@@ -49,9 +49,6 @@ MOST = 200
 REMEMBERED = 20_000
 """Different texts whose meaning is remembered, so that repeated lines cost little."""
 
-FLOOD = 200
-"""Lines that differ in numbers only and showed the same, after which the others are not judged."""
-
 WEAK = 50
 """Different lines that only look like errors that are kept of a log."""
 
@@ -62,7 +59,8 @@ QUIET = 8
 """Logs without an error of which the last lines are shown."""
 
 TRACES = 2000
-"""Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
+"""Tracebacks that are looked at in a log; each costs as much as reading 60 lines. Also lines with
+the same words of known issues that showed the same, after which the others are not judged."""
 
 SHOWN = 300
 """Characters of a quoted line."""
@@ -199,7 +197,7 @@ class _Log:
         self._kept: dict[str, Seen] = {}
         self._rank: dict[str, int] = {}
         self._names: dict[str, tuple[str, ...]] = {}
-        self._alike: dict[str, tuple[tuple[str, ...], int]] = {}
+        self._alike: dict[frozenset[str], tuple[tuple[str, ...], int]] = {}
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
         self._marks: set[tuple[str, str]] = set()
@@ -301,17 +299,17 @@ class _Log:
                 self._more[name] = self._more.get(name, 0) + 1 + line.repeats
 
     def _of_flood(self, key: str) -> tuple[str, ...] | None:
-        """Return what lines that differ in numbers only showed, where many showed the same."""
-        names, times = self._alike.get(shape_of(key), ((), 0))
-        return names if times >= FLOOD else None
+        """Return what lines with the same words of known issues showed, where many showed it."""
+        names, times = self._alike.get(words_in(key), ((), 0))
+        return names if times >= TRACES else None
 
     def _remember(self, key: str, names: tuple[str, ...]) -> None:
         if len(self._names) < REMEMBERED:
             self._names[key] = names
-        shape = shape_of(key)
-        before, times = self._alike.get(shape, (names, 0))
-        if shape in self._alike or len(self._alike) < REMEMBERED:
-            self._alike[shape] = (names, times + 1 if before == names else 0)
+        words = words_in(key)
+        before, times = self._alike.get(words, (names, 0))
+        if words in self._alike or len(self._alike) < REMEMBERED:
+            self._alike[words] = (names, times + 1 if before == names else 0)
 
     def _judge(self, candidate: AnchoredLine, line: log_lines.ParsedLine) -> Iterator[str]:
         """Keep what a line shows; yield the names under which it is kept."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import IO, Annotated, Literal, cast
 
@@ -348,12 +348,19 @@ LONGEST = 500
 Anchors = tuple[bytes, ...]
 
 
+_WORD = re.compile(rb"[A-Za-z]+")
+_WORD_WITHIN = re.compile(rb"(?<=[^A-Za-z])[A-Za-z]+(?=[^A-Za-z])")
+
+
 @lru_cache(maxsize=8)
-def _by_shape(anchors: frozenset[bytes]) -> Mapping[bytes, Anchors]:
-    """Return the anchors by their own shapes."""
-    found = defaultdict[bytes, Anchors](tuple)
+def _by_word(anchors: frozenset[bytes]) -> Mapping[bytes, list[tuple[bytes, Anchors]]]:
+    """Return the anchors by their own shapes, and these by a word that texts with them have."""
+    by_shape = defaultdict[bytes, Anchors](tuple)
     for anchor in anchors:
-        found[anchor.translate(None, DIGITS)] += (anchor,)
+        by_shape[anchor.translate(None, DIGITS)] += (anchor,)
+    found = defaultdict[bytes, list[tuple[bytes, Anchors]]](list)
+    for shape, of_shape in by_shape.items():
+        found[max(_WORD_WITHIN.findall(shape), key=len, default=b"")].append((shape, of_shape))
     return found
 
 
@@ -365,8 +372,8 @@ class Shapes:
     """
 
     def __init__(self, anchors: Iterable[bytes]) -> None:
-        self._by_shape = _by_shape(frozenset(anchors))
-        self._always = self._by_shape.get(b"", ())  # of digits only
+        self._by_word = _by_word(frozenset(anchors))
+        self._always = dict(self._by_word[b""]).get(b"", ())  # of digits only
         self._known: dict[bytes, Anchors] = {}
 
     def anchors_of(self, shapes: Iterable[bytes]) -> dict[bytes, Anchors]:
@@ -389,7 +396,8 @@ class Shapes:
         found: dict[bytes, Anchors] = dict.fromkeys(shapes, self._always)
         if not text:
             return found
-        for literal, anchors in self._by_shape.items():
+        words = self._by_word.keys() & {b"", *_WORD.findall(text)}
+        for literal, anchors in chain.from_iterable(self._by_word[word] for word in words):
             at = text.find(literal) if literal else -1
             while at >= 0:
                 begin = text.rfind(b"\n", 0, at) + 1

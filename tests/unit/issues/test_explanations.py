@@ -181,7 +181,13 @@ def test_a_flood_of_errors_is_read_once(error, monkeypatch):
     assert calls <= count + 61 * (explain_module.MOST + 50)
 
 
-def test_a_flood_that_differs_in_numbers_is_judged_a_bounded_number_of_times(monkeypatch):
+def _letters(number: int) -> str:
+    return str(number).translate(str.maketrans("0123456789", "qwrtzpsdfg"))
+
+
+@pytest.mark.parametrize("part", ["{n} of 3f0c9a{n:010x}", "{letters} of {letters}"])
+def test_a_flood_is_judged_a_bounded_number_of_times(part, monkeypatch):
+    """Of lines that differ in numbers, and of those whose words no known issue has."""
     judged = 0
     real = explain_module.recognise
 
@@ -191,10 +197,13 @@ def test_a_flood_that_differs_in_numbers_is_judged_a_bounded_number_of_times(mon
         return real(*given)
 
     monkeypatch.setattr(explain_module, "recognise", counted)
-    lines = [f"KeyError: request {n} of 3f0c9a{n:010x}\n" for n in range(5000)]
-    found = explain("".join(lines) + "RuntimeError: No CUDA GPUs are available\n")
+    texts = (part.format(n=n, letters=_letters(n)) for n in range(5000))
+    found = explain(
+        "".join(f"KeyError: request {text}\n" for text in texts)
+        + "RuntimeError: No CUDA GPUs are available\n"
+    )
     assert any("No CUDA GPUs" in p.finding.found and p.known for p in found.problems)
-    assert judged < explain_module.MOST + explain_module.FLOOD + 50
+    assert judged < explain_module.MOST + explain_module.TRACES + 50
 
 
 def test_how_often_an_error_was_seen_is_counted_exactly():
