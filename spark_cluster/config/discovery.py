@@ -303,6 +303,9 @@ MOST = 2
 RESOLVE_S = 2.0
 """Seconds that the system may take to find the address of a .local name."""
 
+MOST_RESOLVED = 16
+"""Names whose address is looked up, one after the other: anyone can announce some."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -368,7 +371,7 @@ def candidates(
     """
     resolves = resolves or resolves_to
     nvidia = {neighbour.address: neighbour.mac for neighbour in neighbours if neighbour.is_nvidia}
-    found, others, seen = [], 0, set[str]()
+    found, others, seen = list[Candidate](), 0, set[str]()
     for one in announced:
         address = nearest(one.addresses, local)
         if address in seen:
@@ -383,7 +386,7 @@ def candidates(
         counted = COUNT.search(one.host) is not None and not _is_makers(one.host)
         why = "announced by mDNS" + (", NVIDIA network card" if card else "")
         why += ", perhaps renamed by avahi" if counted else ""
-        by_name = not counted and resolves(name, address)
+        by_name = not counted and len(found) < MOST_RESOLVED and resolves(name, address)
         both = (name, address) if by_name else (address, one.host)
         found.append(Candidate(*both, why, named, card, one.port))
     for address, mac in sorted(nvidia.items()):
