@@ -268,6 +268,8 @@ class _Chain:
         session = self.play.session(node)
         reply = session.request("copy", what="begin", name=name, sends=sends, ports=ports)
         found: dict[str, Any] | None = reply["secrets"]
+        if sends and found is None:
+            raise Failed("it is to send, and gives no key for it", where=node.name)
         return found
 
     def _end(self, nodes: Sequence[Node]) -> None:
