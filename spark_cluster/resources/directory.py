@@ -85,5 +85,6 @@ class Directory(Resource):
             host.overlay.files.pop(self.path, None)
             return
         host.overlay.files[self.path] = None
-        for found in host.path(self.path).rglob("*"):
+        # Nothing else is declared in a program's runtime data, which may have any depth.
+        for found in host.path(self.path).rglob("*") if self.keep else ():
             host.overlay.files["/" + str(found.relative_to(host.root))] = None

@@ -180,7 +180,10 @@ def test_what_cannot_be_removed_is_reported_and_stops_no_run(node, stuck, monkey
 def test_a_folder_of_any_depth_is_removed_and_holds_up_no_later_run(node, keep):
     """A program in a container makes one in a folder that it sees, such as that of Ray's logs."""
     deep(node.path("/srv/ray"))
-    node.run("r1", Directory("/srv/ray", state="absent", keep=keep))
+    gone = Directory("/srv/ray", state="absent", keep=keep)
+    if not keep:
+        assert apply([gone], node.host("r0", check=True), lambda _: None) == {"ok": True}
+    node.run("r1", gone)
     assert not list(node.path("/srv").iterdir())
     left = TemporaryFiles(node.path("/var/lib/spark-cluster")).path_for(node.path("/srv/ray"))
     deep(left)
