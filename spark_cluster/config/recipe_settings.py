@@ -118,7 +118,13 @@ def image_settings(recipe: Recipe) -> dict[str, Any]:
 def model_settings(recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
     """Settings of the role `models`, for what has a folder of its own."""
     model, drafter = recipe.model, recipe.drafter
-    mounts = tuple(mount.volume for mount in recipe.mounts)
+    # Not what is in the folder of a model: another download may have left a link there just now.
+    own = [str(one.node_path) for one in (model, drafter) if one is not None]
+    mounts = tuple(
+        mount.volume
+        for mount in recipe.mounts
+        if not any(is_in(mount.source, folder) for folder in own)
+    )
     venv = recipe.venv.path if recipe.venv else ""
     common = {"image": recipe.image.ref, "mounts": mounts, "venv": venv}
     found = []

@@ -23,13 +23,13 @@ BUDGETS = {
     "node": 8_303,  # host.py: proxies of a node; values.py, copy_work.py: full disks; http.py
     "resources": 3_919,
     "agent": 1_990,
-    "config": 5_604,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
+    "config": 5_609,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_845,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_070,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_835,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_760,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
     "importers": 4_562,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_848,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
+    "engine": 8_871,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_480,
     "bench": 5_759,
     "dashboard": 400,

@@ -11,7 +11,7 @@ from program import invoke
 from role_samples import a_spark, yielded
 
 from spark_cluster.config.recipe import recipe_problems
-from spark_cluster.config.recipe_schema import Drafter, Model
+from spark_cluster.config.recipe_schema import Drafter, Model, Mount
 from spark_cluster.config.recipe_settings import model_settings
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.node.host import Host
@@ -114,9 +114,13 @@ def test_no_folder_for_a_model_is_reached_through_what_another_download_left(
     (root / "disk/models/a/b").symlink_to("../../../etc")
     drafter = {"method": "eagle3", "name": "evil/d", "path": "/srv/models/a/b/cron.d", "tokens": 1}
     found = make_recipe("gemma4-31b-nvfp4", drafter=Drafter.model_validate(drafter)).model_copy(
-        update={"model": Model(name="evil/m", path="/srv/models/a", served_name="m")}
+        update={
+            "model": Model(name="evil/m", path="/srv/models/a", served_name="m"),
+            "mounts": [Mount(source="/srv/models/a/b", target="/x")],
+        }
     )
     assert not recipe_problems(found)
+    assert not any(given["mounts"] for given in model_settings(found)), "nor seen by the next one"
     put(tmp_path / "files/job", "* * * * * root true")
     more = {"source": "directory", "directory": tmp_path / "files"} if sent else {}
     own, other = (
