@@ -32,6 +32,9 @@ class Settings(Schema):
     """source of the model"""
     path: str
     """folder on the node"""
+    below: str = ""
+    """folder from which on no link may lead to it: what downloads a model is root, and may have
+    left one in that model's own folder"""
     directory: Path | None = None
     """folder on the laptop"""
     image: str = ""
@@ -51,9 +54,9 @@ class Settings(Schema):
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     """The folder with the model in it."""
     if settings.source == "directory":
-        yield from uploads(_small_folder(settings.directory), settings.path)
+        yield from uploads(_small_folder(settings.directory), settings.path, settings.below)
         return
-    yield Directory(settings.path, mode=0o755)
+    yield Directory(settings.path, mode=0o755, below=settings.below)
     yield _download(settings)
 
 

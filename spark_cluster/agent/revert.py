@@ -159,7 +159,7 @@ class RevertPlanner:
         if all(matches(self._paths[p].first, self._found[p]) for p in changed.removed):
             return False
         there = self.host.path(path)
-        found = [p for p in there.rglob("*") if not is_temporary(p.name)]
+        found = (p for p in there.rglob("*") if not is_temporary(p.name))
         return any(f"{path}/{p.relative_to(there)}" not in self._paths for p in found)
 
     def _holds_more(self, folder: str) -> bool:

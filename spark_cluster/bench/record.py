@@ -389,6 +389,8 @@ def read_document(path: Path, model: type[T], what: str, format: str, hint: str)
         InvalidFile: it is no JSON, does not fit the schema, or is of another format.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InvalidFile("is not a regular file", where=str(path))
         if path.stat().st_size > MAX_BYTES:
             size = f"{path.stat().st_size / 1024**2:.0f} MiB"
             raise InvalidFile(f"{size} is too large for {what}", where=str(path))

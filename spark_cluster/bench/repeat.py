@@ -27,7 +27,7 @@ from spark_cluster.bench.describe import node_record, of_repository, text_of
 from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand
 from spark_cluster.bench.record import RECORD, Record, Repeats, Setup, load_record, printable
 from spark_cluster.bench.steps import BenchRun
-from spark_cluster.bench.suite import Suite
+from spark_cluster.bench.suite import Suite, canonical, load_suite
 from spark_cluster.bench.suite import check as suite_problems
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import Project
@@ -249,7 +249,20 @@ def _is_own(original: Original, setup: Setup, project: Project) -> bool:
         return False
     servers = expand(original.suite, {setup.recipe: own}, original.record.recipes).setups
     served = next((one.served for one in servers if one.id == setup.id), None)
-    return served is not None and text_of(served) == text_of(original.recipes[setup.id])
+    if served is None or text_of(served) != text_of(original.recipes[setup.id]):
+        return False
+    # What a suite varies can name programs, too: the code of another repository, for one.
+    return text_of(served) == text_of(own) or _is_own_suite(original.suite, project)
+
+
+def _is_own_suite(suite: Suite, project: Project) -> bool:
+    path = project.list("suites").get(suite.name)
+    if path is None or project.foreign(path) is not None:
+        return False
+    try:
+        return canonical(load_suite(suite.name, project)) == canonical(suite)
+    except InvalidFile:
+        return False
 
 
 # -- what is different here ------------------------------------------------------------------------

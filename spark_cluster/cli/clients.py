@@ -257,7 +257,7 @@ def _argv(app: App, port: int) -> list[str]:
     named = app.cluster.named
     given = [] if named is None else ["--inventory", _absolute(str(named))]
     project = ["--project", str(app.project.folder)]
-    program = [sys.executable, "-m", "spark_cluster"]
+    program = [sys.executable, "-P", "-m", "spark_cluster"]
     port_there = app.cluster.port
     remote = [] if port_there is None else ["--remote-port", str(port_there)]
     return [*program, *project, *given, "tunnel", "--port", str(port), *remote]

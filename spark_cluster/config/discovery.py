@@ -20,7 +20,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
@@ -49,6 +49,9 @@ SERVICE = "_ssh._tcp.local."
 LISTEN_S = 3.0
 """Seconds to listen for answers: responders wait up to 0.12 s, and a question is asked three times
 within the first 2.5 s (RFC 6762, sections 5.2 and 6)."""
+
+ASKED_AT_ONCE = 64
+"""Names that are looked up at a time: anyone can announce some of which nothing is answered."""
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 
@@ -81,7 +84,7 @@ def browse(seconds: float, interface: str | None = None) -> list[Announced]:
     Raises:
         UsageError: this machine cannot send multicast questions.
     """
-    from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
+    from zeroconf import Error, InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
 
     names: set[str] = set()
     try:
@@ -97,15 +100,21 @@ def browse(seconds: float, interface: str | None = None) -> list[Announced]:
     with contextlib.closing(asked):
         browser = ServiceBrowser(asked, SERVICE, handlers=[lambda **of: names.add(of["name"])])
         until = time.monotonic() + seconds
-        found: dict[str, ServiceInfo] = {}
-        while (left := until - time.monotonic()) > 0:
-            for name in sorted(names - found.keys()):
-                info = asked.get_service_info(SERVICE, name, timeout=round(left * 1000))
-                if info is not None:
-                    found[name] = info
-            time.sleep(min(0.1, left))
+        found: dict[str, Future[ServiceInfo | None]] = {}
+
+        def resolve(name: str) -> ServiceInfo | None:
+            left = round(1000 * (until - time.monotonic()))
+            with contextlib.suppress(Error):  # of a name that is none
+                return asked.get_service_info(SERVICE, name, timeout=left) if left > 0 else None
+            return None
+
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            while (left := until - time.monotonic()) > 0:
+                found |= {name: pool.submit(resolve, name) for name in names - found.keys()}
+                time.sleep(min(0.1, left))
         browser.cancel()
-    return sorted(filter(None, map(_announced, found.values())), key=lambda one: one.host)
+    infos = filter(None, (one.result() for one in found.values()))
+    return sorted(filter(None, map(_announced, infos)), key=lambda one: one.host)
 
 
 def _announced(info: ServiceInfo) -> Announced | None:
@@ -294,6 +303,9 @@ MOST = 2
 RESOLVE_S = 2.0
 """Seconds that the system may take to find the address of a .local name."""
 
+MOST_RESOLVED = 16
+"""Names whose address is looked up, one after the other: anyone can announce some."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -359,7 +371,7 @@ def candidates(
     """
     resolves = resolves or resolves_to
     nvidia = {neighbour.address: neighbour.mac for neighbour in neighbours if neighbour.is_nvidia}
-    found, others, seen = [], 0, set[str]()
+    found, others, seen = list[Candidate](), 0, set[str]()
     for one in announced:
         address = nearest(one.addresses, local)
         if address in seen:
@@ -374,7 +386,7 @@ def candidates(
         counted = COUNT.search(one.host) is not None and not _is_makers(one.host)
         why = "announced by mDNS" + (", NVIDIA network card" if card else "")
         why += ", perhaps renamed by avahi" if counted else ""
-        by_name = not counted and resolves(name, address)
+        by_name = not counted and len(found) < MOST_RESOLVED and resolves(name, address)
         both = (name, address) if by_name else (address, one.host)
         found.append(Candidate(*both, why, named, card, one.port))
     for address, mac in sorted(nvidia.items()):

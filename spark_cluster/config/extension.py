@@ -108,11 +108,11 @@ class Extensions:
         top = self.folder / folder
         if not top.is_dir():
             return ()
-        paths = [p for p in sorted(top.glob(f"*{suffix}")) if not p.name.startswith((".", "_"))]
-        if not paths or not any(mention in path.read_bytes() for path in paths):
+        found = code_files(top, suffix, "_")
+        if not any(mention in data for data in found.values()):
             return ()
         self._must_be_own(top, f"{folder}/ of the project")
-        return tuple(paths)
+        return tuple(found)
 
     def made(self, function: Callable[[], T]) -> T:
         """Return what a function makes of this project's files; it is called once."""
@@ -121,6 +121,25 @@ class Extensions:
                 self._made[function] = function()
             found: T = self._made[function]
             return found
+
+
+LARGEST_FILE = 2 << 20
+"""Bytes that are read of a file before it is known who wrote it; no code is as large."""
+
+
+def code_files(folder: Path, suffix: str, hidden: str) -> dict[Path, bytes]:
+    """Read the files of a folder, sorted, whoever wrote them: no pipe is waited for, and of one
+    that is too large the beginning is read.
+
+    Args:
+        hidden: begin of names that are left out, besides a dot.
+    """
+    found = {}
+    for path in sorted(folder.glob(f"*{suffix}")):
+        if path.is_file() and not path.name.startswith((".", hidden)):
+            with path.open("rb") as opened:
+                found[path] = opened.read(LARGEST_FILE)
+    return found
 
 
 _in_use: ContextVar[Callable[[], Extensions] | None] = ContextVar("extensions", default=None)
@@ -264,7 +283,7 @@ def why_foreign(path: Path, program: Path | None = None) -> tuple[str, str] | No
     or to the owner of `program`.
     """
     try:
-        about = path.stat()
+        about, link = path.stat(), path.lstat()
     except OSError:
         return None  # it is not there, or whoever opens it says why not
     name = shlex.quote(str(path))
@@ -272,10 +291,10 @@ def why_foreign(path: Path, program: Path | None = None) -> tuple[str, str] | No
     users, groups = _own(os.getuid(), "SUDO_UID"), _own(os.getgid(), "SUDO_GID")
     if runs is not None:
         users, groups = users | {runs.st_uid}, groups | {runs.st_gid}
-    if about.st_uid not in users:
+    if others := {about.st_uid, link.st_uid} - users:
         return (
-            f"belongs to another user (number {about.st_uid})",
-            f"check its content; then: sudo chown {os.getuid()} {name}",
+            f"belongs to another user (number {others.pop()})",
+            f"check its content; then: sudo chown -h {os.getuid()} {name}",
         )
     # In a folder like /tmp no one replaces what is not theirs, and that is looked at by itself.
     shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX

@@ -248,9 +248,8 @@ def load_resources(
 def _read(folder: Path) -> dict[Path, bytes]:
     if not folder.is_dir():
         return {}
-    paths = (p for p in sorted(folder.glob("*.py")) if not p.name.startswith((".", "__init__")))
     try:
-        return {path: path.read_bytes() for path in paths}
+        return extension.code_files(folder, ".py", "__init__")
     except OSError as error:
         text = f"cannot be read: {error.strerror}"
         raise InvalidFile(text, where=shown(Path(error.filename))) from None

@@ -118,17 +118,29 @@ def image_settings(recipe: Recipe) -> dict[str, Any]:
 def model_settings(recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
     """Settings of the role `models`, for what has a folder of its own."""
     model, drafter = recipe.model, recipe.drafter
-    mounts = tuple(mount.volume for mount in recipe.mounts)
+    # Not what is in the folder of a model: another download may have left a link there just now.
+    own = [str(one.node_path) for one in (model, drafter) if one is not None]
+    mounts = tuple(
+        mount.volume
+        for mount in recipe.mounts
+        if not any(is_in(mount.source, folder) for folder in own)
+    )
     venv = recipe.venv.path if recipe.venv else ""
     common = {"image": recipe.image.ref, "mounts": mounts, "venv": venv}
     found = []
     if not model.in_hub_cache:
         chosen = model.model_dump(include={"name", "revision", "source", "directory"})
-        found.append({**common, **chosen, "path": model.node_path})
+        found.append({**common, **chosen, **_place(recipe, model.node_path)})
     if drafter is not None and drafter.name is not None and not drafter.in_hub_cache:
         chosen = drafter.model_dump(include={"name", "revision"})
-        found.append({**common, **chosen, "source": "hub", "path": drafter.node_path})
+        found.append({**common, **chosen, "source": "hub", **_place(recipe, drafter.node_path)})
     return tuple(found)
+
+
+def _place(recipe: Recipe, path: str | None) -> dict[str, str | None]:
+    """Return the folder of a model, and that above it from which on containers may have written."""
+    above = (*recipe.allowances.mounts, paths.MODELS_FOLDER)
+    return {"path": path, "below": next((one for one in above if is_in(str(path), one)), "")}
 
 
 FOLDER = paths.PATCHES

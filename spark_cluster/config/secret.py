@@ -129,11 +129,13 @@ _WHOLE = re.compile(rf"(?:{_VALUE.pattern})[^\s\"',;<>(){{}}\[\]\\]*")
 # The name is taken whole, never in parts: whoever asks a model writes into its log.
 _WORDS = "token|secret|key|pass|pwd|pat|auth|credential|webhook"
 _NAMED = rf"(?=[A-Za-z0-9_-]*?(?:{_WORDS}))(?P<name>[\w-]++)"
+# A value whose quote is not closed goes to the end of its line: a log may have cut it off.
 _ASSIGNED = re.compile(
     rf"(?i)(?<![\w-])(?=(?P<option>--)?){_NAMED}"
     r"(?:(?:\\?[\"'])?\s{0,3}[:=]\s{0,3}(?:\[(?=\\?[\"']))?"
     r"|(?(option)(?:\s{1,3}(?!-)|\\?[\"'],\s{0,3}(?=\\?[\"'](?!-)))|(?!)))"
-    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]{0,63}))"
+    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?:(?P=quote)|(?=\n|\Z))"
+    r"|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]{0,63}))"
 )
 """`NAME=value`, `"name": "a value"`, `--name value`, lists of such words, in text of any kind."""
 _REST = re.compile(r"[^\s\"'\\]*(?:(?<=:)\s{1,3}[\"']?[^\s\"'\\]+)?")

@@ -203,7 +203,7 @@ class CommandQuestions:
     """
 
     options: Sequence[str]
-    program: Sequence[str] = (sys.executable, "-m", "spark_cluster")
+    program: Sequence[str] = (sys.executable, "-P", "-m", "spark_cluster")
     limit_s: float = LIMIT_S
     _at_work: dict[str, asyncio.Task[CommandAnswer]] = field(default_factory=dict)
 

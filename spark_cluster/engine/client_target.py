@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -240,7 +241,7 @@ def current(session: Session, node: str) -> Current:
     model, base = state.label(MODEL), state.label(ENDPOINT)
     if models:
         model, kind, base = models[0].model, models[0].kind, models[0].url
-    context, certificate = _context(session, base, model), _certificate(session, access)
+    context, certificate = _context(session, base, model), _certificate(session, access, node)
     return Current(access, model, kind, context, certificate)
 
 
@@ -257,12 +258,27 @@ def _context(session: Session, base: str, model: str) -> int | None:
     return length if type(length) is int and 0 < length < MOST_TOKENS else None
 
 
-def _certificate(session: Session, access: Access) -> str:
-    """The certificate that was made on the node, without its private key."""
+def _certificate(session: Session, access: Access, node: str) -> str:
+    """The certificate that was made on the node, without its private key.
+
+    Raises:
+        Failed: it is an authority's: programs that trust it would trust the node as any server.
+    """
     if access.tls != "self-signed" or access.certificate is None:
         return ""
     done = session.run(["openssl", "x509", "-in", access.certificate], timeout=ASKS_S)
-    return done.stdout if done.status == 0 else ""
+    if done.status != 0:
+        return ""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with contextlib.suppress(ssl.SSLError, ValueError):
+        trusting.load_verify_locations(cadata=done.stdout)
+    if trusting.cert_store_stats() != {"x509": 1, "crl": 0, "x509_ca": 0}:
+        raise Failed(
+            "its certificate is not that of one server, as `up` makes it",
+            where=node,
+            hint=f"look at it there: openssl x509 -text -in {access.certificate}",
+        )
+    return done.stdout
 
 
 CLIENT_TEMPLATES = Path(__file__).parent / "templates" / "clients"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe import Recipe, is_in, why_refused
 from spark_cluster.config.recipe_settings import MountedPatch
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import image_copies, tuning, vram
@@ -41,8 +41,15 @@ from spark_cluster.engine.start import token
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.node import confinement
 from spark_cluster.node.output import gigabytes
-from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, folder_name, snapshot_folder
+from spark_cluster.node.store.manifest import (
+    KEPT_FREE,
+    Manifest,
+    folder_name,
+    snapshot_folder,
+    whole_folder,
+)
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
+from spark_cluster.resources.unit import split_mount
 from spark_cluster.runner.play import Play
 
 # What the nodes have before anything is changed: servers, endpoint, memory, models, kernels.
@@ -160,6 +167,7 @@ def _fetch(play: Play, server: Server, stored: Stored) -> dict[str, str]:
     plain = [play.role(ROLE, **given) for given in server.models if given not in large]
     by_image = any(given["source"] == "hub" for given in server.models)
     uploads = patch_files(server.patches)
+    require_real_mounts(play, server)
 
     def image() -> None:
         if server.recipe.venv is None:
@@ -179,9 +187,10 @@ def _fetch(play: Play, server: Server, stored: Stored) -> dict[str, str]:
 
     _, places = play.together(image, models)
     found: dict[str, str] = places
-    wanted = server.located(found).patches
-    if wanted and not play.check:
-        require_patches(play, server.nodes, server.image, wanted)
+    located = server.located(found)
+    if located.patches and not play.check:
+        require_patches(play, server.nodes, server.image, located.patches)
+    require_real_mounts(play, located)
     return found
 
 
@@ -406,6 +415,28 @@ def require_patches(
             where=nodes[0].name,
             hint="the patch is for another version of the image; look for the file's path in it",
         )
+
+
+def require_real_mounts(play: Play, server: Server) -> None:
+    """Look on each node where the paths lead that a server gets by its recipe: a container that
+    wrote above one may have left a link there, which Docker follows.
+
+    Raises:
+        Refused: one leads to what no container may have.
+    """
+    mounts = [split_mount(mount) for mount in server.mounts]
+    asked = ["realpath", "-mz", "--", whole_folder(server.model_path), *(one[0] for one in mounts)]
+    found = play.on_each(server.nodes, lambda node: play.session(node).run(asked)) if mounts else {}
+    for name, done in found.items():
+        own, *places = done.stdout.split("\0")
+        for (source, _, mode), place in zip(mounts, places, strict=False):
+            why = why_refused(place, read_only=mode == "ro")
+            if why and place != source and not is_in(place, own):
+                raise Refused(
+                    f"{source} leads to {place}, which no container may have: {why}",
+                    where=name,
+                    hint="a container may have left the link: look at it, and remove it",
+                )
 
 
 def _not_in_image(play: Play, node: Node, image: str, paths: list[str]) -> list[str]:

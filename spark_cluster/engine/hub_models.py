@@ -32,7 +32,7 @@ from spark_cluster.models.hub import (
 from spark_cluster.node.output import counted, duration
 from spark_cluster.node.replies import made_of
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
+from spark_cluster.node.store.manifest import HUB, Manifest, is_commit, snapshot_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import to_wire
 from spark_cluster.resources.hub_model import HubModel
@@ -159,6 +159,18 @@ class Have:
         }
         return made_of(cls, {**found, **manifests, "free": free})
 
+    def must_be_of(self, wanted: Wanted, node: str) -> None:
+        """Raise Failed where it is of another model or commit: it would be copied to other nodes.
+
+        Args:
+            node: that has answered it.
+        """
+        commit = wanted.revision if is_commit(wanted.revision) else self.commit
+        for one in filter(None, (self.manifest, self.adoptable)):
+            if (one.repository, one.commit) != (wanted.repository, commit):
+                text = f"asked for {wanted.repository}@{wanted.revision}, it answered of "
+                raise Failed(f"{text}{one.repository}@{one.commit}", where=node)
+
 
 def hub_folder(root: str = CACHE_ROOT) -> str:
     """The hub cache on a node whose caches are below `root` (`engine.deployment.root_on`)."""
@@ -184,13 +196,17 @@ def all_models_on(nodes: Nodes, wanted: Sequence[Wanted]) -> dict[Wanted, dict[s
         if len(answer["models"]) != len(wanted):
             text = f"asked for {len(wanted)} models, it answered for {len(answer['models'])}"
             raise Failed(text, where=name)
-    return {
+    found = {
         one: {
             name: Have.of(answer["models"][place], answer["free"])
             for name, answer in answers.items()
         }
         for place, one in enumerate(wanted)
     }
+    for one, on in found.items():
+        for name, have in on.items():
+            have.must_be_of(one, name)
+    return found
 
 
 def complete_on(found: Mapping[str, Have]) -> tuple[str, Manifest] | None:

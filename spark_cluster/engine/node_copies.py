@@ -268,6 +268,8 @@ class _Chain:
         session = self.play.session(node)
         reply = session.request("copy", what="begin", name=name, sends=sends, ports=ports)
         found: dict[str, Any] | None = reply["secrets"]
+        if sends and found is None:
+            raise Failed("it is to send, and gives no key for it", where=node.name)
         return found
 
     def _end(self, nodes: Sequence[Node]) -> None:
@@ -359,7 +361,7 @@ def bring_folder(play: Play, nodes: Sequence[Node], given: Mapping[str, Any]) ->
     if not play.options.selection.wants_part([node.name for node in nodes], ROLE):
         return
     first, *others = nodes
-    play.apply([first], uploads(given["directory"], path))
+    play.apply([first], uploads(given["directory"], path, given.get("below", "")))
     if play.check or not others:
         return
     for one in copy_folder(play, path, first, others):
@@ -409,10 +411,13 @@ def copy_folder(
     ]
 
 
-def uploads(local: Path, path: str) -> list[Resource]:
+def uploads(local: Path, path: str, below: str = "") -> list[Resource]:
     """The files of a folder of the laptop, and their folders, as resources of a node.
 
     Hidden files are left out. Which files a recipe may send is checked when it is read.
+
+    Args:
+        below: as `Directory` takes it.
 
     Raises:
         Refused: it has no file, or too many.
@@ -427,5 +432,5 @@ def uploads(local: Path, path: str) -> list[Resource]:
         )
     parents = sorted({parent for file in files for parent in file.parents})
     folders = [f"{path}/{parent}" if parent.name else path for parent in parents]
-    made: list[Resource] = [Directory(folder, mode=0o755) for folder in folders]
+    made: list[Resource] = [Directory(folder, mode=0o755, below=below) for folder in folders]
     return made + [File(f"{path}/{file}", content=LaptopFile(local / file)) for file in files]

@@ -183,6 +183,8 @@ def find(reference: str, recipe: Path | None, folders: Sequence[Path]) -> Mod:
     beside = [recipe.absolute().parent, recipe.absolute().parent.parent] if recipe else []
     for place in [*beside, *folders]:
         for folder in (place / "mods" / name, place / name, place):
+            if not folder.resolve().is_relative_to(place.resolve()):
+                continue  # by a link: what is outside is no part of the kit
             if (folder / SCRIPT).is_file() and (folder is not place or place.name == name):
                 return _checked(Mod(name.rpartition("/")[2], _files(folder), checkout_of(folder)))
     raise NotCarried(

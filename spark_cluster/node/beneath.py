@@ -14,24 +14,20 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import temporary_name, write_at
-from spark_cluster.node.safe_paths import closing_handle
+from spark_cluster.node.safe_paths import DEEPEST, closing_handle
 from spark_cluster.node.values import ResourceError
 
-DEEPEST = 32
-"""Folders in each other that are walked through, and open at a time."""
 MOST_ENTRIES = 200_000
 """Names of one folder, or of one walk, that are looked at."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_BATCH = 1000
 
 
 class NotFollowed(OSError):
@@ -334,29 +330,9 @@ def _remove(folder: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
-        with closing_handle(_enter(folder, name, None)) as top:
-            _empty(top, top, 0)
+        with closing_handle(_enter(folder, name, None)) as inner:
+            safe_paths.empty(inner)
         os.rmdir(name, dir_fd=folder)
-
-
-def _empty(folder: int, top: int, depth: int) -> None:
-    """Remove all in a folder. What is too deep to be entered is moved to the top, and so goes with
-    one of the next batches: any depth is removed with few open folders."""
-    for _ in range(MOST_ENTRIES):  # someone may go on to write into it
-        with os.scandir(folder) as found:
-            batch = list(islice(found, _BATCH))
-        if not batch:
-            return
-        for entry in batch:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.name, dir_fd=folder)
-            elif depth == DEEPEST:
-                moved = temporary_name(entry.name)
-                os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=top)
-            else:
-                with closing_handle(_enter(folder, entry.name, None)) as inner:
-                    _empty(inner, top, depth + 1)
-                os.rmdir(entry.name, dir_fd=folder)
 
 
 # What is done with files that are open already: read, write, copy, and see whose they are.

@@ -12,13 +12,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from spark_cluster.node import paths, safe_paths
 from spark_cluster.node.replies import object_in
@@ -392,21 +390,15 @@ class TemporaryFiles:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all in it.
+    """Remove a folder with all in it; a container may have made one of any depth.
 
     Raises:
-        OSError: a part cannot be removed; `filename` is its whole path, which rmtree's own error
-            does not have before Python 3.13.
+        OSError: a part cannot be removed; `filename` is its whole path.
     """
-    named: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": _raise_named}
-    shutil.rmtree(folder, **named)
-
-
-def _raise_named(_function: object, path: str, raised: Any) -> NoReturn:
-    error = raised[1] if isinstance(raised, tuple) else raised
-    if isinstance(error, OSError):
-        error.filename = str(path)
-    raise error
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing_handle(os.open(folder, flags)) as handle, safe_paths.naming_below(folder):
+        safe_paths.empty(handle)
+    folder.rmdir()
 
 
 def mount_points() -> list[str]:

@@ -294,11 +294,15 @@ def compiled_keys(root: Path) -> dict[str, list[str]]:
     """Return the compiled configurations by the folder of their image (engine_caches.py).
 
     They are named as records name them (`KEY` or `torch_aot_compile/KEY`); only those in which a
-    rank has left something.
+    rank has left something, and that are found in WALK_S: a container may have made millions.
     """
-    prefix = f"vllm/{COMPILED_IN}/"
+    prefix, until = f"vllm/{COMPILED_IN}/", time.monotonic() + WALK_S
+
+    def found(at: Path, path: str) -> bool:
+        return time.monotonic() < until and _has_rank(at, path)
+
     return {
-        name: [path.removeprefix(prefix) for _, path in _compiled(at) if _has_rank(at, path)]
+        name: [path.removeprefix(prefix) for _, path in _compiled(at) if found(at, path)]
         for name in _names(root, IMAGES)
         for at in [root / IMAGES / name]
     }

@@ -84,6 +84,9 @@ CONTENTS_LIMIT = 4 * 1024**3
 TREE_LIMIT = 64 * 1024 * 1024
 """Bytes of a removed folder that are kept; of a larger one nothing is."""
 
+MOST_NESTED = 100
+"""Folders in each other of a removed one that is kept: reading deeper ones would not end well."""
+
 SEARCHED = 16 * 1024 * 1024
 """Bytes of a replaced file up to which it is searched for the secrets of the request."""
 
@@ -291,6 +294,8 @@ def why_not_kept(folder: Path) -> str:
     """Return why a folder that is removed could not be restored; empty when it could."""
     total = 0
     for path in folder.rglob("*"):
+        if len(path.parts) - len(folder.parts) > MOST_NESTED:
+            return f"it has more than {MOST_NESTED} folders in each other"
         try:
             status = path.lstat()
         except FileNotFoundError:

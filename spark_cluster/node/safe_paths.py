@@ -13,11 +13,16 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from spark_cluster.node.values import ResourceError
 
+DEEPEST = 32
+"""Folders in each other that are walked through, and open at a time."""
+
+_BATCH, _BATCHES = 1000, 200_000
 _LINKS = 40
 """Links in one path, as in the kernel (path_resolution(7))."""
 
@@ -87,6 +92,47 @@ def own_link(path: Path, uid: int, gid: int) -> dict[str, int]:
             os.chown(f"/proc/self/fd/{handle}", uid, gid)
         status = os.fstat(handle)
         return {"uid": status.st_uid, "gid": status.st_gid}
+
+
+def empty(folder: int) -> None:
+    """Remove all in an open folder, however deep it is: no container, and no user, makes it fail.
+
+    Raises:
+        OSError: a part cannot be removed; `filename` is its path below the folder.
+    """
+    _empty(folder, folder, 0)
+
+
+def _empty(folder: int, top: int, depth: int) -> None:
+    """Remove all in a folder. What is too deep to be entered is moved to the top, and so goes with
+    one of the next batches: any depth is removed with few open folders."""
+    for _ in range(_BATCHES):  # someone may go on to write into it
+        with os.scandir(folder) as found:
+            batch = list(islice(found, _BATCH))
+        if not batch:
+            return
+        for entry in batch:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=folder)
+            elif depth == DEEPEST:
+                moved = f".{os.urandom(8).hex()}"
+                os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=top)
+            else:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                inner = os.open(entry.name, flags, dir_fd=folder)
+                with closing_handle(inner), naming_below(entry.name):
+                    _empty(inner, top, depth + 1)
+                os.rmdir(entry.name, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def naming_below(folder: object) -> Iterator[None]:
+    """Give an error in a folder the path from there."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = f"{folder}/{error.filename}"
+        raise
 
 
 def _regular(handle: int, path: Path) -> BinaryIO:

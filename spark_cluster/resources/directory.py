@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import Unknown
+from spark_cluster.node.values import ResourceError, Unknown
 from spark_cluster.resources.base import PRESENCE, Resource, State, absolute, checks, permissions
 from spark_cluster.resources.file import access_of, expect_kind, observe_path, owner_ids
 
@@ -24,6 +25,9 @@ class Directory(Resource):
         keep: with `absent`, keep what is removed in the journal, so that it can be reverted; unset
             for a program's runtime data.
 
+        below: a folder above it, from which on no link may lead to it: containers write there, and
+            are root, so that who owns a link says nothing. Empty: links are judged by their owners.
+
     Example:
         Directory("/srv/models", mode=0o755, owner="nvidia")
     """
@@ -37,6 +41,7 @@ class Directory(Resource):
     group: str | None = field(default=None, kw_only=True)
     state: str = field(default="present", kw_only=True)
     keep: bool = field(default=True, kw_only=True)
+    below: str = field(default="", kw_only=True)
 
     def validate(self) -> None:
         top = self.state == "absent" and self.path.count("/") < 2
@@ -54,12 +59,22 @@ class Directory(Resource):
         return {"kind": "directory", **access_of(self.mode, self.owner, self.group)}
 
     def observe(self, host: Host) -> State:
+        if self.below:
+            self._must_be_in_place(host)
         state = observe_path(host, self.path, needs_parent=False)
         maker = host.will_provide(f"path:{self.path}")
         if state["kind"] == "absent" and self.state == "present" and maker is not None:
             raise Unknown(f"after: {maker}")  # it makes it, with a mode of its own
         expect_kind("directory", self.path, state)
         return state
+
+    def _must_be_in_place(self, host: Host) -> None:
+        real, above = (os.path.realpath(host.path(path)) for path in (self.path, self.below))
+        if real != f"{above}{self.path.removeprefix(os.path.normpath(self.below))}":
+            raise ResourceError(
+                f"{self.path} leads to {real} by a link below {self.below}",
+                "a container may have left it there: look at it, and remove it",
+            )
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
         """Warn before it is removed that it cannot be restored."""
@@ -85,5 +100,6 @@ class Directory(Resource):
             host.overlay.files.pop(self.path, None)
             return
         host.overlay.files[self.path] = None
-        for found in host.path(self.path).rglob("*"):
+        # Nothing else is declared in a program's runtime data, which may have any depth.
+        for found in host.path(self.path).rglob("*") if self.keep else ():
             host.overlay.files["/" + str(found.relative_to(host.root))] = None

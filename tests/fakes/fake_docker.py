@@ -73,6 +73,8 @@ def manifest(state: dict[str, Any], _kind: str, rest: list[str]) -> None:
 
 
 def info(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    if rest == ["--format", "{{.DockerRootDir}}"]:
+        return  # the room on this machine's own disk is no matter
     assert rest == ["--format", "{{json .DriverStatus}}"]
     print(json.dumps([["driver-type", state.get("store", "overlay2")]]))
 

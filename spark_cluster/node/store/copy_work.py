@@ -30,7 +30,7 @@ from spark_cluster.node.store import copy_channel, copy_receiving
 from spark_cluster.node.store.copy_channel import Broken, CopyChannel, Stream
 from spark_cluster.node.store.copy_receiving import Receiver
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.manifest import KEPT_FREE, Manifest
 from spark_cluster.node.store.verify import ByteProgress, PlainFolder
 from spark_cluster.node.values import ResourceError, looks
 
@@ -242,15 +242,37 @@ def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
         _killed_on_error(unpacking, loading),
     ):
         assert unpacking.stdin is not None  # noqa: S101  (it is a pipe)
-        passing = (unpacking.stdout, loading.stdin, on_bytes)
+        passing, full = (unpacking.stdout, loading.stdin, on_bytes), threading.Event()
         threading.Thread(target=_pass_on, args=passing, daemon=True).start()
+        threading.Thread(target=_keep_room, args=(stream, loading, full), daemon=True).start()
         with contextlib.suppress(BrokenPipeError), unpacking.stdin:  # Docker says why itself
-            for data in stream.answered(memoryview(bytearray(copy_channel.PIECE))):
-                write_all(unpacking.stdin.fileno(), data)
+            try:
+                for data in stream.answered(memoryview(bytearray(copy_channel.PIECE))):
+                    write_all(unpacking.stdin.fileno(), data)
+            except Broken:
+                if not full.is_set():
+                    raise
         status, printed = loading.wait(), _text(said)
+    if full.is_set():
+        raise ResourceError(
+            f"the disk of Docker's store has less than {KEPT_FREE >> 30} GiB left",
+            "`spark-cluster images prune` shows what can be removed",
+        )
     if status:
         raise ResourceError(f"docker load: {printed.strip().rpartition(chr(10))[2] or status}")
     return printed
+
+
+def _keep_room(stream: Stream, loading: subprocess.Popen[bytes], full: threading.Event) -> None:
+    """End a load that fills the disk: a sender can send without end, or what unpacks to that."""
+    where = own_program.printed(("docker", "info", "--format", "{{.DockerRootDir}}"), REMOVE_S)
+    with contextlib.suppress(OSError):  # Docker does not say where
+        while loading.poll() is None:
+            if shutil.disk_usage((where or "").strip()).free < KEPT_FREE:
+                full.set()
+                loading.kill()
+                stream.cut()
+            time.sleep(LOOK_S)
 
 
 def _pass_on(source: IO[bytes], target: IO[bytes], on_bytes: Callable[[int], None]) -> None:

@@ -130,6 +130,12 @@ def test_a_count_that_takes_too_long_is_a_lower_bound(root, monkeypatch):
     assert not all(entry.whole for entry in engine_caches.usage(root))
 
 
+def test_keys_are_looked_for_as_long_as_a_count_may_take(root: Path, monkeypatch) -> None:
+    """A container may have made millions of folders of ranks, which held up `status` and `up`."""
+    monkeypatch.setattr(engine_caches, "WALK_S", 0.0)
+    assert engine_caches.compiled_keys(root) == {OWN.removeprefix("images/"): []}
+
+
 def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
     assert engine_caches.usage(tmp_path / "none") == []
     assert engine_caches.compiled_keys(tmp_path / "none") == {}

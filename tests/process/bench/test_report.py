@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -372,6 +373,13 @@ def test_without_matplotlib_its_extra_is_named(tmp_path, monkeypatch):
         write_report(run, tmp_path / "report")
     assert "bench" in caught.value.hint
     assert not (tmp_path / "report").exists()
+
+
+def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(tmp_path):
+    """An archive of somebody else's run can have one, and `dashboard` looks at every run."""
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(InvalidFile, match="is not a regular file"):
+        load_record(tmp_path)
 
 
 def test_a_folder_without_a_record_is_said(tmp_path):

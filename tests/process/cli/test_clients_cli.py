@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,15 +38,29 @@ def serving(project: Path, monkeypatch, engine) -> Path:
     return project / "spark1"
 
 
-def proxied(node: Path) -> None:
+def certificate(*options: str) -> str:
+    """A new one, by the options of `openssl req`, without its key."""
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", "/CN=spark1")
+    argv = ["openssl", "req", "-x509", *kind, *options, "-keyout", "/dev/null"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+AS_MADE = ("-addext", "basicConstraints=critical,CA:FALSE")
+
+
+def proxied(node: Path, pem: str = "") -> str:
+    """Have the proxy guard the endpoint; return its certificate."""
+    pem = pem or certificate(*AS_MADE)
     access = {"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"}
     put(node / DESCRIPTION.lstrip("/"), json.dumps(access))
-    script = f'#!/bin/sh\n[ "$*" = "x509 -in {SELF_SIGNED}" ] && echo CERTIFICATE\n'
+    put(node / "certificate", pem)
+    script = f'#!/bin/sh\n[ "$*" = "x509 -in {SELF_SIGNED}" ] && cat {node}/certificate\n'
     put(node / "usr/local/bin/openssl", script, 0o755)
+    return pem
 
 
 def test_what_serves_is_asked_and_the_certificate_is_saved(run, serving, project, monkeypatch):
-    proxied(serving)
+    pem = proxied(serving)
     monkeypatch.setenv("MY_KEY", "abc-123")
     status, out, _ = run("clients", "--json")
     assert status == 0
@@ -54,10 +69,25 @@ def test_what_serves_is_asked_and_the_certificate_is_saved(run, serving, project
     assert (endpoint["url"], endpoint["model"]) == ("https://10.0.0.1:8443/v1", "gemma")
     assert (endpoint["context"], endpoint["key_variable"]) == (9, "MY_KEY")
     ca_file = Path(endpoint["ca_file"])
-    assert ca_file.read_text() == "CERTIFICATE\n"
+    assert ca_file.read_text() == pem
     assert ca_file.is_relative_to(project / "state")
     assert "abc-123" not in out
     assert "abc-123" in run("clients", "--json", "--show-key")[1]
+
+
+@pytest.mark.parametrize("kind", ["an authority", "two", "none"])
+def test_a_certificate_that_could_sign_others_is_not_saved(run, serving, project, kind):
+    """Programs would take the node for any server: NODE_EXTRA_CA_CERTS is for all of them."""
+    kinds = {
+        "an authority": certificate("-addext", "basicConstraints=critical,CA:TRUE"),
+        "two": certificate(*AS_MADE) + certificate(*AS_MADE),
+        "none": "x\n",
+    }
+    proxied(serving, kinds[kind])
+    status, _, err = run("clients")
+    assert status == 1
+    assert "not that of one server" in err
+    assert not list((project / "state").rglob("*.pem"))
 
 
 def test_of_several_models_it_is_for_the_first(run, serving, engine):

@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from factories import make_recipe, put
 from hostile import recipe
 from program import invoke
+from role_samples import a_spark, yielded
 
+from spark_cluster.config.recipe import recipe_problems
+from spark_cluster.config.recipe_schema import Drafter, Model, Mount
+from spark_cluster.config.recipe_settings import model_settings
 from spark_cluster.errors import InvalidFile, Refused
+from spark_cluster.node.host import Host
+from spark_cluster.node.values import ResourceError
+from spark_cluster.resources import Directory
 
 COMMANDS = (("lint",), ("plan", "--offline"), ("up", "--recipe"))
 INVENTORY = "nodes: {a: {address: 127.0.0.1, port: 1}}\n"
@@ -91,3 +99,36 @@ def test_a_dockerfile_needs_the_permission_of_build_steps(project: Path) -> None
     assert not isinstance(given.exception, Refused)
     told = " ".join(invoke("lint", recipe.NAME).output.split())
     assert "`up` needs --allow-build-network" in told
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["from the hub", "from the laptop"])
+def test_no_folder_for_a_model_is_reached_through_what_another_download_left(
+    tmp_path, sent
+) -> None:
+    """Its image downloads as root, into a folder that it may fill with links: the next folder is
+    mounted there for the next download, or filled by root."""
+    root = tmp_path / "node"
+    (root / "disk/models/a").mkdir(parents=True)
+    (root / "srv").symlink_to("disk")  # an administrator's
+    (root / "etc/cron.d").mkdir(parents=True)
+    (root / "disk/models/a/b").symlink_to("../../../etc")
+    drafter = {"method": "eagle3", "name": "evil/d", "path": "/srv/models/a/b/cron.d", "tokens": 1}
+    found = make_recipe("gemma4-31b-nvfp4", drafter=Drafter.model_validate(drafter)).model_copy(
+        update={
+            "model": Model(name="evil/m", path="/srv/models/a", served_name="m"),
+            "mounts": [Mount(source="/srv/models/a/b", target="/x")],
+        }
+    )
+    assert not recipe_problems(found)
+    assert not any(given["mounts"] for given in model_settings(found)), "nor seen by the next one"
+    put(tmp_path / "files/job", "* * * * * root true")
+    more = {"source": "directory", "directory": tmp_path / "files"} if sent else {}
+    own, other = (
+        next(
+            r for r in yielded("models", a_spark(), **{**given, **more}) if isinstance(r, Directory)
+        )
+        for given in model_settings(found)
+    )
+    assert own.observe(Host(root))["kind"] == "directory"
+    with pytest.raises(ResourceError, match=r"/etc/cron\.d by a link below /srv/models"):
+        other.observe(Host(root))

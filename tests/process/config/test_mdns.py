@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 from ipaddress import ip_network
 
@@ -17,6 +19,8 @@ from spark_cluster.config.discovery import Announced, Neighbour, candidates
 SPARK, OTHER = f"spark-b{os.getpid() & 0xFFF:03x}", f"spark-a{os.getpid() & 0xFFF:03x}"
 COUNTED = f"{SPARK}-30"
 """Names of our own: other tests of this machine announce theirs at the same time."""
+
+MDNS = ("224.0.0.251", 5353)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,38 @@ def test_who_announces_ssh_is_found(found: list[Announced]) -> None:
 
 def test_what_is_no_host_name_or_no_machine_is_left_out(found: list[Announced]) -> None:
     assert {one.host for one in found} & {"spark two; reboot", "spark-0000"} == set()
+
+
+@pytest.mark.usefixtures("found")  # whose responder answers
+def test_names_of_nothing_hide_no_machine() -> None:
+    """A neighbour announces many names that it says no more of, and some that are none."""
+    kind = ["_ssh", "_tcp", "local"]
+    names = [["x"], ["evil", "_http", "_tcp", "local"], ["a\x01", *kind], ["a" * 63] * 3 + kind]
+    names += [[f"a{number}", *kind] for number in range(40)]
+    packets = [announcement(kind, name) for name in names]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as neighbour:
+        neighbour.bind(("127.0.0.1", 0))
+        loopback = socket.inet_aton("127.0.0.1")
+        neighbour.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, loopback)
+
+        def is_found() -> bool:
+            later = threading.Timer(0.3, lambda: [neighbour.sendto(p, MDNS) for p in packets])
+            later.start()
+            hosts = {one.host for one in discovery.browse(1.3, "127.0.0.1")}
+            later.join()
+            return SPARK in hosts
+
+        until(is_found, what="a machine among many names")
+
+
+def announcement(kind: list[str], name: list[str]) -> bytes:
+    """Return an mDNS answer that names a service and tells nothing about it."""
+    service, named = (
+        b"".join(bytes([len(label)]) + label.encode() for label in labels) + b"\0"
+        for labels in (kind, name)
+    )
+    pointer = service + struct.pack(">HHIH", 12, 1, 120, len(named)) + named
+    return struct.pack(">6H", 0, 0x8400, 0, 1, 0, 0) + pointer
 
 
 def test_a_name_that_avahi_counted_up_is_a_sparks_and_not_relied_on(found) -> None:

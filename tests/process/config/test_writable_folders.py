@@ -238,6 +238,39 @@ def test_a_module_that_someone_put_into_a_role(folder: Path) -> None:
         load(folder)
 
 
+@needs_root
+@pytest.mark.parametrize("link", ["roles", "roles/drivers", "playbooks/p.py"])
+def test_a_link_of_another_user_is_not_followed(folder: Path, link: str, monkeypatch) -> None:
+    """It may lead to this user's own files when they are looked at, and elsewhere when they run."""
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    place = folder / link
+    place.rename(folder.parent / "own")
+    place.symlink_to(folder.parent / "own")
+    load(folder)
+    os.chown(place, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(Refused, match=f"{place.name} belongs to another user") as error:
+        load(folder)
+    assert f"chown -h {os.getuid()} {place}" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["doctor"], "checks/a.py"),
+        (["explain", "inventory.yaml"], "known_issues/a.toml"),
+        (["provision"], "resources/a.py"),
+    ],
+)
+def test_nothing_that_others_left_in_such_a_folder_is_waited_for(folder, words, name) -> None:
+    """It is read before it is known whose it is: a folder may be another program's."""
+    place = folder / name
+    place.parent.mkdir()
+    os.mkfifo(place)
+    with place.with_name(f"huge{place.suffix}").open("wb") as huge:
+        huge.truncate(1 << 40)
+    invoke(*words, project=folder)
+
+
 def test_a_recipe_that_others_can_write_is_not_served(folder, monkeypatch) -> None:
     (folder / "recipes").mkdir()
     text = "name: r\nmodel: {name: org/m, served_name: m}\nimage: {ref: x}\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ifaddr
 import pytest
+from factories import put
 from starlette.testclient import TestClient
 
 from spark_cluster.bench.record import ProcessMemory
@@ -169,6 +170,14 @@ def test_a_command_that_fails_or_hangs_says_so() -> None:
     assert (failed.document, failed.error) == (None, "error: spark1: no answer")
     hanging = asyncio.run(questions("time.sleep(600)", limit_s=0.3).ask("status"))
     assert hanging.error == "no answer within 0.3 s"
+
+
+def test_no_code_of_the_working_folder_is_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "click.py", f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    answer = asyncio.run(CommandQuestions(()).ask("history"))
+    assert not (tmp_path / "ran").exists()
+    assert answer.document["error"]["message"] == "no such inventory"
 
 
 def test_a_command_that_runs_is_not_begun_again(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):
         file = Path(found["file"])
         if option == "--install":
             words = f'"--project" "{tmp_path}" "tunnel" "--port" "8123" "--remote-port" "9000"'
-            assert words in file.read_text()
+            assert f'"-P" "-m" "spark_cluster" {words}' in file.read_text()
         else:
             assert not file.exists()
             assert not client_target.remove(file.parent, "spark1"), "it is gone"

@@ -32,6 +32,7 @@ from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import progress_line, verify
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.parallel import in_parallel, start
+from spark_cluster.runner.session import Session
 
 HUB = "/hub"
 
@@ -93,6 +94,20 @@ def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(ch
     parts = [part for what in chain.asked for part in (what.get("receive"), what.get("serve"))]
     spare = [part["spare"] for part in parts if part]
     assert spare == [["127.0.1.1"] if encrypt else []] * 2
+
+
+def test_a_sender_that_gives_no_key_is_named(chain, monkeypatch):
+    """A node may answer what it likes: it has no part of its own in the copy."""
+    request = Session.request
+
+    def lying(session: Session, op: str, *words: Any, **asked: Any) -> Any:
+        asked |= {"sends": False} if asked.get("what") == "begin" else {}
+        return request(session, op, *words, **asked)
+
+    monkeypatch.setattr(Session, "request", lying)
+    with pytest.raises(Failed, match="gives no key") as error:
+        chain.copy()
+    assert error.value.where == "spark1"
 
 
 def test_a_node_sends_two_at_the_same_time(chain):

@@ -6,17 +6,19 @@ import os
 
 import pytest
 from cases import cases
+from hostile.agent import Played, said
 from piped_cluster import Make, PipedCluster, PipedNode
 from stored_models import COMMIT, model
 
 from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.engine import cache_parts, model_upkeep
-from spark_cluster.engine.hub_models import Wanted, hub_folder
+from spark_cluster.engine.hub_models import Nodes, Wanted, all_models_on, hub_folder
 from spark_cluster.engine.node_copies import Copied
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.node import paths
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.runner.events import Options
+from spark_cluster.runner.session import Session
 
 WANTED = Wanted("org/model")
 UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"
@@ -61,6 +63,28 @@ def test_a_source_that_does_not_have_it_says_what_it_lacks(linked: PipedCluster)
     with pytest.raises(Refused, match=r"no node has org/model@main whole \(spark1: not") as error:
         model_upkeep.copy_model(linked.play, WANTED.repository, source="spark1")
     assert "models pull" in error.value.hint
+
+
+OTHER = {"repository": "org/other", "commit": COMMIT}
+SAID = {
+    "another model": {"commit": COMMIT, "manifest": OTHER},
+    "another commit": {"commit": "d" * 40, "manifest": {**OTHER, "repository": WANTED.repository}},
+    "another model of another tool": {"commit": COMMIT, "manifest": None, "adoptable": OTHER},
+}
+
+
+@pytest.mark.parametrize("found", SAID.values(), ids=SAID)
+def test_a_node_that_answers_of_another_model_is_not_believed(found) -> None:
+    """Its files would be copied to the other nodes, in the place of what they have by that name."""
+    files = [{"path": "a.bin", "size": 1, "blob": "a" * 64, "algorithm": "sha256"}]
+    for manifest in filter(None, (found["manifest"], found.get("adoptable"))):
+        manifest["files"] = files
+    none = {"missing": [], "missing_bytes": 0, "links": [], "problem": "", "elsewhere": ""}
+    done = {"event": "done", "req": 1, "models": [{**none, **found}], "free": 1}
+    session = Session("spark1", Played(said(done)))
+    with pytest.raises(Failed, match="asked for org/model@main, it answered of org/") as error:
+        all_models_on(Nodes({"spark1": session}, {"spark1": "/hub"}), [WANTED])
+    assert error.value.where == "spark1"
 
 
 @pytest.mark.parametrize("model", [WANTED.repository, "/srv/model"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_programs import Said
 from piped_cluster import Make, PipedCluster
-from serve_plans import located, snapshot_of
+from serve_plans import bare_server, located, snapshot_of
 
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import FOLDER, mounted_patches
@@ -113,3 +113,33 @@ def test_a_recipe_without_patches_asks_nothing(cluster, tmp_path):
     asked = len(cluster.head.programs.calls)
     fetch.require_patches(cluster.play, cluster.play.nodes, IMAGE, ())
     assert len(cluster.head.programs.calls) == asked
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "refused"),
+    [
+        ("/srv/models/a/b", "/", True),
+        ("/srv/models/a/shadow", "/etc/shadow", True),
+        ("/srv/models/a/b", "/srv/other", False),
+        ("/srv/models/m/x", "/data/models/m/blobs/y", False),
+    ],
+    ids=["the whole node", "a file of root's", "what it may read anyway", "within the model"],
+)
+def test_no_path_of_a_recipe_is_a_link_that_a_container_left(cluster, source, place, refused):
+    """Docker follows it; the model's own folder may be on another disk."""
+    moved = {"/srv/models/m": "/data/models/m", source: place}
+
+    def realpath(words, _stdin):
+        assert words[:2] == ["-mz", "--"]
+        return Said("".join(f"{moved.get(path, path)}\0" for path in words[2:]))
+
+    for node in cluster.nodes.values():
+        node.programs.update(realpath=realpath)
+    server = bare_server(
+        *cluster.play.nodes, model_path="/srv/models/m", mounts=(f"{source}:/x:ro",)
+    )
+    if not refused:
+        fetch.require_real_mounts(cluster.play, server)
+        return
+    with pytest.raises(Refused, match=f"{source} leads to {place}, which no container may have"):
+        fetch.require_real_mounts(cluster.play, server)

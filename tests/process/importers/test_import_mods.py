@@ -153,6 +153,17 @@ def test_links_out_of_the_folder_and_large_folders(tmp_path, monkeypatch) -> Non
         mods.find("m", None, [tmp_path])
 
 
+@pytest.mark.parametrize("link", ["mods", "mods/private"])
+def test_a_folder_that_a_link_of_the_kit_leads_to_is_not_read(tmp_path: Path, link: str) -> None:
+    put(tmp_path / "mine/private/run.sh", "true\n")
+    recipe = put(tmp_path / "kit/recipes/wren.yaml", "name: wren\n")
+    place = tmp_path / "kit" / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(tmp_path / "mine" / link.removeprefix("mods").strip("/"))
+    with pytest.raises(NotCarried, match="not at hand"):
+        mods.find("mods/private", recipe, [])
+
+
 def test_scripts_that_are_no_trouble(tmp_path: Path) -> None:
     text = "# nohup and curl are words of a comment\npatch -p1 < x 2>&1 && true\nif a && b; then\n"
     put(tmp_path / "m/run.sh", text)

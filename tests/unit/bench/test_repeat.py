@@ -25,7 +25,7 @@ from spark_cluster.bench.repeat import (
     foreign_setups,
     load_original,
 )
-from spark_cluster.bench.suite import Suite, canonical
+from spark_cluster.bench.suite import Pair, Suite, Variant, canonical, load_suite
 from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.facts import Gpu
 from spark_cluster.config.project import Project
@@ -82,6 +82,15 @@ def test_cells_servers_and_recipes_are_those_of_the_record_and_not_of_the_user(o
     assert text_of(step.setup.served) == text_of(theirs)
 
 
+def run_by(suite: Suite) -> Record:
+    """A run of a shipped recipe by a suite, each of whose servers was up."""
+    planned = expand(suite, {NAME: make_recipe(NAME)}, (NAME,)).setups
+    setups = {
+        one.id: setup(one.id, recipe=NAME, recipe_text=text_of(one.served)) for one in planned
+    }
+    return run_of(*setups.values(), suite_text=canonical(suite))
+
+
 def test_a_variant_is_as_it_was_recorded(original):
     """A record has each server's recipe with its changes made; they are not made twice."""
     text = suite(sweep={"engine_args": {"enforce-eager": [True, False]}})
@@ -96,7 +105,19 @@ def test_a_variant_is_as_it_was_recorded(original):
     served = [text_of(s.served) for s in found.setups]
     assert served == [text_of(s.served) for s in planned.setups]
     assert len(set(served)) == 2
-    assert foreign_setups(made, SHIPPED) == [], "variants of a shipped recipe are shipped"
+    changed, _ = found.setups
+    assert "enforce-eager" in changed.served.engine_args
+    assert foreign_setups(made, SHIPPED) == [changed.id], "their suite changes it"
+
+
+def test_what_a_shipped_suite_changes_of_a_shipped_recipe_is_shipped(original):
+    shipped = load_suite("compile-vs-eager", SHIPPED)
+    assert foreign_setups(original(run_by(shipped)), SHIPPED) == []
+    code = {"hf-config-path": "them/code", "trust-remote-code": True}
+    theirs = shipped.model_copy(update={"pairs": [Pair(name="x", b=Variant(engine_args=code))]})
+    made = original(run_by(theirs))
+    (foreign,) = foreign_setups(made, SHIPPED)
+    assert made.recipes[foreign].engine_args["hf-config-path"] == "them/code"
 
 
 def test_servers_that_cannot_be_repeated_are_left_out(original):

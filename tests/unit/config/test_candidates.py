@@ -41,6 +41,15 @@ def test_by_name_where_this_machine_resolves_it() -> None:
     assert (found.candidates[0].address, found.candidates[0].also) == ("192.168.1.20", "spark-06c4")
 
 
+def test_not_every_name_that_someone_announces_is_looked_up() -> None:
+    """Each may take seconds, and one packet has many."""
+    asked: list[str] = []
+    heard = [Announced(f"spark-{n:04x}", (f"192.168.1.{n}",)) for n in range(1, 200)]
+    found = candidates(heard, [], LAN, lambda name, _: bool(asked.append(name)) or True)
+    assert len(found.candidates) == len(heard)
+    assert len(asked) <= 16
+
+
 def test_a_machine_under_its_old_name_and_its_new_one_is_listed_once() -> None:
     """P11: caches keep the name that it had before the conflict."""
     renamed = Announced("spark-06c4-2", SPARK.addresses, SPARK.port)

@@ -22,6 +22,14 @@ from spark_cluster.node.values import ResourceError
 REF = "repo/image:1"
 ARCHIVE = content(3_000_000, 7) + bytes(2_000_000)
 DOCKER = Path(__file__).with_name("docker.sh").read_text()
+ENDLESS = """\
+#!/bin/sh
+case "$1" in
+save) while [ -e "$0" ]; do head -c 1000000 /dev/zero; done ;;
+load) exec cat > /dev/null ;;
+info) echo / ;;
+esac
+"""
 
 
 @pytest.fixture
@@ -100,6 +108,17 @@ def test_a_sender_that_falls_silent_is_given_up(docker, copied, monkeypatch):
             copied(REF)
     finally:
         docker.with_name("docker.enough").touch()
+
+
+def test_a_sender_without_an_end_does_not_fill_the_disk(docker, copied, monkeypatch):
+    """Packed zeros are as good as nothing on the way."""
+    monkeypatch.setattr(copy_work, "KEPT_FREE", 1 << 60)
+    docker.write_text(ENDLESS)
+    try:
+        with pytest.raises(ResourceError, match="the disk of Docker's store has less than"):
+            copied(REF)
+    finally:
+        docker.unlink()
 
 
 def test_what_docker_refuses_is_said_with_its_words(docker, copied):
