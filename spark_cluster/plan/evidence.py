@@ -165,7 +165,7 @@ class MeasuredPoint:
     Attributes:
         low, high: equal, except where the source gives a range; in the unit of the metric.
         context: tokens in the cache of a request in the middle of its answer.
-        prompt: tokens of the prompt (`ttfr_ms`).
+        prompt: tokens of the prompt (`ttfr_ms`) that are new; cached: those before them.
         users: requests at a time.
         accepted_share: of all drafted tokens; None without a drafter, or where it is not said.
     """
@@ -175,6 +175,7 @@ class MeasuredPoint:
     high: float
     context: int = 0
     prompt: int = 0
+    cached: int = 0
     users: int = 1
     accepted_share: float | None = None
 
