@@ -140,6 +140,7 @@ def corrected(found: Sequence[Outcome]) -> list[Outcome]:
             other
             for other in found
             if other.measured.run.id != one.measured.run.id
+            and other.measured.situation != "drafted"
             and (layout(other.measured.serving), group(other.measured.situation)) == key
         ]
         if others:

@@ -140,9 +140,7 @@ class Equations:
             sharing: _rows(DECODE, self.decode, [_step(m, sharing) for m in self.decode])
             for sharing in SHARINGS
         }
-        self.costs = works = [
-            work(m.serving, m.point.prompt, m.point.cached) for m in self.prefill
-        ]
+        self.costs = works = [work(m.serving, m.point.prompt, m.point.cached) for m in self.prefill]
         exchanged = [
             one.exchanged / Constants().link + one.routed / BANDWIDTH / one.tp for one in works
         ]

@@ -245,7 +245,7 @@ def weights_read(serving: ServingSetup, tokens: float = 1, sharing: float = 1.0)
     for name in (*EVERY_TOKEN, _output(stored)):
         part = _as_served(stored.part(name), serving)
         size = part.whole + (part.bytes - part.whole) / serving.tp
-        if part.format in FP4:
+        if part.format in FP4 and not serving.unpacks(part.format):
             fp4 += size
         else:
             dense += size
