@@ -200,7 +200,7 @@ class MeasuredRun:
         engine, version: as the source says it.
         transport: `rdma` or `socket`, between several nodes.
         drafted: tokens drafted in a step; 0 without a drafter. own_head: by the model's own MTP
-            layers.
+            layers; drafts_at_once: in one pass (DFlash, DSpark).
         batched_tokens: --max-num-batched-tokens, where it is said.
         unpacked: its kernels unpack quantized weights (Marlin).
         held_out: never fitted to.
@@ -221,6 +221,7 @@ class MeasuredRun:
     transport: str = ""
     drafted: int = 0
     own_head: bool = False
+    drafts_at_once: bool = False
     batched_tokens: int = 0
     unpacked: bool = False
     mxfp4_layers: tuple[str, ...] = ()
