@@ -61,7 +61,7 @@ def seconds(one: Measured, constants: Constants) -> float:
     """Return the time that the formulas give, without what is known of the model itself."""
     point, serving = one.point, one.serving
     if one.situation == "prefill":
-        return expected_seconds(serving, point.prompt, 0, constants)
+        return expected_seconds(serving, point.prompt, point.cached, constants)
     if one.situation == "drafter":
         drafted = one.run.drafted
         return drafting_seconds(serving, point.context, drafted, point.users, constants)
@@ -140,6 +140,7 @@ def corrected(found: Sequence[Outcome]) -> list[Outcome]:
             other
             for other in found
             if other.measured.run.id != one.measured.run.id
+            and other.measured.situation != "drafted"
             and (layout(other.measured.serving), group(other.measured.situation)) == key
         ]
         if others:

@@ -65,7 +65,7 @@ def _decode_terms() -> tuple[Term, ...]:
         return lambda _, one: float(getattr(_of_step(one).read, name)) / BANDWIDTH
 
     def dense(one: Measured, cost: DecodeStep | PrefillWork) -> float:
-        drafted = one.run.drafted * draft_read(one.serving)
+        drafted = _passes(one) * draft_read(one.serving)
         return (_of_step(cost).read.dense + drafted) / BANDWIDTH
 
     return (
@@ -78,8 +78,13 @@ def _decode_terms() -> tuple[Term, ...]:
         Term("step_ms", 2.0, 0.7, _once, False),
         Term("allreduce_us", 60.0, 0.2, lambda _, one: _reduces(one, sockets=False), False),
         Term("allreduce_socket_us", 180.0, 0.5, lambda _, one: _reduces(one, sockets=True), False),
-        Term("draft_ms", 2.0, 0.5, lambda m, _: m.run.drafted * 1e-3, False),
+        Term("draft_ms", 2.0, 0.5, lambda m, _: _passes(m) * 1e-3, False),
     )
+
+
+def _passes(one: Measured) -> int:
+    """Return the passes of the drafter in a step."""
+    return min(one.run.drafted, 1) if one.run.drafts_at_once else one.run.drafted
 
 
 def _once(_: Measured, __: DecodeStep | PrefillWork) -> float:
@@ -140,7 +145,7 @@ class Equations:
             sharing: _rows(DECODE, self.decode, [_step(m, sharing) for m in self.decode])
             for sharing in SHARINGS
         }
-        self.costs = works = [work(m.serving, m.point.prompt) for m in self.prefill]
+        self.costs = works = [work(m.serving, m.point.prompt, m.point.cached) for m in self.prefill]
         exchanged = [
             one.exchanged / Constants().link + one.routed / BANDWIDTH / one.tp for one in works
         ]

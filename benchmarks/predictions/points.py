@@ -87,6 +87,7 @@ def serving_of(run: MeasuredRun) -> ServingSetup:
         batched_tokens=run.batched_tokens or BATCHED_TOKENS,
         sockets=run.transport == "socket",
         own_head=run.own_head,
+        drafts_at_once=run.drafts_at_once,
     )
 
 

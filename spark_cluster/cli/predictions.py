@@ -26,7 +26,7 @@ from spark_cluster.models.lookup import Hub, find
 from spark_cluster.models.memory_share import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.node.durable import write_file
-from spark_cluster.plan.acceptance import kind_of
+from spark_cluster.plan.acceptance import AT_ONCE, kind_of
 from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
 from spark_cluster.plan.estimate import CALIBRATION, Constants, Estimate, carried, exchanges
 from spark_cluster.plan.evidence import ComparedEvidence, Evidence, by_others
@@ -135,8 +135,9 @@ def served_by(
     drafts_by = kind_of(given.get("draft_method") or "")
     itself = drafts_by == "mtp" and not geometry.model_type.startswith("gemma4")
     return None, ServingSetup(
-        geometry, quantization, kv_dtype, tp, mxfp4_layers=layers, own_head=itself
-    )
+        geometry, quantization, kv_dtype, tp,
+        mxfp4_layers=layers, own_head=itself, drafts_at_once=drafts_by in AT_ONCE,
+    )  # fmt: skip
 
 
 def mxfp4_layers(text: str | None) -> tuple[str, ...]:

@@ -235,14 +235,14 @@ def _assignments_of(words: list[Word]) -> dict[str, str]:
     }
 
 
-def _python(rest: list[Word], _: Variables) -> ProgramCall | None:
+def _python(rest: list[Word], variables: Variables) -> ProgramCall | None:
     at = 1
     while at < len(rest) and rest[at].text.startswith("-") and rest[at].text != "-m":
         at += 1
     for kind, module in (("server", (_SERVER,)), ("sglang", (_SGLANG,)), ("serve", _MAIN)):
         if _begins(rest[at:], "-m", *module):
             return ProgramCall(kind, rest[at + 1 + len(module) :])
-    return None
+    return _serve(rest[at:], variables) if at < len(rest) and "vllm" in rest[at].text else None
 
 
 def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:

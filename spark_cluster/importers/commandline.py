@@ -54,6 +54,7 @@ YAML_SUFFIXES = (".yaml", ".yml", ".json")
 
 _COMMAND = re.compile(r"(?m)(^|[\s/\"'])(docker|podman|vllm|python3?)\s")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
+_UNIT = re.compile(r"(?m)^ExecStart=[-:@]?((?:.*\\\n)*.*)")  # of systemd, with continued lines
 
 _PROGRAMS = {
     "serve": "vllm serve",
@@ -82,7 +83,9 @@ class CommandFile:
         no_choice(choice)
         variables = Variables({**given.variables}, script=kit_of(given).script)
         try:
-            source = read(given.text, given.path.name, variables, script=is_script(given))
+            text, unit = given.text, _UNIT.search(given.text)
+            text = "\n" * text.count("\n", 0, unit.start()) + unit[1] if unit else text
+            source = read(text, given.path.name, variables, script=is_script(given))
             source.path = given.path
             source.kind = "start script" if is_script(given) else source.kind
             return source

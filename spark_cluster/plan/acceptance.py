@@ -16,6 +16,9 @@ from spark_cluster.models.naming import table
 KINDS = ("mtp", "dflash", "dspark")
 """Kinds of drafters of which acceptance was published."""
 
+AT_ONCE = ("dflash", "dspark")
+"""Of these those that draft all tokens of a step in one pass; the others take one for each."""
+
 ENOUGH = 8
 """Rows of a kind from which on its least and most say how far it varies."""
 

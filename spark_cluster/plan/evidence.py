@@ -165,7 +165,7 @@ class MeasuredPoint:
     Attributes:
         low, high: equal, except where the source gives a range; in the unit of the metric.
         context: tokens in the cache of a request in the middle of its answer.
-        prompt: tokens of the prompt (`ttfr_ms`).
+        prompt: tokens of the prompt (`ttfr_ms`) that are new; cached: those before them.
         users: requests at a time.
         accepted_share: of all drafted tokens; None without a drafter, or where it is not said.
     """
@@ -175,6 +175,7 @@ class MeasuredPoint:
     high: float
     context: int = 0
     prompt: int = 0
+    cached: int = 0
     users: int = 1
     accepted_share: float | None = None
 
@@ -199,7 +200,7 @@ class MeasuredRun:
         engine, version: as the source says it.
         transport: `rdma` or `socket`, between several nodes.
         drafted: tokens drafted in a step; 0 without a drafter. own_head: by the model's own MTP
-            layers.
+            layers; drafts_at_once: in one pass (DFlash, DSpark).
         batched_tokens: --max-num-batched-tokens, where it is said.
         unpacked: its kernels unpack quantized weights (Marlin).
         held_out: never fitted to.
@@ -220,6 +221,7 @@ class MeasuredRun:
     transport: str = ""
     drafted: int = 0
     own_head: bool = False
+    drafts_at_once: bool = False
     batched_tokens: int = 0
     unpacked: bool = False
     mxfp4_layers: tuple[str, ...] = ()

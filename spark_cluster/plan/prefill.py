@@ -231,7 +231,11 @@ NATIVE = ("fp8", "fp8-online", "nvfp4")
 
 
 def _per_pair(serving: ServingSetup) -> tuple[float, float]:
-    """Operations for a pair of tokens: with heads above 256, and with smaller ones."""
+    """Operations for a pair of tokens: with heads above 256, and with smaller ones.
+
+    Prefills of MLA pad values to the width of keys, and unpack the keys and values of what is
+    cached again for every chunk of the prompt (`mla_attention.py`).
+    """
     big = small = 0.0
     for part in serving.geometry.attention:
         if part.kind == "full":
@@ -242,7 +246,8 @@ def _per_pair(serving: ServingSetup) -> tuple[float, float]:
                 small += each
     latent = serving.geometry.latent
     if latent:
-        width = latent.nope_dim + latent.rope_dim + latent.value_dim
+        width = 2.0 * (latent.nope_dim + latent.rope_dim)
+        width += latent.rank * (latent.nope_dim + latent.value_dim) / serving.batched_tokens
         small += latent.layers * latent.q_heads * width
     return big, small
 

@@ -22,11 +22,8 @@ from spark_cluster.models.weights import (
     quantization_of,
     weights_of,
 )
-from spark_cluster.plan.kv import (
-    DS_MLA_BYTES,
-    element,
-    state_bytes,
-)
+from spark_cluster.plan.acceptance import AT_ONCE, kind_of
+from spark_cluster.plan.kv import DS_MLA_BYTES, element, state_bytes
 
 BATCHED_TOKENS = 2048
 """vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which
@@ -55,6 +52,8 @@ class ServingSetup:
         batched_tokens: tokens of a prompt that are computed at once.
         sockets: nodes exchange over TCP sockets, not over RDMA.
         own_head: drafts come from the model's own MTP layers, which share its output layer.
+        drafts_at_once: a drafter of its own weights drafts all tokens of a step in one pass, and
+            shares the output layer.
     """
 
     geometry: Geometry
@@ -70,6 +69,7 @@ class ServingSetup:
     batched_tokens: int = BATCHED_TOKENS
     sockets: bool = False
     own_head: bool = False
+    drafts_at_once: bool = False
 
     def __post_init__(self) -> None:
         if self.tp < 1:
@@ -167,6 +167,7 @@ def of_launch(launch: Launch, geometry: Geometry) -> ServingSetup:
         batched_tokens=max(1, int(launch.number("max-num-batched-tokens") or BATCHED_TOKENS)),
         sockets=str(launch.env.get("NCCL_IB_DISABLE", "0")) == "1",
         own_head=launch.drafts_itself,
+        drafts_at_once=kind_of(str(launch.speculative.get("method", ""))) in AT_ONCE,
     )
 
 
@@ -245,7 +246,7 @@ def weights_read(serving: ServingSetup, tokens: float = 1, sharing: float = 1.0)
     for name in (*EVERY_TOKEN, _output(stored)):
         part = _as_served(stored.part(name), serving)
         size = part.whole + (part.bytes - part.whole) / serving.tp
-        if part.format in FP4:
+        if part.format in FP4 and not serving.unpacks(part.format):
             fp4 += size
         else:
             dense += size
@@ -262,12 +263,13 @@ def least_read(serving: ServingSetup) -> float:
 
 
 def draft_read(serving: ServingSetup) -> float:
-    """Bytes that a node reads for one drafted token with the model's own MTP head: its layer, and
-    the output layer. 0 with a drafter of its own weights, which are not known here.
+    """Bytes that a node reads for one pass of drafting: with the model's own MTP head its layer
+    and the output layer; of a drafter of its own weights, which are not known here, the output
+    layer where it shares that.
     """
-    if not serving.own_head:
-        return 0.0
     stored = serving.weights
+    if not serving.own_head:
+        return stored.part(_output(stored)).bytes / serving.tp if serving.drafts_at_once else 0.0
     chosen = stored.experts_share(1) if stored.experts else 0.0
     passed, experts = mtp_layer(serving)
     return (passed + experts * chosen + stored.part(_output(stored)).bytes) / serving.tp

@@ -317,7 +317,8 @@ def drafting_seconds(
     """Return how long a step with drafted tokens is expected to take."""
     one = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
     head = draft_read(serving) / (constants.bandwidth * constants.eta_dense)
-    return step_seconds(serving, one, constants) + drafted * (constants.draft_ms / 1e3 + head)
+    passes = min(drafted, 1) if serving.drafts_at_once else drafted
+    return step_seconds(serving, one, constants) + passes * (constants.draft_ms / 1e3 + head)
 
 
 def request_speed(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from article_commands import BENCHY, RUN_RECIPE
 from cases import cases
+from factories import put
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.commandline import parse, read
+from spark_cluster.importers.files import read_file
 from spark_cluster.importers.vllm_flags import kinds
 
 CASES = cases(__file__, "import_commandline.toml")
@@ -45,6 +48,19 @@ def test_all_the_ways_to_start_it(text: str) -> None:
 @pytest.mark.parametrize(("flags", "expected"), CASES["flags"])
 def test_values(flags: str, expected: dict[str, Any]) -> None:
     assert parse(f"vllm serve org/model {flags}").args == expected
+
+
+def test_a_unit_of_systemd_starts_what_execstart_says(tmp_path: Path) -> None:
+    unit = tmp_path / "vllm.service"
+    start = "ExecStart=/usr/bin/docker run --rm img \\\n  vllm serve org/model -tp 2"
+    rest = "ExecStop=/usr/bin/docker stop m\n[Install]\nWantedBy=default.target\n"
+    put(unit, f"[Unit]\nDescription=a server\n[Service]\nType=simple\n{start}\n{rest}")
+    found = read_file(unit).launch
+    assert (found.model, found.tp) == ("org/model", 2)
+    put(unit, unit.read_text().replace("-tp 2", "'"))
+    with pytest.raises(InvalidFile) as caught:
+        read_file(unit)
+    assert caught.value.where.endswith("vllm.service:6"), "the line of the unit"
 
 
 @pytest.mark.parametrize(("image", "version"), CASES["images"])

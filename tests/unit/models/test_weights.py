@@ -67,6 +67,19 @@ def test_what_builds_leave_as_it_is():
     assert (autoround["recurrent"], autoround["shared"]) == ("gptq-int4", "bf16")
 
 
+@each_row(__file__, "weights.toml", "builds_of_a_maker")
+def test_builds_of_a_maker(shape, maker, kept, gb):
+    """What stays in another format than NVFP4, and the size that the maker or a log says."""
+    build = replace(find(shape), name=f"{maker}/a-build")
+    found = formats(build, "nvfp4")
+    parts = ("attention", "recurrent", "shared", "output")
+    named = {part: found[part] for part in parts if found.get(part, "nvfp4") != "nvfp4"}
+    assert {
+        part: form for part, form in named.items() if part != "output" or form != "bf16"
+    } == kept
+    assert memory_bytes(build, "nvfp4") / 1e9 == pytest.approx(gb, rel=0.06)
+
+
 def test_experts_of_deepseek_v4_have_four_bits_and_the_rest_eight():
     """155 GB on the hub, of 284 billion parameters."""
     found = find("deepseek-ai/DeepSeek-V4-Flash-0731")

@@ -46,6 +46,7 @@ def test_planted_constants_are_found_again():
     own = replace(own, allreduce_us=60)
     every = [replace(s, tp=tp) for s in (DENSE, MOE) for tp in (1, 2)]
     every += [replace(s, quantization="bf16") for s in (DENSE, MOE)]
+    every += [replace(MOE, quantization="awq-int4"), replace(MOE, quantization="awq-int4", tp=2)]
     points = [point for serving in every for point in runs(serving, own)]
     found = calibrate(points)
     assert set(found.fitted) == {"eta_dense", "eta_moe", "eta_kv", "step_ms", "allreduce_us"}

@@ -31,7 +31,8 @@ def test_only_what_is_alike():
     eight = measured(users=8, mxfp4_layers=("moe", "qkv", "o", "lm_head"))
     assert eight.low == pytest.approx(153.5 / 8), "of one user"
     assert measured(users=7) is None
-    assert measured(tp=2) is None, "measured with other layers in MXFP4 only"
+    of_all = ("moe", "qkv", "o", "lm_head")
+    assert measured(tp=2).high < measured(tp=2, mxfp4_layers=of_all).low, "fewer layers in MXFP4"
     assert measured(drafted=3) is None
     assert measured(engine="sglang") is None
     assert measured(context=200_000.0) is None

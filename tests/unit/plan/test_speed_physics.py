@@ -18,7 +18,7 @@ from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe
 from spark_cluster.plan.prefill import prefill, work
 from spark_cluster.plan.room import assumed
 from spark_cluster.plan.serving import ServingSetup, draft_read, of_launch, weights_read
-from spark_cluster.plan.speed import decode, speculative, step
+from spark_cluster.plan.speed import decode, drafting_seconds, speculative, step
 
 QWEN = find("nvidia/Qwen3.6-35B-A3B-NVFP4")
 MINIMAX = find("MiniMaxAI/MiniMax-M2.5")
@@ -109,6 +109,37 @@ def test_builds_in_4_bits_draft_in_16() -> None:
     assert draft_read(plain) - draft_read(build) == pytest.approx(output + fp8)
     faster = speculative(build, 500, 2, method="mtp").request.expected
     assert faster > speculative(build, 500, 2, method="dspark").request.expected
+
+
+def test_some_drafters_draft_all_tokens_of_a_step_in_one_pass() -> None:
+    """And have no output layer of their own; 15 tokens of Laguna took 20 ms more than 6."""
+    drafter = {"model": "z-lab/a-drafter", "num_speculative_tokens": 8}
+    shape = find("Qwen/Qwen3.8-27B")
+    each, once = (
+        of_launch(
+            Launch(shape.name, quantization="fp8", args={"speculative-config": config}), shape
+        )
+        for config in ({**drafter, "method": "eagle3"}, {**drafter, "method": "dflash"})
+    )
+    assert draft_read(each) == 0 < draft_read(once) == once.weights.part("output").bytes
+    pass_s = draft_read(once) / (Constants().bandwidth * Constants().eta_dense)
+    steps = [drafting_seconds(one, 500, 8, 1, Constants()) for one in (each, once)]
+    assert steps[0] - steps[1] == pytest.approx(7 * Constants().draft_ms / 1e3 - pass_s)
+
+
+def test_a_prefill_of_mla_pads_values_and_unpacks_what_is_cached_for_every_chunk() -> None:
+    lite = ServingSetup(find("deepseek-ai/DeepSeek-V2-Lite"), "bf16")
+    width, unpacked = 2 * (128 + 64), 512 * (128 + 128) / 2048
+    assert work(lite, 1000).flash == pytest.approx(27 * 16 * (width + unpacked) * 1000**2)
+    larger = replace(lite, batched_tokens=8192)
+    assert work(larger, 1000).flash < work(lite, 1000).flash
+
+
+def test_4_bits_that_are_unpacked_are_read_like_others() -> None:
+    build = ServingSetup(find("meta-llama/Llama-3.3-70B-Instruct"), "nvfp4")
+    marlin = weights_read(replace(build, unpacked=True))
+    assert (marlin.dense_fp4, weights_read(build).dense_fp4 > 0) == (0, True)
+    assert marlin.total == weights_read(build).total
 
 
 # --- all-reduces of more than two nodes: arithmetic, with a range that says so -------------------
