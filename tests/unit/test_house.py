@@ -26,14 +26,14 @@ BUDGETS = {
     "config": 5_611,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_821,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_068,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
-    "plan": 3_830,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
+    "plan": 3_835,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_762,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
-    "importers": 4_563,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_566,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_858,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_426,
     "bench": 5_761,
     "dashboard": 400,
-    "cli": 8_557,  # hints to paste; screens of 80 columns; lists while a node is off
+    "cli": 8_558,  # hints to paste; screens of 80 columns; lists while a node is off
     "roles, playbooks": 1_945,
     "spark_cluster_lab": 5_500,
     "__main__": 5,
