@@ -24,7 +24,7 @@ from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table
 from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand, Positive
-from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
+from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra, naming
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -334,15 +334,11 @@ def leading_to(address: str) -> Iterator[Path]:
     """
     from tempfile import NamedTemporaryFile
 
-    try:
+    what = f"the file for the browser cannot be written in {Path.home()}"
+    with naming(Failed, what, hint="leave out --open, and open the address that is printed"):
         file = NamedTemporaryFile(  # noqa: SIM115  (closed below)
             "w", dir=Path.home(), prefix="spark-cluster-dashboard-", suffix=".html"
         )
-    except OSError as error:
-        raise Failed(
-            f"the file for the browser cannot be written in {Path.home()}: {error.strerror}",
-            hint="leave out --open, and open the address that is printed",
-        ) from None
     with file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">\n')
         file.flush()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.bench.record import CellKey, Metric, MetricName
 from spark_cluster.engine.vram import MemoryRecord
-from spark_cluster.errors import Failed, UsageError, install_extra
+from spark_cluster.errors import Failed, UsageError, install_extra, naming
 from spark_cluster.node.durable import write_file
 
 if TYPE_CHECKING:
@@ -401,14 +401,9 @@ def write_plot(record: MemoryRecord, path: Path) -> None:
         )
     plot = memory_plot(record)
     data = plot.png if path.suffix.lower() == ".png" else plot.svg.encode()
-    try:
+    hint = "give another file, in a folder that exists"
+    with naming(Failed, "the plot cannot be written", where=str(path), hint=hint):
         write_file(path, data)
-    except OSError as error:
-        raise Failed(
-            f"the plot cannot be written: {error.strerror}",
-            where=str(path),
-            hint="give another file, in a folder that exists",
-        ) from None
 
 
 def memory_plot(record: MemoryRecord) -> Plot:
