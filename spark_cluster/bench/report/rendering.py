@@ -105,12 +105,13 @@ def decode_name(key: CellKey, concurrency: bool = False) -> str:
 
 
 def shape(key: CellKey) -> str:
-    """The whole shape of a load in words of the field."""
+    """The whole shape of a load in words of the field; without an output that is not known."""
     load = f"{key.request_rate:g} req/s" if key.request_rate is not None else f"c={key.concurrency}"
     if key.kind != "load":
         return f"{key.kind.replace('_', ' ')} questions"
     prefill = "ctx " if key.context_prefill else ""
-    return f"{prefill}pp{key.prompt} tg{key.output} d={key.depth} {load}"
+    output = f" tg{key.output}" if key.output else ""
+    return f"{prefill}pp{key.prompt}{output} d={key.depth} {load}"
 
 
 def predicted(metric: MetricName, key: CellKey) -> str:
