@@ -33,7 +33,7 @@ BUDGETS = {
     "doctor": 2_480,
     "bench": 5_745,
     "dashboard": 400,
-    "cli": 8_550,  # hints to paste; screens of 80 columns; lists while a node is off
+    "cli": 8_500,  # hints to paste; screens of 80 columns; lists while a node is off
     "roles, playbooks": 2_050,
     "spark_cluster_lab": 5_500,
     "__main__": 3,
