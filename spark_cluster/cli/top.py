@@ -19,12 +19,13 @@ from spark_cluster.bench.sampling import (
     metrics_url,
     warnings,
 )
-from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, size, writer
+from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, writer
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table
 from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand, Positive
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra, naming
+from spark_cluster.node.output import gigabytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +60,7 @@ def _both(received: float | None, sent: float | None) -> str:
     >>> _both(1.2e9, None)
     '1.2 GB/-'
     """
-    return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))
+    return "/".join(NOT_KNOWN if rate is None else gigabytes(rate) for rate in (received, sent))
 
 
 Figures = tuple[tuple[str, str, Callable[[TelemetryRow], str]], ...]
