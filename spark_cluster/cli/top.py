@@ -283,7 +283,6 @@ def dashboard(
         interval: Seconds between two samples of a node. [default]
         open_it (--open): Open the page in the browser.
     """
-    from spark_cluster.bench.sampling import Sampling, metrics_url
     from spark_cluster.cli.bench_measure import RESULTS
 
     try:

@@ -32,7 +32,7 @@ BUDGETS = {
     "engine": 8_822,  # runtime.py: a limit for a recipe's patterns; readiness_checks.py: prompts
     "doctor": 2_474,
     "bench": 5_735,
-    "dashboard": 400,
+    "dashboard": 340,
     "cli": 8_495,  # hints to paste; screens of 80 columns; lists while a node is off
     "roles, playbooks": 2_050,
     "spark_cluster_lab": 5_500,
