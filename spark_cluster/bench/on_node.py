@@ -105,7 +105,8 @@ def may_go_on(session: Session, folder: str) -> None:
 def _do(session: Session, *argv: str) -> None:
     done = session.run(list(argv))
     if done.status != 0:
-        raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
+        why = done.stderr.strip() or f"status {done.status}"
+        raise Failed(f"{' '.join(argv)}: {why}", where=session.node)
 
 
 @dataclass(frozen=True)
@@ -230,9 +231,7 @@ class Recording:
 
     def _start(self, name: str) -> None:
         session = self._session(name)
-        done = session.run(["mkdir", "-p", self.place])
-        if done.status != 0:
-            raise Failed(done.stderr.strip() or f"mkdir ended with status {done.status}")
+        _do(session, "mkdir", "-p", self.place)
         session.request(
             "telemetry",
             unit=self.unit,

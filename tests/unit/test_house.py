@@ -31,7 +31,7 @@ BUDGETS = {
     "importers": 4_562,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_822,  # runtime.py: a limit for a recipe's patterns; readiness_checks.py: prompts
     "doctor": 2_474,
-    "bench": 5_735,
+    "bench": 5_732,
     "dashboard": 340,
     "cli": 8_495,  # hints to paste; screens of 80 columns; lists while a node is off
     "roles, playbooks": 2_050,
