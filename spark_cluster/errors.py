@@ -6,7 +6,8 @@ Each carries the exit status of the command line (0 fine, 1 failed, 2 usage or i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 
 class SparkClusterError(Exception):
@@ -53,6 +54,24 @@ INSTALL_LAB = (
     "install the lab, in a checkout: pipx inject spark-cluster ./packages/spark-cluster-lab"
 )
 """What to do where the distribution spark-cluster-lab, the extra `lab`, is missing."""
+
+
+@contextlib.contextmanager
+def naming(
+    error: type[SparkClusterError], what: str, *, where: str = "", hint: str = ""
+) -> Iterator[None]:
+    """Have an OSError of the block end it as an error that says `WHAT: the system's reason`.
+
+    Args:
+        what: could not be done, such as `the plot cannot be written`.
+
+    Raises:
+        SparkClusterError: of the kind `error`.
+    """
+    try:
+        yield
+    except OSError as found:
+        raise error(f"{what}: {found.strerror or found}", where=where, hint=hint) from None
 
 
 class Failed(SparkClusterError):

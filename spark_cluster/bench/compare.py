@@ -375,21 +375,12 @@ def _unlike(a: Mapping[str, Any], b: Mapping[str, Any], names: Mapping[str, str]
     Args:
         names: name of a value to its name in words.
     """
-    return [
-        f"{text}: {_shown(a[name])} in A, {_shown(b[name])} in B"
-        for name, text in names.items()
-        if a[name] != b[name]
-    ]
+    differ = ((text, a[name], b[name]) for name, text in names.items() if a[name] != b[name])
+    return [line for text, ours, theirs in differ for line in change(text, [ours], [theirs])]
 
 
 def _unlike_setups(a: Setup, b: Setup) -> list[str]:
     return _unlike(vars(a), vars(b), SETUP_FIELDS)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value) if value not in ("", None) else "not known"
 
 
 def _partners(ours: list[_Measured], theirs: list[_Measured]) -> dict[str, str]:
@@ -490,6 +481,8 @@ def change(
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if isinstance(value, dict):
         return " ".join(f"{name}={value[name]}" for name in sorted(value))
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

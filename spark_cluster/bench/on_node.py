@@ -105,7 +105,8 @@ def may_go_on(session: Session, folder: str) -> None:
 def _do(session: Session, *argv: str) -> None:
     done = session.run(list(argv))
     if done.status != 0:
-        raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
+        why = done.stderr.strip() or f"status {done.status}"
+        raise Failed(f"{' '.join(argv)}: {why}", where=session.node)
 
 
 @dataclass(frozen=True)

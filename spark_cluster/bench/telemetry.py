@@ -22,6 +22,7 @@ from spark_cluster.config.facts import BUSY_PERCENT, SLOW_MHZ
 from spark_cluster.config.schema import Document, Hidden
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.models.naming import table
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.replies import at
 from spark_cluster.node.telemetry import FORMAT
 
@@ -563,11 +564,11 @@ def _roce(found: Sequence[Stretch]) -> Iterable[str]:
     if by_rdma is None:
         yield "RoCE is not proven: the nodes have no RDMA port counters"
     elif by_rdma + by_tcp < LINK_BYTES:
-        yield f"RoCE is not proven: only {size(by_rdma + by_tcp)} went over the link"
+        yield f"RoCE is not proven: only {gigabytes(by_rdma + by_tcp)} went over the link"
     elif by_rdma < RDMA_SHARE * (by_rdma + by_tcp):
         yield (
-            f"RoCE is not proven: {size(by_rdma)} went over the HCAs by RDMA, "
-            f"{size(by_tcp)} over their interfaces by TCP/IP"
+            f"RoCE is not proven: {gigabytes(by_rdma)} went over the HCAs by RDMA, "
+            f"{gigabytes(by_tcp)} over their interfaces by TCP/IP"
         )
     errors = sum(row.rdma_errors or 0 for row, _ in rows)
     if errors:
@@ -578,16 +579,3 @@ def _bytes(rows: Sequence[tuple[TelemetryRow, float]], *names: str) -> float | N
     """Return the bytes that these rates amount to; None when none of them is known."""
     moved = [(getattr(row, name), seconds) for row, seconds in rows for name in names]
     return _total(None if rate is None else rate * seconds for rate, seconds in moved)
-
-
-def size(count: float) -> str:
-    """Bytes as people read them.
-
-    >>> size(1234567890)
-    '1.2 GB'
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"

@@ -24,7 +24,6 @@ from spark_cluster.bench.record import (
     load_record,
 )
 from spark_cluster.bench.references import (
-    ANY_OUTPUT,
     PlanComparison,
     PublishedComparison,
     against_published,
@@ -33,7 +32,7 @@ from spark_cluster.bench.references import (
 )
 from spark_cluster.bench.report import Report, write_report
 from spark_cluster.bench.report.rendering import Table as Figures
-from spark_cluster.bench.report.rendering import number
+from spark_cluster.bench.report.rendering import number, shape
 from spark_cluster.bench.report.results import Results
 from spark_cluster.bench.report.tables import declared, mean, tables_of
 from spark_cluster.bench.suite import Suite, load_suite
@@ -63,24 +62,6 @@ METRICS: dict[MetricName, dict[str, str]] = table("metrics", "bench")["metrics"]
 for those that a run's figures show."""
 
 
-def load_text(key: CellKey) -> str:
-    """Return a load in words, such as `2048 in, 128 out, 4096 in context, 4 at once`."""
-    if key.kind != "load":
-        return key.kind.replace("_", " ") + "s"
-    parts = [f"{key.prompt} in"]
-    if key.output != ANY_OUTPUT:
-        parts.append(f"{key.output} out")
-    if key.depth:
-        parts.append(f"{key.depth} in context")
-    if key.request_rate is not None:
-        parts.append(f"{key.request_rate:g} requests/s")
-    elif key.concurrency > 1:
-        parts.append(f"{key.concurrency} at once")
-    if key.context_prefill:
-        parts.append("prefill of the context")
-    return ", ".join(parts)
-
-
 def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
     """Return an empty table: text on the left of its columns, figures on the right.
 
@@ -104,7 +85,7 @@ def table_by_load(name: str, rows: Iterable[tuple[CellKey, str, MetricName, Any]
     table = figures_table("", *found.columns)
     lines = zip(known, found.rows, range(len(known)), strict=True)
     for (key, about), group in groupby(lines, lambda line: line[0][:2]):
-        table.add_row(painted(load_text(key), "bold"))
+        table.add_row(painted(shape(key), "bold"))
         table.add_row(painted(f"  {about}", "dim"))
         for (_, _, metric, _), (*figures, last), index in group:
             verdict = painted(last, COLOURS.get(found.marked.get(index, ""), "dim"))
@@ -187,7 +168,7 @@ def _figures_table(cells: Sequence[CellResult]) -> Figures:
         and any(name in cell.metrics for cell in cells)
         and (name != "tg_tps_request" or several)
     ][:MOST]
-    rows = ((load_text(cell.key), *(mean(cell, name) for name in names)) for cell in cells)
+    rows = ((shape(cell.key), *(mean(cell, name) for name in names)) for cell in cells)
     return Figures("", ("", *(METRICS[name]["short"] for name in names)), tuple(rows))
 
 
@@ -200,7 +181,7 @@ def _percentiles_table(cells: Sequence[CellResult]) -> Figures:
         found = {name: metric for name, metric in times.items() if metric and metric.percentiles}
         if found:
             marked[len(rows)] = "load"
-            rows.append((load_text(cell.key), *[""] * (1 + len(SHOWN_PERCENTILES))))
+            rows.append((shape(cell.key), *[""] * (1 + len(SHOWN_PERCENTILES))))
         for name, metric in found.items():
             known = (metric.percentiles.get(p) for p in SHOWN_PERCENTILES)
             figures = ("" if value is None else number(value) for value in known)

@@ -28,6 +28,7 @@ from spark_cluster.engine.cache_parts import CachePart, copy_caches
 from spark_cluster.engine.deployment import root_on
 from spark_cluster.engine.tuning import SIZES, Tuning
 from spark_cluster.errors import UsageError, worst
+from spark_cluster.node.output import gigabytes
 from spark_cluster.runner.play import Play
 
 DEFAULT_H = 24.0
@@ -125,7 +126,7 @@ def table(found: Iterable[CachePart]) -> Table:
     )
     for part in found:
         more = "" if part.whole else "+"
-        cells = (part.node, part.kind, _name(part), f"{_size(part.bytes)}{more}", _idle(part))
+        cells = (part.node, part.kind, _name(part), f"{gigabytes(part.bytes)}{more}", _idle(part))
         result.add_row(*cells, ", ".join(part.recipes), part.kept)
     return result
 
@@ -139,18 +140,12 @@ def _idle(part: CachePart) -> str:
     return f"{part.idle_days:.0f} d" if part.idle_days >= 1 else "today"
 
 
-def _size(size: int) -> str:
-    if size >= 2**30:
-        return f"{size / 2**30:.1f} GiB"
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
-
-
 def _show_parts(app: App, found: Sequence[CachePart]) -> None:
     app.console.print(table(found))
     sums: dict[str, int] = {}
     for part in found:
         sums[part.kind] = sums.get(part.kind, 0) + part.bytes
-    listed = ", ".join(f"{kind} {_size(size)}" for kind, size in sorted(sums.items()))
+    listed = ", ".join(f"{kind} {gigabytes(size)}" for kind, size in sorted(sums.items()))
     app.console.print(f"by kind: {listed}" if listed else "the caches are empty")
 
 
@@ -160,7 +155,7 @@ def _show_pruned(app: App, chosen: Sequence[CachePart], total: int, *, act: bool
         return
     app.console.print(table(chosen))
     verb = "removed" if act else "would be removed; --apply removes it"
-    app.console.print(f"{_size(total)} {verb}")
+    app.console.print(f"{gigabytes(total)} {verb}")
 
 
 # -- `tune`: the engine's own tuner for the kernels of a recipe, on this GPU -----------------------

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import click
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
     from spark_cluster.cli.results import Recap, Tally
     from spark_cluster.cli.terminal import Console
 
-WITHIN_S = 0.15
-"""Seconds after which a title is shown, also when nothing has been sent to any node yet."""
-
-_TITLES = (RunStarted, StageStarted, Connected)
-
 VERDICTS = {
     "ok": ("ok", "green"),
     "change": ("changed", "yellow"),
@@ -56,9 +52,8 @@ VERDICTS = {
 class Display:
     """A sink that draws; on a terminal the last lines are alive, elsewhere it only adds lines.
 
-    Importing rich takes as long as a short play. So it begins to draw in the background, with the
-    first event that tells of work or a moment after a title, and shows then what it missed; it does
-    not begin where there is nothing to show.
+    Importing rich takes as long as a short play. So it begins to draw with the first thing that
+    there is to show, while the connections are on their way; where there is none, it does not.
 
     Args:
         make: imports and makes the console to draw on (standard error when standard output carries
@@ -67,8 +62,6 @@ class Display:
         titled: begin with the command and the run's id.
         to_paste: makes the commands of a hint name the nodes that the run is about.
     """
-
-    console: Console
 
     def __init__(
         self,
@@ -88,14 +81,23 @@ class Display:
         self._stages = 0
         self._noted: set[tuple[str, str]] = set()
         self._alike: dict[str, list[Result]] = {}
-        seen = {RunFinished: False, Connected: verbose, RunStarted: titled}
-        self._unseen = tuple(kind for kind, is_seen in seen.items() if not is_seen)
         self._lock = threading.Lock()
-        self._held: list[Event] | None = []
+        self._held: list[Event] | None = None
         self._live: Live | None = None
-        self._now = threading.Event()
-        self._drawer: threading.Thread | None = None
-        self._error: Exception | None = None
+
+    @cached_property
+    def console(self) -> Console:
+        """What is drawn on, made when it is first needed; a terminal's last lines live from then
+        on."""
+        made = self._make()
+        if made.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(
+                console=made, transient=True, refresh_per_second=8, get_renderable=self._draw
+            )
+            self._live.start()
+        return made
 
     def take(self, event: Event) -> None:
         with self._lock:
@@ -103,77 +105,30 @@ class Display:
                 self._show(event)
             else:
                 self._held.append(event)
-        if not isinstance(event, self._unseen):
-            self._begin()
-        if not isinstance(event, _TITLES):
-            self._now.set()
-        if isinstance(event, RunFinished):  # a command prints its result next
-            self.settle()
-
-    def settle(self) -> None:
-        """Wait until all that was told is shown.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        if self._drawer is not None:
-            self._now.set()
-            self._drawer.join()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Show all that was told, and hold events back while a person is asked."""
-        self._begin()
-        self.settle()
+        """Hold events back while a person is asked."""
         with self._lock:
             self._show_alike("")
+            _ = self.console
             self._held = []
         if self._live is not None:
             self._live.stop()
         try:
             yield
         finally:
-            self._go_on()
+            if self._live is not None:
+                self._live.start()
+            with self._lock:
+                held, self._held = self._held or [], None
+                for event in held:
+                    self._show(event)
 
     def confirm(self, question: str) -> bool:
         """Ask on the terminal; Enter is a no."""
         with self.quiet():
             return click.confirm(visible(question))
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._drawer is None:
-                self._drawer = threading.Thread(target=self._draw_first, daemon=True)
-                self._drawer.start()
-
-    def _draw_first(self) -> None:
-        self._now.wait(WITHIN_S)
-        try:
-            self.console = self._make()
-            if self.console.is_terminal:
-                from rich.live import Live
-
-                self._live = Live(
-                    console=self.console,
-                    transient=True,
-                    refresh_per_second=8,
-                    get_renderable=self._draw,
-                )
-            self._go_on()
-        except Exception as error:  # noqa: BLE001  (handed to who waits)
-            self._error = error
-
-    def _go_on(self) -> None:
-        """Show what was held back, and each event from now on."""
-        if self._live is not None:
-            self._live.start()
-        with self._lock:
-            held, self._held = self._held or [], None
-            for event in held:
-                self._show(event)
 
     def _show(self, event: Event) -> None:
         """Call the method of the event's name: `_run_started` for RunStarted."""
@@ -185,7 +140,6 @@ class Display:
             handler(event)
 
     def close(self) -> None:
-        self.settle()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -215,15 +169,20 @@ class Display:
             self._line(event.node, styled("connected  [dim]{:.2f} s[/]", event.seconds))
 
     def _applying(self, event: Applying) -> None:
-        self._doing[event.node] = (f"{event.role}: {event.resources} resources", time.monotonic())
+        self._do(event.node, f"{event.role}: {event.resources} resources", time.monotonic())
 
     def _changing(self, event: Changing) -> None:
-        self._doing[event.node] = (event.resource, time.monotonic())
+        self._do(event.node, event.resource, time.monotonic())
 
     def _progress(self, event: Progress) -> None:
-        now = self._doing.get(event.node, ("", time.monotonic()))[1]
+        since = self._doing.get(event.node, ("", time.monotonic()))[1]
         text = f"{event.resource}: {event.text}" if event.resource else event.text
-        self._doing[event.node] = (text, now)
+        self._do(event.node, text, since)
+
+    def _do(self, node: str, text: str, since: float) -> None:
+        """Have the live lines say what a node is at."""
+        self._doing[node] = (text, since)
+        _ = self.console
 
     def _result(self, event: Result) -> None:
         self._doing.pop(event.node, None)

@@ -19,7 +19,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.yamlfile import shown
-from spark_cluster.errors import Failed, UsageError
+from spark_cluster.errors import Failed, UsageError, naming
 from spark_cluster.issues.log_reading import Reader, of_file
 from spark_cluster.issues.startup import ACCOUNT_ANCHORS, MemoryAccount, account_in
 from spark_cluster.models.lookup import Hub, find
@@ -222,12 +222,11 @@ def calibration(
     logs = [path for path in results if path.name.endswith(ENDINGS)]
     links = [path for path in results if path not in logs and is_fabric(path)]
     runs = [path for path in results if path not in (*logs, *links)]
-    for path in runs:
-        if path.is_dir():
-            raise UsageError(
-                f"{path} is a folder without a fabric.json",
-                hint="of a benchmark run give the load generator's results: RUN/raw/*/raw/*.json",
-            )
+    for path in filter(Path.is_dir, runs):
+        raise UsageError(
+            f"{path} is a folder without a fabric.json",
+            hint="of a benchmark run give the load generator's results: RUN/raw/*/raw/*.json",
+        )
     measured, unused = measured_link(links)
     points, left_out = _points(app, runs, given)
     accounts, silent = memory_accounts(logs)
@@ -239,19 +238,13 @@ def calibration(
     found = with_runtime(fit, accounts)
     path = output or app.project.folder / CALIBRATION
     document = {**found.to_dict(), "files": [result.name for result in results]}
-    _write(path, document)
+    with naming(Failed, "cannot write", where=shown(path)):
+        write_file(path, f"{json.dumps(document, indent=2)}\n".encode(), 0o644)
     if app.as_json:
         app.print_json({**document, "file": str(path), "left_out": left_out})
     else:
         show_fit(app, found, left_out)
         app.console.print(f"written to {shown(path)}")
-
-
-def _write(path: Path, document: Mapping[str, object]) -> None:
-    try:
-        write_file(path, f"{json.dumps(document, indent=2)}\n".encode(), 0o644)
-    except OSError as error:
-        raise Failed(f"cannot write: {error.strerror}", where=shown(path)) from None
 
 
 def _points(

@@ -31,6 +31,7 @@ from spark_cluster.cli.served import show_stopped, vram_table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
+from spark_cluster.node.output import elapsed
 
 if TYPE_CHECKING:
     from spark_cluster.cli.serving import RayUpResult
@@ -311,7 +312,4 @@ def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
 def _times(started: float, ended: float) -> tuple[str, str]:
     """Return the local time at which a job started, and how long it took until it ended."""
     at = time.strftime("%d %b %H:%M", time.localtime(started))
-    seconds = max(0, round(ended - started))
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return at, f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    return at, elapsed(ended - started)

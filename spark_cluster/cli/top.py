@@ -19,12 +19,13 @@ from spark_cluster.bench.sampling import (
     metrics_url,
     warnings,
 )
-from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, size, writer
+from spark_cluster.bench.telemetry import JsonLinesWriter, TelemetryRow, writer
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table
 from spark_cluster.cli.display import show_error
 from spark_cluster.cli.options import DeclaredCommand, Positive
-from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
+from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra, naming
+from spark_cluster.node.output import gigabytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +60,7 @@ def _both(received: float | None, sent: float | None) -> str:
     >>> _both(1.2e9, None)
     '1.2 GB/-'
     """
-    return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))
+    return "/".join(NOT_KNOWN if rate is None else gigabytes(rate) for rate in (received, sent))
 
 
 Figures = tuple[tuple[str, str, Callable[[TelemetryRow], str]], ...]
@@ -282,7 +283,6 @@ def dashboard(
         interval: Seconds between two samples of a node. [default]
         open_it (--open): Open the page in the browser.
     """
-    from spark_cluster.bench.sampling import Sampling, metrics_url
     from spark_cluster.cli.bench_measure import RESULTS
 
     try:
@@ -334,15 +334,11 @@ def leading_to(address: str) -> Iterator[Path]:
     """
     from tempfile import NamedTemporaryFile
 
-    try:
+    what = f"the file for the browser cannot be written in {Path.home()}"
+    with naming(Failed, what, hint="leave out --open, and open the address that is printed"):
         file = NamedTemporaryFile(  # noqa: SIM115  (closed below)
             "w", dir=Path.home(), prefix="spark-cluster-dashboard-", suffix=".html"
         )
-    except OSError as error:
-        raise Failed(
-            f"the file for the browser cannot be written in {Path.home()}: {error.strerror}",
-            hint="leave out --open, and open the address that is printed",
-        ) from None
     with file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">\n')
         file.flush()

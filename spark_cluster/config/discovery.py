@@ -36,7 +36,7 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.schema import is_ip
 from spark_cluster.config.topology import render
 from spark_cluster.config.yamlfile import Sourced, load, parse
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, UsageError, naming
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.replies import decoded, objects_of
 
@@ -87,16 +87,12 @@ def browse(seconds: float, interface: str | None = None) -> list[Announced]:
     from zeroconf import Error, InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
 
     names: set[str] = set()
-    try:
+    what = "the local network cannot be searched for Sparks"
+    with naming(UsageError, what, hint="name them: --nodes ADDRESS[,ADDRESS]"):
         asked = Zeroconf(
             interfaces=[interface] if interface else InterfaceChoice.Default,
             ip_version=IPVersion.V4Only,
         )
-    except OSError as error:
-        raise UsageError(
-            f"the local network cannot be searched for Sparks: {error.strerror or error}",
-            hint="name them: --nodes ADDRESS[,ADDRESS]",
-        ) from None
     with contextlib.closing(asked):
         browser = ServiceBrowser(asked, SERVICE, handlers=[lambda **of: names.add(of["name"])])
         until = time.monotonic() + seconds
@@ -488,12 +484,11 @@ def write(path: Path, answers: Answers, project: Project) -> Inventory:
     text = _text(answers)
     try:
         inventory = checked(parse(text, path, "inventory"))
-        write_file(path, text.encode(), 0o644)
     except InvalidFile as error:
         # The lines are those of a file that is not written: name the fields only.
         raise UsageError("these nodes cannot be used:\n  " + _without_lines(error)) from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    with naming(UsageError, f"{path} cannot be written"):
+        write_file(path, text.encode(), 0o644)
     return inventory
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, naming
 from spark_cluster.node import paths
 
 CACHES = {
@@ -45,8 +44,7 @@ def base_folder(variable: str, usual: str) -> Path:
     return given if given.is_absolute() else Path(usual).expanduser()
 
 
-@contextlib.contextmanager
-def keeping(what: str, path: Path) -> Iterator[None]:
+def keeping(what: str, path: Path) -> AbstractContextManager[None]:
     """Name a file of the state folder that cannot be written during the block.
 
     Args:
@@ -55,8 +53,5 @@ def keeping(what: str, path: Path) -> Iterator[None]:
     Raises:
         Failed: it cannot be written.
     """
-    try:
-        yield
-    except OSError as error:
-        hint = "XDG_STATE_HOME names another folder for it"
-        raise Failed(f"{what}: {error.strerror}", where=str(path), hint=hint) from None
+    hint = "XDG_STATE_HOME names another folder for it"
+    return naming(Failed, what, where=str(path), hint=hint)

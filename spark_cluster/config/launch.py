@@ -7,7 +7,6 @@ A recipe becomes a `Launch` (`of_recipe`), and so does a command line that someo
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -318,26 +317,21 @@ Overrides = Mapping[str, EngineValue | None]
 
 
 def options_text(overrides: Overrides) -> str:
-    """Return them as options of a command line, which are also the label of what runs."""
-    return " ".join(_option(flag, value_text(value)) for flag, value in sorted(overrides.items()))
-
-
-_OPTIONS = re.compile(
-    r"(?:^| )(-o(?= [a-z0-9][a-z0-9-]*=)|--image(?= )|-e(?= ))"
-    r"""(?:(?<=-e) (?:'[^']*'|"[^"]*"|[^\s'"])*)?|(?<!\\)"(?:\\.|[^"\\])*\""""
-)
-"""An option of a label (`-e` with its word), or a text of JSON, in which there is none. A text does
-not begin after a backslash: otherwise a label of many would be searched to its end for each."""
+    """Return them as options of a command line, as a shell takes them, which are also the label of
+    what runs."""
+    found = (_option(flag, value_text(value)) for flag, value in sorted(overrides.items()))
+    return shlex.join(word for words in found for word in words)
 
 
 def changes_of(label: str) -> Changes:
     """Return the KEY=VALUE texts of a label, as `options_text` makes it.
 
-    >>> changes_of('-o compilation-config={"level": 3} --image vllm:2')
-    ('compilation-config={"level": 3}', 'image.ref=vllm:2')
+    >>> changes_of("-o seed=1 -e 'A=b c' --image vllm:2")
+    ('seed=1', 'env.A=b c', 'image.ref=vllm:2')
     """
-    names = {"-o": "", "-e": ENV, "--image": f"{IMAGE}="}
-    return tuple(names[option] + "".join(words) for option, words in _options_in(label)[1])
+    names, words = {"-o": "", "-e": ENV, "--image": f"{IMAGE}="}, _words(label)
+    pairs = zip(words[::2], words[1::2], strict=False)
+    return tuple(names[option] + value for option, value in pairs if option in names)
 
 
 def quoted_options(label: str) -> str:
@@ -346,32 +340,22 @@ def quoted_options(label: str) -> str:
     Args:
         label: as `options_text` makes it; a container's can say anything.
     """
-    first, options = _options_in(label)
-    return shlex.join([*filter(None, [first]), *(w for o, words in options for w in (o, *words))])
+    return shlex.join(_words(label))
 
 
-def _options_in(label: str) -> tuple[str, list[tuple[str, list[str]]]]:
-    """What is before the first option of a label, and each option with its words."""
-    found = [one for one in _OPTIONS.finditer(label) if one[1]]
-    ends = [*(one.start() for one in found), len(label)]
-    pairs = zip(found, ends[1:], strict=True)
-    options = [(one[1], label[one.end(1) + 1 : end]) for one, end in pairs]
-    return label[: ends[0]], [(o, _unquoted(v) if o == "-e" else [v]) for o, v in options]
-
-
-def _unquoted(value: str) -> list[str]:
+def _words(label: str) -> list[str]:
     try:
-        return shlex.split(value)
+        return shlex.split(label)
     except ValueError:
-        return [value]
+        return [label]
 
 
-def _option(flag: str, value: str) -> str:
+def _option(flag: str, value: str) -> tuple[str, str]:
     if flag == IMAGE:
-        return f"--image {value}"
+        return "--image", value
     if flag.startswith(ENV):
-        return f"-e {shlex.quote(f'{flag.removeprefix(ENV)}={value}')}"
-    return f"-o {flag}={value}"
+        return "-e", f"{flag.removeprefix(ENV)}={value}"
+    return "-o", f"{flag}={value}"
 
 
 def value_text(value: EngineValue | None) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.image_build import build_settings
+from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe, is_for_models, is_in, overlap, why_not_writable
 from spark_cluster.config.recipe_schema import Patch, ReadinessCheck, must_be_served
 from spark_cluster.config.yamlfile import shown
@@ -27,27 +28,22 @@ REPLICAS_INSTEAD = (
 )
 
 
-def why_not_data_parallel(
-    data_parallel: int, *, engine: str, executor: str | None, tp: int, stages: int
-) -> str:
-    """Return why so many data-parallel ranks cannot be started here; empty when they can.
+def why_not_data_parallel(launch: Launch) -> str:
+    """Return why the data-parallel ranks of a launch cannot be started here; empty when they can.
 
-    Args:
-        executor: None where it is not known.
-        tp: tensor-parallel size.
-        stages: of layers.
+    An executor that is not known is no reason.
     """
-    if data_parallel == 1:
+    if launch.dp == 1:
         return ""
-    if engine != "vllm":
+    if launch.engine != "vllm":
         why = "only vLLM's data parallel mode is started here"
-    elif executor not in (None, "ray"):
-        why = f"Ray joins its ranks, and the executor is {executor}"
-    elif tp * stages > 1:
-        why = f"each rank is on one node here, and the recipe shares the model over {tp * stages}"
+    elif launch.executor not in (None, "ray"):
+        why = f"Ray joins its ranks, and the executor is {launch.executor}"
+    elif (shared := launch.tp * launch.pp) > 1:
+        why = f"each rank is on one node here, and the recipe shares the model over {shared}"
     else:
         return ""
-    return f"data_parallel: {data_parallel}: {why}"
+    return f"data_parallel: {launch.dp}: {why}"
 
 
 def must_be_servable(recipe: Recipe, tp: int, rungs: Collection[ReadinessCheck]) -> None:
@@ -68,14 +64,7 @@ def must_be_servable(recipe: Recipe, tp: int, rungs: Collection[ReadinessCheck])
 
 def _must_start(recipe: Recipe, tp: int) -> None:
     """Raise Refused for data-parallel ranks that cannot be joined here."""
-    why = why_not_data_parallel(
-        recipe.data_parallel,
-        engine=recipe.engine,
-        executor=recipe.executor,
-        tp=tp,
-        stages=recipe.pipeline_parallel,
-    )
-    if why:
+    if why := why_not_data_parallel(of_recipe(recipe, tp)):
         raise Refused(f"recipe {recipe.name}: {why}", hint=REPLICAS_INSTEAD)
 
 

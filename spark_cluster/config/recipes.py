@@ -25,7 +25,7 @@ from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.registries import is_of_registry
 from spark_cluster.config.schema import validate
 from spark_cluster.config.yamlfile import Problem, load
-from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.errors import SparkClusterError, UsageError, naming
 
 OF_SHIPPED = Allowances(build=True, build_network=True)
 """What recipes that come with the program need no permission for: its roles run as root, too."""
@@ -216,7 +216,7 @@ def write_recipe(
         UsageError: it cannot be written.
         InvalidFile: it is wrong.
     """
-    try:
+    with naming(UsageError, f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".recipe-", dir=path.parent) as folder:
             staged = Path(folder) / path.name
@@ -232,8 +232,6 @@ def write_recipe(
                 (staged.parent / top).replace(path.parent / top)
             staged.chmod(0o644)
             staged.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def folders_of(files: Iterable[str]) -> set[str]:

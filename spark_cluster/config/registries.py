@@ -20,7 +20,7 @@ from spark_cluster.config import extension
 from spark_cluster.config.folders import base_folder
 from spark_cluster.config.schema import Schema, Word, matching, validate
 from spark_cluster.config.yamlfile import did_you_mean, load, shown
-from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.errors import InvalidFile, Refused, UsageError, naming
 from spark_cluster.node.durable import write_file
 
 GIT_SCHEMES = ("https", "ssh", "file")
@@ -239,10 +239,8 @@ def pin(registry: Registry, revision: str, folder: Path) -> None:
     """
     taken = {**pins(folder), _address(registry): revision}
     text = json.dumps({"taken": dict(sorted(taken.items()))}, indent=2)
-    try:
+    with naming(UsageError, f"{folder / LOCK} cannot be written"):
         write_file(folder / LOCK, f"{text}\n".encode(), 0o644)
-    except OSError as error:
-        raise UsageError(f"{folder / LOCK} cannot be written: {error.strerror}") from None
 
 
 def pinned_revision(registry: Registry, folder: Path) -> str | None:

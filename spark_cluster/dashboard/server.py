@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,13 +36,14 @@ from starlette.responses import (
     PlainTextResponse,
     Response,
 )
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from spark_cluster.bench.record import PAGE, RECORD, REPORT, load_record
 from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.errors import Failed, SparkClusterError, naming
 
 KEPT_S = 1800
 """Seconds of samples that a page begins with."""
@@ -78,16 +78,9 @@ HEADERS = {
 }
 """Of every answer that does not say otherwise."""
 
-ASSETS = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    **{
-        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-        for name in ("dashboard", "answers", "elements")
-    },
-}
-"""Path to file and type."""
+ASSETS = Path(__file__).with_name("assets")
+PUBLIC = frozenset({"/", *(f"/{asset.name}" for asset in ASSETS.iterdir())})
+"""Paths that need no token: files of this package, which say nothing of the nodes."""
 
 REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
@@ -340,16 +333,12 @@ class TokenGuard(BaseHTTPMiddleware):
     Args:
         token: the secret part of the address.
         hosts: values of `Host` that mean this server.
-        public: paths that need no token: files of this package, which say nothing of the nodes.
     """
 
-    def __init__(
-        self, app: ASGIApp, token: str, hosts: frozenset[str], public: frozenset[str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
         super().__init__(app)
         self._token = token
         self._hosts = hosts
-        self._public = public
 
     async def dispatch(
         self, request: Request, call_next: Callable[[Request], Awaitable[Response]]
@@ -365,7 +354,7 @@ class TokenGuard(BaseHTTPMiddleware):
             return _said(HTTPStatus.MISDIRECTED_REQUEST, "this is not the address of this server")
         if request.method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "the dashboard only shows")
-        if request.url.path in self._public or self._is_known(request):
+        if request.url.path in PUBLIC or self._is_known(request):
             return None
         return _said(
             HTTPStatus.FORBIDDEN,
@@ -399,6 +388,10 @@ class SitePages:
     questions: CommandQuestions
     runs: BenchRuns
     token: str
+
+    def first(self, _request: Request) -> Response:
+        """Return the page that is opened, which asks for all else."""
+        return FileResponse(ASSETS / "page.html")
 
     def samples(self, request: Request) -> Response:
         """Return the samples after one."""
@@ -453,24 +446,16 @@ def make_site(
     pages = SitePages(feed, questions, runs, token)
     return Starlette(
         routes=[
-            *(Route(path, _asset(*named), methods=["GET"]) for path, named in ASSETS.items()),
             Route("/samples/{after:int}", pages.samples, methods=["GET"]),
             Route("/ask/{name}", pages.ask, methods=["GET"]),
             Route("/runs", pages.listed, methods=["GET"]),
             Route("/reports/{name}", pages.report, methods=["GET"]),
+            Route("/", pages.first, methods=["GET"]),
+            Mount("/", StaticFiles(directory=ASSETS)),
         ],
-        middleware=[Middleware(TokenGuard, token=token, hosts=hosts, public=frozenset(ASSETS))],
+        middleware=[Middleware(TokenGuard, token=token, hosts=hosts)],
         lifespan=pages.until_end,
     )
-
-
-def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    content = (files("spark_cluster.dashboard") / "assets" / name).read_bytes()
-
-    async def answer(_request: Request) -> Response:
-        return Response(content, media_type=kind)
-
-    return answer
 
 
 def listen(port: int) -> socket.socket:
@@ -482,18 +467,10 @@ def listen(port: int) -> socket.socket:
     Raises:
         Failed: the port is taken.
     """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((LOOPBACK, port))
-        listener.listen(64)  # the address is printed before the server has begun to answer
-    except OSError as error:
-        listener.close()
-        raise Failed(
-            f"port {port} of this machine cannot be used: {error.strerror}",
-            hint="take another one with --port, or leave it out for one that is free",
-        ) from None
-    return listener
+    hint = "take another one with --port, or leave it out for one that is free"
+    with naming(Failed, f"port {port} of this machine cannot be used", hint=hint):
+        # It listens at once: the address is printed before the server has begun to answer.
+        return socket.create_server((LOOPBACK, port), backlog=64)
 
 
 def serve(

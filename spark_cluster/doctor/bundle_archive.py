@@ -18,7 +18,7 @@ from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, naming
 from spark_cluster.node import containers, durable
 from spark_cluster.node.output import shortened
 from spark_cluster.node.replies import at, decoded
@@ -112,12 +112,8 @@ class BundleArchive:
                 info = tarfile.TarInfo(f"{self.folder}/{name}")
                 info.size, info.mode, info.mtime = len(data), 0o600, int(time.time())
                 archive.addfile(info, io.BytesIO(data))
-        try:
+        with naming(Failed, "the archive cannot be written", where=str(path)):
             durable.write_file(path, out.getvalue())
-        except OSError as error:
-            raise Failed(
-                f"the archive cannot be written: {error.strerror}", where=str(path)
-            ) from None
 
 
 def must_be_new(path: Path) -> None:

@@ -23,7 +23,7 @@ from spark_cluster.config.schema import Document, Hidden, printed
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.memory_phases import PHASES, MemoryPhases
 from spark_cluster.engine.names import TITLE
-from spark_cluster.errors import Failed, SparkClusterError, UsageError
+from spark_cluster.errors import Failed, SparkClusterError, UsageError, naming
 from spark_cluster.node import replies
 from spark_cluster.node.values import looks
 from spark_cluster.runner.events import Bus, Event, MemoryHeld, MemoryPlanned, RunStarted
@@ -456,10 +456,8 @@ def read(path: Path) -> MemoryRecord:
     Raises:
         Failed: it cannot be read.
     """
-    try:
+    with naming(Failed, "the run record cannot be read", where=str(path)):
         text = path.read_text(errors="replace")
-    except OSError as error:
-        raise Failed(f"the run record cannot be read: {error.strerror}", where=str(path)) from None
     found = [event for line in text.splitlines() if (event := _event(line)) is not None]
     begun = [event.command for event in found if isinstance(event, RunStarted)]
     readings = [e for e in found if isinstance(e, MemoryHeld) and e.phase in PHASES]

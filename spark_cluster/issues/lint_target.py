@@ -20,7 +20,7 @@ from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.yamlfile import load, shown
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, UsageError, naming
 from spark_cluster.importers import commandline
 from spark_cluster.issues.entries import Edit, KnownIssueMatch, ordered
 from spark_cluster.issues.rules import lint
@@ -492,15 +492,13 @@ def write(path: Path, text: str) -> None:
     Raises:
         InvalidFile: it cannot be written.
     """
-    try:
+    with naming(InvalidFile, "cannot be written", where=shown(path)):
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
         os.umask(mask := os.umask(0o077))
         mode = path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~mask
         write_file(path, text.encode(), mode)
-    except OSError as error:
-        raise InvalidFile(f"cannot be written: {error.strerror}", where=shown(path)) from None
 
 
 def _geometry(

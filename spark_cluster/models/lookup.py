@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from spark_cluster.config.folders import laptop_cache
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, UsageError, naming
 from spark_cluster.models.checkpoint import SUFFIX, Checkpoint, Tensor, read_checkpoint
 from spark_cluster.models.hub import DocumentSource, HubError, HubLibrary, Listing, is_repository
 from spark_cluster.models.naming import base_of, nearest_model, of_build, table
@@ -373,14 +373,12 @@ class Folders(DocumentSource):
         """Bytes of a file from a place on, `most` at most, and whether the file ends there."""
         del commit  # a folder has one state only
         path = Path(repository, name)
-        try:
+        with naming(InvalidFile, "cannot be read", where=str(path)):
             if not path.is_file():
                 raise InvalidFile("is not here", where=str(path))
             with path.open("rb") as file:
                 file.seek(begin)
                 text = file.read(most + 1)
-        except OSError as error:
-            raise InvalidFile(f"cannot be read: {error.strerror}", where=str(path)) from error
         return text[:most], len(text) <= most
 
 

@@ -85,19 +85,20 @@ class Lines:
 
 
 def _gap(size: int) -> str:
-    return f"\n[... {_said(size)} left out: the output is too long to be kept whole ...]\n"
+    return f"\n[... {gigabytes(size)} left out: the output is too long to be kept whole ...]\n"
 
 
-def _said(size: int) -> str:
-    for unit, length in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= length:
-            return f"{size / length:.1f} {unit}"
-    return f"{size} bytes"
+def gigabytes(size: float) -> str:
+    """Return a number of bytes as people read it.
 
-
-def gigabytes(size: int) -> str:
-    """Return a number of bytes as GB, or MB where it is less than one."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    >>> gigabytes(141.2e9), gigabytes(1234567890), gigabytes(1500), gigabytes(0)
+    ('141 GB', '1.2 GB', '1.5 kB', '0 B')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
 
 
 def counted(number: int, noun: str) -> str:

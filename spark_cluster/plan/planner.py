@@ -70,15 +70,7 @@ class Subject:
     def obstacles(self) -> tuple[str, ...]:
         """The reasons, besides memory, why it cannot be started as it is."""
         found = [str(entry) for entry in self.not_carried_over if entry.blocks]
-        launch = self.launch
-        why = why_not_data_parallel(
-            launch.dp,
-            engine=launch.engine,
-            executor=launch.executor,
-            tp=launch.tp,
-            stages=launch.pp,
-        )
-        if launch.origin == "recipe" and why:
+        if self.launch.origin == "recipe" and (why := why_not_data_parallel(self.launch)):
             found.append(why)
         return tuple(found)
 

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.errors import Failed, NotBack, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, NotBack, SparkClusterError, Unreachable, naming
 from spark_cluster.node.values import Blob, LaptopFile, Secret, mask, secrets_in
 from spark_cluster.resources.base import Resource, to_wire
 from spark_cluster.resources.file import File
@@ -403,13 +403,9 @@ def _lighter(resource: Resource, blobs: dict[str, bytes | Path]) -> Resource:
 
 def _of_file(content: LaptopFile, blobs: dict[str, bytes | Path]) -> bytes | Blob:
     """A file of the laptop: itself when it is small."""
-    try:
+    with naming(Failed, str(content.path), hint="it is to be sent to a node"):
         if content.path.stat().st_size <= INLINE:
             return content.path.read_bytes()
         blob = content.blob()
-    except OSError as error:
-        raise Failed(
-            f"{content.path}: {error.strerror}", hint="it is to be sent to a node"
-        ) from None
     blobs[blob.sha256] = content.path
     return blob

@@ -21,12 +21,13 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from spark_cluster.config.fact_gathering import is_whole, kind_of
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, naming
 from spark_cluster.runner.ssh_route import SshHop
 
 LIMIT_S = 30.0
@@ -142,17 +143,10 @@ def _judged(blob: bytes, name: str, lines: list[KnownHostsLine]) -> HostKey:
     return HostKey(blob, name, *(("changed", others[0]) if others else ("new", None)))
 
 
-@contextlib.contextmanager
-def _readable(path: Path, what: str = "") -> Iterator[None]:
+def _readable(path: Path, what: str = "") -> AbstractContextManager[None]:
     """Give up when a file cannot be read; a file of known hosts need not be there."""
-    try:
-        yield
-    except OSError as error:
-        raise Failed(
-            f"{what}cannot be read: {error.strerror}",
-            where=str(path),
-            hint="it may say that a host key is revoked, so nothing is accepted without it",
-        ) from None
+    hint = "it may say that a host key is revoked, so nothing is accepted without it"
+    return naming(Failed, f"{what}cannot be read", where=str(path), hint=hint)
 
 
 def _read(path: Path, name: str) -> Iterator[KnownHostsLine]:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from spark_cluster.errors import Failed, Refused, Unreachable
+from spark_cluster.errors import Failed, Refused, Unreachable, naming
 from spark_cluster.node.processes import SEARCH_PATH
 from spark_cluster.runner import wire
 from spark_cluster.runner.wire import SLICE, Channel
@@ -279,14 +279,10 @@ class LocalConnection(NodeConnection):
         return pwd.getpwuid(os.geteuid()).pw_name
 
     def start(self, argv: Sequence[str]) -> LocalChannel:
-        try:
+        what = f"{argv[0]} cannot be started on this machine"
+        hint = "connection: local needs python3, and sudo unless you are root"
+        with naming(Unreachable, what, where=self.node, hint=hint):
             return LocalChannel(argv, self.environment())
-        except OSError as error:
-            raise Unreachable(
-                f"{argv[0]} cannot be started on this machine: {error.strerror}",
-                where=self.node,
-                hint="connection: local needs python3, and sudo unless you are root",
-            ) from None
 
     def environment(self) -> dict[str, str]:
         """Return the environment of an agent.

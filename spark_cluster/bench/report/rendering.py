@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.bench.record import CellKey, Metric, MetricName
 from spark_cluster.engine.vram import MemoryRecord
-from spark_cluster.errors import Failed, UsageError, install_extra
+from spark_cluster.errors import Failed, UsageError, install_extra, naming
 from spark_cluster.node.durable import write_file
 
 if TYPE_CHECKING:
@@ -105,12 +105,13 @@ def decode_name(key: CellKey, concurrency: bool = False) -> str:
 
 
 def shape(key: CellKey) -> str:
-    """The whole shape of a load in words of the field."""
+    """The whole shape of a load in words of the field; without an output that is not known."""
     load = f"{key.request_rate:g} req/s" if key.request_rate is not None else f"c={key.concurrency}"
     if key.kind != "load":
         return f"{key.kind.replace('_', ' ')} questions"
     prefill = "ctx " if key.context_prefill else ""
-    return f"{prefill}pp{key.prompt} tg{key.output} d={key.depth} {load}"
+    output = f" tg{key.output}" if key.output else ""
+    return f"{prefill}pp{key.prompt}{output} d={key.depth} {load}"
 
 
 def predicted(metric: MetricName, key: CellKey) -> str:
@@ -401,14 +402,9 @@ def write_plot(record: MemoryRecord, path: Path) -> None:
         )
     plot = memory_plot(record)
     data = plot.png if path.suffix.lower() == ".png" else plot.svg.encode()
-    try:
+    hint = "give another file, in a folder that exists"
+    with naming(Failed, "the plot cannot be written", where=str(path), hint=hint):
         write_file(path, data)
-    except OSError as error:
-        raise Failed(
-            f"the plot cannot be written: {error.strerror}",
-            where=str(path),
-            hint="give another file, in a folder that exists",
-        ) from None
 
 
 def memory_plot(record: MemoryRecord) -> Plot:

@@ -121,7 +121,7 @@ def test_a_long_text_keeps_its_ends(monkeypatch, tmp_path):
     found = texts(tmp_path / "mine.tar.gz")
     assert found["log"].startswith("begin")
     assert found["log"].endswith("end")
-    assert "[... 908 bytes left out" in found["log"]
+    assert "[... 908 B left out" in found["log"]
     assert "its middle is cut" in found["CONTENTS.txt"]
 
 

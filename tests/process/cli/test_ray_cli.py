@@ -148,7 +148,7 @@ def test_the_list_fits_80_columns(server, run, monkeypatch):
     server.job("job-00000001", "FAILED", driver_exit_code=7, end_time=1764113065000)
     _, out, _ = run("ray", "list")
     assert max(map(len, out.splitlines())) <= 80
-    assert re.search(r"job-00000001 +failed .* 1:05 +7 +python3 train.py", out)
+    assert re.search(r"job-00000001 +failed .* 1 min 5 s +7 +python3 train.py", out)
     assert "…" not in out
     found = json.loads(run("--json", "ray", "list")[1])["jobs"]
     assert [job["status"] for job in found] == ["RUNNING", "FAILED"]

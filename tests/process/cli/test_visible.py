@@ -101,7 +101,6 @@ def test_a_run_as_it_is_shown():
     out = io.StringIO()
     display = Display(lambda: Console(file=out, width=300))
     display.take(Progress("spark1", "vLLM", f"{EVIL}\nforged"))
-    display.settle()
     assert SHOWN in display._draw().plain
     assert "\n" not in display._draw().plain, "a live line is one line"
     changes = {"image": [EVIL, EVIL]}
@@ -116,7 +115,6 @@ def test_a_run_as_it_is_shown():
         StageFinished(EVIL, 1.0, ok=True),
     ):
         display.take(event)
-    display.settle()
     assert out.getvalue().count(r"\x1b]0;owned\x07") == 11
     assert not set(out.getvalue()) & set(UNSAFE)
 

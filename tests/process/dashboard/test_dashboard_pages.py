@@ -20,7 +20,7 @@ from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.dashboard import server
 from spark_cluster.dashboard.server import (
-    ASSETS,
+    PUBLIC,
     QUESTIONS,
     BenchRuns,
     CommandQuestions,
@@ -96,7 +96,7 @@ def _latin(headers: dict[str, str]) -> dict[str, bytes]:
 
 def test_the_page_itself_says_nothing_and_no_answer_sets_a_cookie(client: TestClient) -> None:
     """Browsers send the cookies of this address to every port of it."""
-    for path in ASSETS:
+    for path in PUBLIC:
         page = client.get(path)
         assert page.status_code == 200
         assert "set-cookie" not in page.headers
@@ -149,10 +149,11 @@ def test_pages_may_load_from_here_only(user: TestClient) -> None:
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert not re.search(r"<script>|<style>|style=|onclick=|https?://", page.text)
-    for path in (path for path in ASSETS if path.endswith(".js")):
-        script = user.get(path).text
-        assert "innerHTML" not in script
-        assert "eval(" not in script
+    for path in (path for path in PUBLIC if path.endswith(".js")):
+        script = user.get(path)
+        assert "javascript" in script.headers["content-type"], "no browser guesses: nosniff"
+        assert "innerHTML" not in script.text
+        assert "eval(" not in script.text
 
 
 def test_a_command_is_asked_as_a_user_asks_it(user: TestClient) -> None:

@@ -101,10 +101,11 @@ DRAFTED = cell(load=key(depth=1), tg_tps=STEADY, acceptance=[0.61], acceptance_l
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (SEVERAL, ["complete: 2 of 3 cells measured run a", "2048 in, 128 out, 4 at once",
+        (SEVERAL, ["complete: 2 of 3 cells measured run a", "pp2048 tg128 d=0 c=4",
                    "failed: s.pp2048-tg128-d4096-c1: 2 of 5 requests failed"]),
         (record(served()), [" mean p50 p95 p99 ", "TTFT ms 45.00 41.00 77.00 98.00",
-                            "ITL ms 12.50 12.00 19.00", "goodput", "1.25", "2 requests/s"]),
+                            "ITL ms 12.50 12.00 19.00", "goodput", "1.25",
+                            "pp2048 tg128 d=0 2 req/s"]),
         (record(answered(), VISION), ["one 2 of 2 810.0", "two-at-once 1 of 2 210.0 1,620", "0.75",
                                       'no tool was called; it says "[sun](x)"',
                                       "failed: s.vision: HTTP 400"]),

@@ -198,7 +198,9 @@ def test_options_of_a_label_run_nothing_in_a_shell(label: str, words: list[str])
 )
 def test_a_label_gives_back_what_it_was_made_of(text: str) -> None:
     made = {"env.A": f"x{text}", "hf-overrides": {"a": text}, "image.ref": "a:1", "seed": 3}
-    assert given(*changes_of(options_text(made))) == made
+    label = options_text(made)
+    assert given(*changes_of(label)) == made
+    assert quoted_options(label) == label, "what is shown can be pasted as it is"
 
 
 def test_a_label_of_escaped_quotes_is_read_once() -> None:
