@@ -430,12 +430,17 @@ class Cluster(Opened):
         Raises:
             Refused: jobs are running on Ray.
             VerificationFailed: a process still holds GPU memory; with its id, program and node.
-            SparkClusterError: a node is not reached.
+            SparkClusterError: a node is not reached; the others are stopped.
         """
         with self.play("down", self.nodes, options, gather_facts=False) as run:
+            play = run.open(fail_fast=False)
             stopped = self.project.load_playbook("down").function(
-                run.open(), unload=tuple(unload), end_jobs=end_jobs
+                play, unload=tuple(unload), end_jobs=end_jobs
             )
+            for name in play.out:
+                play.note(f"what runs on {name} was not stopped", warning=True)
+            if play.out:
+                raise next(iter(play.out.values()))
         from spark_cluster.cli.serving import DownResult
 
         return DownResult(run.summary(), stopped)

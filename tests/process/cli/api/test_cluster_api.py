@@ -66,6 +66,30 @@ def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:
         fits(kind, json.dumps(result.to_dict()))
 
 
+@pytest.mark.parametrize("head", ["spark1", "lost"])
+def test_down_stops_what_it_reaches_and_ends_with_the_error_of_the_other(project, head) -> None:
+    nodes = {name: {"address": f"{name}.local"} for name in ("spark1", "lost")}
+    nodes[head]["roles"] = ["head"]
+    put(project / "inventory.yaml", json.dumps({"nodes": nodes}))
+    for name, text in {
+        "docker": "echo 'Error: No such container: x' >&2; false",
+        "nvidia-smi": "true",
+    }.items():
+        put(project / "spark1/usr/local/bin" / name, f"#!/bin/sh\n{text}\n", 0o755)
+    put(project / "spark1/var/lib/spark-cluster/ray/token", "x")
+    with pytest.raises(Unreachable, match="no answer") as caught:
+        Cluster(project=project).down()
+    assert caught.value.where == "lost"
+    assert not (project / "spark1/var/lib/spark-cluster/ray").exists()
+
+
+def test_a_question_after_a_run_is_not_asked_through_its_display(cluster: Cluster) -> None:
+    with cluster.play("ask", cluster.nodes, change=False):
+        cluster.prompts.around = pytest.fail
+    with cluster.prompts.around():
+        pass
+
+
 def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> None:
     printed = json.loads(command("facts", "--json", cwd=project).stdout)
     found = json.loads(json.dumps(cluster.facts().to_dict(), default=str))
