@@ -71,11 +71,9 @@ def test_down_stops_what_it_reaches_and_ends_with_the_error_of_the_other(project
     nodes = {name: {"address": f"{name}.local"} for name in ("spark1", "lost")}
     nodes[head]["roles"] = ["head"]
     put(project / "inventory.yaml", json.dumps({"nodes": nodes}))
-    for name, text in {
-        "docker": "echo 'Error: No such container: x' >&2; false",
-        "nvidia-smi": "true",
-    }.items():
-        put(project / "spark1/usr/local/bin" / name, f"#!/bin/sh\n{text}\n", 0o755)
+    absent = "#!/bin/sh\necho 'Error: No such container: x' >&2\nexit 1\n"
+    put(project / "spark1/usr/local/bin/docker", absent, 0o755)
+    put(project / "spark1/usr/local/bin/nvidia-smi", "#!/bin/sh\n", 0o755)
     put(project / "spark1/var/lib/spark-cluster/ray/token", "x")
     with pytest.raises(Unreachable, match="no answer") as caught:
         Cluster(project=project).down()
