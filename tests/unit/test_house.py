@@ -24,16 +24,16 @@ BUDGETS = {
     "resources": 3_915,
     "agent": 1_990,
     "config": 5_585,  # launch.py: quotes in labels; limits of netplan files, YAML, names and lines
-    "runner": 2_845,  # dialer.py: the other nodes' sessions while one is off
+    "runner": 2_850,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_070,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_835,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_760,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
     "importers": 4_562,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_824,  # runtime.py: a limit for a recipe's patterns; readiness_checks.py: prompts
+    "engine": 8_830,  # runtime.py: a limit for a recipe's patterns; readiness_checks.py: prompts
     "doctor": 2_480,
-    "bench": 5_750,
+    "bench": 5_755,  # sequence.py: one hint after Ctrl-C
     "dashboard": 400,
-    "cli": 8_560,  # hints to paste; screens of 80 columns; lists while a node is off
+    "cli": 8_585,  # hints to paste; 80 columns; lists and `down` while a node is off; early refusals
     "roles, playbooks": 2_050,
     "spark_cluster_lab": 5_500,
     "__main__": 3,

@@ -41,6 +41,23 @@ def test_a_selection_that_chooses_nothing(cluster: Cluster) -> None:
         cluster.playbook("mine", options=nothing)
 
 
+def test_a_misspelt_tag_is_refused_before_a_right_one_changes_anything(cluster, project) -> None:
+    wrong = Options(selection=Selection(tags=frozenset({"playbook", "contaners"})))
+    with pytest.raises(UsageError, match="--tags contaners: nothing in this run") as caught:
+        cluster.playbook("mine", options=wrong)
+    assert "containers" in caught.value.hint
+    assert not (project / "spark1/srv").exists()
+
+
+@pytest.mark.parametrize("tags", ["('own',)", "(f'o{chr(119)}n',)"])
+def test_tags_of_a_playbook_of_ones_own_are_known(cluster, project, tags) -> None:
+    apply = f"play.apply(play.nodes, [File('/a', content='1', tags={tags})])"
+    text = f"from spark_cluster.resources import File\ndef main(play):\n    {apply}\n"
+    put(project / "playbooks/own.py", text)
+    cluster.playbook("own", options=Options(selection=Selection(tags=frozenset({"own"}))))
+    assert (project / "spark1/a").exists()
+
+
 def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypatch) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     frozen, interval = gc.get_freeze_count(), sys.getswitchinterval()
