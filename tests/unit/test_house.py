@@ -33,7 +33,7 @@ BUDGETS = {
     "doctor": 2_480,
     "bench": 5_755,  # sequence.py: one hint after Ctrl-C
     "dashboard": 400,
-    "cli": 8_585,  # hints to paste; 80 columns; lists and `down` while a node is off; early refusals
+    "cli": 8_585,  # hints; 80 columns; lists and `down` while a node is off; early refusals
     "roles, playbooks": 2_050,
     "spark_cluster_lab": 5_500,
     "__main__": 3,
