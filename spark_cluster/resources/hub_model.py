@@ -91,10 +91,12 @@ class HubModel(Resource):
             if not line.startswith("{"):  # which is the answer
                 host.progress(line)
 
-        argv = own_program.in_environment(self.library, PROGRAM)
-        request = self._request(host, preview=True)
         done = host.run(
-            argv, stdin=request, env=host.proxies(), timeout=PREVIEW_S, on_output=on_output
+            own_program.in_environment(self.library, PROGRAM),
+            stdin=self._request(host, preview=True),
+            env=host.proxies(),
+            timeout=PREVIEW_S,
+            on_output=on_output,
         )
         return own_program.answer_of(done.stdout, done.stderr, f"the pull of {self.repository}")
 

@@ -92,7 +92,7 @@ def test_a_hub_that_cannot_be_reached_is_told_before_it_is_asked_again(hub: LabH
     host = node.host()
     host.progress = progress
     away = replace(model(hub, "main"), endpoint=f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(Told, match="cannot be reached: .*; trying again in 1 s"):
+    with pytest.raises(Told, match=r"cannot be reached: .*; trying again in 1 s"):
         away.preview(host)
 
 
