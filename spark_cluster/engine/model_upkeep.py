@@ -487,7 +487,7 @@ def copy_model(
     wanted = Wanted.named(name)
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
-    hint = "`spark-cluster models pull` fetches it from the hub"
+    hint = f"`spark-cluster models pull {name}` fetches it from the hub"
     sending, manifest = require_complete(play, senders, wanted, hub, hint)
     sender = nodes[sending]
     others = _others(nodes, targets, sender, wanted.repository)
