@@ -94,10 +94,13 @@ class Play:
 
         Raises:
             Refused: it is not in this run.
+            SparkClusterError: the error with which it has left the run.
         """
         for node in self.nodes:
             if node.is_head:
                 return node
+        if lost := self.out.get(self.inventory.head.name):
+            raise lost
         raise Refused("the head is not in this run", hint="leave --limit out, or widen it")
 
     @property
