@@ -29,7 +29,7 @@ BUDGETS = {
     "plan": 3_835,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_760,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
     "importers": 4_562,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_830,  # runtime.py: a limit for a recipe's patterns; readiness_checks.py: prompts
+    "engine": 8_835,  # runtime.py: a limit for a recipe's patterns; readiness_checks.py: prompts
     "doctor": 2_480,
     "bench": 5_755,  # sequence.py: one hint after Ctrl-C
     "dashboard": 400,
