@@ -40,7 +40,7 @@ def main(
         end_jobs: end Ray although jobs are running on it; None where the command has no flag for
             it.
     """
-    if not end_jobs:
+    if not end_jobs and play.inventory.head.name not in play.out:  # Ray's jobs end with the head
         ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
     sessions = {node.name: play.session(node) for node in play.nodes}
     present = present_programs(play)

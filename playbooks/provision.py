@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_cluster.engine.provisioning import (
+    REBOOT,
     Provisioned,
     apply_until_settled,
     link_changed,
@@ -44,8 +45,9 @@ def main(
     link = roles_of_link(play)
     roles = [bootstrap, drivers, *link, "memory", "power", containers, "caches"]
     with play.stage("apply"):
-        if play.options.selection.partial and not firmware:
-            play.refuse_unknown(*roles)
+        selection = play.options.selection
+        if selection.partial and not (firmware and selection.start_at):
+            play.refuse_unknown(*roles, *([[REBOOT]] if firmware else []))
         replace_shared_keys(play, bootstrap, done.notes, done.failures)
         applied = apply_until_settled(play, roles, once=drivers)
         read_applied(play, applied, done)

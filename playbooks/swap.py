@@ -84,7 +84,9 @@ def main(
     if not end_jobs:
         ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=False)
     old = plan_again(play, previous, load, running) if restore else None
-    play.note(f"replacing {previous} with {recipe.name} (tp {tp}); to go back: {previous.command}")
+    back = f"to go back: {previous.command}"
+    play.note(f"replacing {previous} with {recipe.name} (tp {tp}); {back}")
+    play.after_interrupt = f"run the same command again to continue; {back}"
     _before_the_stop(play, deployment, running)
     began = time.monotonic()
     try:

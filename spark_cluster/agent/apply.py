@@ -119,6 +119,8 @@ class DocumentRun:
             if maker is None:
                 return _failed(error.message, error.hint)
             reason = f"after: {maker}"
+        if reason == f"after: {resource.id}":
+            reason = "after its change earlier in this run"
         self.host.overlay.claim(resource.provides(), resource.id)
         return {"verdict": UNKNOWN, "reason": reason}
 

@@ -222,10 +222,8 @@ def go_on(
             _take_down_measured(play, run, measured[-1])
         _measure_steps(play, run, steps, keep=keep, stop_at_first_failure=stop_at_first_failure)
     except KeyboardInterrupt:
-        text = f"`spark-cluster bench attach {run.folder}` continues the run"
-        if play.failed_stage == MEASURE:
-            text = f"the node goes on measuring: {text}, `bench stop` ends it"
-        play.note(text)
+        if not play.check:
+            play.after_interrupt = _after_interrupt(run, measures=play.failed_stage == MEASURE)
         raise
     except (SparkClusterError, OSError):
         if not play.check:
@@ -236,6 +234,15 @@ def go_on(
             on_node.merge(run.folder)
     if not play.check:
         _end(run)
+
+
+def _after_interrupt(run: BenchRun, *, measures: bool) -> str:
+    """Return what to do after Ctrl-C."""
+    text = f"`spark-cluster bench attach {run.folder}` continues the run"
+    if measures:
+        stop = f"`spark-cluster bench stop {run.folder}`"
+        return f"the node goes on measuring: {text}, {stop} ends it"
+    return f"{text}, `spark-cluster down` ends what was started"
 
 
 def _end(run: BenchRun) -> None:

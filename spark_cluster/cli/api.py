@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected,
 from spark_cluster.config.extension import NOTHING, Allowances, where_raised
 from spark_cluster.config.folders import state_folder
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
-from spark_cluster.runner.events import Options
+from spark_cluster.runner.events import Options, Selection
 
 if TYPE_CHECKING:
     from fabric import ThreadingGroup
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from spark_cluster.cli.serving import DownResult, RayUpResult, UpResult
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.launch import Changes
+    from spark_cluster.config.project import Project
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Probe
     from spark_cluster.config.topology import Playbook
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 T = TypeVar("T")
+
+_MADE_TAGS = re.compile(r"""tags=(?![(\[{]*["'])""")
+"""Tags that are not written out in a playbook, but made by its code."""
+_QUOTED = re.compile(r"""(["'])([\w.-]+)\1""")
 
 
 class Cluster(Opened):
@@ -289,6 +295,7 @@ class Cluster(Opened):
         with self.play(f"playbook {name}", self.nodes, options, gather_facts=False) as run:
             loaded = self.project.load_playbook(file)  # while the connections are being made
             _must_need_nothing(loaded)
+            _refuse_unknown(self.project, loaded, run.options.selection)
             play = run.open(fail_fast=False)
             result = _run(loaded, play)
             run.finish(str(next(iter(play.out.values()), "")))
@@ -430,12 +437,17 @@ class Cluster(Opened):
         Raises:
             Refused: jobs are running on Ray.
             VerificationFailed: a process still holds GPU memory; with its id, program and node.
-            SparkClusterError: a node is not reached.
+            SparkClusterError: a node is not reached; the others are stopped.
         """
         with self.play("down", self.nodes, options, gather_facts=False) as run:
+            play = run.open(fail_fast=False)
             stopped = self.project.load_playbook("down").function(
-                run.open(), unload=tuple(unload), end_jobs=end_jobs
+                play, unload=tuple(unload), end_jobs=end_jobs
             )
+            for name in play.out:
+                play.note(f"what runs on {name} was not stopped", warning=True)
+            if play.out:
+                raise next(iter(play.out.values()))
         from spark_cluster.cli.serving import DownResult
 
         return DownResult(run.summary(), stopped)
@@ -547,6 +559,26 @@ def _must_need_nothing(playbook: Playbook) -> None:
             f"the playbook {playbook.name} has a command of its own (it needs {', '.join(needed)})",
             hint=f"spark-cluster {playbook.name} --help",
         )
+
+
+def _refuse_unknown(project: Project, playbook: Playbook, selection: Selection) -> None:
+    """Refuse a name of --tags or --skip-tags before anything is applied, if files tell all names.
+
+    Where code makes tags, or the playbook is ours, the names are checked at the end of the run.
+
+    Raises:
+        UsageError: neither a role nor a text in the playbook or in a role has that name.
+    """
+    roles, shipped = project.list("roles"), project.shipped
+    files = [playbook.path, *(file for role in roles.values() for file in role.glob("*.py"))]
+    texts = {file: file.read_text(errors="replace") for file in files if selection.partial}
+    own = (text for file, text in texts.items() if not file.is_relative_to(shipped))
+    if playbook.path.is_relative_to(shipped) or any(map(_MADE_TAGS.search, own)):
+        return
+    quoted = {name for text in texts.values() for _, name in _QUOTED.findall(text)}
+    known = replace(selection, start_at="", _seen={"playbook", *roles, *quoted})
+    if unmatched := known.unmatched():
+        raise unmatched
 
 
 def _run(playbook: Playbook, play: Play) -> object:

@@ -393,7 +393,7 @@ def show_fabric(app: App, found: FabricRecord, path: Path) -> None:
         console.say("  {}", reason)
     for issue in found.issues:
         console.say("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
-        console.say("  [dim]fix:[/] {}", issue.fix)
+        console.say("  [dim]fix:[/] {}", app.to_paste(issue.fix))
     known = {"expected": EXPECTED_GB_S, "whole": Constants().bandwidth / 1e9}
     known["is_judged"] = found.verdict != "not judged"
     for name, rows in (("allreduce", found.allreduce), ("node_memory", found.nodes)):

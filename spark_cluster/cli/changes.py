@@ -15,7 +15,7 @@ _WORDS: Mapping[str, Mapping[Any, str]] = {
     "running": {True: "started", False: "stopped"},
     "enabled": {True: "enabled", False: "disabled"},
     "at_boot": {True: "enabled", False: "disabled"},
-    "restart": {None: "restarted"},
+    "restart": {"none": "restarted"},
     "unit_file": {"as loaded": "systemd reloaded"},
     "in_force": {True: "in force", "yes": "in force", False: "lifted", "no": "lifted"},
     "exists": {True: "new", False: "removed"},
@@ -45,7 +45,7 @@ GROUP = 4
 def summary(resource: str, changes: Mapping[str, Any]) -> str:
     """Return what was done to a resource.
 
-    >>> summary("Service:docker", {"running": [False, True], "restart": ["pending", None]})
+    >>> summary("Service:docker", {"running": [False, True], "restart": ["pending", "none"]})
     'started'
     >>> summary("Container:web", {"state": ["running", "absent"], "secrets": ["others", "none"]})
     'stopped and removed, with its secrets'

@@ -60,7 +60,7 @@ class Display:
             JSON).
         verbose: also show what was fine already.
         titled: begin with the command and the run's id.
-        to_paste: makes the commands of a hint name the nodes that the run is about.
+        to_paste: makes the commands of a hint or note name the nodes that the run is about.
     """
 
     def __init__(
@@ -234,7 +234,8 @@ class Display:
         if (event.node, event.text) in self._noted:  # a role that is applied twice says it twice
             return
         self._noted.add((event.node, event.text))
-        self._line(event.node, painted(event.text, "yellow" if event.level == "warning" else ""))
+        text = self._to_paste(event.text)
+        self._line(event.node, painted(text, "yellow" if event.level == "warning" else ""))
 
     def _run_finished(self, _event: RunFinished) -> None:
         self._doing.clear()

@@ -251,6 +251,7 @@ class Opened:
                     yield run
                 finally:
                     self._runs.discard(run)
+                    self.prompts.around = contextlib.nullcontext  # its display has ended
 
 
 def new_run() -> str:

@@ -220,7 +220,7 @@ def _advise(
     is_recipe = subject.launch.origin == "recipe"
     app.show(
         {"recipe": subject.title, **advice.to_dict()},
-        lambda app, _: show_advice(app.console, subject.title, advice, is_recipe=is_recipe),
+        lambda app, _: show_advice(app, subject.title, advice, is_recipe=is_recipe),
     )
     return 0 if advice.best is not None or advice.undecided else 4
 

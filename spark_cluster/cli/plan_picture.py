@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.engines import dialect
@@ -260,12 +261,13 @@ def _user_figures(one: Topology, users: int) -> tuple[str, str, str]:
     )
 
 
-def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool) -> None:
+def show_advice(app: App, title: str, advice: Advice, *, is_recipe: bool) -> None:
     """Show one Spark, TP=2 and replicas side by side.
 
     Args:
         is_recipe: whether the title is a recipe's name, which `up` takes.
     """
+    console = app.console
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
     console.say("[bold]{}[/] for {}, {}\n", title, advice.purpose, users)
     console.print(_topologies(advice))
@@ -277,7 +279,7 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
         if one.evidence and one.name != "replicas" and not one.fit.reasons:
             console.print(painted(f"* {one.title}: {one.evidence.text}", "dim"))
     if advice.undecided:
-        console.say("{} {}", mark("warning"), advice.why)
+        console.say("{} {}", mark("warning"), app.to_paste(advice.why))
     elif advice.best is None:
         console.say("{} {}", mark("fail"), advice.why)
     else:
@@ -286,8 +288,8 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
             console.print(painted(f"with {' and '.join(advice.needs)}", "dim"))
     for one in filter(None, (advice.best, *advice.undecided)):
         if is_recipe:
-            command = f"{one.title}: spark-cluster up --recipe {title} {one.up_option}"
-            console.print(painted(command, "cyan"), soft_wrap=True)
+            command = app.to_paste(f"spark-cluster up --recipe {title} {one.up_option}")
+            console.print(painted(f"{one.title}: {command}", "cyan"), soft_wrap=True)
 
 
 def _topologies(advice: Advice) -> Table:

@@ -206,8 +206,8 @@ def _show_found(app: App, rows: list[tuple[FoundRecipe, list[SizeVerdict]]], cou
         app.console.print(f"no recipe has all these words; try fewer, or {update}")
     for one, answers in rows:
         own = " (yours)" if one.origin == "yours" else ""
-        weights = one.fields.get("quantization", "")
-        model = styled("[dim]{} {}[/]", one.fields.get("model", ""), weights)
+        about = filter(None, map(one.fields.get, ("model", "quantization")))
+        model = painted(" ".join(about), "dim")
         app.console.say("[cyan]{}[/]{}  {}", one.reference, own, model)
         lines = [_answer(verdict) for verdict in answers] or [painted("3 Sparks or more", "dim")]
         app.console.say("  {}", joined(lines, "\n  "))

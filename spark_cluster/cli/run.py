@@ -224,6 +224,9 @@ class Run:
     def interrupted(self) -> Interrupted:
         """Return the error that says in which state an interrupt leaves things."""
         at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
+        if self._play.after_interrupt:
+            state = ", ".join(at_work) or "no node was being changed"
+            return Interrupted(f"interrupted; {state}", hint=self._play.after_interrupt)
         if not at_work and self._play.failed_stage == LOADING:
             return Interrupted(
                 "interrupted; no node was being changed, and the server keeps loading",

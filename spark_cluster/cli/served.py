@@ -210,7 +210,7 @@ def _show_verification(app: App, found: Verification) -> None:
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
         for name, text in rows:
             app.console.say("  [dim]{}[/] {}", f"{name:8}", text)
-        app.console.print(painted(f"  {verdict.fix}", "cyan"))
+        app.console.print(painted(f"  {app.to_paste(verdict.fix)}", "cyan"))
 
 
 def _compared(size: ComparedSize) -> str:

@@ -409,8 +409,13 @@ def preview(play: Play, node: Node, model: HubModel) -> PullPreview:
         SparkClusterError: the hub does not say, or the library cannot be installed.
     """
     play.apply(node, play.role("hub_library", path=model.library))
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event.get("event") == "progress":
+            play.note(str(event["text"]), warning=True, node=node)
+
     found = play.session(node).request(
-        "store", what="preview", hub=model.cache, model=to_wire(model)
+        "store", on_event, what="preview", hub=model.cache, model=to_wire(model)
     )
     return made_of(PullPreview, {**found, "manifest": Manifest.from_document(found["manifest"])})
 

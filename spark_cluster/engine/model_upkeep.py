@@ -360,11 +360,12 @@ def named(nodes: Nodes, names: Sequence[str]) -> dict[str, list[StoredModel]]:
     Raises:
         Failed: a name is on no node.
     """
-    found = stored(nodes, [])
+    answers = nodes.ask("usage")
+    found = {node: [_model(one, []) for one in said["revisions"]] for node, said in answers.items()}
     for name in names:
-        if not any(matches(model, [name]) for one in found for model in one.models):
+        if not any(matches(model, [name]) for models in found.values() for model in models):
             raise Failed(f"{name} is on no node", hint="`spark-cluster models list` shows them")
-    return {one.node: [m for m in one.models if matches(m, names)] for one in found}
+    return {node: [m for m in models if matches(m, names)] for node, models in found.items()}
 
 
 def matches(model: StoredModel, names: Sequence[str]) -> bool:
@@ -486,7 +487,7 @@ def copy_model(
     wanted = Wanted.named(name)
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
-    hint = "`spark-cluster models pull` fetches it from the hub"
+    hint = f"`spark-cluster models pull {name}` fetches it from the hub"
     sending, manifest = require_complete(play, senders, wanted, hub, hint)
     sender = nodes[sending]
     others = _others(nodes, targets, sender, wanted.repository)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_cluster.config.facts import awaiting_reboot, load_pins
@@ -51,6 +51,10 @@ def updates(text: str) -> list[Command]:
     return found
 
 
+REBOOT = Reboot("new firmware", required=False, timeout_s=1200)
+"""What follows an update, which most firmware needs."""
+
+
 def update_firmware(play: Play, *, allow_reboot: bool) -> None:
     """Install what fwupd offers, node by node; then reboot, which flashes most of it.
 
@@ -74,8 +78,7 @@ def update_firmware(play: Play, *, allow_reboot: bool) -> None:
         if not play.check:
             play.note("do not unplug it until it is back: firmware is being written", node=node)
         marker = File("/run/reboot-required", content="*** System restart required ***\n")
-        reboot = Reboot("new firmware", allowed=allow_reboot, required=False, timeout_s=1200)
-        play.apply(node, [*wanted, marker, reboot], fail_fast=False)
+        play.apply(node, [*wanted, marker, replace(REBOOT, allowed=allow_reboot)], fail_fast=False)
 
 
 Roles = Sequence[str | RoleCall]

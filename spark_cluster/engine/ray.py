@@ -46,6 +46,13 @@ IGNORING = {".gitignore", ".rayignore"}
 """Files that name more of what Ray does not send."""
 
 
+SILENT = "Ray does not answer"
+SILENT_HINT = (
+    "spark-cluster ray status, spark-cluster logs; without its extra Ray has no dashboard: "
+    'pip install "ray[default]" in the image or the environment'
+)
+
+
 @dataclass(frozen=True)
 class Job(Document):
     """A job that was submitted.

@@ -28,6 +28,8 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import (
     LARGEST_FOLDER,
     MEASURING,
+    SILENT,
+    SILENT_HINT,
     TOKEN_FILE,
     Job,
     RayState,
@@ -62,9 +64,6 @@ SUBMIT_S = 600.0
 
 SILENT_S = 30.0
 """Seconds without a line of a job after which Ray is asked whether it still goes on."""
-
-SILENT = "Ray does not answer"
-ADVICE = "spark-cluster ray status; the image needs `ray[default]`, whose dashboard takes jobs"
 
 LARGEST = 64 << 20
 """Bytes of an answer; a job's whole log is one."""
@@ -115,7 +114,7 @@ def token_of(play: Play, port: int) -> str:
         why = f"{what}: no Ray cluster was started there"
         raise Failed(why, where=play.head.name, hint="spark-cluster ray up")
     if not ray["status"]:
-        raise Failed(f"{SILENT}: {ray['reason']}", where=play.head.name, hint=ADVICE)
+        raise Failed(f"{SILENT}: {ray['reason']}", where=play.head.name, hint=SILENT_HINT)
     return token
 
 
@@ -133,7 +132,7 @@ class RayJobs:
 
     def __init__(self, url: str, token: str, where: str) -> None:
         self._where = where
-        self._client = self._asked(lambda: _client(url, token), SILENT, hint=ADVICE)
+        self._client = self._asked(lambda: _client(url, token), SILENT, hint=SILENT_HINT)
 
     def submit(
         self,

@@ -26,7 +26,7 @@ from spark_cluster.engine.deployment import Deployment, Endpoint, Server, probe_
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, Replica, models_of, replicas_of
-from spark_cluster.engine.ray import NODES, TOKENS_SINCE, RayNode, RayState
+from spark_cluster.engine.ray import NODES, SILENT, SILENT_HINT, TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
 from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
@@ -284,10 +284,9 @@ def _not_joined(
     answer = state.ask(NODES)
     if not answer.status:
         return VerificationFailed(
-            f"Ray's dashboard on {play.head.name} does not answer on port {state.port} after "
-            f"{timeout:g} s ({answer.reason}){cause}",
-            hint='Ray without its extra has no dashboard: pip install "ray[default]" where the '
-            "engine is installed; spark-cluster logs shows more",
+            f"{SILENT} on port {state.port} after {timeout:g} s ({answer.reason}){cause}",
+            where=play.head.name,
+            hint=SILENT_HINT,
         )
     here = {node.address for node in nodes}
     missing = [node.name for node in wanted if node.fabric_ip not in here]

@@ -82,10 +82,22 @@ class HubModel(Resource):
         return self.observe(host) if is_commit(self.revision) else {"complete": True}
 
     def preview(self, host: Host) -> dict[str, Any]:
-        """Ask the hub what a pull would fetch; nothing is fetched. Raises ResourceError."""
-        argv = own_program.in_environment(self.library, PROGRAM)
-        request = self._request(host, preview=True)
-        done = host.run(argv, stdin=request, env=host.proxies(), timeout=PREVIEW_S)
+        """Ask the hub what a pull would fetch; nothing is fetched. Raises ResourceError.
+
+        A failure after which the hub is asked again is progress.
+        """
+
+        def on_output(line: str) -> None:
+            if not line.startswith("{"):  # which is the answer
+                host.progress(line)
+
+        done = host.run(
+            own_program.in_environment(self.library, PROGRAM),
+            stdin=self._request(host, preview=True),
+            env=host.proxies(),
+            timeout=PREVIEW_S,
+            on_output=on_output,
+        )
         return own_program.answer_of(done.stdout, done.stderr, f"the pull of {self.repository}")
 
     def _pull(self, host: Host) -> dict[str, Any]:

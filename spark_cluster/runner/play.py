@@ -57,6 +57,8 @@ class Play:
         seconds: of each stage.
         out: the error of each node that has left the run, by name.
         failed_stage: the innermost stage that the last error came out of; empty while none did.
+        after_interrupt: what to do after Ctrl-C, where the playbook knows better than "run the same
+            command again".
     """
 
     inventory: Inventory
@@ -67,6 +69,7 @@ class Play:
     seconds: dict[str, float] = field(default_factory=dict, init=False)
     out: dict[str, SparkClusterError] = field(default_factory=dict, init=False)
     failed_stage: str = field(default="", init=False)
+    after_interrupt: str = field(default="", init=False)
     _secrets: set[str] = field(default_factory=set, init=False)
 
     # -- the nodes -------------------------------------------------------------------------------
@@ -91,10 +94,13 @@ class Play:
 
         Raises:
             Refused: it is not in this run.
+            SparkClusterError: the error with which it has left the run.
         """
         for node in self.nodes:
             if node.is_head:
                 return node
+        if lost := self.out.get(self.inventory.head.name):
+            raise lost
         raise Refused("the head is not in this run", hint="leave --limit out, or widen it")
 
     @property

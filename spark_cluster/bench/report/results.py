@@ -279,7 +279,7 @@ def verdict(results: Results) -> RunVerdict:
         "to be read with care": attention,
     }
     parts += [f"{cells} {what}" for what, cells in others.items() if cells]
-    stage = {"running": "Still running: ", "stopped": "Stopped early: ", "failed": "Failed: "}
+    stage = {"running": "Not finished: ", "stopped": "Stopped early: ", "failed": "Failed: "}
     mark = "ok"
     if count["failed"] or record.status == "failed":
         mark = "bad"

@@ -462,7 +462,9 @@ class Download(FileSource):
         found = self._problem(error)
         if not found.passing or failures >= self.wanted.tries:
             raise found from error
-        return self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
+        wait = self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
+        _print(f"{found.message}; trying again in {wait:g} s")
+        return wait
 
     def wrong(self, file: StoredFile) -> ResourceError:
         """Say that the hub's own hash is of another content."""

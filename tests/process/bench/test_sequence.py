@@ -182,8 +182,9 @@ def test_ctrl_c_says_whether_the_node_goes_on_measuring(run, cluster, stage, mea
     cluster.errors[1], cluster.stage = KeyboardInterrupt(), stage
     with pytest.raises(KeyboardInterrupt):
         sequence.go_on(cluster.play, run)
-    (note,) = [one for one in cluster.fake.notes if "bench attach" in one]
-    assert ("goes on measuring" in note, "bench stop" in note) == (measures, measures)
+    hint = cluster.play.after_interrupt
+    assert f"`spark-cluster bench attach {run.folder}` continues" in hint
+    assert ("goes on measuring" in hint, "bench stop" in hint) == (measures, measures)
 
 
 def test_memory_that_is_not_free_again_ends_the_run(run, cluster):

@@ -149,7 +149,7 @@ def vram(name: str) -> NodeVram:
 
 def verdict(status: Any) -> CheckVerdict:
     about = ("tool_call", "tool_call", "two tool calls in parallel", True, status)
-    return CheckVerdict(*about, WHY, WHY, WHY, WHY, 1.2)
+    return CheckVerdict(*about, WHY, WHY, WHY, "spark-cluster logs shows why", 1.2)
 
 
 VRAM = [vram(name) for name in NODES]
@@ -190,7 +190,11 @@ def test_results(name: str) -> None:
     assert not faults(text, set(show(1000).split())), text
 
 
-def test_a_fix_of_doctor_names_the_inventory() -> None:
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("doctor", "provision --tags memory --limit NODE"), ("verify", "logs shows why")],
+)
+def test_a_fix_names_the_inventory(name: str, command: str) -> None:
     with on_screen(1000) as screen:
-        SHOWN["doctor"](App(Cluster("lab")))
-    assert "fix: spark-cluster -i lab provision --tags memory --limit NODE" in screen.close()
+        SHOWN[name](App(Cluster("lab")))
+    assert f"spark-cluster -i lab {command}" in screen.close()

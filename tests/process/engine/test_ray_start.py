@@ -183,7 +183,7 @@ def test_a_worker_that_ends_again_and_again(cluster: PipedCluster) -> None:
 def test_a_worker_that_was_started_again_once_is_waited_for(cluster: PipedCluster) -> None:
     worker = cluster.nodes["spark2"]
     restarting(worker, 0, 1)
-    no_answer = "dashboard on spark1 does not answer .*; spark.*Version mismatch"
+    no_answer = "spark1: Ray does not answer on port .*; spark.*Version mismatch"
     with pytest.raises(VerificationFailed, match=no_answer) as found:
         readiness.ray_cluster(cluster.play, 2, free_port(), 0.5)
     assert "ray[default]" in found.value.hint

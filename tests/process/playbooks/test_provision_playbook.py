@@ -20,7 +20,7 @@ from resource_samples import public_key
 
 from spark_cluster.engine import link_check
 from spark_cluster.engine.provisioning import Provisioned, link_changed, read_applied
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node import paths
 from spark_cluster.runner.events import Event, Options, Result, Selection
 from spark_cluster.runner.play import Applied
@@ -126,6 +126,17 @@ def test_a_peer_that_is_not_in_the_run_matters_only_to_what_is_between_nodes(mak
         assert bool(cluster.run("provision").notes) is told
     cluster.play.options, cluster.play.out["spark1"] = Options(), Failed("no")
     assert cluster.run("provision").notes == {}, "its own error has been shown"
+
+
+def test_a_misspelt_tag_is_refused_before_anything_changes_with_firmware_too(make):
+    tags = frozenset({"memory", "contaners"})
+    cluster = make(options=Options(selection=Selection(tags=tags)))
+    with pytest.raises(UsageError, match="contaners: nothing in this run"):
+        cluster.run("provision", firmware=True)
+    assert cluster.roles() == []
+    for known in (Selection(tags=frozenset({"playbook"})), Selection(start_at="Command:firmware*")):
+        cluster.play.options = Options(selection=known)
+        cluster.run("provision", firmware=True)
 
 
 def test_options_reach_their_roles(make):

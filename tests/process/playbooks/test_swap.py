@@ -105,6 +105,13 @@ def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
     assert any(f"spark-cluster up --recipe {OLD} --tp 2" in note for note in swap.cluster.notes)
 
 
+def test_after_an_interrupt_the_way_back_is_named(swap: Swap) -> None:
+    swap()
+    hint = swap.cluster.play.after_interrupt
+    assert "same command again" in hint
+    assert f"to go back: spark-cluster up --recipe {OLD}" in hint
+
+
 def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap: Swap) -> None:
     swap(unload=("ollama",))
     given = {"unload": ("ollama",), "keep_others": True, "end_jobs": False}

@@ -76,6 +76,11 @@ class TestLine:
         assert (result.verdict, result.reason) == ("unknown", "after: File:/etc/hosts")
 
 
+def test_what_an_earlier_part_of_the_run_makes_is_not_unknown_after_itself(node):
+    result = node.check(Directory("/srv"), Directory("/srv"))
+    assert (result.verdict, result.reason) == ("unknown", "after its change earlier in this run")
+
+
 # -- lines of configuration files ----------------------------------------------------------------
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import each_case
+from free_ports import free_port
 from web_server import WebServer
 
 from spark_cluster.agent import operations
@@ -78,6 +80,20 @@ def test_the_proxy_of_the_node_is_used(hub: LabHub, node: Any) -> None:
         assert not hub.requests
         node.put("/etc/environment", f"http_proxy={proxy.url}\nno_proxy=127.0.0.1\n")
         assert node.apply(model(hub)).verdict == "change"
+
+
+def test_a_hub_that_cannot_be_reached_is_told_before_it_is_asked_again(hub: LabHub, node: Any):
+    class Told(Exception):
+        """Enough was seen: what follows is the pauses."""
+
+    def progress(text: str) -> None:
+        raise Told(text)
+
+    host = node.host()
+    host.progress = progress
+    away = replace(model(hub, "main"), endpoint=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(Told, match=r"cannot be reached: .*; trying again in 1 s"):
+        away.preview(host)
 
 
 def test_a_refusal_says_what_to_do(hub: LabHub, node: Any) -> None:

@@ -100,7 +100,9 @@ def says(search: serving.LogSearch) -> Breakage:
     def act(node: LabNode) -> None:
         container(node, name, says=[search.sample])
 
-    return Breakage(name, f"a log with: {search.sample[:60]}", (search.id,), act, remove(name))
+    return Breakage(
+        name, f"a log with: {search.sample[:60].rstrip()}", (search.id,), act, remove(name)
+    )
 
 
 # -- more than one container, or more than a container ---------------------------------------------

@@ -41,6 +41,23 @@ def test_a_selection_that_chooses_nothing(cluster: Cluster) -> None:
         cluster.playbook("mine", options=nothing)
 
 
+def test_a_misspelt_tag_is_refused_before_a_right_one_changes_anything(cluster, project) -> None:
+    wrong = Options(selection=Selection(tags=frozenset({"playbook", "contaners"})))
+    with pytest.raises(UsageError, match="--tags contaners: nothing in this run") as caught:
+        cluster.playbook("mine", options=wrong)
+    assert "containers" in caught.value.hint
+    assert not (project / "spark1/srv").exists()
+
+
+@pytest.mark.parametrize("tags", ["('own',)", "(f'o{chr(119)}n',)"])
+def test_tags_of_a_playbook_of_ones_own_are_known(cluster, project, tags) -> None:
+    apply = f"play.apply(play.nodes, [File('/a', content='1', tags={tags})])"
+    text = f"from spark_cluster.resources import File\ndef main(play):\n    {apply}\n"
+    put(project / "playbooks/own.py", text)
+    cluster.playbook("own", options=Options(selection=Selection(tags=frozenset({"own"}))))
+    assert (project / "spark1/a").exists()
+
+
 def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypatch) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     frozen, interval = gc.get_freeze_count(), sys.getswitchinterval()
@@ -64,6 +81,28 @@ def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:
     assert (asked.ok, list(asked.errors)) == (False, ["lost"])
     for kind, result in (("playbook", found), ("ping", asked)):
         fits(kind, json.dumps(result.to_dict()))
+
+
+@pytest.mark.parametrize("head", ["spark1", "lost"])
+def test_down_stops_what_it_reaches_and_ends_with_the_error_of_the_other(project, head) -> None:
+    nodes = {name: {"address": f"{name}.local"} for name in ("spark1", "lost")}
+    nodes[head]["roles"] = ["head"]
+    put(project / "inventory.yaml", json.dumps({"nodes": nodes}))
+    absent = "#!/bin/sh\necho 'Error: No such container: x' >&2\nexit 1\n"
+    put(project / "spark1/usr/local/bin/docker", absent, 0o755)
+    put(project / "spark1/usr/local/bin/nvidia-smi", "#!/bin/sh\n", 0o755)
+    put(project / "spark1/var/lib/spark-cluster/ray/token", "x")
+    with pytest.raises(Unreachable, match="no answer") as caught:
+        Cluster(project=project).down()
+    assert caught.value.where == "lost"
+    assert not (project / "spark1/var/lib/spark-cluster/ray").exists()
+
+
+def test_a_question_after_a_run_is_not_asked_through_its_display(cluster: Cluster) -> None:
+    with cluster.play("ask", cluster.nodes, change=False):
+        cluster.prompts.around = pytest.fail
+    with cluster.prompts.around():
+        pass
 
 
 def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> None:
