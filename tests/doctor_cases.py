@@ -4,8 +4,6 @@ A case is the id of the check, what differs from the healthy node of `doctor_sam
 and words of what was found.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that do not end, for tests of what waits for them; and what the kernel says of one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

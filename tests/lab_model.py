@@ -1,7 +1,5 @@
 """The lab's model, asked over HTTP without any of the project's code."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """An SSH server that takes a password and no key, and runs commands on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

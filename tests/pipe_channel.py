@@ -1,7 +1,5 @@
 """A channel to an agent that is a child process of this machine: no SSH, all else is real."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

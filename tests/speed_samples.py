@@ -1,8 +1,6 @@
 """Models whose shapes are known, written down by hand (`data/known_shapes.json`), and the published
 runs."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs of units as they are on a node: archives, with nothing else of the package."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

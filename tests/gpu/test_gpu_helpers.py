@@ -1,9 +1,6 @@
 """What the tests on a GPU are made of, where there is none."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from engine_log import logged
@@ -20,7 +17,7 @@ WHOLE = {run.name: run for run in runs() if "Model loading took" in run.log}
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_the_figures_of_a_start(name: str) -> None:
+def test_the_figures_of_a_start(name):
     run = WHOLE[name]
     before = f"{START}Available KV cache memory: 1.0 GiB\nGPU KV cache size: 1 tokens\n"
     found = logged(before + START + run.log)
@@ -28,12 +25,12 @@ def test_the_figures_of_a_start(name: str) -> None:
     assert found.kv_gib == (None if run.kv_exact else run.kv_gib), "of this start only"
 
 
-def test_a_start_that_was_kept_whole() -> None:
+def test_a_start_that_was_kept_whole():
     found = logged((DATA / "main_job_start.log").read_text())
     assert (found.kv_gib, found.kv_tokens, found.concurrency) == (None, 2_097_152, 512.0)
 
 
-def test_a_shape_without_weights(tmp_path: Path) -> None:
+def test_a_shape_without_weights(tmp_path):
     folder = make_model(tmp_path / "it", vocab_size=1000)
     known = find("google/gemma-4-26B-A4B-it")
     found = find(folder)
@@ -43,7 +40,7 @@ def test_a_shape_without_weights(tmp_path: Path) -> None:
     assert all(word.startswith(WORD) for word in words)
 
 
-def test_what_a_machine_needs_is_in_each_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_needs_is_in_each_recipe(monkeypatch):
     needed = {"engine_args": {"attention-backend": "TRITON_ATTN"}, "env": {"A": "1"}}
     monkeypatch.setenv("SPARK_CLUSTER_GPU_RECIPE", json.dumps(needed))
     found = changed({"name": "x", "engine_args": {"enforce-eager": True}})
@@ -51,5 +48,5 @@ def test_what_a_machine_needs_is_in_each_recipe(monkeypatch: pytest.MonkeyPatch)
     assert found["env"] == {"A": "1"}
 
 
-def test_failures_are_of_the_catalogue() -> None:
+def test_failures_are_of_the_catalogue():
     assert {failure.issue for failure in FAILURES.values()} <= catalogue().keys()

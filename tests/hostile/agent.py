@@ -4,8 +4,6 @@
 comes again, as it was or changed, and then goes on as `ending` says. `faults` draws the changes.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import threading

@@ -4,8 +4,6 @@ A container is uid 0 in its mounts: it makes links to any path of the host, FIFO
 and files of any size there, and exchanges one for another while root is at work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A user of the node without rights: programs that run as uid 65534, beside what root does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A benchmark's user in the lab, and what a run leaves on the laptop."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Nodes with a GPU each on this machine, whose GPUs are made up: everything but CUDA is real."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

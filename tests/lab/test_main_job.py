@@ -1,7 +1,5 @@
 """The main job on fresh nodes, in order: from nothing to a right answer, broken, repaired, down."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json
@@ -376,10 +374,7 @@ def test_whatever_is_done_to_nftables_the_ports_stay_closed(user, spark1, spark2
 def test_drift_is_repaired_and_nothing_else(user, story, spark1, spark2):
     spark1.run(["chmod", "700", CACHE_ROOT])
     spark2.run(["chmod", "644", NETPLAN])
-    drifted = {
-        f"spark1 Directory:{CACHE_ROOT}",
-        f"spark2 Netplan:{NETPLAN}",
-    }
+    drifted = {f"spark1 Directory:{CACHE_ROOT}", f"spark2 Netplan:{NETPLAN}"}
     user("up", "--tp", "2", "--check", "--exit-code", status=10)
     assert user.verdicts()["change"] == drifted
     document = user.json("up", "--tp", "2")

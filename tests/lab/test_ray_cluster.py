@@ -1,7 +1,5 @@
 """A Ray cluster without a model on two booted nodes: its jobs, and who may end them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 No agent here is killed by the test's own end of the pipe: each has to end by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

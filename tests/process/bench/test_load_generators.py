@@ -4,8 +4,6 @@ The files in tests/data/benchy were written by llama-benchy 0.4.0 against a stan
 answered, answered HTTP 500, did so now and then, or said that the capital of France is Lyon.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

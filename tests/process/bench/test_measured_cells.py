@@ -1,7 +1,5 @@
 """The program on the node that measures cell by cell: what it does when things go wrong."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

@@ -1,7 +1,5 @@
 """The report of a run: what it says, its files, and that foreign text stays text."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Every command at a terminal of 80 columns: nothing beyond the edge, and no broken word."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,7 +80,7 @@ def faults(text: str, words: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [(), *ALL], ids=" ".join)
-def test_help(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help(words, monkeypatch):
     text = shown(monkeypatch, (*words, "--help"))
     assert not faults(text, set()), text
     assert "...\n" not in text.partition("\nCommands:\n")[2], "a sentence is cut"
@@ -112,7 +110,7 @@ def cluster(
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_output(line: str, cluster: PipedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output(line, cluster, monkeypatch):
     """The nodes that are played run in this process and take its standard output for moments, in
     which a line of the screen can be lost: what is missing is looked for up to three times."""
     words = tuple(line.split())
@@ -124,16 +122,14 @@ def test_output(line: str, cluster: PipedCluster, monkeypatch: pytest.MonkeyPatc
     assert not found, text
 
 
-def test_every_command_is_looked_at() -> None:
+def test_every_command_is_looked_at():
     code = {"completion"}  # what it prints is a program
     live = {"top"}  # its node needs a driver: test_top_cli
     assert {line.split()[0] for line in (*LINES, *SHOWN)} - {"nosuch"} == set(COMMANDS) - {
         *ELSEWHERE, *code, *live}  # fmt: skip
 
 
-def test_what_is_stopped_says_how_to_serve_and_what_is_not_known_is_not_none(
-    cluster, monkeypatch
-) -> None:
+def test_what_is_stopped_says_how_to_serve_and_what_is_not_known_is_not_none(cluster, monkeypatch):
     assert "to serve: spark-cluster up\n" in shown(monkeypatch, ("status",))
     assert "None" not in shown(monkeypatch, ("facts",))
 
@@ -180,7 +176,7 @@ SHOWN: dict[str, Callable[[App], object]] = {
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_results(name: str) -> None:
+def test_results(name):
     def show(columns: int) -> str:
         with on_screen(columns) as screen:
             SHOWN[name](App(Cluster("lab")))
@@ -190,7 +186,7 @@ def test_results(name: str) -> None:
     assert not faults(text, set(show(1000).split())), text
 
 
-def test_a_fix_of_doctor_names_the_inventory() -> None:
+def test_a_fix_of_doctor_names_the_inventory():
     with on_screen(1000) as screen:
         SHOWN["doctor"](App(Cluster("lab")))
     assert "fix: spark-cluster -i lab provision --tags memory --limit NODE" in screen.close()

@@ -1,7 +1,5 @@
 """The program's end when its machine does not cooperate: no reader, a full disk, Ctrl-C."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

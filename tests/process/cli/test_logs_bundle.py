@@ -1,7 +1,5 @@
 """`logs --bundle` on real agents with a stand-in for docker: what is in it, and no secret."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`setup` on a terminal, against a real SSH server that takes a password and a real mDNS responder
 on the loopback; this machine is the node, and nothing is changed on it."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import socket

@@ -1,7 +1,5 @@
 """Commands of `setup` on real agents, one after another in one process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

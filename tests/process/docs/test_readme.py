@@ -1,8 +1,6 @@
 """Every command of README.md is run by `make test`, or stands in readme_commands.toml with the
 reason why not; so are those of docs/ that are listed there."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections.abc import Iterator
@@ -100,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("line", AS_IT_STANDS)
-def test_as_it_stands_on_its_page(line: str, folder: Path):
+def test_as_it_stands_on_its_page(line, folder):
     assert line in readme.DOCUMENTED
     shown = f"{line} && complete -p spark-cluster" if line == COMPLETION else line
     environment = on_path(folder) | {"COLUMNS": "80", "PYTHONPATH": readme.SOURCES}
@@ -114,7 +112,7 @@ def test_as_it_stands_on_its_page(line: str, folder: Path):
     assert AS_IT_STANDS[line] in done.stdout
 
 
-def test_the_plan_is_the_one_that_the_readme_shows(tmp_path: Path):
+def test_the_plan_is_the_one_that_the_readme_shows(tmp_path):
     line = "spark-cluster plan gpt-oss-120b --tp 2 --offline"
     (shown,) = [block for block in readme.blocks("") if block.startswith(f"$ {line}\n")]
     printed = invoke(*readme.words(line), project=tmp_path, columns="80").stdout
@@ -122,7 +120,7 @@ def test_the_plan_is_the_one_that_the_readme_shows(tmp_path: Path):
     assert set(shown.splitlines()[1:]) - {"..."} <= told
 
 
-def test_make_clean(tmp_path: Path):
+def test_make_clean(tmp_path):
     venv, cache = tmp_path / "venv", tmp_path / "cache"
     asked = tmp_path / "asked"
     put(venv / "bin/spark-cluster", f'#!/bin/sh\necho "$@" > {asked}\n', 0o755)

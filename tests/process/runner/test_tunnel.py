@@ -1,7 +1,5 @@
 """The tunnel over a real sshd: it carries, is made again when cut, and says what does not work."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import getpass

@@ -1,7 +1,5 @@
 """Replicas in a report: whether they or TP=2 serve many users better."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The steps of `setup` one by one, with the program's own commands, in this process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace

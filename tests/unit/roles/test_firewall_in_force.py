@@ -1,7 +1,5 @@
 """The firewall's tables in the kernel, with nft itself: who reaches which port of a node."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`Cluster` as a program uses it: what it opens, returns, raises, and leaves alone."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import json
@@ -24,7 +22,7 @@ from spark_cluster.importers.vllm_flags import kinds
 LOST = "nodes: {spark1: {address: 10.0.0.1, roles: [head]}, lost: {address: 10.0.0.2}}\n"
 
 
-def test_a_playbook(cluster: Cluster, project: Path) -> None:
+def test_a_playbook(cluster, project):
     first = cluster.playbook("mine")
     assert (first.ok, first.result) == (True, ["spark1", "spark2"])
     assert first.run.changed == 4
@@ -35,13 +33,13 @@ def test_a_playbook(cluster: Cluster, project: Path) -> None:
     assert cluster.playbook("mine").run.changed == 0
 
 
-def test_a_selection_that_chooses_nothing(cluster: Cluster) -> None:
+def test_a_selection_that_chooses_nothing(cluster):
     nothing = Options(selection=Selection(tags=frozenset({"nothing"})))
     with pytest.raises(UsageError, match="--tags nothing: nothing in this run has that name"):
         cluster.playbook("mine", options=nothing)
 
 
-def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypatch) -> None:
+def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypatch):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     frozen, interval = gc.get_freeze_count(), sys.getswitchinterval()
     monkeypatch.setattr(sys, "setswitchinterval", lambda _s: pytest.fail("it is the user's"))
@@ -51,7 +49,7 @@ def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypa
     assert (gc.get_freeze_count(), sys.getswitchinterval()) == (frozen, interval)
 
 
-def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:
+def test_a_node_that_is_not_reached_is_in_the_result(project):
     put(project / "inventory.yaml", LOST)
     cluster = Cluster(project=project)
     found = cluster.playbook("mine")
@@ -66,7 +64,7 @@ def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:
         fits(kind, json.dumps(result.to_dict()))
 
 
-def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> None:
+def test_facts_are_what_the_command_prints(cluster, project):
     printed = json.loads(command("facts", "--json", cwd=project).stdout)
     found = json.loads(json.dumps(cluster.facts().to_dict(), default=str))
     for node in (*printed["nodes"], *found["nodes"]):
@@ -74,7 +72,7 @@ def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> N
     assert found == printed
 
 
-def test_vram(cluster: Cluster, project: Path) -> None:
+def test_vram(cluster, project):
     script = "#!/bin/sh\necho 17, VLLM::EngineCore, 900\n"
     for name in ("spark1", "spark2"):
         put(project / name / "usr/local/bin/nvidia-smi", script, 0o755)
@@ -83,7 +81,7 @@ def test_vram(cluster: Cluster, project: Path) -> None:
     fits("vram", json.dumps(found.to_dict()))
 
 
-def test_addresses_instead_of_an_inventory(project: Path) -> None:
+def test_addresses_instead_of_an_inventory(project):
     cluster = Cluster(["192.168.177.5", "me@spark-b.local"], project=project)
     first, second = cluster.nodes
     assert [(n.name, n.address, n.user) for n in (first, second)] == [
@@ -104,12 +102,12 @@ def test_addresses_instead_of_an_inventory(project: Path) -> None:
         (["me@"], InvalidFile, "nodes.spark1.address"),
     ],
 )
-def test_addresses_that_are_none(project, addresses, error, message) -> None:
+def test_addresses_that_are_none(project, addresses, error, message):
     with pytest.raises(error, match=message):
         _ = Cluster(addresses, project=project).nodes
 
 
-def test_what_cannot_be_is_refused_before_a_node_is_asked(project: Path) -> None:
+def test_what_cannot_be_is_refused_before_a_node_is_asked(project):
     put(project / "inventory.yaml", "nodes: {a: {address: 127.0.0.1, port: 1, roles: [head]}}\n")
     cluster = Cluster(project=project)
     with pytest.raises(Refused, match="needs 2 nodes"):
@@ -122,7 +120,7 @@ def test_what_cannot_be_is_refused_before_a_node_is_asked(project: Path) -> None
         cluster.bench("dual", out=put(project / "r/run.json", "{}").parent)
 
 
-def test_no_inventory(project: Path) -> None:
+def test_no_inventory(project):
     (project / "inventory.yaml").unlink()
     with pytest.raises(InvalidFile, match="no such inventory"):
         Cluster(project=project).ping()
@@ -130,20 +128,20 @@ def test_no_inventory(project: Path) -> None:
         Cluster(project=project / "nowhere").ping()
 
 
-def test_a_port_stands_in_place_of_the_inventorys(project: Path) -> None:
+def test_a_port_stands_in_place_of_the_inventorys(project):
     put(project / "inventory.yaml", f"{LOST}serve: {{api_key: {{env: K}}, engine_port: 18000}}\n")
     serve = Cluster(project=project, port=9000).inventory.serve
     assert (serve.port, serve.engine_port) == (9000, 18000)
 
 
-def test_a_closed_cluster_does_nothing_more(cluster: Cluster) -> None:
+def test_a_closed_cluster_does_nothing_more(cluster):
     with cluster as opened:
         assert opened.ping().ok
     with pytest.raises(UsageError, match="this Cluster is closed"):
         cluster.ping()
 
 
-def test_overrides_are_those_of_the_command_line() -> None:
+def test_overrides_are_those_of_the_command_line():
     given = texts({"max-model-len": "32k", "enforce-eager": True, "env.A": "1", "image.ref": None})
     assert given == ("max-model-len=32k", "enforce-eager=true", "env.A=1", "image.ref=")
     assert read_overrides(given, "vllm", kinds("vllm")) == {
@@ -152,7 +150,7 @@ def test_overrides_are_those_of_the_command_line() -> None:
     assert texts(("a=1", "a=2")) == ("a=1", "a=2")
 
 
-def test_importing_the_package_imports_nothing() -> None:
+def test_importing_the_package_imports_nothing():
     """It travels to the nodes; the names of the API are imported when they are asked for."""
     (source,) = map(Path, [spark_cluster.__file__])
     statements = [type(node) for node in ast.parse(source.read_text()).body]
@@ -163,7 +161,7 @@ def test_importing_the_package_imports_nothing() -> None:
         _ = spark_cluster.Clutser  # type: ignore[attr-defined]
 
 
-def test_what_a_playbook_returns_is_written_whatever_it_is(cluster: Cluster, project: Path) -> None:
+def test_what_a_playbook_returns_is_written_whatever_it_is(cluster, project):
     code = (
         "from pathlib import Path\n\n\n"
         "def main(play):\n"

@@ -1,7 +1,5 @@
 """The model loader as a program: real sockets and a real server, and a docker that keeps state."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

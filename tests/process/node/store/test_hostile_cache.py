@@ -1,8 +1,6 @@
 """The hub cache after a container or a user has written into it: nothing is followed, read or
 written outside, and nothing waits."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The supervision's program: a real server over HTTP, and commands of a node that keep state."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import subprocess
