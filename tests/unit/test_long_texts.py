@@ -66,7 +66,7 @@ def test_it_is_read_in_a_moment(what):
 @pytest.mark.parametrize("part", ["pat", "_auth-a", "a", "key=", "max_tokens="])
 def test_a_log_of_such_words_is_masked_in_a_moment(part):
     """A request may be all that it takes to have them in a log."""
-    assert secret.masked(part * MANY + " HF_TOKEN=abc").endswith(" HF_TOKEN=***")
+    assert secret.masked(part * (MANY // 4) + " HF_TOKEN=abc").endswith(" HF_TOKEN=***")
 
 
 def test_a_log_that_resembles_a_missing_one_is_kept(monkeypatch):

@@ -77,17 +77,6 @@ def test_every_file_runs_the_commands_that_the_table_says():
         assert told <= runs(file), file
 
 
-def test_commands_of_a_page():
-    """Of blocks for a shell, with or without a prompt, and of the text."""
-    page = (
-        "```\nspark-cluster a --b   # why\nmake c\n```\n"
-        "```text\n$ spark-cluster -i lab d\nok\n```\n```yaml\ne: f\n```\n"
-        "As `make g` and `.venv/bin/spark-cluster lab h` do it, `up` and `make` are no lines.\n"
-    )
-    known = {"spark-cluster a --b", "make c", "spark-cluster d", "make g", "spark-cluster lab h"}
-    assert readme.commands(page) == known
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a user with three recorded runs."""
