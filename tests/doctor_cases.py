@@ -29,8 +29,7 @@ def kernel(*said: str) -> str:
 
 
 def _said(number: int, source: str) -> str:
-    text: str = answer(number)["commands"][source]["stdout"]
-    return text
+    return answer(number)["commands"][source]["stdout"]
 
 
 def _links(number: int, rows: list[dict[str, Any]]) -> str:

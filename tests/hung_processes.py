@@ -73,7 +73,6 @@ def frozen_disk() -> Iterator[FrozenDisk]:
             yield disk
         finally:
             pids = disk.pids()
-            assert thaws.stdin is not None
             thaws.stdin.close()
             thaws.wait(HANG_S)
             for pid in pids:

@@ -90,7 +90,6 @@ class PasswordSshd(paramiko.ServerInterface):
 
     @staticmethod
     def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
         with contextlib.suppress(OSError):  # the command has ended
             while data := channel.recv(65536):
                 process.stdin.write(data)

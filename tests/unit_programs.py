@@ -10,6 +10,5 @@ from spark_cluster.runner import wire
 def installed(folder: Path, module: str, *words: str) -> list[str]:
     """Put the archive of a program into a folder; return the command that runs it."""
     file = wire.program(str(folder), module)
-    assert isinstance(file.content, bytes)
     Path(file.path).write_bytes(file.content)
     return [sys.executable, "-I", "-S", "-B", *own_program.entry(file.path, module), *words]

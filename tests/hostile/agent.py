@@ -55,8 +55,7 @@ class Frame:
     @property
     def message(self) -> dict[str, Any]:
         """The message in it."""
-        found: dict[str, Any] = json.loads(self.data[4:])
-        return found
+        return json.loads(self.data[4:])
 
 
 class Recorder(PipeChannel):

@@ -171,7 +171,6 @@ def exchanged(path: Path, target: Path) -> Iterator[None]:
     command = [sys.executable, "-I", "-c", _EXCHANGE, str(path), str(link)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline()
             yield
         finally:

@@ -41,7 +41,6 @@ def running(program: str) -> Iterator[subprocess.Popen[str]]:
     """
     with subprocess.Popen(_command(program), cwd="/", stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline()
             yield process
         finally:

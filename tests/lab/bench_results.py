@@ -18,8 +18,7 @@ LEFT = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"",
 
 def record(folder: Path) -> dict[str, Any]:
     """The record in the folder of a run."""
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
+    return json.loads((folder / "run.json").read_text())
 
 
 def results(node: LabNode) -> dict[str, float]:

@@ -25,8 +25,7 @@ def command_of(spark1: LabNode) -> str:
 
 
 def records(node: LabNode) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(node.run(["cat", paths.LAUNCHES]).stdout)["launches"]
-    return found
+    return json.loads(node.run(["cat", paths.LAUNCHES]).stdout)["launches"]
 
 
 def test_the_server_has_them(user, spark1):

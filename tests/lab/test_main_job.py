@@ -211,10 +211,8 @@ def test_the_plan_said_what_the_engine_prints(user):
     log = user("logs", "--tail", "4000", "--container", "vllm").out
     assert "Application startup complete" in log
     printed = re.search(r"KV cache size: ([\d,]+) tokens", log)
-    assert printed is not None
     assert int(printed[1].replace(",", "")) == planned["kv_tokens"]
     concurrency = re.search(r"tokens per request: ([\d.]+)", log)
-    assert concurrency is not None
     assert float(concurrency[1]) == pytest.approx(planned["max_concurrency"], abs=0.01)
     assert planned["feasible"] is True
     assert [node["assumed"] for node in planned["nodes"]] == [False, False]

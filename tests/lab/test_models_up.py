@@ -33,8 +33,7 @@ def user(user: CommandLine) -> CommandLine:
 def vector(model: str, query: str = "") -> list[float]:
     status, found, _ = embed(URL, model, query)
     assert status == 200, found
-    numbers: list[float] = found["data"][0]["embedding"]
-    return numbers
+    return found["data"][0]["embedding"]
 
 
 def test_two_models_on_one_node_behind_one_endpoint(user):

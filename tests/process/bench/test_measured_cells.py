@@ -62,8 +62,7 @@ def change(folder: Path, number: int = 0, **changed: Any) -> None:
 
 
 def told(folder: Path, cell: str = "a") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"cells/{cell}.json").read_text())
-    return found
+    return json.loads((folder / f"cells/{cell}.json").read_text())
 
 
 @pytest.fixture

@@ -299,7 +299,6 @@ def no_png() -> Iterator[None]:
 def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
     record = dual_record(depths=(0, 4096), loads=(1, 2))
     data = poisoned(record.model_dump(mode="json"))
-    assert isinstance(data, dict)
     for index, setup in enumerate(data["setups"]):
         old, setup["id"] = setup["id"], f"../../{EVIL}{index}"
         setup["model"] = data["setups"][0]["model"]

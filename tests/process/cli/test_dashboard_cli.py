@@ -42,7 +42,6 @@ def opened(open_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]
     env = {**os.environ, "BROWSER": f"{browser} %s &", "HOME": str(open_path / "home")}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
-            assert process.stdout is not None
             address = process.stdout.readline().strip()
             assert "token=" in address
             until(words.exists, what="the browser")

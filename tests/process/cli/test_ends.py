@@ -28,7 +28,6 @@ def test_a_reader_that_has_seen_enough(tmp_path, words):
     ) as program:
         os.close(writing)
         os.close(reading)
-        assert program.stderr is not None
         said = program.stderr.read()
         status = program.wait(timeout=120)
     assert said == b""

@@ -39,8 +39,7 @@ def planned(run: Run, *options: str, model: str = "autoround") -> dict[str, obje
     line = LINE.format(model)
     _, out, err = run("--json", "plan", *options, "--command", line, "--available", "118")
     assert not err, err
-    found: dict[str, object] = json.loads(out)
-    return found
+    return json.loads(out)
 
 
 def speed(run: Run, *options: str) -> tuple[int, str, str]:

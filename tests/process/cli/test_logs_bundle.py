@@ -54,7 +54,6 @@ def texts(path: Path) -> dict[str, str]:
             assert path.name.startswith(folder) or path.name == "mine.tar.gz"
             assert (member.isfile(), member.mode) == (True, 0o600)
             content = archive.extractfile(member)
-            assert content is not None
             found[name] = content.read().decode()
     return found
 

@@ -113,8 +113,7 @@ def ask(page: Browser, name: str) -> str:
     took = f"spark-cluster -i lab {' '.join(QUESTIONS[name])} took"
     asked = "document.querySelector('#asked').textContent"
     waiting.until(lambda: page.evaluate(asked).startswith(took))
-    found: str = page.evaluate("document.querySelector('#answer').innerText")
-    return found
+    return page.evaluate("document.querySelector('#answer').innerText")
 
 
 def test_each_command_has_a_view_of_its_own(page):

@@ -164,7 +164,6 @@ def test_transfers_and_rdma_between_four_nodes(tmp_path, monkeypatch):
 def test_a_transfer_between_real_agents(agent):
     done = probes.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
     assert done.output == ""
-    assert done.rate is not None
     assert done.rate > 0
 
 

@@ -25,8 +25,7 @@ def imported(project: Path, *words: str, status: int = 0) -> dict[str, Any]:
     argv = ["--project", str(project), "--json", "recipes", "import", *words, "--offline"]
     done = run(*argv, cwd=project)
     assert done.returncode == status, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout or done.stderr)
-    return result
+    return json.loads(done.stdout or done.stderr)
 
 
 def test_a_kit_by_its_url(theirs, tmp_path):

@@ -112,7 +112,6 @@ def test_a_load_is_ended_before_the_node_freezes_and_the_reason_stays(spark):
     spark.collapses(guard)
     assert "stop -t 0 spark-vllm spark-ray" in spark.asked
     reason = spark.reason
-    assert reason is not None
     gib = [round(kib / GIB, 1) for kib in (reason.available_kib, reason.free_kib)]
     assert (gib, reason.pressure) == ([2.4, 0.9], 42.17)
     shown = str(reason)

@@ -39,8 +39,7 @@ def guarded(tmp_path: Path, engine: Engine) -> Iterator[int]:
 
 
 def error(answer: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])["error"]
-    return found
+    return json.loads(answer.partition("\r\n\r\n")[2])["error"]
 
 
 # -- the key -----------------------------------------------------------------------------------

@@ -54,8 +54,7 @@ def asked(engine: Engine) -> int:
 
 
 def content(answer: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])
-    return found
+    return json.loads(answer.partition("\r\n\r\n")[2])
 
 
 ODD = "-i $HOME #1 %[src] ${PATH}"
@@ -386,7 +385,6 @@ def test_the_proxy_says_what_is_in_flight_and_how_long_one_is_idle(loading):
     until(lambda: uses(loading)[CODER].requests)
     use = uses(loading)[CODER]
     assert use.requests == 1
-    assert use.idle_s is not None
     assert use.idle_s <= time.monotonic() - began + 1
     loading.engines["coder"].first_piece_seen.set()
     found = uses(loading)

@@ -129,8 +129,7 @@ def test_a_drafter_takes_its_part_of_the_cache(ask, tmp_path):
 def speed(ask, tp: str) -> dict[str, Any]:
     words = ("predict", "speed", "--recipe", "gemma4-31b-fp8", "--tp", tp)
     # The group's own --json stands before the subcommand.
-    found: dict[str, Any] = json.loads(ask("--json", *words).stdout)
-    return found
+    return json.loads(ask("--json", *words).stdout)
 
 
 def test_the_measured_link_replaces_the_assumed_one(ask, tmp_path):

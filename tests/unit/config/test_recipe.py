@@ -59,7 +59,6 @@ def test_defaults(tmp_path):
 
 def test_a_virtual_environment(tmp_path):
     recipe = load(tmp_path, VENV)
-    assert recipe.venv is not None
     assert (recipe.venv.path, recipe.venv.python) == ("/opt/vllm", "python3")
     assert of_recipe(recipe, 1).image == ""
 

@@ -49,7 +49,6 @@ def test_the_engine_of_the_page(tmp_path):
     deployment = plan.starting(share=0.5, ray_token=None)
     found = engine("tiny")
     process = found.server(plan.nodes[0], deployment, 29501)
-    assert process is not None
     container = runtime.resource(process, deployment)
     assert container.command == (
         *("tiny-serve", "--weights", snapshot_of("org/m"), "--context", "4096", "--gpus", "1"),

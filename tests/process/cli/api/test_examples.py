@@ -34,8 +34,6 @@ def here(project: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch
 def serve() -> ModuleType:
     """The example script, imported."""
     spec = importlib.util.spec_from_file_location("example_serve", EXAMPLES / "serve.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -210,7 +210,6 @@ def test_a_token_opens_a_gated_model_and_is_written_nowhere(puller):
         [sys.executable, "-c", f"import {PROGRAM} as one; one.main()"],
         stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=os.environ | own,
     )  # fmt: skip
-    assert process.stdin is not None
     process.stdin.write(puller.request(token="hf_secret"))
     process.stdin.flush()
     shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()

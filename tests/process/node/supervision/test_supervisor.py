@@ -301,7 +301,6 @@ def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
     argv = installed(tmp_path, supervision.UNIT.program, str(tmp_path / "config.json"))
     must_guard(argv[4].removesuffix(f"/{own_program.STARTER}"), tmp_path)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "serving\n"
     finally:
