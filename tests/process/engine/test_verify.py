@@ -77,19 +77,6 @@ def test_what_the_server_cannot_do_is_not_applicable_unless_the_recipe_promises_
     assert found.count("not applicable") == 6
 
 
-def test_a_toy_is_asked_only_what_its_recipe_promises(server, one_node):
-    made = recipe("answer", "logprobs")
-    toy = made.model_copy(update={"readiness": made.readiness.model_copy(update={"toy": True})})
-    running = RunningServer(server.endpoint, "r", 1, "chat", FLAGS)
-
-    def asked(*only: str) -> list[str]:
-        found = verify.verify(one_node.play, running, toy, CheckSelection(only), patience_s=10)
-        return [verdict.id for verdict in found.verdicts if verdict.status == "ok"]
-
-    assert asked() == ["answer", "logprobs"]
-    assert asked("coherence") == ["coherence"]
-
-
 def test_a_server_that_is_lost_is_not_waited_for_again(server, verified):
     server.close()
     found = verified(skip=("answer",))
