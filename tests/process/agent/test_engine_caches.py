@@ -1,5 +1,7 @@
 """The engine's caches on a node: records of launches, sizes of what is there, removal of parts."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,7 +39,7 @@ def entries(root: Path) -> dict[str, engine_caches.CacheEntry]:
 # -- records -------------------------------------------------------------------------------------
 
 
-def test_a_record_is_kept_for_root_alone(tmp_path):
+def test_a_record_is_kept_for_root_alone(tmp_path: Path) -> None:
     engine_caches.add_launch(tmp_path, ONE)
     path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -45,7 +47,7 @@ def test_a_record_is_kept_for_root_alone(tmp_path):
     assert engine_caches.launches(tmp_path) == [ONE]
 
 
-def test_a_repeated_launch_keeps_its_keys(tmp_path):
+def test_a_repeated_launch_keeps_its_keys(tmp_path: Path) -> None:
     """A warm start may log less than the cold one did."""
     engine_caches.add_launch(tmp_path, ONE)
     engine_caches.add_launch(tmp_path, replace(ONE, arguments="b" * 64, last=20.0))
@@ -55,7 +57,7 @@ def test_a_repeated_launch_keeps_its_keys(tmp_path):
     assert (found[0].keys, found[0].run) == ((AOT, SHORT), "new")
 
 
-def test_records_are_bounded(tmp_path):
+def test_records_are_bounded(tmp_path: Path) -> None:
     many = [
         replace(ONE, recipe=f"r{n}", last=float(n)) for n in range(engine_caches.MOST_LAUNCHES + 9)
     ]
@@ -74,11 +76,11 @@ HUGE = f'{{"launches": [{{"recipe": "a", "compile_s": 1{"0" * 400}}}]}}'
 
 
 @pytest.mark.parametrize("text", [*cases(__file__, "no_records.json"), None, "[" * 100_000, HUGE])
-def test_what_is_no_record_is_left_out(text):
+def test_what_is_no_record_is_left_out(text: str | None) -> None:
     assert engine_caches.parse_launches(text) == []
 
 
-def test_a_record_of_another_version_is_read(tmp_path):
+def test_a_record_of_another_version_is_read(tmp_path: Path) -> None:
     """An older one has all flags and no digest: it still says whose the compiled code is."""
     older = {"recipe": "a", "engine": "vllm", "tp": 2, "flags": {"x": "1"}, "keys": [SHORT]}
     text = json.dumps({"launches": [older]})
@@ -88,7 +90,7 @@ def test_a_record_of_another_version_is_read(tmp_path):
 # -- usage ---------------------------------------------------------------------------------------
 
 
-def test_every_entry_has_its_kind_and_size(root):
+def test_every_entry_has_its_kind_and_size(root: Path) -> None:
     found = entries(root)
     assert {path: entry.kind for path, entry in found.items()} == {
         f"{OWN}/vllm/torch_compile_cache/{SHORT}": "compile",
@@ -105,7 +107,7 @@ def test_every_entry_has_its_kind_and_size(root):
     assert large.bytes >= 20_000
 
 
-def test_a_key_counts_once_a_rank_has_left_something(root):
+def test_a_key_counts_once_a_rank_has_left_something(root: Path) -> None:
     (root / OWN / "vllm/torch_compile_cache" / ("f" * 10) / "rank_1_0").mkdir(parents=True)
     put(root / "images/another/vllm/torch_compile_cache" / AOT / "rank_0_0/model", "y")
     found = engine_caches.compiled_keys(root)
@@ -115,7 +117,7 @@ def test_a_key_counts_once_a_rank_has_left_something(root):
     }
 
 
-def test_what_all_images_shared_before_is_listed_and_removed(root):
+def test_what_all_images_shared_before_is_listed_and_removed(root: Path) -> None:
     put(root / "vllm/torch_compile_cache" / SHORT / "rank_0_0/x", "x")
     put(root / "triton/a", "x")
     shared = {f"vllm/torch_compile_cache/{SHORT}", "triton"}
@@ -128,7 +130,7 @@ def test_a_count_that_takes_too_long_is_a_lower_bound(root, monkeypatch):
     assert not all(entry.whole for entry in engine_caches.usage(root))
 
 
-def test_caches_that_are_not_there_are_none(tmp_path):
+def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
     assert engine_caches.usage(tmp_path / "none") == []
     assert engine_caches.compiled_keys(tmp_path / "none") == {}
 
@@ -136,7 +138,7 @@ def test_caches_that_are_not_there_are_none(tmp_path):
 # -- removal -------------------------------------------------------------------------------------
 
 
-def test_only_what_is_chosen_is_removed(root):
+def test_only_what_is_chosen_is_removed(root: Path) -> None:
     chosen = {f"{OWN}/vllm/torch_compile_cache/{AOT}", f"{OWN}/triton", "huggingface"}
     removed = engine_caches.remove(root, {*chosen, "../etc", "vllm", "", OWN, "images"})
     assert sorted(removed) == [f"{OWN}/triton", f"{OWN}/vllm/torch_compile_cache/{AOT}"]
@@ -145,7 +147,7 @@ def test_only_what_is_chosen_is_removed(root):
     assert engine_caches.compiled_keys(root) == {OWN.removeprefix("images/"): [SHORT]}
 
 
-def test_what_a_cut_left_of_a_removal_goes_with_the_next(root):
+def test_what_a_cut_left_of_a_removal_goes_with_the_next(root: Path) -> None:
     left = root / OWN / "vllm/torch_compile_cache/.removing-0123456789ab/rank_0_0/model"
     put(left, "x")
     assert not any(".removing-" in path for path in entries(root))
@@ -160,7 +162,7 @@ def ask(host: Host, **request: Any) -> dict[str, Any]:
     return operations.act(host, {"op": "caches", **request})
 
 
-def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path):
+def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
     host = Host(root=tmp_path)
     log = tmp_path / "server.log"
     lines = [
@@ -187,5 +189,5 @@ def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path):
     assert ask(host, run="c2", **asked)["found"] == []
 
 
-def test_a_record_of_another_form_is_an_error(tmp_path):
+def test_a_record_of_another_form_is_an_error(tmp_path: Path) -> None:
     assert "form" in ask(Host(root=tmp_path), what="record", record={"a": 1})["error"]

@@ -1,8 +1,11 @@
 """Probes: what is sent, and what is made of what comes back."""
 
+from __future__ import annotations
+
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +25,7 @@ from spark_cluster.engine import link_check
 from spark_cluster.engine.link_check import Cabling, checked_hops
 from spark_cluster.errors import Failed
 from spark_cluster.runner.session import Answer as HttpAnswer
+from spark_cluster.runner.session import Session
 
 QUESTION = Question(Probe(question="capital of France?", expect="Paris"), key="secret")
 
@@ -69,7 +73,7 @@ def probed(
     return probes.probe(inventory, nodes, sessions, QUESTION)
 
 
-def test_full_size_packets_on_every_way(inventory, monkeypatch):
+def test_full_size_packets_on_every_way(inventory: Inventory, monkeypatch: Any) -> None:
     one, two = Fake(), Fake(largest=1500)
     found = probed(inventory, monkeypatch, one, two, "ping\n")
     assert found.full_size == 8972
@@ -92,8 +96,8 @@ CERTIFICATE = "/etc/spark-cluster/endpoint/self-signed.pem"
     [(None, "http://127.0.0.1:8000", None), (TLS, "https://10.0.0.1:8443", CERTIFICATE)],
 )
 def test_a_server_that_is_healthy_and_does_not_answer(
-    inventory, monkeypatch, description, url, certificate
-):
+    inventory: Inventory, monkeypatch: Any, description: str | None, url: str, certificate: Any
+) -> None:
     """What is probed is what users reach."""
     one = Fake(description=description)
     found = probed(inventory, monkeypatch, one, Fake(), "docker\nping\n")
@@ -104,7 +108,9 @@ def test_a_server_that_is_healthy_and_does_not_answer(
     assert "secret" not in repr(QUESTION)
 
 
-def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(inventory, monkeypatch):
+def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
+    inventory: Inventory, monkeypatch: Any
+) -> None:
     ring = [Cabling("spark1", {"np0": ("spark3",), "np1": ("spark2",)})]
     monkeypatch.setattr(link_check, "in_doubt", lambda _: True)
     monkeypatch.setattr(link_check, "look", lambda *_: ring)
@@ -122,7 +128,7 @@ def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(inventory, monkeypa
     assert (found.cabling, found.why_not["cabling"]) == (None, "spark2: it is gone")
 
 
-def test_nothing_to_probe(inventory):
+def test_nothing_to_probe(inventory: Inventory) -> None:
     stopped = inspected(1, "spark-vllm", State__Status="exited")
     found = probes.probe(inventory, [seen(1, containers=stopped)], {}, QUESTION)
     assert found.pings is None
@@ -130,7 +136,7 @@ def test_nothing_to_probe(inventory):
     assert found.why_not["answer"] == "no server of spark-cluster runs on these nodes"
 
 
-def test_transfers_and_rdma_between_four_nodes(tmp_path, monkeypatch):
+def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any) -> None:
     text = "".join(f"  spark{n}: {{address: 10.0.0.{n}}}\n" for n in (2, 3, 4))
     made = factories.make_inventory(
         tmp_path, f"nodes:\n  spark1: {{address: 10.0.0.1, roles: [head]}}\n{text}"
@@ -161,13 +167,14 @@ def test_transfers_and_rdma_between_four_nodes(tmp_path, monkeypatch):
     ]
 
 
-def test_a_transfer_between_real_agents(agent):
+def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
     done = probes.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
     assert done.output == ""
+    assert done.rate is not None
     assert done.rate > 0
 
 
-def test_a_transfer_to_a_port_that_another_program_has(agent):
+def test_a_transfer_to_a_port_that_another_program_has(agent: Callable[..., Session]) -> None:
     def refuse() -> None:
         with contextlib.suppress(OSError):
             for _ in range(probes.STREAMS):

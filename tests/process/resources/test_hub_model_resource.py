@@ -1,8 +1,11 @@
 """HubModel: the real program and the real client library against a hub of this machine."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import each_case
@@ -41,7 +44,7 @@ def model(hub: LabHub, revision: str = "", token: str = "") -> HubModel:
     )
 
 
-def test_a_commit_is_pulled_once_and_known_without_the_hub(hub, node):
+def test_a_commit_is_pulled_once_and_known_without_the_hub(hub: LabHub, node: Any) -> None:
     wanted = model(hub)
     first = node.apply(wanted)
     assert (first.verdict, first.error) == ("change", " | ")
@@ -50,7 +53,7 @@ def test_a_commit_is_pulled_once_and_known_without_the_hub(hub, node):
     assert len(hub.requests) == asked
 
 
-def test_a_missing_file_is_fetched_again(hub, node):
+def test_a_missing_file_is_fetched_again(hub: LabHub, node: Any) -> None:
     wanted = model(hub)
     node.apply(wanted)
     folder = node.root / "srv/hub/models--org--model"
@@ -58,12 +61,12 @@ def test_a_missing_file_is_fetched_again(hub, node):
     node.must_converge(wanted)
 
 
-def test_a_branch_is_asked_for_at_each_run(hub, node):
+def test_a_branch_is_asked_for_at_each_run(hub: LabHub, node: Any) -> None:
     for _ in range(2):
         assert node.apply(model(hub, "main")).verdict == "change"
 
 
-def test_the_proxy_of_the_node_is_used(hub, node):
+def test_the_proxy_of_the_node_is_used(hub: LabHub, node: Any) -> None:
     with WebServer(lambda _asked: (404, "none")) as proxy:
         node.put("/etc/environment", f"http_proxy={proxy.url}\n")
         with pytest.raises(ResourceError):
@@ -77,7 +80,7 @@ def test_the_proxy_of_the_node_is_used(hub, node):
         assert node.apply(model(hub)).verdict == "change"
 
 
-def test_a_refusal_says_what_to_do(hub, node):
+def test_a_refusal_says_what_to_do(hub: LabHub, node: Any) -> None:
     hub.conduct["org/model"] = Conduct(gated=True)
     result = node.apply(model(hub, token="hf_wrong"))
     assert result.verdict == "failed"
@@ -85,7 +88,7 @@ def test_a_refusal_says_what_to_do(hub, node):
     assert "hf_wrong" not in str(result.event)
 
 
-def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub, node):
+def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub: LabHub, node: Any) -> None:
     """As the agent answers it, by the program that pulls."""
     asked = {"what": "preview", "hub": "/srv/hub", "model": to_wire(model(hub, "main"))}
     found = operations.act(Host(root=node.root), {"op": "store", **asked})
@@ -97,11 +100,11 @@ def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub, node):
     assert operations.act(Host(root=node.root), {"op": "store", **asked})["missing"] == 0
 
 
-def test_a_result_is_the_last_line():
+def test_a_result_is_the_last_line() -> None:
     assert answer_of('progress\n{"commit": "a"}\n', "", "org/m") == {"commit": "a"}
 
 
 @each_case(__file__, "hub_ends.json")
-def test_an_end_without_a_result_is_told(case):
+def test_an_end_without_a_result_is_told(case: dict[str, Any]) -> None:
     with pytest.raises(ResourceError, match=case["words"]):
         answer_of(case["stdout"], case["stderr"], "org/m")

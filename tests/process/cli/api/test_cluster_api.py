@@ -1,5 +1,7 @@
 """`Cluster` as a program uses it: what it opens, returns, raises, and leaves alone."""
 
+from __future__ import annotations
+
 import ast
 import gc
 import json
@@ -22,7 +24,7 @@ from spark_cluster.importers.vllm_flags import kinds
 LOST = "nodes: {spark1: {address: 10.0.0.1, roles: [head]}, lost: {address: 10.0.0.2}}\n"
 
 
-def test_a_playbook(cluster, project):
+def test_a_playbook(cluster: Cluster, project: Path) -> None:
     first = cluster.playbook("mine")
     assert (first.ok, first.result) == (True, ["spark1", "spark2"])
     assert first.run.changed == 4
@@ -33,13 +35,13 @@ def test_a_playbook(cluster, project):
     assert cluster.playbook("mine").run.changed == 0
 
 
-def test_a_selection_that_chooses_nothing(cluster):
+def test_a_selection_that_chooses_nothing(cluster: Cluster) -> None:
     nothing = Options(selection=Selection(tags=frozenset({"nothing"})))
     with pytest.raises(UsageError, match="--tags nothing: nothing in this run has that name"):
         cluster.playbook("mine", options=nothing)
 
 
-def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypatch):
+def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypatch) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     frozen, interval = gc.get_freeze_count(), sys.getswitchinterval()
     monkeypatch.setattr(sys, "setswitchinterval", lambda _s: pytest.fail("it is the user's"))
@@ -49,7 +51,7 @@ def test_it_prints_nothing_and_leaves_the_process_alone(cluster, capfd, monkeypa
     assert (gc.get_freeze_count(), sys.getswitchinterval()) == (frozen, interval)
 
 
-def test_a_node_that_is_not_reached_is_in_the_result(project):
+def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:
     put(project / "inventory.yaml", LOST)
     cluster = Cluster(project=project)
     found = cluster.playbook("mine")
@@ -64,7 +66,7 @@ def test_a_node_that_is_not_reached_is_in_the_result(project):
         fits(kind, json.dumps(result.to_dict()))
 
 
-def test_facts_are_what_the_command_prints(cluster, project):
+def test_facts_are_what_the_command_prints(cluster: Cluster, project: Path) -> None:
     printed = json.loads(command("facts", "--json", cwd=project).stdout)
     found = json.loads(json.dumps(cluster.facts().to_dict(), default=str))
     for node in (*printed["nodes"], *found["nodes"]):
@@ -72,7 +74,7 @@ def test_facts_are_what_the_command_prints(cluster, project):
     assert found == printed
 
 
-def test_vram(cluster, project):
+def test_vram(cluster: Cluster, project: Path) -> None:
     script = "#!/bin/sh\necho 17, VLLM::EngineCore, 900\n"
     for name in ("spark1", "spark2"):
         put(project / name / "usr/local/bin/nvidia-smi", script, 0o755)
@@ -81,7 +83,7 @@ def test_vram(cluster, project):
     fits("vram", json.dumps(found.to_dict()))
 
 
-def test_addresses_instead_of_an_inventory(project):
+def test_addresses_instead_of_an_inventory(project: Path) -> None:
     cluster = Cluster(["192.168.177.5", "me@spark-b.local"], project=project)
     first, second = cluster.nodes
     assert [(n.name, n.address, n.user) for n in (first, second)] == [
@@ -102,12 +104,12 @@ def test_addresses_instead_of_an_inventory(project):
         (["me@"], InvalidFile, "nodes.spark1.address"),
     ],
 )
-def test_addresses_that_are_none(project, addresses, error, message):
+def test_addresses_that_are_none(project, addresses, error, message) -> None:
     with pytest.raises(error, match=message):
         _ = Cluster(addresses, project=project).nodes
 
 
-def test_what_cannot_be_is_refused_before_a_node_is_asked(project):
+def test_what_cannot_be_is_refused_before_a_node_is_asked(project: Path) -> None:
     put(project / "inventory.yaml", "nodes: {a: {address: 127.0.0.1, port: 1, roles: [head]}}\n")
     cluster = Cluster(project=project)
     with pytest.raises(Refused, match="needs 2 nodes"):
@@ -120,7 +122,7 @@ def test_what_cannot_be_is_refused_before_a_node_is_asked(project):
         cluster.bench("dual", out=put(project / "r/run.json", "{}").parent)
 
 
-def test_no_inventory(project):
+def test_no_inventory(project: Path) -> None:
     (project / "inventory.yaml").unlink()
     with pytest.raises(InvalidFile, match="no such inventory"):
         Cluster(project=project).ping()
@@ -128,20 +130,20 @@ def test_no_inventory(project):
         Cluster(project=project / "nowhere").ping()
 
 
-def test_a_port_stands_in_place_of_the_inventorys(project):
+def test_a_port_stands_in_place_of_the_inventorys(project: Path) -> None:
     put(project / "inventory.yaml", f"{LOST}serve: {{api_key: {{env: K}}, engine_port: 18000}}\n")
     serve = Cluster(project=project, port=9000).inventory.serve
     assert (serve.port, serve.engine_port) == (9000, 18000)
 
 
-def test_a_closed_cluster_does_nothing_more(cluster):
+def test_a_closed_cluster_does_nothing_more(cluster: Cluster) -> None:
     with cluster as opened:
         assert opened.ping().ok
     with pytest.raises(UsageError, match="this Cluster is closed"):
         cluster.ping()
 
 
-def test_overrides_are_those_of_the_command_line():
+def test_overrides_are_those_of_the_command_line() -> None:
     given = texts({"max-model-len": "32k", "enforce-eager": True, "env.A": "1", "image.ref": None})
     assert given == ("max-model-len=32k", "enforce-eager=true", "env.A=1", "image.ref=")
     assert read_overrides(given, "vllm", kinds("vllm")) == {
@@ -150,7 +152,7 @@ def test_overrides_are_those_of_the_command_line():
     assert texts(("a=1", "a=2")) == ("a=1", "a=2")
 
 
-def test_importing_the_package_imports_nothing():
+def test_importing_the_package_imports_nothing() -> None:
     """It travels to the nodes; the names of the API are imported when they are asked for."""
     (source,) = map(Path, [spark_cluster.__file__])
     statements = [type(node) for node in ast.parse(source.read_text()).body]
@@ -161,7 +163,7 @@ def test_importing_the_package_imports_nothing():
         _ = spark_cluster.Clutser  # type: ignore[attr-defined]
 
 
-def test_what_a_playbook_returns_is_written_whatever_it_is(cluster, project):
+def test_what_a_playbook_returns_is_written_whatever_it_is(cluster: Cluster, project: Path) -> None:
     code = (
         "from pathlib import Path\n\n\n"
         "def main(play):\n"
