@@ -1,5 +1,7 @@
 """Every command at a terminal of 80 columns: nothing beyond the edge, and no broken word."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,7 +82,7 @@ def faults(text: str, words: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [(), *ALL], ids=" ".join)
-def test_help(words, monkeypatch):
+def test_help(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(monkeypatch, (*words, "--help"))
     assert not faults(text, set()), text
     assert "...\n" not in text.partition("\nCommands:\n")[2], "a sentence is cut"
@@ -110,7 +112,7 @@ def cluster(
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_output(line, cluster, monkeypatch):
+def test_output(line: str, cluster: PipedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes that are played run in this process and take its standard output for moments, in
     which a line of the screen can be lost: what is missing is looked for up to three times."""
     words = tuple(line.split())
@@ -122,14 +124,16 @@ def test_output(line, cluster, monkeypatch):
     assert not found, text
 
 
-def test_every_command_is_looked_at():
+def test_every_command_is_looked_at() -> None:
     code = {"completion"}  # what it prints is a program
     live = {"top"}  # its node needs a driver: test_top_cli
     assert {line.split()[0] for line in (*LINES, *SHOWN)} - {"nosuch"} == set(COMMANDS) - {
         *ELSEWHERE, *code, *live}  # fmt: skip
 
 
-def test_what_is_stopped_says_how_to_serve_and_what_is_not_known_is_not_none(cluster, monkeypatch):
+def test_what_is_stopped_says_how_to_serve_and_what_is_not_known_is_not_none(
+    cluster, monkeypatch
+) -> None:
     assert "to serve: spark-cluster up\n" in shown(monkeypatch, ("status",))
     assert "None" not in shown(monkeypatch, ("facts",))
 
@@ -176,7 +180,7 @@ SHOWN: dict[str, Callable[[App], object]] = {
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_results(name):
+def test_results(name: str) -> None:
     def show(columns: int) -> str:
         with on_screen(columns) as screen:
             SHOWN[name](App(Cluster("lab")))
@@ -186,7 +190,7 @@ def test_results(name):
     assert not faults(text, set(show(1000).split())), text
 
 
-def test_a_fix_of_doctor_names_the_inventory():
+def test_a_fix_of_doctor_names_the_inventory() -> None:
     with on_screen(1000) as screen:
         SHOWN["doctor"](App(Cluster("lab")))
     assert "fix: spark-cluster -i lab provision --tags memory --limit NODE" in screen.close()

@@ -1,5 +1,7 @@
 """`swap`: the order of its steps, what is refused before the stop, and the way back."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 from cases import each_case
 from factories import make_recipe
 from piped_cluster import Make, PipedCluster
+from ray_server import RayServer
 
 from spark_cluster.config.launch import options_text, value_text
 from spark_cluster.engine.launches import PreviousServer, previous_server_of
@@ -94,7 +97,7 @@ def swap(piped_cluster: Make) -> Swap:
     return Swap(piped_cluster("spark1", "spark2"))
 
 
-def test_what_can_be_fetched_is_fetched_before_the_stop(swap):
+def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
     swapped = swap()
     assert swap.done == ["prepare", "fetch", "down", f"up {NEW}"]
     assert tuple(swap.cluster.roles()) == tuple(swap.cluster.roles("spark2")) == FETCHED
@@ -102,13 +105,13 @@ def test_what_can_be_fetched_is_fetched_before_the_stop(swap):
     assert any(f"spark-cluster up --recipe {OLD} --tp 2" in note for note in swap.cluster.notes)
 
 
-def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap):
+def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap: Swap) -> None:
     swap(unload=("ollama",))
     given = {"unload": ("ollama",), "keep_others": True, "end_jobs": False}
     assert swap.given("down") == [repr(given)]
 
 
-def test_running_jobs_stop_nothing_without_the_flag(swap, ray):
+def test_running_jobs_stop_nothing_without_the_flag(swap: Swap, ray: RayServer) -> None:
     ray.job("job-1", "RUNNING")
     swap.cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(ray.port)})
     with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
@@ -120,7 +123,7 @@ def test_running_jobs_stop_nothing_without_the_flag(swap, ray):
     assert "'end_jobs': True" in given
 
 
-def test_with_nothing_to_stop_it_is_up(piped_cluster):
+def test_with_nothing_to_stop_it_is_up(piped_cluster: Make) -> None:
     swap = Swap(piped_cluster("spark1", "spark2"))
     swap.runs(name=NEW)
     assert swap().former is None
@@ -132,14 +135,14 @@ def test_with_nothing_to_stop_it_is_up(piped_cluster):
     assert "no server to stop" in nothing
 
 
-def test_what_does_not_fit_stops_nothing(swap):
+def test_what_does_not_fit_stops_nothing(swap: Swap) -> None:
     swap.cluster.nodes["spark2"].available_gib = 10
     with pytest.raises(DoesNotFit, match="spark2: the weights take"):
         swap()
     assert swap.done == []
 
 
-def test_an_old_server_that_could_not_be_started_again_is_not_stopped(swap):
+def test_an_old_server_that_could_not_be_started_again_is_not_stopped(swap: Swap) -> None:
     def gone(_previous: PreviousServer) -> Any:
         raise UsageError(f"there is no recipe {OLD}")
 
@@ -155,7 +158,7 @@ def test_an_old_server_that_could_not_be_started_again_is_not_stopped(swap):
 
 
 @each_case(__file__, "failed_swaps.toml")
-def test_what_becomes_of_one_that_fails(swap, case):
+def test_what_becomes_of_one_that_fails(swap: Swap, case: dict[str, Any]) -> None:
     swap.ends(case.get("up", ""), case.get("down", ""))
     with pytest.raises(SparkClusterError) as caught:
         swap(restore=case.get("restore", True))
@@ -195,7 +198,7 @@ def test_the_labels_give_the_command_back():
     assert previous_server_of(ContainerState("running", labels={"spark-cluster.tp": "x"})) is None
 
 
-def test_several_models_are_not_swapped(swap):
+def test_several_models_are_not_swapped(swap: Swap) -> None:
     model = {"node": "spark1", "address": "127.0.0.1", "port": 1, "program": "x", "kind": "chat"}
     models = [{**model, "names": [name]} for name in ("paris", "words")]
     swap.cluster.head.put(DESCRIPTION, json.dumps({"models": models}))
