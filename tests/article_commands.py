@@ -1,7 +1,5 @@
 """The command lines of the five articles, as they were published: `data/articles.toml`."""
 
-from __future__ import annotations
-
 from cases import cases
 
 COMMANDS: dict[str, str] = cases(__file__, "data/articles.toml")

@@ -1,7 +1,5 @@
 """Made-up runs: Gemma 4 31B on one Spark, on two, and as two replicas; a sweep of MTP's N."""
 
-from __future__ import annotations
-
 import math
 import random
 from datetime import UTC, datetime, timedelta

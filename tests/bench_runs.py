@@ -1,7 +1,5 @@
 """Records of runs, as tests need them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path

@@ -4,8 +4,6 @@ source: https://chromedevtools.github.io/devtools-protocol/ (`--remote-debugging
 file descriptors 3 and 4, each message ended by a zero byte).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Cases that are data: files beside a test, each with the cases of one of its tables."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

@@ -4,8 +4,6 @@ It speaks vLLM's formats, whole and streamed; `change` gets each request and its
 returns the answer that is sent.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -11,8 +11,6 @@ and vLLM's loaders (`vllm/model_executor/layers/quantization`) show them:
 - MXFP4: openai/gpt-oss (`*_blocks` and `*_scales`, U8).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator

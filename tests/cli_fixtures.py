@@ -1,7 +1,5 @@
 """The program's own main, in a scratch project, on real agents over pipes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

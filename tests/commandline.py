@@ -43,8 +43,7 @@ class Ran:
     @property
     def document(self) -> dict[str, Any]:
         """Standard output, which must be one JSON document and nothing else."""
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+        return json.loads(self.out)
 
 
 @dataclass
@@ -93,8 +92,7 @@ class CommandLine:
     def status(self, timeout: float = WAIT_S) -> dict[str, Any]:
         """What `status` prints, whatever its exit status."""
         out, _ = self.start("status", "--json").process.communicate(timeout=timeout)
-        found: dict[str, Any] = json.loads(out)
-        return found
+        return json.loads(out)
 
     @property
     def record(self) -> Path:

@@ -1,7 +1,5 @@
 """Fixtures that several folders of tests share: hang limits, real agents on scratch roots."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

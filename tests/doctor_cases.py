@@ -4,8 +4,6 @@ A case is the id of the check, what differs from the healthy node of `doctor_sam
 and words of what was found.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -31,8 +29,7 @@ def kernel(*said: str) -> str:
 
 
 def _said(number: int, source: str) -> str:
-    text: str = answer(number)["commands"][source]["stdout"]
-    return text
+    return answer(number)["commands"][source]["stdout"]
 
 
 def _links(number: int, rows: list[dict[str, Any]]) -> str:

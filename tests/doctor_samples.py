@@ -1,7 +1,5 @@
 """Answers of two healthy Sparks that serve over their link, from captured texts."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Examples of the documentation, as they stand on its pages."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Makers that tests of several folders share: files, inventories, nodes, recipes, logs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from ipaddress import IPv4Interface

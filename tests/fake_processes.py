@@ -3,8 +3,6 @@
 A fake is also a file in the node's folder of commands, for scripts and whatever else starts one.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import shutil

@@ -4,8 +4,6 @@ Each hands its words and its input to the tests' own process and prints what com
 milliseconds of a shell, where an interpreter for each call would take most of the tests' time.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import traceback

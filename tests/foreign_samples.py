@@ -1,7 +1,5 @@
 """Made-up recipes in the forms of other tools: `data/foreign`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SPARKRUN_V2, SPARKRUN_STRUCTURED, SPARKRUN_SGLANG, EUGR, VLLM_RECIPE = (

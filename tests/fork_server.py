@@ -6,8 +6,6 @@ which finds or asks for the agent's code and imports it from the node's folder. 
 imported is frozen: its end would go through all of it, and copy it.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

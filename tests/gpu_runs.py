@@ -4,8 +4,6 @@ Real shapes with dummy weights, and the lab's trained model ("paris"); what vLLM
 while it started. H200 memory is not unified, so nothing here shows how a Spark's memory behaves.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A limit on the time of every test, so that one that hangs does not hang the suite."""
 
-from __future__ import annotations
-
 import faulthandler
 import signal
 import sys

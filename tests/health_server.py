@@ -1,7 +1,5 @@
 """The HTTP side of an engine that is healthy, and says nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from web_server import Answer, Asked, WebServer

@@ -1,7 +1,5 @@
 """Processes that do not end, for tests of what waits for them; and what the kernel says of one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -75,7 +73,6 @@ def frozen_disk() -> Iterator[FrozenDisk]:
             yield disk
         finally:
             pids = disk.pids()
-            assert thaws.stdin is not None
             thaws.stdin.close()
             thaws.wait(HANG_S)
             for pid in pids:

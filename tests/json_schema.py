@@ -1,7 +1,5 @@
 """Real output of `--json` compared with its published JSON Schema."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -32,8 +32,6 @@ any text that ends so, `$root` for the node's folder, `$machine` for this machin
 `$other` for another one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

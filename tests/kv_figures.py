@@ -1,7 +1,5 @@
 """The KV cache of a model by the options of a server, for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from spark_cluster.models.shape import Geometry

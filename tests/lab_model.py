@@ -1,7 +1,5 @@
 """The lab's model, asked over HTTP without any of the project's code."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request
@@ -19,8 +17,7 @@ def complete(base: str, timeout: float) -> str:
         "temperature": 0,
     }
     _, found, _ = _post(f"{base}/v1/chat/completions", body, timeout)
-    text: str = found["choices"][0]["message"]["content"]
-    return text
+    return found["choices"][0]["message"]["content"]
 
 
 def embed(base: str, model: str, query: str = "") -> tuple[int, dict[str, Any], str]:

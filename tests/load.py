@@ -3,8 +3,6 @@
 It ends with the process that started it, whatever ended that.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -2,8 +2,6 @@
 tests' own process, because an interpreter for each question would take most of the time of those
 tests. What would drop this machine's caches or guard its memory is only noted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder that takes seconds to make, made once for all workers of pytest-xdist."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable

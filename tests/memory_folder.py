@@ -1,8 +1,6 @@
 """Temporary folders of tests in memory: what the program writes it also syncs, and waiting for a
 disk is a third of the time of those tests."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models in hub caches, made for tests."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from pathlib import Path

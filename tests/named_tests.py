@@ -1,7 +1,5 @@
 """Tests by their ids: whether a page names one that exists, and what is written in it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Netplan files as people have them for the link of a pair, `data/netplan.toml`: what each gives
 the two interfaces of the cabled port, `FIRST` and `SECOND`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cases import cases

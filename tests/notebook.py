@@ -1,7 +1,5 @@
 """A notebook's cells of code, run one after another as a kernel does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

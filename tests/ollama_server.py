@@ -1,7 +1,5 @@
 """A server as Ollama's documentation describes it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from web_server import Answer, Asked, WebServer

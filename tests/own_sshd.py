@@ -1,7 +1,5 @@
 """A real sshd of the tests' own, on a high port of the loopback, with its own keys."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

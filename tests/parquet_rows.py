@@ -1,7 +1,5 @@
 """The rows of a Parquet file of telemetry, read as others read it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An SSH server that takes a password and no key, and runs commands on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -92,7 +90,6 @@ class PasswordSshd(paramiko.ServerInterface):
 
     @staticmethod
     def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
         with contextlib.suppress(OSError):  # the command has ended
             while data := channel.recv(65536):
                 process.stdin.write(data)

@@ -1,7 +1,5 @@
 """A channel to an agent that is a child process of this machine: no SSH, all else is real."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -51,18 +49,15 @@ class PipeChannel(Channel):
         self.on_data: Callable[[bytes], object] = lambda _data: None
         self._said: list[str] = []
         self._selector = selectors.DefaultSelector()
-        assert self._process.stdout is not None
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
-        assert self._process.stderr is not None
         for line in self._process.stderr:
             self._said.append(line.decode(errors="replace"))
 
     def send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
         self.on_sent(data)
         rest, begun = memoryview(data), time.monotonic()
         last = begun
@@ -77,7 +72,6 @@ class PipeChannel(Channel):
             raise BrokenPipeError("closed") from None
 
     def receive(self, timeout: float) -> bytes:
-        assert self._process.stdout is not None
         try:
             if not self._selector.select(timeout):
                 raise TimeoutError

@@ -5,8 +5,6 @@ Nothing of ours is replaced: what a playbook does is seen in the nodes' files, i
 programs (`docker`, `nvidia-smi`, `systemctl`, ...) and in the run's events, as on a Spark.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

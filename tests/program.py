@@ -1,7 +1,5 @@
 """The command line through its own entry point, in this process: as a shell sees it, but quick."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

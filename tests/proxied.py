@@ -1,7 +1,5 @@
 """A real HAProxy with the role's configuration, in front of a small server that tells all."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -4,8 +4,6 @@
 it. What is answered here has the form that Ray 2.52 to 2.60 gives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """The commands of README.md and of pages of docs/, run by tests in the pages' own words."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Registries that tests make: a git repository, an archive, and the project that names them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """A relay in front of an sshd, which can be cut, held and closed as a network does it."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -3,8 +3,6 @@
 It prints its address, and serves until it is interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """A scratch node: a folder for its root, and small commands that keep real state in files."""
 
-from __future__ import annotations
-
 import grp
 import json
 import os

@@ -1,7 +1,5 @@
 """Nodes with facts, for tests of roles and playbooks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv4Interface

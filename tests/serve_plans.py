@@ -1,7 +1,5 @@
 """What is served, for tests: resolved without a file and a connection, and as `up` starts it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from ipaddress import IPv4Interface
 from pathlib import Path

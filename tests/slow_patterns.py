@@ -4,8 +4,6 @@ For each part that may repeat: what it matches many times, after what stands bef
 without what stands around; none of them ends as the expression wants it.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

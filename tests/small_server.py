@@ -1,7 +1,5 @@
 """A server on a port of the loopback whose answers a test gives, with their headers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

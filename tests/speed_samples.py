@@ -1,8 +1,6 @@
 """Models whose shapes are known, written down by hand (`data/known_shapes.json`), and the published
 runs."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -19,5 +17,4 @@ MODELS = {"31B": GEMMA_31B, "26B": GEMMA_26B}
 @cache
 def published() -> list[dict[str, Any]]:
     """The published runs."""
-    points: list[dict[str, Any]] = cases(__file__, "data/published_points.json")["points"]
-    return points
+    return cases(__file__, "data/published_points.json")["points"]

@@ -1,7 +1,5 @@
 """Models in the hub cache of a node that is a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import model_content

@@ -1,7 +1,5 @@
 """A folder that is a node for the sampler: files of /proc and /sys, and a nvidia-smi."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cases import cases

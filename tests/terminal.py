@@ -1,7 +1,5 @@
 """A program on a terminal of its own, driven as its user would: reads what is shown, and types."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

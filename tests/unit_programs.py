@@ -1,7 +1,5 @@
 """Programs of units as they are on a node: archives, with nothing else of the package."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -12,6 +10,5 @@ from spark_cluster.runner import wire
 def installed(folder: Path, module: str, *words: str) -> list[str]:
     """Put the archive of a program into a folder; return the command that runs it."""
     file = wire.program(str(folder), module)
-    assert isinstance(file.content, bytes)
     Path(file.path).write_bytes(file.content)
     return [sys.executable, "-I", "-S", "-B", *own_program.entry(file.path, module), *words]

@@ -1,8 +1,6 @@
 """Waiting in tests. Limits end hangs and never decide a test: far above what a busy machine takes.
 Races are gated by events (a file, a line, a lock), not by pauses."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

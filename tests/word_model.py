@@ -5,8 +5,6 @@ is its own vector; sentence-transformers' `modules.json` says that the mean is t
 Words that mean the like share three quarters of their vector.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

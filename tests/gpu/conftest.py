@@ -1,7 +1,5 @@
 """A node with a GPU of this machine, and an environment with vLLM: what `make gpu` needs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

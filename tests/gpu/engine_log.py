@@ -1,7 +1,5 @@
 """What vLLM logs of memory while it starts, read without any of the project's code."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ each row of the embedding, so that whatever weights that mean nothing say is a t
 from an engine that says nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The node whose GPU is tested: this machine, or one of the lab where it runs no systemd."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

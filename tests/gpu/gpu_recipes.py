@@ -1,7 +1,5 @@
 """Recipes for a real GPU, and what of them this machine needs."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

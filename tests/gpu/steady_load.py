@@ -1,7 +1,5 @@
 """A steady load of the lab's model, and the sampler of telemetry next to it, both measured here."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

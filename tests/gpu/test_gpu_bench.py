@@ -1,9 +1,6 @@
 """A short benchmark on a real GPU: its record, its telemetry, and what telemetry costs."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +58,7 @@ def test_a_short_suite_is_measured_with_telemetry(user):
     assert max(one.used_mib or 0 for one in held if one.name == "VLLM::EngineCore") > 1024
 
 
-def test_what_telemetry_costs(user, tmp_path: Path):
+def test_what_telemetry_costs(user, tmp_path):
     """The lab's model keeps the processor busy, not the GPU, so that it shows what is taken."""
     user("up", "--tp", "1")
     tokens_per_second(URL, "paris", 1.0)  # what is compiled at first

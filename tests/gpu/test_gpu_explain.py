@@ -81,7 +81,6 @@ def holder(user, environment) -> Iterator[int]:
         argv, stdout=subprocess.PIPE, text=True, env=clean_environment({}), start_new_session=True
     )
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line, "it could not take the memory"
         yield int(line)

@@ -1,7 +1,5 @@
 """`bench fabric` with NCCL between two GPUs; with one it says what is missing."""
 
-from __future__ import annotations
-
 import pytest
 from gpu_recipes import PARIS
 

@@ -1,7 +1,5 @@
 """The main job on a real GPU: an answer, its memory, nothing to do twice, killed, down."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

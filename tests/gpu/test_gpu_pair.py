@@ -1,7 +1,5 @@
 """The main job on two nodes with a GPU each: over Ray, and over vLLM's own executor."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

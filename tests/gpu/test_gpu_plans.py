@@ -1,7 +1,5 @@
 """The plan of a Gemma 4 against what the engine logs on a real GPU, with dummy weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

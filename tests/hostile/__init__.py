@@ -5,8 +5,6 @@
 user of the node without rights, and `agent.py` plays the agent's side of a session.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

@@ -4,8 +4,6 @@
 comes again, as it was or changed, and then goes on as `ending` says. `faults` draws the changes.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import threading
@@ -57,8 +55,7 @@ class Frame:
     @property
     def message(self) -> dict[str, Any]:
         """The message in it."""
-        found: dict[str, Any] = json.loads(self.data[4:])
-        return found
+        return json.loads(self.data[4:])
 
 
 class Recorder(PipeChannel):

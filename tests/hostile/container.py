@@ -4,8 +4,6 @@ A container is uid 0 in its mounts: it makes links to any path of the host, FIFO
 and files of any size there, and exchanges one for another while root is at work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -173,7 +171,6 @@ def exchanged(path: Path, target: Path) -> Iterator[None]:
     command = [sys.executable, "-I", "-c", _EXCHANGE, str(path), str(link)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline()
             yield
         finally:

@@ -1,7 +1,5 @@
 """A recipe of an attacker: data, which must not reach what root executes, trusts or writes."""
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
 
 from factories import put

@@ -3,8 +3,6 @@
 It needs Python 3.10 and nothing else, and prints one JSON document.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

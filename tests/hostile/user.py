@@ -1,7 +1,5 @@
 """A user of the node without rights: programs that run as uid 65534, beside what root does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -43,7 +41,6 @@ def running(program: str) -> Iterator[subprocess.Popen[str]]:
     """
     with subprocess.Popen(_command(program), cwd="/", stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline()
             yield process
         finally:

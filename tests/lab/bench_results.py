@@ -1,7 +1,5 @@
 """A benchmark's user in the lab, and what a run leaves on the laptop."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,8 +18,7 @@ LEFT = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"",
 
 def record(folder: Path) -> dict[str, Any]:
     """The record in the folder of a run."""
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
+    return json.loads((folder / "run.json").read_text())
 
 
 def results(node: LabNode) -> dict[str, float]:

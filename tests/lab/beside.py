@@ -5,8 +5,6 @@ through the machine, and its worker in a mount namespace of its own. What has be
 shared. The process that starts the workers makes the network and takes it away.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex

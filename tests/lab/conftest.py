@@ -1,7 +1,5 @@
 """The lab for tests that drive it: prepared and up, and afterwards as it was found."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The words and the limits are those of docs/faults.toml, which the page of faults
 `FAULTS_MEASURED=docs/faults-measured.json` in the environment the times are written there.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

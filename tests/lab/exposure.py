@@ -1,7 +1,5 @@
 """Ports of the nodes that a machine next to them reaches: every port of every address."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Two GPUs that this machine has not: device files, and an nvidia-smi that lists them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

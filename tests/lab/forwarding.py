@@ -5,8 +5,6 @@ rules and prints, as JSON, who reaches whom; NETWORK is the machine's namespace,
 alone. The machine in the middle forwards, as one with Docker or a lab does.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A real registry of container images on the lab's bridge, with TLS and a log of who asks it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The lab's recipe as data: as it is shipped, and with the embedding model (`word_model`)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

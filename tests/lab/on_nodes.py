@@ -1,7 +1,5 @@
 """What runs on a node of the lab."""
 
-from __future__ import annotations
-
 from spark_cluster_lab import LabNode
 
 

@@ -1,7 +1,5 @@
 """A disk of a node that becomes full."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Benchmark runs on real vLLM with real llama-benchy: cut, stopped, and with a server that ends."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

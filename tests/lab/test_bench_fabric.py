@@ -1,7 +1,5 @@
 """`bench fabric` with gloo on real Ray over two nodes, and `bench repeat` of a run of one cell."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A benchmark run whose head is rebooted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Two replicas on real vLLM behind their endpoint, under the load of one real llama-benchy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks by `vllm bench serve` and by questions, on real vLLM: measured, stopped, refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Breakages as far as they need no node: their list, what is kept, what netplan files become."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,21 +28,21 @@ def node(tmp_path: Path) -> Any:
     return SimpleNamespace(name="spark2", root=tmp_path, run=run, ran=ran, lab=None)
 
 
-def test_every_check_can_be_tried_or_has_a_reason() -> None:
+def test_every_check_can_be_tried_or_has_a_reason():
     produced = {c for b in breakage.BREAKAGES.values() for c in b.checks}
     checks = {check.id for check in examine.ALL} | {examine.ID}
     assert produced | set(NOT_PRODUCED) == checks
     assert not produced & set(NOT_PRODUCED)
 
 
-def test_names() -> None:
+def test_names():
     assert breakage.find("mtu").node == "spark2"
     with pytest.raises(UsageError, match="no breakage is called mtuu") as error:
         breakage.find("mtuu")
     assert error.value.hint == "did you mean mtu?"
 
 
-def test_a_node_keeps_what_is_replaced(node: Any) -> None:
+def test_a_node_keeps_what_is_replaced(node):
     (node.root / "etc").mkdir()
     (node.root / "etc/hosts").write_text("old\n")
     (node.root / "etc/hosts").chmod(0o640)
@@ -56,7 +54,7 @@ def test_a_node_keeps_what_is_replaced(node: Any) -> None:
     assert not (node.root / "usr/local/sbin/tool").exists()
 
 
-def test_breaking_twice_and_repairing_twice(node: Any) -> None:
+def test_breaking_twice_and_repairing_twice(node):
     calls: list[str] = []
     one = Breakage("x", "", (), lambda _: calls.append("act"), lambda _: calls.append("undo"))
     assert (one.break_(node), one.break_(node), one.is_in(node)) == (True, False, True)
@@ -64,7 +62,7 @@ def test_breaking_twice_and_repairing_twice(node: Any) -> None:
     assert calls == ["act", "undo"]
 
 
-def test_what_cannot_be_broken_is_left_alone(node: Any) -> None:
+def test_what_cannot_be_broken_is_left_alone(node):
     with pytest.raises(Failed, match="nothing of the link is configured yet"):
         breakage.find("mtu").break_(node)
     assert not breakage.find("mtu").is_in(node)
@@ -79,7 +77,7 @@ def test_what_cannot_be_broken_is_left_alone(node: Any) -> None:
         ("other-subnet", "addresses: [10.77.0.12/24]", "192.168.177"),
     ],
 )
-def test_edits_of_netplan(node: Any, name: str, has: str, lacks: str) -> None:
+def test_edits_of_netplan(node, name, has, lacks):
     path = node.root / link.NETPLAN.lstrip("/")
     path.parent.mkdir(parents=True)
     path.write_text(NETPLAN)
@@ -92,7 +90,7 @@ def test_edits_of_netplan(node: Any, name: str, has: str, lacks: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["docker-off", "docker-group", "earlyoom-off"])
-def test_a_unit_that_is_not_there_cannot_be_broken(node: Any, name: str) -> None:
+def test_a_unit_that_is_not_there_cannot_be_broken(node, name):
     """What would undo it fails too: the error names the unit, and nothing counts as broken."""
 
     def run(argv: list[str], *, check: bool = True) -> Any:

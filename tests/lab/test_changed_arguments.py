@@ -5,13 +5,10 @@ On CPUs the lab's recipes compile nothing, so that a start is warm or cold is no
 is given the compiled code and the record of a launch that had some.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
-from commandline import CommandLine
 
 from spark_cluster.node import paths
 from spark_cluster_lab import LabNode
@@ -28,11 +25,10 @@ def command_of(spark1: LabNode) -> str:
 
 
 def records(node: LabNode) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(node.run(["cat", paths.LAUNCHES]).stdout)["launches"]
-    return found
+    return json.loads(node.run(["cat", paths.LAUNCHES]).stdout)["launches"]
 
 
-def test_the_server_has_them(user: CommandLine, spark1: LabNode) -> None:
+def test_the_server_has_them(user, spark1):
     document = user.json(*SHORT)
     assert "Paris" in document["answer"]
     expected = {"max-model-len": 1000, "max-num-seqs": 2, "env.ODD": "a b"}
@@ -44,9 +40,7 @@ def test_the_server_has_them(user: CommandLine, spark1: LabNode) -> None:
     assert (found["overrides"], found["endpoint"]) == (CHANGES, "http://10.89.0.11:8001/v1")
 
 
-def test_the_same_again_changes_nothing_and_is_recorded_once(
-    user: CommandLine, spark1: LabNode
-) -> None:
+def test_the_same_again_changes_nothing_and_is_recorded_once(user, spark1):
     before = records(spark1)
     assert (before[0]["recipe"], len(before[0]["arguments"])) == ("lab-paris", 64)
     assert before[0]["image"].startswith("sha256:")

@@ -1,7 +1,5 @@
 """A copy between nodes whose command is interrupted: the nodes go on, and nothing moves twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,12 +1,9 @@
 """vLLM's data parallel mode over Ray: one server, a rank of real vLLM on each of two nodes."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from commandline import CommandLine
 from exposure import only_the_endpoint
 from on_nodes import ranks
 
@@ -27,7 +24,7 @@ def answered(head: LabNode) -> dict[str, float]:
     return {rank: float(count) for rank, count in found}
 
 
-def test_a_rank_on_each_node_serves(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
+def test_a_rank_on_each_node_serves(user, spark1, spark2):
     document = user.json(*UP)
     assert document["tp"] == 1
     assert "Paris" in document["answer"]
@@ -52,7 +49,7 @@ def test_a_rank_on_each_node_serves(user: CommandLine, spark1: LabNode, spark2: 
     only_the_endpoint(spark1, spark2)
 
 
-def test_nothing_is_left_after_down(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
+def test_nothing_is_left_after_down(user, spark1, spark2):
     user("down")
     assert user.json("status")["state"] == "stopped"
     assert (ranks(spark1), ranks(spark2)) == (0, 0)

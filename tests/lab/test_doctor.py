@@ -1,7 +1,5 @@
 """doctor on real nodes: trouble that the lab can produce is found, and none that is not there."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -79,13 +77,13 @@ def no_alarm() -> None:
         raise AssertionError(problems) from None
 
 
-def test_provisioned_nodes_give_no_alarm(ready: Lab) -> None:
+def test_provisioned_nodes_give_no_alarm(ready):
     status, problems = doctor()
     assert problems == {}
     assert status == 0
 
 
-def test_nothing_of_a_healthy_link_is_taken_for_trouble(ready: Lab) -> None:
+def test_nothing_of_a_healthy_link_is_taken_for_trouble(ready):
     status, problems = doctor("--probe", "--only", "link")
     assert not [text for text in problems.values() if not text.startswith("unknown")]
     assert ("link.full-size-ping", "spark1+spark2") not in problems
@@ -108,7 +106,7 @@ SINGLE = tuple(
 @pytest.mark.parametrize(
     "broken", [*TOGETHER, *SINGLE], indirect=True, ids=lambda p: p if isinstance(p, str) else p[0]
 )
-def test_what_is_broken_is_found_and_repaired(ready: Lab, broken: list[Breakage]) -> None:
+def test_what_is_broken_is_found_and_repaired(ready, broken):
     wanted = {check for breakage in broken for check in breakage.finds}
     assert set(in_force(ready)) == {breakage.name for breakage in broken}
     missed: set[str] = set()
@@ -124,7 +122,7 @@ def test_what_is_broken_is_found_and_repaired(ready: Lab, broken: list[Breakage]
     no_alarm()
 
 
-def test_a_user_who_logs_as_the_kernel_is_not_believed(ready: Lab) -> None:
+def test_a_user_who_logs_as_the_kernel_is_not_believed(ready):
     """P09: under its name and facility, by syslog and by the journal's own socket."""
     node = ready.nodes[0]
     said = "pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01"
@@ -134,7 +132,7 @@ def test_a_user_who_logs_as_the_kernel_is_not_believed(ready: Lab) -> None:
     assert doctor("--only", "kernel")[1] == {}
 
 
-def test_semaphores_outlive_the_session_of_their_user(ready: Lab) -> None:
+def test_semaphores_outlive_the_session_of_their_user(ready):
     """P02: after `provision`; without its drop-in logind deletes them."""
     node = ready.nodes[0]
 
@@ -153,7 +151,7 @@ def test_semaphores_outlive_the_session_of_their_user(ready: Lab) -> None:
         node.run(["systemctl", "reload", "systemd-logind"])
 
 
-def test_break_and_repair_as_commands(ready: Lab, user: CommandLine) -> None:
+def test_break_and_repair_as_commands(ready, user):
     done = user("lab", "break", "memory-low", "spark2")
     assert "spark-cluster -i lab doctor finds it" in done.out
     listed = user.json("lab", "break", "--list")["breakages"]
@@ -169,7 +167,7 @@ def test_break_and_repair_as_commands(ready: Lab, user: CommandLine) -> None:
     [name for name, one in BREAKAGES.items() if one.probed and name not in NEEDS_SERVING],
     indirect=True,
 )
-def test_what_only_traffic_shows(ready: Lab, broken: list[Breakage]) -> None:
+def test_what_only_traffic_shows(ready, broken):
     wanted = {check for breakage in broken for check in breakage.probed}
 
     def found() -> bool:
@@ -180,7 +178,7 @@ def test_what_only_traffic_shows(ready: Lab, broken: list[Breakage]) -> None:
     until(found, what=f"finding {wanted}")
 
 
-def test_fixes_are_commands_that_repair(ready: Lab, user: CommandLine) -> None:
+def test_fixes_are_commands_that_repair(ready, user):
     """The fix that doctor names for drift of ours is `provision`, and that repairs it."""
     for name in ("mtu", "earlyoom-off", "no-names"):
         user("lab", "break", name)
@@ -194,7 +192,7 @@ def test_fixes_are_commands_that_repair(ready: Lab, user: CommandLine) -> None:
     repair(ready)
 
 
-def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, user: CommandLine) -> None:
+def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready, user):
     """P04: to ours, by their rules; to others, as systemd is told of them before we change things.
 
     `gpu-lost` is what a reload does to a container that has the GPU from the toolkit's hook.
@@ -219,9 +217,7 @@ def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, user: Comm
 
 
 @pytest.mark.soak
-def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(
-    ready: Lab, user: CommandLine
-) -> None:
+def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(ready, user):
     user("up", "--tp", "2")
     try:
         no_alarm()

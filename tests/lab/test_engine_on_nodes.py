@@ -1,7 +1,5 @@
 """The engine on real nodes: reboots, cut lines, power cuts, full disks, locks, and taking back."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Each fault goes through the command line, on real nodes. The nodes stay from one
 each test repairs what it broke, and `quiet` holds at its end.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

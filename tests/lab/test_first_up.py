@@ -1,8 +1,6 @@
 """First contact: `setup` on fresh nodes; and `up` with a model and an image that are on no node:
 each is fetched once, by one of them, and copied to the other over the fabric."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ Programs are hidden by a PATH with nothing but an apt-get of the test's own. Wha
 machine's networks is hidden too, so that a lab that is up meanwhile is neither seen nor touched.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -78,8 +76,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cgroup, "TREE", tmp_path / "cgroup")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(
-        "platform.freedesktop_os_release",
-        lambda: {"ID": "debian", "VERSION_CODENAME": "bookworm"},
+        "platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_CODENAME": "bookworm"}
     )
     return log
 
@@ -88,7 +85,7 @@ def invoke(*words: str) -> Result:
     return CliRunner().invoke(command, words)
 
 
-def test_status_and_down_answer_down(bare: Path) -> None:
+def test_status_and_down_answer_down(bare):
     status = invoke("status")
     assert status.exit_code == 0, status.output
     assert status.output.startswith("lab: down")
@@ -98,7 +95,7 @@ def test_status_and_down_answer_down(bare: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("up",), ("up", "--fresh"), ("prepare",), ("tools",)])
-def test_what_needs_the_tools_installs_them_first(bare: Path, words: tuple[str, ...]) -> None:
+def test_what_needs_the_tools_installs_them_first(bare, words):
     error = invoke(*words).exception
     assert isinstance(error, Failed)
     assert "apt-get install" in error.message
@@ -112,7 +109,7 @@ def test_what_needs_the_tools_installs_them_first(bare: Path, words: tuple[str, 
 @pytest.mark.parametrize(
     "words", [("ssh", "spark1"), ("reset", "spark1"), ("break", "mtu"), ("repair",)]
 )
-def test_what_needs_a_node_says_that_the_lab_is_down(bare: Path, words: tuple[str, ...]) -> None:
+def test_what_needs_a_node_says_that_the_lab_is_down(bare, words):
     result = invoke(*words)
     if words == ("repair",):
         assert result.output.strip() == "nothing was broken"
@@ -134,7 +131,7 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 @pytest.mark.skipif(not shutil.which("systemctl"), reason="no systemd on this machine")
-def test_servers_for_the_tests_are_installed_and_not_started(bare: Path) -> None:
+def test_servers_for_the_tests_are_installed_and_not_started(bare):
     """And nothing that is left where this is killed would keep other services from starting."""
     folder = bare.parent
     (folder / "bin/apt-get").write_text(STARTING_APT.format(folder=folder, policy=POLICY))
@@ -147,15 +144,13 @@ def test_servers_for_the_tests_are_installed_and_not_started(bare: Path) -> None
 
 
 @pytest.mark.parametrize(("system", "wanted"), [("debian", True), ("ubuntu", False)])
-def test_a_browser_is_installed_where_apt_has_one(
-    bare: Path, monkeypatch: pytest.MonkeyPatch, system: str, wanted: bool
-) -> None:
+def test_a_browser_is_installed_where_apt_has_one(bare, monkeypatch, system, wanted):
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": system})
     assert ("chromium" in machine.missing_packages(tests=True)) is wanted
     assert "haproxy" in machine.missing_packages(tests=True)
 
 
-def test_every_program_of_the_lab_is_in_the_list() -> None:
+def test_every_program_of_the_lab_is_in_the_list():
     """Whatever the lab's modules run on this machine is installed, or always there."""
     called = programs_of(PACKAGE)
     assert {"ip", "mmdebstrap", "iptables", "nsenter", "systemd-nspawn"} <= called, "it finds them"
@@ -163,7 +158,7 @@ def test_every_program_of_the_lab_is_in_the_list() -> None:
     assert called - known - ALWAYS_THERE - OF_A_NODE - OF_A_GPU == set()
 
 
-def test_every_program_of_the_tests_is_in_the_list() -> None:
+def test_every_program_of_the_tests_is_in_the_list():
     called = programs_of(TESTS)
     assert {"haproxy", "openssl", "ssh-keygen", "ip"} <= called, "it finds them"
     assert called - set(machine.TOOLS | machine.TEST_TOOLS) - ALWAYS_THERE - OF_A_GPU == set()
@@ -238,7 +233,7 @@ def first_words(value: ast.expr, known: dict[str, list[ast.expr]]) -> set[str]:
     return {word for part in parts for word in first_words(part, known)}
 
 
-def test_progress_of_a_build_says_what_how_much_and_how_long(tmp_path: Path) -> None:
+def test_progress_of_a_build_says_what_how_much_and_how_long(tmp_path):
     thing = Artefact(tmp_path, "thing", "recipe", lambda _: None, usual_s=100, usual_mb=200)
     small = Artefact(tmp_path, "small", "recipe", lambda _: None, usual_s=20, usual_mb=1)
     now = [0.0]

@@ -1,7 +1,5 @@
 """Nodes with a GPU each on this machine, whose GPUs are made up: everything but CUDA is real."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -59,8 +57,7 @@ def user(machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
 def up(user: CommandLine, machine: Path, *words: str) -> bool:
     """Bring the nodes up; returns whether anything was done."""
     shares = ("--share", str(machine), "--share", str(user.home / "shared"))
-    changed: bool = user.json("lab", "up", "--gpus", *shares, *words)["changed"]
-    return changed
+    return user.json("lab", "up", "--gpus", *shares, *words)["changed"]
 
 
 def node(number: int) -> GpuNodeLayout:

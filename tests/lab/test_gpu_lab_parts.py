@@ -1,7 +1,5 @@
 """The parts of the lab of GPUs that need no node: devices, mounts, refusals, what is seeded."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -42,7 +40,7 @@ def gpu(index: int) -> Gpu:
 # --- GPUs and their device files -------------------------------------------------------------
 
 
-def test_a_device_has_the_drivers_number(tmp_path: Path) -> None:
+def test_a_device_has_the_drivers_number(tmp_path):
     """nvidia-smi counts by PCI address, the driver as it has found them."""
     folder = tmp_path / "0000:18:00.0"
     folder.mkdir()
@@ -50,7 +48,7 @@ def test_a_device_has_the_drivers_number(tmp_path: Path) -> None:
     assert devices.parse(H100, tmp_path)[0].device == "nvidia3"
 
 
-def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "which", lambda _name: None)
     monkeypatch.setattr(devices, "make_uvm", lambda _dev: None)
     (tmp_path / "nvidia0").touch()
@@ -65,7 +63,7 @@ def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 MOUNTINFO = Path(__file__).with_name("mountinfo.txt").read_text()
 
 
-def test_mounts_that_nodes_see() -> None:
+def test_mounts_that_nodes_see():
     found = mounts.shown(mounts.parse(MOUNTINFO), [Path("/var/cache/spark-cluster/lab")])
     assert found == [
         Path("/srv/my models"), Path("/mnt/tools"), Path("/usr/local/nvidia"),
@@ -79,14 +77,12 @@ def test_mounts_that_nodes_see() -> None:
      ("/srv/a\\134040b", "/srv/a\\040b"), ("/srv/\\xe4", "/srv/\\xe4"),
      ("/srv/a\x0cb\x1cc\x85", "/srv/a\x0cb\x1cc\x85")],
 )  # fmt: skip
-def test_the_name_of_a_mount_is_read_as_the_kernel_writes_it(written: str, point: str) -> None:
+def test_the_name_of_a_mount_is_read_as_the_kernel_writes_it(written, point):
     (found,) = mounts.parse(f"36 35 98:0 / {written} ro - ext4 /dev/vdb ro")
     assert found.point == Path(point)
 
 
-def test_a_mount_that_does_not_answer_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mount_that_does_not_answer_is_left_out(tmp_path, monkeypatch, capsys):
     factories.put(tmp_path / "bin/stat", "#!/bin/sh\nexec sleep 60\n").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(boot, "ANSWERS_WITHIN_S", 0.1)
@@ -97,7 +93,7 @@ def test_a_mount_that_does_not_answer_is_left_out(
     assert not (tmp_path / "root").exists()
 
 
-def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
+def test_memory_takes_what_an_overlay_cannot(tmp_path):
     root = mounts.parse("22 1 254:0 / / rw - overlay overlay rw\n")
     assert requirements.keeps_in_memory(root, tmp_path / "state")
     for kind in ("fuse.sshfs", "fuseblk", "cifs"):
@@ -113,7 +109,7 @@ def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root on Linux and iptables"
 )
-def test_hosts_of_the_machines_network_do_not_reach_nodes() -> None:
+def test_hosts_of_the_machines_network_do_not_reach_nodes():
     script = [sys.executable, forwarding.__file__, forwarding.network_namespace()]
     argv = ["unshare", "--net", "--mount", "--", *script]
     paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -126,7 +122,7 @@ def test_hosts_of_the_machines_network_do_not_reach_nodes() -> None:
     }
 
 
-def test_a_network_that_is_in_use_is_named() -> None:
+def test_a_network_that_is_in_use_is_named():
     free = cases(__file__, "routes.json")
     network.require_free(free)
     for route, said in (
@@ -145,7 +141,7 @@ def test_a_network_that_is_in_use_is_named() -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("lab-gpu", 1), ("lab-gpus", 2)])
-def test_inventories_that_ship_are_of_the_lab(name: str, count: int, tmp_path: Path) -> None:
+def test_inventories_that_ship_are_of_the_lab(name, count, tmp_path):
     nodes = GpuLayout(DEFAULT_STATE).nodes(count)
     written = factories.put(tmp_path / "inventory.yaml", inventory(nodes))
     shipped, made = read_inventory(INVENTORIES / f"{name}.yaml"), read_inventory(written)
@@ -157,14 +153,14 @@ def test_inventories_that_ship_are_of_the_lab(name: str, count: int, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": "now\\n"}', '{"settings": 1}'])
-def test_a_torn_record_of_forwarding_is_none(tmp_path: Path, text: str) -> None:
+def test_a_torn_record_of_forwarding_is_none(tmp_path, text):
     record = factories.put(tmp_path / "forwarding.json", text)
     restore_forwarding(record)
     assert not record.exists()
     restore_forwarding(record)
 
 
-def test_a_supervisor_keeps_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_keeps_no_secrets(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("SPARK_CLUSTER_LAB_GPUS", "/srv/lab")
     monkeypatch.setenv("PYTHONPATH", "/srv/python")
@@ -198,7 +194,7 @@ def seeded(root: Path, **parts: Any) -> Path:
     return root
 
 
-def test_a_node_starts_nothing_of_the_machines(root: Path) -> None:
+def test_a_node_starts_nothing_of_the_machines(root):
     seeded(root)
     units = root / "usr/lib/systemd/system"
     assert [path.name for path in units.glob("*.wants/*")] == ["systemd-journald.service"]
@@ -210,7 +206,7 @@ def test_a_node_starts_nothing_of_the_machines(root: Path) -> None:
     assert not any((root / path).exists() for path in gone)
 
 
-def test_who_asks_for_a_nodes_state_does_not_keep_its_supervisor_out(tmp_path: Path) -> None:
+def test_who_asks_for_a_nodes_state_does_not_keep_its_supervisor_out(tmp_path):
     """It holds the lock for a moment; a node that came up then was off for good."""
     file = tmp_path / "lock"
     file.touch()

@@ -1,8 +1,6 @@
 """A model from the hub, by the real `hf` in a real container; the lab's hub sends a file a byte at
 a time until it is told to go on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 
@@ -78,9 +76,7 @@ def downloads(node: LabNode) -> list[str]:
     return [name for name in containers(node, all=True) if name.startswith("spark-download-")]
 
 
-def test_a_download_that_takes_longer_than_the_laptop_stays(
-    user: CommandLine, hub: LabHub, slow: Conduct, spark1: LabNode
-) -> None:
+def test_a_download_that_takes_longer_than_the_laptop_stays(user, hub, slow, spark1):
     first = user.start("playbook", play(user, hub))
     until(lambda: asked(hub), 180, "hf asks for the file")
     assert set(asked(hub)) <= set(hub.with_token)  # it does have the token
@@ -108,9 +104,7 @@ def test_a_download_that_takes_longer_than_the_laptop_stays(
 
 
 @pytest.mark.soak
-def test_at_its_limit_a_download_ends_with_its_container(
-    user: CommandLine, hub: LabHub, slow: Conduct, spark1: LabNode
-) -> None:
+def test_at_its_limit_a_download_ends_with_its_container(user, hub, slow, spark1):
     spark1.run(["rm", "-rf", "/srv/models/hub"])
     ran = user("playbook", play(user, hub, limit=12), status=1)
     assert "not done after 12 s" in ran.printed

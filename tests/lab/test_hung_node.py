@@ -1,7 +1,5 @@
 """Real nodes on which something hangs: the lock, the limits of units, and `doctor`."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

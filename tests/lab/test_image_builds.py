@@ -1,7 +1,5 @@
 """An image that scripts of others change, on real Docker: built once a node, without network."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 
@@ -63,9 +61,7 @@ def built(node: LabNode) -> str:
     return node.run(shown).stdout.strip()
 
 
-def test_each_node_builds_it_once_without_a_network(
-    user: CommandLine, spark1: LabNode, spark2: LabNode
-) -> None:
+def test_each_node_builds_it_once_without_a_network(user, spark1, spark2):
     assert "Paris" in user.json(*ALLOWED)["answer"]
     for node in (spark1, spark2):
         assert inside(node, "/etc/changed") == "changed"
@@ -82,7 +78,7 @@ def of_builds(node: LabNode) -> list[str]:
     return [name for name in containers(node, all=True) if not name.startswith("spark-")]
 
 
-def test_a_script_that_fails_or_never_ends(user: CommandLine, spark1: LabNode) -> None:
+def test_a_script_that_fails_or_never_ends(user, spark1):
     before = built(spark1)
     script = user.home / f"recipes/{NAME}.mods/fix/run.sh"
     put(script, "echo the patch does not apply >&2\nexit 1\n")

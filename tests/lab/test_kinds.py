@@ -1,7 +1,5 @@
 """Models that are no chat models, on real vLLM: what verifies them, and what a wrong kind says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lab_recipes
@@ -25,7 +23,7 @@ def write(user: CommandLine, kind: str, **changed: Any) -> None:
     lab_recipes.write(user, lab_recipes.words(kind, **changed))
 
 
-def test_an_embedding_model_is_verified_by_its_vectors(user: CommandLine) -> None:
+def test_an_embedding_model_is_verified_by_its_vectors(user):
     write(user, "embedding")
     document = user.json(*UP)
     assert (document["kind"], document["verified"]) == ("embedding", ["embedding"])
@@ -36,7 +34,7 @@ def test_an_embedding_model_is_verified_by_its_vectors(user: CommandLine) -> Non
 
 
 @pytest.mark.soak
-def test_the_same_model_reranks_by_cosine(user: CommandLine) -> None:
+def test_the_same_model_reranks_by_cosine(user):
     write(user, "reranking")
     document = user.json(*UP)
     assert (document["kind"], document["verified"]) == ("reranking", ["reranking"])
@@ -56,8 +54,6 @@ CHAT = {key: lab_recipes.shipped()[key] for key in ("model", "engine_args")}
         ("embedding", CHAT, "/v1/embeddings"),
     ],
 )
-def test_a_model_of_another_kind_says_so(
-    user: CommandLine, kind: str, model: dict[str, Any], said: str
-) -> None:
+def test_a_model_of_another_kind_says_so(user, kind, model, said):
     write(user, kind, **model)
     assert said in user(*UP, "--force", status=5).err

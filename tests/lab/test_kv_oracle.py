@@ -1,7 +1,5 @@
 """Real vLLM is started on the CPU and lays out a KV cache as we say."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -21,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_a_hybrid_with_sliding_windows() -> None:
+def test_a_hybrid_with_sliding_windows():
     """The attention of Gemma 4 26B-A4B: 25 layers with windows and 5 without, other heads."""
     (question,) = [each for each in questions() if each.name == "gemma4-26b"]
     answer = ask(Lab.default().prepare(), question)

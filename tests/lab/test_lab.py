@@ -1,7 +1,5 @@
 """The lab itself, driven for real: what its nodes show, what they forget, what it leaves behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -43,7 +41,7 @@ def as_new(spark1: LabNode) -> Iterator[LabNode]:
 # --- what the stand-ins print ----------------------------------------------------------------
 
 
-def test_nvidia_smi_prints_the_captured_table(as_new: LabNode) -> None:
+def test_nvidia_smi_prints_the_captured_table(as_new):
     as_new.set_state(temperature_c=45, pstate="P0", power_w=11.17)
     assert TABLE in answer(as_new, "nvidia-smi")
     queried = answer(
@@ -73,7 +71,7 @@ roceP2p1s0f1 port 1 ==> enP2p1s0f1np1 (Up)
 PORT_STATE = "cat /sys/class/infiniband/rocep1s0f1/ports/1/state"
 
 
-def test_hcas_follow_the_cable(as_new: LabNode, spark2: LabNode) -> None:
+def test_hcas_follow_the_cable(as_new, spark2):
     assert eventually(lambda: answer(as_new, "ibdev2netdev") == ONE_CABLE)
     up = "link rocep1s0f1/1 state ACTIVE physical_state LINK_UP netdev enp1s0f1np1"
     down = "link rocep1s0f0/1 state DOWN physical_state DISABLED netdev enp1s0f0np0"
@@ -95,7 +93,7 @@ def test_hcas_follow_the_cable(as_new: LabNode, spark2: LabNode) -> None:
     assert eventually(lambda: answer(as_new, PORT_STATE) == "4: ACTIVE\n")
 
 
-def test_gids_follow_the_addresses(as_new: LabNode) -> None:
+def test_gids_follow_the_addresses(as_new):
     ports = "/sys/class/infiniband/rocep1s0f1/ports/1"
     as_new.ssh("sudo ip address flush dev enp1s0f1np1 scope global")
     as_new.ssh("sudo ip address add 192.168.177.11/24 dev enp1s0f1np1")
@@ -116,7 +114,7 @@ def test_gids_follow_the_addresses(as_new: LabNode) -> None:
 # --- a node is a machine of its own --------------------------------------------------------------
 
 
-def test_a_fresh_node_has_only_what_a_base_system_has(fresh: LabNode) -> None:
+def test_a_fresh_node_has_only_what_a_base_system_has(fresh):
     missing = fresh.ssh("command -v docker dockerd containerd pip", check=False)
     assert missing.returncode != 0
     assert missing.stdout == ""
@@ -128,7 +126,7 @@ def test_a_fresh_node_has_only_what_a_base_system_has(fresh: LabNode) -> None:
     fresh.ssh("echo spark | sudo --stdin --reset-timestamp true")
 
 
-def test_reset_forgets_everything_but_the_host_key(spark1: LabNode) -> None:
+def test_reset_forgets_everything_but_the_host_key(spark1):
     spark1.ssh("touch ~/kept; sudo touch /etc/kept /var/lib/docker/kept")
     key = answer(spark1, "cat /etc/ssh/ssh_host_ed25519_key.pub")
     spark1.reset()
@@ -137,7 +135,7 @@ def test_reset_forgets_everything_but_the_host_key(spark1: LabNode) -> None:
     assert answer(spark1, "cat /etc/ssh/ssh_host_ed25519_key.pub") == key
 
 
-def test_new_host_keys_are_not_trusted_before_someone_says_so(lab: Lab, spark1: LabNode) -> None:
+def test_new_host_keys_are_not_trusted_before_someone_says_so(lab, spark1):
     def with_known_hosts_of_the_lab() -> subprocess.CompletedProcess[str]:
         argv = spark1.ssh_command("true")
         argv = [
@@ -154,7 +152,7 @@ def test_new_host_keys_are_not_trusted_before_someone_says_so(lab: Lab, spark1: 
     assert with_known_hosts_of_the_lab().returncode == 0
 
 
-def test_a_node_with_other_host_keys_is_still_the_node(lab: Lab, spark1: LabNode) -> None:
+def test_a_node_with_other_host_keys_is_still_the_node(lab, spark1):
     """Roles make new ones where two nodes share them; the lab has to come up after that too."""
     spark1.reset()
     key = "/etc/ssh/ssh_host_ed25519_key"
@@ -168,7 +166,7 @@ def test_a_node_with_other_host_keys_is_still_the_node(lab: Lab, spark1: LabNode
     assert public not in spark1.layout.known_hosts.read_text(), "its own keys outlive a wipe"
 
 
-def test_a_reboot_loses_what_was_not_made_to_last(spark1: LabNode, spark2: LabNode) -> None:
+def test_a_reboot_loses_what_was_not_made_to_last(spark1, spark2):
     spark1.ssh("echo lasting > ~/file; sudo ip address add 10.99.0.1/24 dev enp1s0f1np1")
     spark1.ssh("sudo iptables -A INPUT -s 10.99.0.2 -j ACCEPT; sudo nvidia-smi -lgc 500,1000")
     spark2.ssh("sudo ip address add 10.99.0.2/24 dev enp1s0f1np1 2>/dev/null || true")
@@ -183,7 +181,7 @@ def test_a_reboot_loses_what_was_not_made_to_last(spark1: LabNode, spark2: LabNo
     spark2.ssh("sudo ip address del 10.99.0.2/24 dev enp1s0f1np1")
 
 
-def test_power_and_cables(lab: Lab, spark1: LabNode, spark2: LabNode) -> None:
+def test_power_and_cables(lab, spark1, spark2):
     spark1.unplug()
     assert spark1.ssh("true", check=False).returncode == 255
     assert spark1.run(["cat", "/sys/class/net/enP7s7/operstate"]).stdout.strip() in (
@@ -201,7 +199,7 @@ def test_power_and_cables(lab: Lab, spark1: LabNode, spark2: LabNode) -> None:
     assert eventually(lambda: answer(spark2, "ibdev2netdev") == ONE_CABLE)
 
 
-def test_kernel_settings_stay_in_the_node(spark1: LabNode) -> None:
+def test_kernel_settings_stay_in_the_node(spark1):
     setting = Path("/proc/sys/vm/swappiness")
     before = setting.read_text()
     spark1.ssh("sudo sysctl -qw vm.swappiness=1 net.core.rmem_max=99999999")
@@ -238,14 +236,14 @@ def benchmarked(count: int) -> list[str]:
         return [node.name for node in site.nodes]
 
 
-def test_up_again_changes_nothing(lab: Lab) -> None:
+def test_up_again_changes_nothing(lab):
     lab.up(2)
     leaders = [power.leader(node.layout) for node in lab.nodes]
     assert lab.up(2) is False
     assert [power.leader(node.layout) for node in lab.nodes] == leaders
 
 
-def test_two_at_once_do_not_race(lab: Lab) -> None:
+def test_two_at_once_do_not_race(lab):
     lab.down()
     said: list[str] = []
     with ThreadPoolExecutor(2) as pool:
@@ -256,7 +254,7 @@ def test_two_at_once_do_not_race(lab: Lab) -> None:
     assert lab.state() == "up"
 
 
-def test_down_leaves_the_machine_as_it_was(lab: Lab) -> None:
+def test_down_leaves_the_machine_as_it_was(lab):
     lab.down()
     before = network_of_the_machine()
     assert lab.state() == "down"
@@ -274,7 +272,7 @@ def test_down_leaves_the_machine_as_it_was(lab: Lab) -> None:
     assert eventually(lambda: answer(lab.node("spark1"), "ibdev2netdev") == ONE_CABLE)
 
 
-def test_one_node(lab: Lab) -> None:
+def test_one_node(lab):
     lab.down()
     try:
         lab.up(1)
@@ -296,7 +294,7 @@ def remove_the_network(_lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("harm", [kill_a_supervisor, remove_the_network])
-def test_a_lab_that_is_broken_is_repaired(lab: Lab, harm: Callable[[Lab], None]) -> None:
+def test_a_lab_that_is_broken_is_repaired(lab, harm):
     harm(lab)
     assert eventually(lambda: lab.state() == "broken")
     said: list[str] = []

@@ -1,7 +1,5 @@
 """The parts of the lab that need no node: inventories, mirrors, what is made once, mounts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -27,7 +25,7 @@ DEBIAN = Distribution("debian", "bookworm", "http://deb.example/debian", "http:/
 
 
 @pytest.mark.lab
-def test_status_where_nothing_can_be_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_where_nothing_can_be_prepared(monkeypatch):
     """Nodes of `lab up --gpus` need no mirror of packages."""
     monkeypatch.setattr(machine, "output", lambda _argv: "")
     ran = CliRunner().invoke(command, ["status"])
@@ -39,7 +37,7 @@ def test_status_where_nothing_can_be_prepared(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("name", "count"), [("lab", 2), ("lab3", 3), ("lab4", 4)])
-def test_inventories_of_the_lab_differ_in_their_nodes_only(name: str, count: int) -> None:
+def test_inventories_of_the_lab_differ_in_their_nodes_only(name, count):
     folder = Path(__file__).parents[2] / "inventories"
     usual, found = (YAML(typ="safe").load(folder / f"{one}.yaml") for one in ("lab", name))
     layouts = Layout(Path()).nodes(count)
@@ -53,14 +51,14 @@ def test_inventories_of_the_lab_differ_in_their_nodes_only(name: str, count: int
 # --- the machine's packages ------------------------------------------------------------------
 
 
-def test_mirrors_of_a_release() -> None:
+def test_mirrors_of_a_release():
     targets = "http://m/debian trixie\nhttp://m/debian trixie-updates\nhttp://s/sec trixie-security"
     assert pick_mirrors(targets, "trixie") == ("http://m/debian", "http://s/sec")
     assert pick_mirrors(targets, "noble") == ("", "")
     assert pick_mirrors("", "noble") == ("", "")
 
 
-def test_pip_settings_become_variables() -> None:
+def test_pip_settings_become_variables():
     listed = (
         ":env:.find-links='/wheels'\n"
         "global.extra-index-url='file:///a/simple\\nfile:///b/simple'\n"
@@ -76,7 +74,7 @@ def test_pip_settings_become_variables() -> None:
     assert parse_pip_config("") == {}
 
 
-def test_a_constraints_file_of_this_machine_goes_into_the_image(tmp_path: Path) -> None:
+def test_a_constraints_file_of_this_machine_goes_into_the_image(tmp_path):
     constraints, folder = tmp_path / "constraints.txt", tmp_path / "assets"
     constraints.write_text("torch<=2.14\n")
     folder.mkdir()
@@ -98,7 +96,7 @@ def artefact(folder: Path, recipe: str, build: Any) -> Artefact:
     return Artefact(folder, "thing", recipe, build)
 
 
-def test_an_artefact_is_made_once(tmp_path: Path) -> None:
+def test_an_artefact_is_made_once(tmp_path):
     built: list[Path] = []
     said: list[str] = []
 
@@ -115,7 +113,7 @@ def test_an_artefact_is_made_once(tmp_path: Path) -> None:
     assert [line.split(" in ")[0] for line in said] == ["thing: building", "thing: built"]
 
 
-def test_an_interrupted_build_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_nothing_half_done(tmp_path):
     def fails(folder: Path) -> None:
         (folder / "half").touch()
         raise Failed("no more disk")
@@ -130,7 +128,7 @@ def test_an_interrupted_build_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert [path.name for path in again.path.iterdir()] == ["whole"]
 
 
-def test_another_recipe_is_another_artefact(tmp_path: Path) -> None:
+def test_another_recipe_is_another_artefact(tmp_path):
     old = artefact(tmp_path, "one", lambda _: None)
     new = artefact(tmp_path, "two", lambda _: None)
     old.make(lambda _: None)
@@ -146,9 +144,7 @@ def test_another_recipe_is_another_artefact(tmp_path: Path) -> None:
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("apt-config"),
     reason="mounts need root",
 )
-def test_a_mount_that_a_build_forgets_is_not_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mount_that_a_build_forgets_is_not_left(tmp_path, monkeypatch):
     programs, tree = tmp_path / "bin", tmp_path / "tree"
     programs.mkdir()
     (tree / "sys").mkdir(parents=True)
@@ -174,7 +170,7 @@ def test_a_mount_that_a_build_forgets_is_not_left(
 @pytest.mark.parametrize(
     "name", ["a b", "a\tb", "a\nb", "a\\b", "a\\040b", "a\rb", "a\x0cb", "\x1c", "é", b"\xe4", "#"]
 )
-def test_what_is_mounted_into_a_tree_is_never_deleted(tmp_path: Path, name: str | bytes) -> None:
+def test_what_is_mounted_into_a_tree_is_never_deleted(tmp_path, name):
     """The kernel writes some characters of a mount point in octal, and others as they are."""
     elsewhere, tree = tmp_path / "elsewhere", tmp_path / "tree"
     point = tree / os.fsdecode(name)
@@ -195,7 +191,7 @@ def test_what_is_mounted_into_a_tree_is_never_deleted(tmp_path: Path, name: str 
 # --- where it cannot work --------------------------------------------------------------------
 
 
-def test_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(UsageError, match="needs root"):
@@ -205,7 +201,7 @@ def test_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exception.exit_code == 2
 
 
-def test_on_another_system_or_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_another_system_or_distribution(monkeypatch):
     release = {"ID": "fedora", "PRETTY_NAME": "F 43"}
     monkeypatch.setattr(machine.platform, "freedesktop_os_release", lambda: release)
     with pytest.raises(UsageError, match="this is F 43"):

@@ -1,7 +1,5 @@
 """Memory before and while weights load: what is done to it, said of it, and what ends a load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -72,7 +70,7 @@ def container(node: LabNode, name: str) -> str:
     return node.run(asked, check=False).stdout.strip()
 
 
-def test_caches_are_dropped_before_a_fixed_share_is_served(user: CommandLine, lab: Lab) -> None:
+def test_caches_are_dropped_before_a_fixed_share_is_served(user, lab):
     """P07: and never where it serves already; P06: fragmented memory is said before the load."""
     forget(lab)
     user(*UP, "--check")
@@ -88,9 +86,7 @@ def test_caches_are_dropped_before_a_fixed_share_is_served(user: CommandLine, la
     user("down")
 
 
-def test_a_load_that_takes_all_memory_is_ended_with_its_reason(
-    user: CommandLine, lab: Lab, spark1: LabNode, spark2: LabNode
-) -> None:
+def test_a_load_that_takes_all_memory_is_ended_with_its_reason(user, lab, spark1, spark2):
     """P06: the node answers still, and Docker does not start it again."""
     started = loads(user, lab)
     spark2.set_state(mem_available_kb=SHORT_KIB)
@@ -103,9 +99,7 @@ def test_a_load_that_takes_all_memory_is_ended_with_its_reason(
     user("down")
 
 
-def test_a_load_without_a_laptop_is_guarded_and_down_leaves_nothing(
-    user: CommandLine, lab: Lab
-) -> None:
+def test_a_load_without_a_laptop_is_guarded_and_down_leaves_nothing(user, lab):
     """P06: neither process, unit nor file."""
     started = loads(user, lab)
     started.process.kill()

@@ -1,7 +1,5 @@
 """The main job on fresh nodes, in order: from nothing to a right answer, broken, repaired, down."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json
@@ -213,10 +211,8 @@ def test_the_plan_said_what_the_engine_prints(user):
     log = user("logs", "--tail", "4000", "--container", "vllm").out
     assert "Application startup complete" in log
     printed = re.search(r"KV cache size: ([\d,]+) tokens", log)
-    assert printed is not None
     assert int(printed[1].replace(",", "")) == planned["kv_tokens"]
     concurrency = re.search(r"tokens per request: ([\d.]+)", log)
-    assert concurrency is not None
     assert float(concurrency[1]) == pytest.approx(planned["max_concurrency"], abs=0.01)
     assert planned["feasible"] is True
     assert [node["assumed"] for node in planned["nodes"]] == [False, False]
@@ -376,10 +372,7 @@ def test_whatever_is_done_to_nftables_the_ports_stay_closed(user, spark1, spark2
 def test_drift_is_repaired_and_nothing_else(user, story, spark1, spark2):
     spark1.run(["chmod", "700", CACHE_ROOT])
     spark2.run(["chmod", "644", NETPLAN])
-    drifted = {
-        f"spark1 Directory:{CACHE_ROOT}",
-        f"spark2 Netplan:{NETPLAN}",
-    }
+    drifted = {f"spark1 Directory:{CACHE_ROOT}", f"spark2 Netplan:{NETPLAN}"}
     user("up", "--tp", "2", "--check", "--exit-code", status=10)
     assert user.verdicts()["change"] == drifted
     document = user.json("up", "--tp", "2")

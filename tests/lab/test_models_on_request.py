@@ -1,7 +1,5 @@
 """Models that are loaded when they are asked for, with real vLLM: short memory, and a kill."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -72,7 +70,7 @@ def states(user: CommandLine) -> dict[str, str]:
     return {one["model"]: one["state"] for one in found["models"]}
 
 
-def test_up_verifies_each_by_a_request_for_it(user: CommandLine) -> None:
+def test_up_verifies_each_by_a_request_for_it(user):
     chat, *small = user.json("up")["models"]
     assert "Paris" in chat["answer"]
     assert [(one["on_request"], one["verified"]) for one in small] == [(True, ["embedding"])] * 2
@@ -81,9 +79,7 @@ def test_up_verifies_each_by_a_request_for_it(user: CommandLine) -> None:
     assert states(user) == dict.fromkeys(("paris", "words", "words-2"), "serving")
 
 
-def test_one_that_is_asked_for_is_loaded_and_another_goes_for_it(
-    user: CommandLine, spark1: LabNode
-) -> None:
+def test_one_that_is_asked_for_is_loaded_and_another_goes_for_it(user, spark1):
     spark1.run(["docker", "stop", "-t", "2", ONE, TWO])
     spark1.set_state(mem_available_kb=needed_kib(spark1) + SPARE_KIB)
     try:
@@ -104,7 +100,7 @@ def test_one_that_is_asked_for_is_loaded_and_another_goes_for_it(
         spark1.set_state(mem_available_kb=None)
 
 
-def test_down_leaves_nothing_of_it(user: CommandLine, spark1: LabNode) -> None:
+def test_down_leaves_nothing_of_it(user, spark1):
     assert user.json("down")["vram"]["nodes"][0]["used_mib"] == 0
     left = "ls /run/spark-cluster-model-loader /var/lib/spark-cluster/model-loader 2>/dev/null"
     assert spark1.run(["sh", "-c", left], check=False).stdout == ""

@@ -1,7 +1,5 @@
 """A chat model and an embedding model on one node behind one endpoint, with real vLLM."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 
@@ -11,8 +9,6 @@ from commandline import CommandLine
 from lab_model import complete, embed
 from lab_recipes import words, write
 from on_nodes import started
-
-from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 
@@ -37,11 +33,10 @@ def user(user: CommandLine) -> CommandLine:
 def vector(model: str, query: str = "") -> list[float]:
     status, found, _ = embed(URL, model, query)
     assert status == 200, found
-    numbers: list[float] = found["data"][0]["embedding"]
-    return numbers
+    return found["data"][0]["embedding"]
 
 
-def test_two_models_on_one_node_behind_one_endpoint(user: CommandLine) -> None:
+def test_two_models_on_one_node_behind_one_endpoint(user):
     document = user.json("up")
     chat, small = document["models"]
     assert (chat["model"], chat["node"], chat["kind"]) == ("paris", "spark1", "chat")
@@ -55,7 +50,7 @@ def test_two_models_on_one_node_behind_one_endpoint(user: CommandLine) -> None:
             socket.create_connection((HOST, port), 10).close()
 
 
-def test_each_command_knows_both(user: CommandLine) -> None:
+def test_each_command_knows_both(user):
     found = user.json("status")
     assert (found["state"], found["problems"]) == ("serving", [])
     assert [(one["model"], one["state"]) for one in found["models"]] == [
@@ -70,7 +65,7 @@ def test_each_command_knows_both(user: CommandLine) -> None:
     assert [check["found"] for check in checks if check["status"] == "fail"] == []
 
 
-def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNode) -> None:
+def test_a_dead_one_is_seen_and_repaired_alone(user, spark1):
     chat = started(spark1, CHAT)
     spark1.run(["docker", "kill", WORDS])
     found = user.json("status", status=5)

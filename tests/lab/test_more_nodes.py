@@ -1,7 +1,5 @@
 """Three and four nodes on a switch: linked, checked, a ring of cables refused, and served on."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator
@@ -57,7 +55,7 @@ def link(user: CommandLine, *, healthy: bool = True) -> dict[str, dict[str, Any]
     return {result["id"]: result for result in reversed(found)}
 
 
-def test_four_nodes_are_linked_over_the_switch(user: CommandLine, four: Lab) -> None:
+def test_four_nodes_are_linked_over_the_switch(user, four):
     again = user.json("provision", *LINK)
     assert again["changed"] == 0
     for number, node in enumerate(four.nodes, start=1):
@@ -71,7 +69,7 @@ def test_four_nodes_are_linked_over_the_switch(user: CommandLine, four: Lab) -> 
     assert "ways" in found["link.transfer-rate"]["found"]
 
 
-def test_a_cable_that_is_out_is_that_of_one_node(user: CommandLine, four: Lab) -> None:
+def test_a_cable_that_is_out_is_that_of_one_node(user, four):
     one = four.node("spark3")
     one.unplug_fabric()
     try:
@@ -113,9 +111,7 @@ def ring_of_cables(lab: Lab) -> Iterator[None]:
         )
 
 
-def test_a_ring_of_cables_is_refused_before_anything_is_changed(
-    user: CommandLine, four: Lab
-) -> None:
+def test_a_ring_of_cables_is_refused_before_anything_is_changed(user, four):
     three = CommandLine(user.home, inventory="lab3")
     ports = four.node("spark2")
     with ring_of_cables(four):
@@ -140,7 +136,7 @@ def served(user: CommandLine) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.soak
-def test_one_model_over_four_nodes(user: CommandLine, four: Lab, served: dict[str, Any]) -> None:
+def test_one_model_over_four_nodes(user, four, served):
     assert served["tp"] == 4
     assert "Paris" in served["answer"]
     assert [ranks(node) for node in four.nodes] == [1, 1, 1, 1]

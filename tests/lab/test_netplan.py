@@ -3,8 +3,6 @@
 Each test says first what a run would change, by `--check`, and then that it changed just that.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

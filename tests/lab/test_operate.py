@@ -1,7 +1,5 @@
 """`swap` there and back, its way back from one that fails, and `supervise`; on real vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ The first node gets a disk of its own (`disk.py` of the lab). Where the machine 
 one, these tests are skipped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

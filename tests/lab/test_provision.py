@@ -3,8 +3,6 @@
 The tests of this file go on from what the one before has left; `provisioned` makes it so.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The Python API on booted nodes and real vLLM: from a run that is left to the memory of `down`."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -40,7 +38,7 @@ def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
         made.down()
 
 
-def test_fabric_as_its_page_shows_it(lab: Lab, tmp_path: Path) -> None:
+def test_fabric_as_its_page_shows_it(lab, tmp_path):
     """The node asks for a password that is in a variable."""
     write_files("fabric.md", tmp_path)
     (tmp_path / "company-ca.crt").write_text("a certificate\n")
@@ -67,7 +65,7 @@ def test_fabric_as_its_page_shows_it(lab: Lab, tmp_path: Path) -> None:
     assert printed.count("load average") == 2
 
 
-def test_up_is_left_while_it_loads_and_done_again(cluster: Cluster) -> None:
+def test_up_is_left_while_it_loads_and_done_again(cluster):
     with cluster.events(cluster.up, tp=1) as events:
         for event in events:
             if isinstance(event, StageStarted) and event.stage == "load":
@@ -79,7 +77,6 @@ def test_up_is_left_while_it_loads_and_done_again(cluster: Cluster) -> None:
     assert isinstance(last, RunFinished)
     found = stream.result()
     assert last.ok
-    assert found.served is not None
     assert "Paris" in found.served.answer
     fits("up", json.dumps(found.to_dict()))
     assert cluster.up(tp=1).run.changed == 0
@@ -88,9 +85,7 @@ def test_up_is_left_while_it_loads_and_done_again(cluster: Cluster) -> None:
     assert [bool(node.processes) for node in cluster.vram().nodes] == [True, False]
 
 
-def test_the_example_of_the_page(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_of_the_page(cluster, monkeypatch, capsys):
     """With the lab's inventory and recipe; what is up already is only verified."""
     monkeypatch.chdir(os.environ["HOME"])
     example = readme.blocks("python", "docs/how-to/python-api.md")[1]
@@ -104,9 +99,7 @@ def test_the_example_of_the_page(
     assert "http://10.89.0.11:8000" in capsys.readouterr().out
 
 
-def test_the_script_and_the_notebook(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_and_the_notebook(cluster, monkeypatch, capsys):
     """Both bring up what is up already, and verify it; the notebook takes it down."""
     monkeypatch.chdir(os.environ["HOME"])
     script = runpy.run_path(str(EXAMPLES / "serve.py"))
@@ -120,10 +113,9 @@ def test_the_script_and_the_notebook(
     assert not any(reading.processes for reading in left["stopped"].now)
 
 
-def test_down(cluster: Cluster) -> None:
+def test_down(cluster):
     assert cluster.down(options=Options(check=True)).stopped is None
     found = cluster.down()
-    assert found.stopped is not None
     assert not any(reading.processes for reading in found.stopped.now)
     fits("down", json.dumps(found.to_dict()))
     assert cluster.status().state == "stopped"

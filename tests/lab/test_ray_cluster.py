@@ -1,7 +1,5 @@
 """A Ray cluster without a model on two booted nodes: its jobs, and who may end them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -59,7 +57,6 @@ def test_a_job_all_reduces_over_both_nodes(user):
 
 def test_the_page_of_ray_is_reached_with_the_token_alone(user):
     started = user.start("ray", "dashboard", "--token")
-    assert started.process.stdout is not None
     url = started.process.stdout.readline().strip()
     token = started.process.stdout.readline().removeprefix("token: ").strip()
     with pytest.raises(urllib.error.HTTPError, match=r"40[13]"):
@@ -74,8 +71,6 @@ def test_the_page_of_ray_is_reached_with_the_token_alone(user):
 
 def test_a_closed_laptop_leaves_the_job_which_others_cannot_end(user, lab):
     started = user.start("ray", "submit", "--", "python3", "-c", SLOW)
-    assert started.process.stderr is not None
-    assert started.process.stdout is not None
     name = started.process.stderr.readline().split()[1]
     until(lambda: "begun" in (started.process.stdout.readline() or ""), what="its log")
     started.interrupt(signal.SIGKILL)
@@ -87,7 +82,6 @@ def test_a_closed_laptop_leaves_the_job_which_others_cannot_end(user, lab):
         assert f"job {name} is running on Ray" in user(*words.split(), status=4).err
     assert user.json("ray", "up")["changed"] == 0, "it keeps its jobs"
     attached = user.start(*readme.words("spark-cluster ray logs -f JOB", {"JOB": name}))
-    assert attached.process.stdout is not None
     until(lambda: "begun" in (attached.process.stdout.readline() or ""), what="its log again")
     assert user.json("ray", "stop", name)["changed"]
     out, err = attached.process.communicate(timeout=120)

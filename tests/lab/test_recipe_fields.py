@@ -1,8 +1,6 @@
 """Rarer fields of a recipe: an image built on the nodes, a patch, ranks without
 Ray, assertions about the log, and rungs; on real Docker and real vLLM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from commandline import CommandLine, until
+from commandline import until
 from exposure import only_the_endpoint
 from on_nodes import started
 
@@ -73,7 +73,7 @@ def server(node: LabNode) -> str:
     return started(node, SERVER)
 
 
-def test_two_replicas_and_one_endpoint(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
+def test_two_replicas_and_one_endpoint(user, spark1, spark2):
     document = user.json(*UP)
     assert (document["tp"], document["replicas"]) == (1, ["spark1", "spark2"])
     assert "Paris" in document["answer"]
@@ -85,9 +85,7 @@ def test_two_replicas_and_one_endpoint(user: CommandLine, spark1: LabNode, spark
 
 
 @pytest.mark.soak
-def test_a_replica_is_killed_under_load_and_repaired(
-    user: CommandLine, spark1: LabNode, spark2: LabNode, detected: Any
-) -> None:
+def test_a_replica_is_killed_under_load_and_repaired(user, spark1, spark2, detected):
     user(*UP)  # alone, as `make soak` runs it, it finds no replicas
     first = server(spark1)
     with Load() as load:
@@ -111,9 +109,7 @@ def test_a_replica_is_killed_under_load_and_repaired(
     assert user.json("status")["state"] == "serving"
 
 
-def test_up_without_replicas_leaves_the_heads_server(
-    user: CommandLine, spark1: LabNode, spark2: LabNode
-) -> None:
+def test_up_without_replicas_leaves_the_heads_server(user, spark1, spark2):
     first = server(spark1)
     assert "the endpoint has 2 replicas (spark1, spark2)" in user("up", "--tp", "1").printed
     assert user.json("status")["replicas"] == []

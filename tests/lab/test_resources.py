@@ -1,7 +1,5 @@
 """Resources on a real node: real apt, accounts, Docker."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib
@@ -39,10 +37,7 @@ LOOP = ("-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done")
 def agent(lab) -> Iterator[Session]:
     node: LabNode = lab.node("spark1")
     target = way_to(
-        node.address,
-        user=USER,
-        identity_file=lab.layout.key,
-        known_hosts=node.layout.known_hosts,
+        node.address, user=USER, identity_file=lab.layout.key, known_hosts=node.layout.known_hosts
     )
     connection = SshConnection(target)
     connection.open()

@@ -4,8 +4,6 @@ The words and the limits are in docs/faults.toml. The steps stand in one order: 
 before a server runs, then those on one server over both nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ What is shown is that spark-cluster starts another engine, waits for it, asks it
 and ends it. The stand-in has no model and no GPU: nothing is shown about SGLang.
 """
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
@@ -47,7 +45,7 @@ def logs(node: LabNode) -> str:
     return ran.stdout + ran.stderr
 
 
-def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
+def test_it_comes_up_at_one_node(user, spark1, spark2):
     assert "--allow-build-network" in user(*ASKED, status=4).err, "a Dockerfile is asked for"
     document = user.json(*UP)
     assert "Paris" in document["answer"]
@@ -63,7 +61,7 @@ def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode, spark2: Lab
     only_the_endpoint(spark1, spark2)
 
 
-def test_it_goes_down(user: CommandLine, lab: Lab, spark1: LabNode) -> None:
+def test_it_goes_down(user, lab, spark1):
     write(user, lab)
     user.json(*UP)
     user("down")

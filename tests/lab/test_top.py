@@ -1,7 +1,5 @@
 """`top` on real nodes: what it shows of them, and that nothing of it stays there."""
 
-from __future__ import annotations
-
 import json
 import signal
 from typing import Any

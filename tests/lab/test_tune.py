@@ -2,8 +2,6 @@
 interrupted and handed to the engine are real, and so is the Ray that it starts without a network.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +45,7 @@ def tuner(node: LabNode) -> str:
     return node.ssh(query).stdout.strip()
 
 
-def test_tuned_once_and_listed(user: CommandLine, spark1: LabNode) -> None:
+def test_tuned_once_and_listed(user, spark1):
     document = user.json(*TUNE, "--batch-sizes", "1,2")
     tuned = document["tuned"]
     assert (tuned["file"], tuned["sizes"], tuned["gpu"]) == (FILE, [1, 2], "NVIDIA GB10")
@@ -58,7 +56,7 @@ def test_tuned_once_and_listed(user: CommandLine, spark1: LabNode) -> None:
     assert [part["node"] for part in parts if part["kind"] == "tuned"] == ["spark1"]
 
 
-def test_the_laptop_goes_and_the_tuner_stays_until_down(user: CommandLine, spark1: LabNode) -> None:
+def test_the_laptop_goes_and_the_tuner_stays_until_down(user, spark1):
     started = user.start(*TUNE, "--batch-sizes", "1,4,7")
     until(lambda: "batch size 7" in started_units(spark1))
     until(lambda: tuner(spark1) == "running")
@@ -84,7 +82,7 @@ def started_units(node: LabNode) -> str:
     return node.ssh("sudo sh -c 'cat /var/lib/spark-cluster/units/*/out'", check=False).stdout
 
 
-def test_up_hands_it_to_the_engine(user: CommandLine, spark1: LabNode) -> None:
+def test_up_hands_it_to_the_engine(user, spark1):
     document = user.json("up", "--recipe", "lab-paris", "--tp", "1")
     assert "Paris" in document["answer"]
     env = spark1.ssh("sudo docker inspect -f '{{json .Config.Env}}' spark-vllm").stdout

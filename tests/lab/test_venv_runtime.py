@@ -1,7 +1,5 @@
 """`runtime: venv` on real systemd: Ray and vLLM as units, out of a virtual environment."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`verify` on real vLLM: tool calls and reasoning pass through vLLM's own parsers."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator
@@ -48,7 +46,7 @@ def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command
     made("down")
 
 
-def test_every_check_holds_but_for_pictures(user: CommandLine) -> None:
+def test_every_check_holds_but_for_pictures(user):
     document = user.json("verify")
     found = {check["id"]: check["status"] for check in document["checks"]}
     assert set(found) == {check.id for check in readiness_checks.of_kind("chat")}
@@ -57,7 +55,7 @@ def test_every_check_holds_but_for_pictures(user: CommandLine) -> None:
     assert (document["ok"], document["tp"], document["recipe"]) == (True, 1, NAME)
 
 
-def test_two_nodes_give_the_answers_of_one(user: CommandLine) -> None:
+def test_two_nodes_give_the_answers_of_one(user):
     user("up", "--tp", "2", "--recipe", NAME)
     document = user.json("verify", "--only", "short_answers", "--only", "tool_use")
     assert document["ok"]

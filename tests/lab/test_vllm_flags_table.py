@@ -1,7 +1,5 @@
 """The table of vLLM's flags against the parser of the vLLM that the lab serves with."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from functools import cache
@@ -10,7 +8,6 @@ import pytest
 
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.models.naming import table
-from spark_cluster_lab import Lab
 from spark_cluster_lab.layout import Layout
 
 pytestmark = pytest.mark.lab
@@ -44,7 +41,7 @@ def shape(action: str, nargs: str | None) -> str:
     return "append" if action == "_AppendAction" else BY_NARGS.get(nargs or "", "one word")
 
 
-def test_every_flag_takes_what_the_table_says(lab: Lab) -> None:
+def test_every_flag_takes_what_the_table_says(lab):
     ours = kinds()
     aliases = table("vllm_flags", "importers")["aliases"]
     one_word = {"number", "size", "text", "json"}
@@ -62,6 +59,6 @@ def test_every_flag_takes_what_the_table_says(lab: Lab) -> None:
     assert wrong == {}
 
 
-def test_the_table_has_no_flag_that_vllm_lacks(lab: Lab) -> None:
+def test_the_table_has_no_flag_that_vllm_lacks(lab):
     now = {name for names in table("vllm_flags", "importers")["flags"].values() for name in names}
     assert now <= {word.lstrip("-") for word in options()}

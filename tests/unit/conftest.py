@@ -1,7 +1,5 @@
 """Unit tests start no process and open no socket: they run at every save."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

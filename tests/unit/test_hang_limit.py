@@ -1,10 +1,7 @@
 """A test that hangs fails, says where each of its threads was, and lets the suite go on."""
 
-from __future__ import annotations
-
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import hang_limit
@@ -22,7 +19,7 @@ class Item:
         return name in self.markers
 
 
-def test_a_test_that_hangs_is_ended(monkeypatch, tmp_path: Path) -> None:
+def test_a_test_that_hangs_is_ended(monkeypatch, tmp_path):
     never = threading.Event()
 
     def swallows() -> None:

@@ -3,8 +3,6 @@
 An import counts wherever it stands: in a function, or for types only.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator, Mapping
@@ -79,7 +77,7 @@ def layer(module: str) -> str:
     return parts[1] if len(parts) > 1 and parts[0] == PACKAGE else parts[0]
 
 
-def test_imports_go_downwards() -> None:
+def test_imports_go_downwards():
     wrong = []
     for module, path in MODULES.items():
         if module == PACKAGE or layer(module) == LAB:
@@ -115,7 +113,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_modules_import_each_other() -> None:
+def test_no_modules_import_each_other():
     graph = {module: {name for name, _ in imports(path)} for module, path in MODULES.items()}
     graph[PACKAGE] = set()  # as above
     assert not cycle(graph), " -> ".join(cycle(graph))
@@ -130,9 +128,9 @@ def test_no_modules_import_each_other() -> None:
         ({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}, []),
     ],
 )
-def test_a_circle_is_found(graph: dict[str, set[str]], found: list[str]) -> None:
+def test_a_circle_is_found(graph, found):
     assert cycle(graph) == found
 
 
-def test_every_folder_is_a_layer() -> None:
+def test_every_folder_is_a_layer():
     assert {layer(name) for name in MODULES} - {PACKAGE, "roles", "playbooks", LAB} == set(LAYERS)

@@ -3,8 +3,6 @@ programs that answer anyone. Each of these once took minutes to years at the siz
 or was a number too long to be read as one.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -60,18 +58,18 @@ TEXTS: dict[str, tuple[Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("what", TEXTS)
-def test_it_is_read_in_a_moment(what: str) -> None:
+def test_it_is_read_in_a_moment(what):
     read, text, expected = TEXTS[what]
     assert read(text) == expected
 
 
 @pytest.mark.parametrize("part", ["pat", "_auth-a", "a", "key=", "max_tokens="])
-def test_a_log_of_such_words_is_masked_in_a_moment(part: str) -> None:
+def test_a_log_of_such_words_is_masked_in_a_moment(part):
     """A request may be all that it takes to have them in a log."""
-    assert secret.masked(part * MANY + " HF_TOKEN=abc").endswith(" HF_TOKEN=***")
+    assert secret.masked(part * (MANY // 4) + " HF_TOKEN=abc").endswith(" HF_TOKEN=***")
 
 
-def test_a_log_that_resembles_a_missing_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_resembles_a_missing_one_is_kept(monkeypatch):
     log = "Error" + "No such container" * (MANY // 4) + "\nx"
     monkeypatch.setattr(sequence.runtime, "read_beginning", lambda *_: log)
 

@@ -1,7 +1,5 @@
 """A scratch node with a systemd-run and a systemctl that really run and end things."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The order in which files reach the disk: a power cut at any moment leaves all or nothing."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -1,7 +1,5 @@
 """Engine caches and tuned kernels after a container has written there: nothing is followed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path
@@ -63,7 +61,7 @@ def tried(root: Path) -> None:
               f"tuned/{IMAGE}", MODEL],
 )  # fmt: skip
 @pytest.mark.parametrize("trick", FOLDER_TRICKS)
-def test_in_the_place_of_a_folder(tmp_path: Path, root: Path, trick: str, place: str) -> None:
+def test_in_the_place_of_a_folder(tmp_path, root, trick, place):
     outside = container.outside(tmp_path / "outside")
     leave(trick, root / place, outside, FOLDER_TRICKS)
     tried(root)
@@ -72,7 +70,7 @@ def test_in_the_place_of_a_folder(tmp_path: Path, root: Path, trick: str, place:
 
 @pytest.mark.parametrize("place", ["triton/KERNEL/a.json", f"{MODEL}/{FILE}"])
 @pytest.mark.parametrize("trick", FILE_TRICKS)
-def test_in_the_place_of_a_file(tmp_path: Path, root: Path, trick: str, place: str) -> None:
+def test_in_the_place_of_a_file(tmp_path, root, trick, place):
     outside = container.outside(tmp_path / "outside")
     leave(trick, root / place, outside, FILE_TRICKS)
     tried(root)
@@ -93,7 +91,7 @@ def test_a_folder_that_is_exchanged_for_a_link_meanwhile(tmp_path, root, place):
     ["org%2Fm/a.json", "org%2Fm-tp0/a.json", "org%2Fm-tp1x/a.json", "org%2Fm-tp1/a", "-tp1/a.json",
      "org%2Fm-tp1/.a.json", "org%2Fm-tp1/a\nb.json", "a b-tp1/a.json", f"{'m' * 9}-tp99999/a.json"],
 )  # fmt: skip
-def test_names_that_no_one_of_ours_gave(root: Path, name: str) -> None:
+def test_names_that_no_one_of_ours_gave(root, name):
     ours = [{"image": IMAGE, "model": "org/m", "tp": 1, "file": FILE}]
     assert engine_caches.tuned(root) == ours
     put(root / "tuned" / IMAGE / name, "{}")

@@ -1,7 +1,5 @@
 """A request that is over its limit leaves nothing behind: no thread, no connection."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -3,8 +3,6 @@
 No agent here is killed by the test's own end of the pipe: each has to end by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -67,7 +65,6 @@ class RawAgent:
                 self.send("alive")
 
     def send(self, op: str, **what: Any) -> None:
-        assert self.process.stdin is not None
         with self._sending:
             self.process.stdin.write(frames.pack({"op": op, **what}))
             self.process.stdin.flush()
@@ -81,7 +78,6 @@ class RawAgent:
 
     def next(self, event: str) -> dict[str, Any]:
         """The next event of this kind; signs of life are answered on the way."""
-        assert self.process.stdout is not None
         while (found := frames.read(self.process.stdout)) is not None:
             if found["event"] == event:
                 return found
@@ -106,14 +102,12 @@ class RawAgent:
 
     def hang_up(self) -> None:
         """End its input, as sshd does when the connection is cut."""
-        assert self.process.stdin is not None
         self.fall_silent()
         with self._sending:
             self.process.stdin.close()
 
     def drain(self) -> None:
         """Read what it says to the end, and answer nothing."""
-        assert self.process.stdout is not None
         self.process.stdout.read()
 
     def ends(self) -> int:

@@ -1,7 +1,5 @@
 """The operation `load_guard` on a scratch node whose systemd really runs and ends units."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -33,7 +31,7 @@ def ask(host: Host, what: str, **told: Any) -> dict[str, Any]:
     return reply
 
 
-def test_memory_is_prepared(host: Host) -> None:
+def test_memory_is_prepared(host):
     """P07: caches are dropped and memory is compacted; what comes of it is told."""
     (host.root / "proc/sys/vm").mkdir(parents=True)
     told = ask(host, "prepare")
@@ -42,7 +40,7 @@ def test_memory_is_prepared(host: Host) -> None:
     assert (host.root / "proc/sys/vm/compact_memory").read_text() == "1"
 
 
-def test_a_kernel_that_refuses_is_told(host: Host) -> None:
+def test_a_kernel_that_refuses_is_told(host):
     """P07: a start goes on, and the user knows that the caches are still there."""
     (host.root / "proc/buddyinfo").unlink()
     told = ask(host, "prepare")
@@ -50,7 +48,7 @@ def test_a_kernel_that_refuses_is_told(host: Host) -> None:
     assert "/proc/sys/vm/drop_caches: No such file or directory" in told["problem"]
 
 
-def test_a_guard_is_a_unit_of_which_nothing_stays(host: Host, systemd: Any) -> None:
+def test_a_guard_is_a_unit_of_which_nothing_stays(host, systemd):
     """P06: the next run takes the place of a guard that an earlier one has left."""
     ask(host, "begin", **TOLD)
     (unit,) = systemd.units()
@@ -66,14 +64,14 @@ def test_a_guard_is_a_unit_of_which_nothing_stays(host: Host, systemd: Any) -> N
     assert not reason.parent.exists()
 
 
-def test_without_systemd_there_is_no_guard(host: Host, systemd: Any) -> None:
+def test_without_systemd_there_is_no_guard(host, systemd):
     (host.root / "run/systemd/system").rmdir()
     ask(host, "begin", **TOLD)
     assert systemd.units() == []
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x/y", "-x", "spark-vllm\n"])
-def test_names_are_those_of_programs(host: Host, name: str) -> None:
+def test_names_are_those_of_programs(host, name):
     """P06: the name of a server names a unit and a file."""
     for told in ({**TOLD, "server": name}, {**TOLD, "programs": [name]}):
         with pytest.raises(ResourceError, match="is not the name of one of our programs"):

@@ -1,7 +1,5 @@
 """Commands on a node: each has a limit that holds, is ended whole, and its output is bounded."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The limit of long work: kept on the monotonic clock, with or without an agent, by all of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Questions to a server that answers as vLLM does, asked by the program that is sent to a node."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

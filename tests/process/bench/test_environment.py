@@ -1,11 +1,8 @@
 """Firmware, versions in the image, round trip and start-up log, as a record has them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +13,7 @@ from spark_cluster.errors import Unreachable
 from spark_cluster.runner.session import Output
 
 
-def test_the_versions_that_programs_use(agent, tmp_path: Path):
+def test_the_versions_that_programs_use(agent, tmp_path):
     """Those of the container's own Python, or of the virtual environment's."""
     root = tmp_path / "spark1"
     for name, version in (("torch", "2.11.0+cu130"), ("nvidia_nccl_cu13", "2.29.3")):
@@ -58,7 +55,7 @@ def test_a_node_that_is_lost_costs_no_measurement():
     assert describe.round_trip_ms(session, "http://127.0.0.1:8000") is None
 
 
-def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch):
+def test_the_log_of_a_start_is_kept_without_secrets(tmp_path, monkeypatch):
     logs = {
         ("spark1", "spark-vllm"): "INFO api_key='sk-very-secret'\n\x1b]0;title\x07loaded\n",
         ("spark1", "spark-ray"): "Error response from daemon: No such container: spark-ray\n",
@@ -84,7 +81,7 @@ def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch)
     assert sizes == {sequence.LOG_BYTES}
 
 
-def test_a_real_agent_is_asked(agent, tmp_path: Path):
+def test_a_real_agent_is_asked(agent, tmp_path):
     root = tmp_path / "spark1"
     for hca in ("rocep1s0f1", "roceP2p1s0f1"):
         put(root / f"sys/class/infiniband/{hca}/fw_ver", "28.45.4028\n")

@@ -1,7 +1,5 @@
 """The end of a Ray that a killed `bench fabric` left, by the command that a node runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

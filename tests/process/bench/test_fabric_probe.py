@@ -1,7 +1,5 @@
 """The program of `bench fabric` that runs as a Ray job: its parts, and all of it on stand-ins."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`bench fabric` on the laptop: its document, the verdict, when it may run, what the head gets."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator
@@ -190,7 +188,7 @@ def test_the_messages_of_the_model(tmp_path):
 RECIPE = make_recipe("gemma4-31b-fp8")
 
 
-def test_it_is_refused_next_to_a_server(piped_cluster: Make) -> None:
+def test_it_is_refused_next_to_a_server(piped_cluster):
     cluster = piped_cluster()
     play = cluster.play
     plan = server_for(RECIPE, *play.nodes)
@@ -206,7 +204,7 @@ def test_it_is_refused_next_to_a_server(piped_cluster: Make) -> None:
         cluster.nodes[name].run_container(server, labels, status="exited")
 
 
-def test_it_is_refused_on_one_node_and_without_ray(piped_cluster: Make) -> None:
+def test_it_is_refused_on_one_node_and_without_ray(piped_cluster):
     play = piped_cluster().play
     with pytest.raises(Refused, match="between nodes"):
         must_be_possible(play, server_for(RECIPE, play.head, tp=1))
@@ -216,7 +214,7 @@ def test_it_is_refused_on_one_node_and_without_ray(piped_cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["spark1", "spark2"])
-def test_it_is_refused_next_to_a_benchmark(piped_cluster: Make, name: str) -> None:
+def test_it_is_refused_next_to_a_benchmark(piped_cluster, name):
     """Another inventory may have another head."""
     cluster = piped_cluster()
 
@@ -247,7 +245,7 @@ def measure(piped_cluster: Make, tmp_path: Path) -> Iterator[Measured]:
         yield Measured(piped_cluster(), server)
 
 
-def test_a_job_is_measured_and_judged(measure: Measured, tmp_path: Path) -> None:
+def test_a_job_is_measured_and_judged(measure, tmp_path):
     place = put(tmp_path / "printed", f"memory\n{MARK}{json.dumps(told())}\n")
     measure.ray.runs = f"cat {place}"
     found = measure()
@@ -266,9 +264,7 @@ def test_a_job_is_measured_and_judged(measure: Measured, tmp_path: Path) -> None
     assert shown[0].node == "spark1"
 
 
-def test_the_real_program_says_which_nodes_are_missing(
-    measure: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_real_program_says_which_nodes_are_missing(measure, monkeypatch, tmp_path):
     """With a Ray that has no nodes."""
     put(tmp_path / "ray/util/__init__.py")
     strategies = "class NodeAffinitySchedulingStrategy: pass"
@@ -280,7 +276,7 @@ def test_the_real_program_says_which_nodes_are_missing(
         measure()
 
 
-def test_programs_that_hold_gpu_memory_are_named(piped_cluster: Make) -> None:
+def test_programs_that_hold_gpu_memory_are_named(piped_cluster):
     cluster = piped_cluster()
     cluster.nodes["spark2"].held = [GpuProcess(7, "python3", 900)]
     fabric_run.warn_of_others(cluster.play)

@@ -1,7 +1,5 @@
 """The program on the node that measures cell by cell: what it does when things go wrong."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
@@ -64,8 +62,7 @@ def change(folder: Path, number: int = 0, **changed: Any) -> None:
 
 
 def told(folder: Path, cell: str = "a") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"cells/{cell}.json").read_text())
-    return found
+    return json.loads((folder / f"cells/{cell}.json").read_text())
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Files that come back from the node: foreign input."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Callable

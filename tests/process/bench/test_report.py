@@ -1,7 +1,5 @@
 """The report of a run: what it says, its files, and that foreign text stays text."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -302,7 +300,6 @@ def no_png() -> Iterator[None]:
 def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
     record = dual_record(depths=(0, 4096), loads=(1, 2))
     data = poisoned(record.model_dump(mode="json"))
-    assert isinstance(data, dict)
     for index, setup in enumerate(data["setups"]):
         old, setup["id"] = setup["id"], f"../../{EVIL}{index}"
         setup["model"] = data["setups"][0]["model"]

@@ -1,7 +1,5 @@
 """A run's record: what is measured is kept, in order, and never measured twice."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from ipaddress import IPv4Interface
@@ -94,7 +92,7 @@ def test_the_record_says_which_vllm_measured(tmp_path):
     assert asked.record.tool.settings["questions"] == ["one"]
 
 
-def test_the_plan_predicts_cells_with_one_request(project: Project):
+def test_the_plan_predicts_cells_with_one_request(project):
     suite = suite_of(prompt=[2048], depth=[0, 8192], concurrency=[1, 4], tp=[1, 2])
     found = expand(suite, {"r": make_recipe("gemma4-31b-fp8")})
     by_size = {}

@@ -1,7 +1,5 @@
 """The sampler on a node: what it reads, what it does without, and that nothing of it stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The nodes live: rows as they come, nodes that are lost and come back, what is drawn."""
 
-from __future__ import annotations
-
 import io
 from datetime import UTC, datetime
 from unittest import mock

@@ -1,7 +1,5 @@
 """The servers of a run in order: one that does not start, a fault of the cluster, the end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

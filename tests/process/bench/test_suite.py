@@ -1,7 +1,5 @@
 """Suites: what is valid, what they become, and how long they take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The checks of a server's answers in a benchmark's record and report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from bench_runs import begun, cell, record, setup, suite_of
 from chat_server import ChatServer, Reply
 from factories import make_recipe
-from piped_cluster import Make, PipedCluster
+from piped_cluster import PipedCluster
 from serve_plans import deployment_for, served_by
 
 from spark_cluster.bench import sequence
@@ -43,9 +41,7 @@ def served(cluster: PipedCluster, server: ChatServer) -> Served:
     return served_by(replace(made, endpoint=server.endpoint))
 
 
-def test_a_server_is_checked_once_and_the_verdicts_are_kept(
-    tmp_path: Path, piped_cluster: Make, server: ChatServer
-) -> None:
+def test_a_server_is_checked_once_and_the_verdicts_are_kept(tmp_path, piped_cluster, server):
     cluster = piped_cluster("spark1")
     server.change = lambda _request, reply: Reply("a | b") if reply.content == "Paris." else None
     run = bench_run(tmp_path, verify=True)

@@ -1,7 +1,5 @@
 """`vllm bench serve` on the head: its container, its arguments, and no secret."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

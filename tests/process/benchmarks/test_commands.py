@@ -1,9 +1,6 @@
 """The benchmark of whole commands: what it counts, and what it makes of it."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -37,7 +34,7 @@ def test_rows():
     assert (second.ratio, second.met) == (pytest.approx(2.0), True)
 
 
-def test_every_command_has_a_floor_that_is_run_too(tmp_path: Path):
+def test_every_command_has_a_floor_that_is_run_too(tmp_path):
     found = commands("lab", tmp_path / "nodes.json")
     names = [command.name for command in found]
     assert len(names) == len(set(names))

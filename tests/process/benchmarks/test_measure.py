@@ -1,7 +1,5 @@
 """Cost of a run of the engine benchmark, with the processes that outlive it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The bars of the predictions: each family predicted by constants that never saw it."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """`bench repeat`: what is shown of a record before anything runs, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """`caches` and the caches in `status` and `plan`, on real agents over pipes."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace
@@ -36,7 +34,7 @@ def project(project: Path) -> Path:
     return project
 
 
-def test_parts_are_listed(run, project: Path) -> None:
+def test_parts_are_listed(run, project):
     status, out, _ = run("caches", "list", "--json")
     found = fits("caches-list", out)
     assert status == 0
@@ -48,7 +46,7 @@ def test_parts_are_listed(run, project: Path) -> None:
     assert "by kind: compile" in out
 
 
-def test_prune_shows_first_and_then_removes(run, project: Path) -> None:
+def test_prune_shows_first_and_then_removes(run, project):
     old = project / "spark1" / ROOT / "vllm/torch_compile_cache" / OLD
     _, out, _ = run("caches", "prune")
     assert "--apply removes it" in out
@@ -64,7 +62,7 @@ def test_prune_shows_first_and_then_removes(run, project: Path) -> None:
     assert "nothing to remove" in out
 
 
-def test_status_says_why_it_is_not_known(run, project: Path) -> None:
+def test_status_says_why_it_is_not_known(run, project):
     _, out, _ = run("status", "--json")
     found = fits("status", out)
     assert found["caches"]["recipe"] == RECIPE
@@ -78,7 +76,7 @@ def test_status_says_why_it_is_not_known(run, project: Path) -> None:
     assert "spark2: no launch of it is on record here" in out
 
 
-def test_a_copy_between_nodes_without_a_gpu_is_refused(run, piped_nodes) -> None:
+def test_a_copy_between_nodes_without_a_gpu_is_refused(run, piped_nodes):
     for name in ("spark1", "spark2"):
         piped_nodes[name].programs["nvidia-smi"] = missing
     status, _, err = run("caches", "copy", "--from", "spark1")

@@ -1,7 +1,5 @@
 """The command line as a shell sees it: exit status, what is on which output."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Runs from the command line, on real agents over pipes: status, recap, JSON, errors."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

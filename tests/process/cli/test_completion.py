@@ -1,7 +1,5 @@
 """`completion`: the scripts are loaded by the real shells, and complete commands and options."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

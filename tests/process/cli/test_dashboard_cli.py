@@ -1,7 +1,5 @@
 """`dashboard --open`: what other users of the machine see of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -44,7 +42,6 @@ def opened(open_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]
     env = {**os.environ, "BROWSER": f"{browser} %s &", "HOME": str(open_path / "home")}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
-            assert process.stdout is not None
             address = process.stdout.readline().strip()
             assert "token=" in address
             until(words.exists, what="the browser")
@@ -55,7 +52,7 @@ def opened(open_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]
 
 
 @user.needs_root
-def test_no_other_user_learns_the_token(opened: tuple[subprocess.Popen[str], str, Path]) -> None:
+def test_no_other_user_learns_the_token(opened):
     process, address, words = opened
     seen = user.run(ARGUMENTS)
     assert words.read_text() in seen.stdout, "it sees the browser"
@@ -70,7 +67,7 @@ def test_no_other_user_learns_the_token(opened: tuple[subprocess.Popen[str], str
 
 
 @pytest.mark.parametrize("library", ["starlette.applications", "uvicorn"])
-def test_without_the_extra_it_says_how_to_install_it(library, tmp_path, monkeypatch) -> None:
+def test_without_the_extra_it_says_how_to_install_it(library, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, "spark_cluster.dashboard.server", raising=False)
     inventory = tmp_path / "inventory.yaml"

@@ -1,7 +1,5 @@
 """The program's end when its machine does not cooperate: no reader, a full disk, Ctrl-C."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -30,7 +28,6 @@ def test_a_reader_that_has_seen_enough(tmp_path, words):
     ) as program:
         os.close(writing)
         os.close(reading)
-        assert program.stderr is not None
         said = program.stderr.read()
         status = program.wait(timeout=120)
     assert said == b""

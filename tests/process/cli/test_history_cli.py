@@ -1,7 +1,5 @@
 """history and revert from the command line, on real agents over pipes."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands that look models up on the hub, with the real client library."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator
@@ -41,15 +39,14 @@ def planned(run: Run, *options: str, model: str = "autoround") -> dict[str, obje
     line = LINE.format(model)
     _, out, err = run("--json", "plan", *options, "--command", line, "--available", "118")
     assert not err, err
-    found: dict[str, object] = json.loads(out)
-    return found
+    return json.loads(out)
 
 
 def speed(run: Run, *options: str) -> tuple[int, str, str]:
     return run("--json", "predict", "speed", "--model", "org/autoround", *options)
 
 
-def test_a_command_asks_and_the_next_ones_need_not(hub: LabHub, run: Run) -> None:
+def test_a_command_asks_and_the_next_ones_need_not(hub, run):
     status, out, err = speed(run)
     assert status == 0, err
     assert json.loads(out)["quantization"] == "gptq-int4"
@@ -63,12 +60,12 @@ def test_a_command_asks_and_the_next_ones_need_not(hub: LabHub, run: Run) -> Non
 
 
 @each_row(__file__, "hub_commands.toml", "offline_never_asks")
-def test_offline_never_asks(words: str, hub: LabHub, run: Run) -> None:
+def test_offline_never_asks(words, hub, run):
     run(*shlex.split(words))
     assert hub.requests == []
 
 
-def test_a_laptop_without_the_hub_asks_through_a_node(hub, run, project, monkeypatch) -> None:
+def test_a_laptop_without_the_hub_asks_through_a_node(hub, run, project, monkeypatch):
     put(project / "inventory.yaml", "nodes: {spark1: {address: 10.0.0.1, roles: [head]}}\n")
     put(project / "spark1/proc/meminfo", "MemTotal: 127600748 kB\nMemAvailable: 123731900 kB\n")
     monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary("http://127.0.0.1:1", known))
@@ -83,14 +80,14 @@ def test_a_laptop_without_the_hub_asks_through_a_node(hub, run, project, monkeyp
 
 
 @each_row(__file__, "hub_commands.toml", "an_import_says_how_large_the_model_is")
-def test_an_import_says_how_large_the_model_is(model, note, hub: LabHub, run: Run) -> None:
+def test_an_import_says_how_large_the_model_is(model, note, hub, run):
     line = RUN.format("vllm/vllm-openai:v0.26.0").replace("autoround", model)
     status, out, err = run("--json", "recipes", "import", "--command", line)
     assert status == 0, err
     assert note in json.loads(out)["notes"][-1]
 
 
-def test_an_unknown_key_is_decided_by_the_tensors(hub: LabHub, run: Run) -> None:
+def test_an_unknown_key_is_decided_by_the_tensors(hub, run):
     unknown = {**NEMOTRON_SUPER, "n_routed_experts": 32, "moe_new_size": 77}
     tensors = checkpoints.nemotron_super(unknown)
     expected = count(tensors, from_config(unknown, "x"), unknown).memory_bytes() / GIB
@@ -103,7 +100,7 @@ def test_an_unknown_key_is_decided_by_the_tensors(hub: LabHub, run: Run) -> None
     assert found["weights_gib"] == pytest.approx(expected, abs=0.01)
 
 
-def test_without_the_tensors_it_is_unknown_and_no_refusal(tmp_path, run, monkeypatch) -> None:
+def test_without_the_tensors_it_is_unknown_and_no_refusal(tmp_path, run, monkeypatch):
     folder = tmp_path / "super"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**NEMOTRON_SUPER, "moe_new_size": 77}))
@@ -113,7 +110,7 @@ def test_without_the_tensors_it_is_unknown_and_no_refusal(tmp_path, run, monkeyp
     assert "its config has 'moe_new_size', which nothing here" in " ".join(err.split())
 
 
-def test_what_the_hub_refuses_is_explained_without_the_token(hub, run, monkeypatch) -> None:
+def test_what_the_hub_refuses_is_explained_without_the_token(hub, run, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_never_printed")
     hub.conduct["org/autoround"] = Conduct(gated=True)
     status, out, err = run("predict", "speed", "--model", "org/autoround")

@@ -1,7 +1,5 @@
 """`keys` with a real HAProxy and real agents: added and revoked while it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`logs --bundle` on real agents with a stand-in for docker: what is in it, and no secret."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path
@@ -56,7 +54,6 @@ def texts(path: Path) -> dict[str, str]:
             assert path.name.startswith(folder) or path.name == "mine.tar.gz"
             assert (member.isfile(), member.mode) == (True, 0o600)
             content = archive.extractfile(member)
-            assert content is not None
             found[name] = content.read().decode()
     return found
 

@@ -1,7 +1,5 @@
 """`logs -f`: every log at once, to its last word, and to the error that ended it."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from contextlib import redirect_stdout

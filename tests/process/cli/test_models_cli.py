@@ -1,7 +1,5 @@
 """`models` on real agents over pipes, with real hub caches in the nodes' folders."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """`recipes update`, `recipes search` and `@REGISTRY/RECIPE`, as people and programs see them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -62,7 +60,7 @@ def wren(theirs: Repository, project: Path) -> Repository:
     return theirs
 
 
-def test_check_shows_and_takes_nothing(theirs: Repository, project: Path) -> None:
+def test_check_shows_and_takes_nothing(theirs, project):
     theirs.commit(wren=sparkrun())
     status, text = call(project, "recipes", "update", "--check")
     assert status == 0
@@ -71,7 +69,7 @@ def test_check_shows_and_takes_nothing(theirs: Repository, project: Path) -> Non
     assert not (project / "registries.lock.json").exists()
 
 
-def test_a_change_is_named_and_needs_a_yes(wren: Repository, project: Path) -> None:
+def test_a_change_is_named_and_needs_a_yes(wren, project):
     wren.commit(wren=sparkrun(length=8192), jay=sparkrun())
     status, text = call(project, "recipes", "update", "theirs")
     assert status == 0
@@ -83,7 +81,7 @@ def test_a_change_is_named_and_needs_a_yes(wren: Repository, project: Path) -> N
     assert "8192" in call(project, "recipes", "show", "@theirs/wren")[1]
 
 
-def test_a_rewritten_branch_needs_more_than_a_yes(wren: Repository, project: Path) -> None:
+def test_a_rewritten_branch_needs_more_than_a_yes(wren, project):
     wren.commit(amend=True, wren=sparkrun(length=8192))
     status, text = call(project, "recipes", "update", "--yes")
     assert (status, "history was rewritten" in text) == (4, True)
@@ -92,7 +90,7 @@ def test_a_rewritten_branch_needs_more_than_a_yes(wren: Repository, project: Pat
     assert "8192" in call(project, "recipes", "show", "@theirs/wren")[1]
 
 
-def test_one_registry_that_fails_does_not_stop_the_others(theirs, project, tmp_path) -> None:
+def test_one_registry_that_fails_does_not_stop_the_others(theirs, project, tmp_path):
     theirs.commit(wren=sparkrun())
     text = (project / "registries.yaml").read_text()
     broken = f"  - {{name: broken, url: 'file://{tmp_path}/nowhere', format: sparkrun}}\n"
@@ -105,7 +103,7 @@ def test_one_registry_that_fails_does_not_stop_the_others(theirs, project, tmp_p
     assert (second["in_use"], second["added"]) == (True, ["wren"])
 
 
-def test_control_characters_of_a_registry_are_not_printed(theirs, project) -> None:
+def test_control_characters_of_a_registry_are_not_printed(theirs, project):
     theirs.commit_files({"red\x1b[31m.yaml": sparkrun(), "wren": sparkrun()})
     theirs.commit_files(
         {"bad.yaml": 'model: "\\e[31m"\ncommand: "\\e[31m vllm"\nruntime: "\\e[2J"\n'}
@@ -118,7 +116,7 @@ def test_control_characters_of_a_registry_are_not_printed(theirs, project) -> No
 # --- references ------------------------------------------------------------------------------
 
 
-def test_a_reference_is_planned_linted_and_imported(wren: Repository, project: Path) -> None:
+def test_a_reference_is_planned_linted_and_imported(wren, project):
     status, text = call(project, "plan", "@theirs/wren", "--offline")
     assert (status, "fits" in text) == (0, True), text
     assert call(project, "lint", "@theirs/wren")[0] == 0
@@ -129,7 +127,7 @@ def test_a_reference_is_planned_linted_and_imported(wren: Repository, project: P
     assert wren.git("rev-parse", "HEAD")[:12] in written
 
 
-def test_a_recipe_of_a_registry_is_not_changed(wren: Repository, project: Path) -> None:
+def test_a_recipe_of_a_registry_is_not_changed(wren, project):
     (cached,) = (project.parent / "cache").rglob("recipes/wren.yaml")
     before = cached.read_bytes()
     status, text = call(project, "lint", "@theirs/wren", "--fix")
@@ -137,7 +135,7 @@ def test_a_recipe_of_a_registry_is_not_changed(wren: Repository, project: Path) 
     assert cached.read_bytes() == before
 
 
-def test_a_recipe_of_ours_is_imported_under_another_name(theirs: Repository, project: Path) -> None:
+def test_a_recipe_of_ours_is_imported_under_another_name(theirs, project):
     name_registry(project, theirs.url)
     theirs.commit(wren=ours("wren") + "# a comment\n")
     call(project, "recipes", "update")
@@ -151,7 +149,7 @@ def test_a_recipe_of_ours_is_imported_under_another_name(theirs: Repository, pro
 
 
 @pytest.mark.parametrize("command", ["plan --offline", "recipes show", "recipes import"])
-def test_a_reference_that_is_not_there_says_what_there_is(wren, project, command) -> None:
+def test_a_reference_that_is_not_there_says_what_there_is(wren, project, command):
     status, text = call(project, *command.split(), "@theirs/wrenn")
     assert (status, "did you mean 'wren'?" in text) == (2, True)
 
@@ -163,7 +161,7 @@ def names(project: Path, *words: str) -> list[str]:
     return [one.reference for one in search_recipes(words, Project(project))]
 
 
-def test_all_words_must_occur_and_names_come_first(project: Path) -> None:
+def test_all_words_must_occur_and_names_come_first(project):
     found = names(project, "gemma", "31b", "nvfp4")
     assert set(found) == {"gemma4-31b-nvfp4", "gemma4-31b-nvfp4-text"}
     assert names(project, "gpt", "oss") == names(project, "GPT-OSS")
@@ -172,11 +170,11 @@ def test_all_words_must_occur_and_names_come_first(project: Path) -> None:
 
 
 @each_row(__file__, "recipe_registries.toml", "tags_models_and_descriptions_are_searched")
-def test_tags_models_and_descriptions_are_searched(project, words, wanted) -> None:
+def test_tags_models_and_descriptions_are_searched(project, words, wanted):
     assert wanted in names(project, *words)
 
 
-def test_registries_and_own_recipes_are_found(theirs: Repository, project: Path) -> None:
+def test_registries_and_own_recipes_are_found(theirs, project):
     theirs.commit(wren=sparkrun(), bad="model: 3\ncommand: x\n")
     call(project, "recipes", "update")
     put(project / "recipes/wren-own.yaml", ours("wren-own"))
@@ -191,7 +189,7 @@ def test_registries_and_own_recipes_are_found(theirs: Repository, project: Path)
     assert by_name["wren-wrong"]["verdicts"]["1"]["feasible"] is None
 
 
-def test_the_answer_has_a_verdict_for_each_size_and_a_limit(project: Path) -> None:
+def test_the_answer_has_a_verdict_for_each_size_and_a_limit(project):
     status, text = call(project, "recipes", "search", "llama", "fp8")
     assert status == 0
     assert re.search(r"one Spark: yes, \d+ to \d+ tok/s", text)
@@ -201,7 +199,7 @@ def test_the_answer_has_a_verdict_for_each_size_and_a_limit(project: Path) -> No
     assert call(project, "recipes", "search", "zzz")[0] == 0
 
 
-def test_what_is_to_be_updated_is_said_with_the_project(project: Path) -> None:
+def test_what_is_to_be_updated_is_said_with_the_project(project):
     assert (
         f"`spark-cluster --project {project} recipes update`"
         in call(project, "recipes", "search", "nothing-like-it")[1]

@@ -1,7 +1,5 @@
 """What commands refuse before a node is asked: each mistake has its words, and leaves no trace."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex
@@ -28,9 +26,7 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["words"][:60])
-def test_a_mistake_is_refused_in_words_and_changes_nothing(
-    tmp_path, program, monkeypatch, case
-) -> None:
+def test_a_mistake_is_refused_in_words_and_changes_nothing(tmp_path, program, monkeypatch, case):
     """The addresses are known to no name server: had one been asked, that would be the error."""
     words = shlex.split(case["words"])
     for name, text in {"inventory.yaml": INVENTORIES[case["in"]], **case["files"]}.items():

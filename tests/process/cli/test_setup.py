@@ -1,8 +1,6 @@
 """`setup` on a terminal, against a real SSH server that takes a password and a real mDNS responder
 on the loopback; this machine is the node, and nothing is changed on it."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import socket
@@ -117,7 +115,6 @@ def test_from_nothing_to_the_login_and_again(setup, folder, sshd, announced):
     assert PASSWORD not in first.shown
     assert sshd.passwords == ["wrong", PASSWORD]
     answers = answers_in(inventory(folder))
-    assert answers is not None
     assert (answers.user, answers.port) == ("me", sshd.port)
     assert PASSWORD not in inventory(folder).read_text()
 
@@ -178,7 +175,6 @@ def test_no_password_is_kept_afterwards(program, closed_port, monkeypatch, words
     monkeypatch.setattr(sys, "stdin", mock.Mock(isatty=lambda: True))
     monkeypatch.setattr(getpass, "getpass", lambda _question: "typed")
     ask = caller.cluster.prompts.ask
-    assert ask is not None
     assert ask("the sudo password of spark1") == "typed"
     assert ask("the login password of spark1") == "typed"
 
@@ -214,7 +210,6 @@ def test_answers_of_an_inventory_that_was_edited(program):
                    "--port", "2222", "--yes").returncode == 0  # fmt: skip
     path = program.folder / "inventory.yaml"
     answers = answers_in(path)
-    assert answers is not None
     assert (answers.addresses, answers.port, answers.sudo_password) == (
         ("a.local",), 2222, "SUDO_PW",
     )  # fmt: skip

@@ -1,7 +1,5 @@
 """Commands of `setup` on real agents, one after another in one process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -45,7 +43,6 @@ def test_one_command_after_another_each_with_its_own_run(flow, project, capsys):
 
 def test_what_a_command_would_change_is_asked_without_a_word(flow, project, capsys):
     found = flow.document("playbook", "one.py", "--check")
-    assert found is not None
     assert found["changed"] == 2
     assert not (project / "spark1/motd").exists()
     shown = capsys.readouterr()

@@ -1,7 +1,5 @@
 """Imports and their moment: nothing heavy for --help, and little before the first packet."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

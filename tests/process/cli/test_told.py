@@ -1,11 +1,7 @@
 """What commands tell of nodes, one after another: real agents, scripts in place of programs."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from pathlib import Path
-from typing import Any
 
 import json_schema
 import pytest
@@ -22,9 +18,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_is_told_of_nodes(
-    project: Path, run: Any, monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]
-) -> None:
+def test_what_is_told_of_nodes(project, run, monkeypatch, case):
     monkeypatch.setenv("COLUMNS", "200")
     for name, text in case["files"].items():
         mode = 0o755 if text.startswith("#!") else 0o644

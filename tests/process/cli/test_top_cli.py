@@ -1,7 +1,5 @@
 """`top`: as lines, as JSON lines, recorded; its end, and nodes that are away."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The end of `up`: what it leaves on the screen, as the picture of the documentation has it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable
@@ -79,7 +77,7 @@ def request(out: str) -> list[str]:
     return shlex.split(rest.partition("\n\n")[0])
 
 
-def test_it_says_how_to_ask_and_what_comes_next(up: Callable[..., str]) -> None:
+def test_it_says_how_to_ask_and_what_comes_next(up):
     out = up()
     words = request(out)
     assert words[0] == "curl"
@@ -91,28 +89,28 @@ def test_it_says_how_to_ask_and_what_comes_next(up: Callable[..., str]) -> None:
         assert f"\nspark-cluster -i mine {command} " in out
 
 
-def test_an_endpoint_on_the_heads_loopback_is_asked_through_a_tunnel(up) -> None:
+def test_an_endpoint_on_the_heads_loopback_is_asked_through_a_tunnel(up):
     out = up("127.0.0.1", inventory="other place")
     tunnel = "spark-cluster -i 'other place' tunnel"
     assert f"bound to the head's loopback; from here: {tunnel}\n" in out
     assert "http://127.0.0.1:8000/v1/chat/completions" in request(out)
 
 
-def test_a_key_is_named_by_its_variable(up: Callable[..., str]) -> None:
+def test_a_key_is_named_by_its_variable(up):
     words = request(up(more=", api_key='sk-secret'"))
     assert words[:3] == ["printf", "Authorization: Bearer %s", "$SPARK_API_KEY"]
     assert "sk-secret" not in " ".join(words)
 
 
 @pytest.mark.parametrize("given", [{"more": ", tls='self-signed'"}, {"model": "org/$(x)"}])
-def test_what_only_clients_can_write_is_left_to_it(up, given) -> None:
+def test_what_only_clients_can_write_is_left_to_it(up, given):
     """A certificate has to be saved first; a model's name may mean something to a shell."""
     out = up(**given)
     assert request(out) == []
     assert "\nspark-cluster -i mine clients " in out
 
 
-def test_the_picture_of_up_is_what_comes_out(up: Callable[..., str]) -> None:
+def test_the_picture_of_up_is_what_comes_out(up):
     """The recorded figures, shown once more: no line of the picture is one of an older version."""
     out = up("10.89.0.11", inventory="lab")
     assert not readme.unlike(readme.picture("up"), out)

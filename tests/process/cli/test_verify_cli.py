@@ -1,7 +1,5 @@
 """`verify` as a user runs it: real agents, a server over real HTTP, Docker's answer made up."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -57,7 +55,7 @@ def docker(
     return write
 
 
-def test_a_healthy_server(run: Run, project: Path, docker: object) -> None:
+def test_a_healthy_server(run, project, docker):
     status, out, _ = run("verify")
     assert status == 0, out
     assert "18 ok" in [line[:5] for line in out.splitlines()]
@@ -66,7 +64,7 @@ def test_a_healthy_server(run: Run, project: Path, docker: object) -> None:
     assert kept["answers"]["answer"] == "Paris."
 
 
-def test_a_toy_is_asked_what_its_recipe_promises(run, server, docker) -> None:
+def test_a_toy_is_asked_what_its_recipe_promises(run, server, docker):
     server.change = lambda _request, reply: Reply("Paris") if not reply.calls else reply
     docker(TOY)
     status, out, _ = run("verify")
@@ -77,7 +75,7 @@ def test_a_toy_is_asked_what_its_recipe_promises(run, server, docker) -> None:
     assert run("verify", "--only", "coherence")[0] == 5, "what is named is asked"
 
 
-def test_what_has_one_reason_is_one_line(run: Run, server: ChatServer, docker: object) -> None:
+def test_what_has_one_reason_is_one_line(run, server, docker):
     why = '"auto" tool choice requires --enable-auto-tool-choice'
     server.refuse = lambda request: (400, why) if request.get("tools") else None
     status, out, _ = run("verify")
@@ -87,7 +85,7 @@ def test_what_has_one_reason_is_one_line(run: Run, server: ChatServer, docker: o
     assert run("-v", "verify")[1].count("not applicable: ") == 6
 
 
-def test_a_failure(run: Run, server: ChatServer, docker: object) -> None:
+def test_a_failure(run, server, docker):
     def change(_request: dict[str, Any], reply: Reply) -> Reply:
         return Reply("[/b] \x1b[31m!!!!") if not reply.calls else reply
 
@@ -102,7 +100,7 @@ def test_a_failure(run: Run, server: ChatServer, docker: object) -> None:
     assert (status, valid("verify", out)["ok"]) == (5, False)
 
 
-def test_the_sample_of_the_how_to_is_of_these_columns_and_checks(run: Run, docker: object) -> None:
+def test_the_sample_of_the_how_to_is_of_these_columns_and_checks(run, docker):
     (sample,) = [text for text in readme.blocks("text", PAGE) if text.startswith("$ ")]
     _, summary, titles, *rows = sample.splitlines()
     assert not readme.unlike([titles], run("verify")[1])
@@ -113,7 +111,7 @@ def test_the_sample_of_the_how_to_is_of_these_columns_and_checks(run: Run, docke
     assert [row for row in rows if row.startswith("i  not applicable, 2 tests (vision): ")]
 
 
-def test_the_other_size_is_shown(run: Run, project: Path, docker: object) -> None:
+def test_the_other_size_is_shown(run, project, docker):
     folder = project / "state/spark-cluster/verify"
     run("verify", "--only", "answer")
     kept = json.loads((folder / f"{RECIPE}.tp1.json").read_text())
@@ -128,5 +126,5 @@ def test_the_other_size_is_shown(run: Run, project: Path, docker: object) -> Non
 
 
 @pytest.mark.parametrize("name", ["tools", "embedding"])
-def test_a_check_that_is_not_of_this_model(run: Run, docker: object, name: str) -> None:
+def test_a_check_that_is_not_of_this_model(run, docker, name):
     assert run("verify", "--only", name)[0] == 2

@@ -1,7 +1,5 @@
 """`version`: what a bug report needs, without asking a node or reading the inventory."""
 
-from __future__ import annotations
-
 import json
 import platform
 

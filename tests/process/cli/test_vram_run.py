@@ -1,7 +1,5 @@
 """`vram --run` and `--plot`: the memory of a recorded run, by phase and over time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +46,7 @@ def recorded(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return record.path
 
 
-def test_by_phase_and_as_a_plot(run, recorded, tmp_path) -> None:
+def test_by_phase_and_as_a_plot(run, recorded, tmp_path):
     status, out, _ = run("vram", "--plot", "memory.svg")
     assert status == 0
     assert f"{RUN}  up --tp 2" in out
@@ -64,12 +62,12 @@ def test_by_phase_and_as_a_plot(run, recorded, tmp_path) -> None:
 
 
 @each_row(__file__, "vram_run.toml", "what_cannot_be_shown")
-def test_what_cannot_be_shown(run, recorded, words, said, status) -> None:
+def test_what_cannot_be_shown(run, recorded, words, said, status):
     code, out, err = run("vram", *words.split())
     assert (code, said in out + err) == (status, True), out + err
 
 
-def test_up_keeps_the_plot_next_to_the_record(recorded, monkeypatch) -> None:
+def test_up_keeps_the_plot_next_to_the_record(recorded, monkeypatch):
     told: list[Event] = []
     bus: Any = SimpleNamespace(emit=told.append)
     phases = vram.read(recorded).phases()
@@ -83,7 +81,7 @@ def test_up_keeps_the_plot_next_to_the_record(recorded, monkeypatch) -> None:
     assert told == []
 
 
-def test_a_plot_that_cannot_be_kept_fails_nothing(recorded: Path) -> None:
+def test_a_plot_that_cannot_be_kept_fails_nothing(recorded):
     told: list[Any] = []
     bus: Any = SimpleNamespace(emit=told.append)
     recorded.with_suffix(".svg").mkdir()
@@ -91,7 +89,7 @@ def test_a_plot_that_cannot_be_kept_fails_nothing(recorded: Path) -> None:
     assert [(one.level, "no plot of the memory" in one.text) for one in told] == [("warning", True)]
 
 
-def test_a_plot_goes_with_its_record(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_goes_with_its_record(recorded, monkeypatch):
     plot = recorded.with_suffix(".svg")
     plot.write_text("<svg/>")
     monkeypatch.setattr(record_module, "KEPT", 3)
@@ -99,7 +97,7 @@ def test_a_plot_goes_with_its_record(recorded: Path, monkeypatch: pytest.MonkeyP
     assert (recorded.exists(), plot.exists()) == (False, False)
 
 
-def test_history_names_the_plot(recorded: Path) -> None:
+def test_history_names_the_plot(recorded):
     from spark_cluster.cli.history import _details
 
     answer = {"run": RUN, "entries": []}

@@ -1,7 +1,5 @@
 """Access to this machine and to the nodes that a recipe has only with the user's permission."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def recipe(folder: Path, more: str, allow: Allowances = NOTHING) -> Recipe:
     return load_recipe("r", Project(folder), allow)
 
 
-def test_a_variable_of_this_machine_is_not_given_unasked(folder: Path) -> None:
+def test_a_variable_of_this_machine_is_not_given_unasked(folder):
     with pytest.raises(Refused, match=rf"variable {NAME} of this machine .*\(env\.X\)") as e:
         must_be_allowed(recipe(folder, ENV))
     assert f"--allow-env {NAME}" in e.value.hint
@@ -53,7 +51,7 @@ def test_a_variable_of_this_machine_is_not_given_unasked(folder: Path) -> None:
 VENV = "runtime: venv\nvenv: {path: /opt/engine, requirements: [vllm==0.32.0]}\n"
 
 
-def test_a_recipe_runs_outside_a_container_only_when_that_is_allowed(folder: Path) -> None:
+def test_a_recipe_runs_outside_a_container_only_when_that_is_allowed(folder):
     """A virtual environment's packages run as root on the node itself."""
     text = "\n".join(line for line in TEXT.splitlines() if not line.startswith("image:"))
     (folder / "recipes/r.yaml").write_text(f"{text}\n{VENV}")
@@ -80,13 +78,13 @@ def test_an_unset_variable_of_a_shell_allows_nothing(folder, command, option, va
     assert option in str(done.exception)
 
 
-def test_the_user_may_allow_it(folder: Path) -> None:
+def test_the_user_may_allow_it(folder):
     asks = recipe(folder, ENV, Allowances(env=(NAME,)))
     must_be_allowed(asks)
     assert secrets_of_laptop(asks) == {"X": "hunter2"}
 
 
-def test_the_inventory_may_allow_it(folder: Path) -> None:
+def test_the_inventory_may_allow_it(folder):
     (folder / "inventory.yaml").write_text(INVENTORY + f"serve: {{allow_env: [{NAME}]}}\n")
     assert read_inventory(folder / "inventory.yaml").serve.allow_env == [NAME]
     recipe(folder, ENV)
@@ -96,7 +94,7 @@ def test_the_inventory_may_allow_it(folder: Path) -> None:
     assert not isinstance(invoke("up", "--recipe", "r").exception, Refused)
 
 
-def test_up_refuses_and_allows(folder: Path) -> None:
+def test_up_refuses_and_allows(folder):
     recipe(folder, ENV)
     assert isinstance(invoke("up", "--recipe", "r").exception, Refused)
     done = invoke("up", "--recipe", "r", "--allow-env", NAME)
@@ -104,7 +102,7 @@ def test_up_refuses_and_allows(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["hunter2", ""])
-def test_lint_lists_the_variables_and_reads_none(folder, monkeypatch, value) -> None:
+def test_lint_lists_the_variables_and_reads_none(folder, monkeypatch, value):
     monkeypatch.setenv(NAME, value)
     recipe(folder, ENV)
     done = invoke("lint", "r")
@@ -129,7 +127,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("key", WRITES)
-def test_a_recipe_writes_only_to_folders_that_were_named(folder: Path, key: str) -> None:
+def test_a_recipe_writes_only_to_folders_that_were_named(folder, key):
     text, more = WRITES[key]
     (folder / "recipes/r.yaml").write_text(text + more)
     with pytest.raises(Refused, match=r"wants to write to /nowhere/a of the nodes") as e:
@@ -141,14 +139,14 @@ def test_a_recipe_writes_only_to_folders_that_were_named(folder: Path, key: str)
         must_be_allowed(load_recipe("r", Project(folder), Allowances(mounts=(allowed,))))
 
 
-def test_what_is_only_read_and_a_model_in_its_folder_need_no_leave(folder: Path) -> None:
+def test_what_is_only_read_and_a_model_in_its_folder_need_no_leave(folder):
     must_be_allowed(recipe(folder, mount("/nowhere/a", read_only=True)))
     text = TEXT.replace("served_name: m", "served_name: m, path: /srv/models/m")
     (folder / "recipes/r.yaml").write_text(text)
     must_be_allowed(load_recipe("r", Project(folder)))
 
 
-def test_what_ships_needs_no_leave(folder: Path) -> None:
+def test_what_ships_needs_no_leave(folder):
     project = Project(folder)
     for name in project.list("recipes"):
         must_be_allowed(load_recipe(name, project))

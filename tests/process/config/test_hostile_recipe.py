@@ -1,7 +1,5 @@
 """A recipe of an attacker is refused by every command, before a node is asked for anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -34,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("source", recipe.REACHED)
-def test_no_path_of_root_is_mounted_whatever_is_allowed(project: Path, source: str) -> None:
+def test_no_path_of_root_is_mounted_whatever_is_allowed(project, source):
     """A container that writes there would be root on the node at the next `up`."""
     recipe.write(project, recipe.with_mount(source))
     for command in COMMANDS:
@@ -44,14 +42,14 @@ def test_no_path_of_root_is_mounted_whatever_is_allowed(project: Path, source: s
 
 
 @pytest.mark.parametrize("source", recipe.TARGETS)
-def test_nor_is_it_read(project: Path, source: str) -> None:
+def test_nor_is_it_read(project, source):
     recipe.write(project, recipe.with_mount(source, read_only=True))
     done = invoke("lint", recipe.NAME, "--allow-mount", source)
     assert isinstance(done.exception, InvalidFile) or source.startswith("/usr/")
 
 
 @pytest.mark.parametrize("source", recipe.REACHED)
-def test_import_leaves_it_out(source: str) -> None:
+def test_import_leaves_it_out(source):
     line = f"docker run -v {source}:/data ghcr.io/evil/vllm:1 vllm serve evil/m"
     done = invoke("recipes", "import", "--command", line)
     assert "mounts:" not in done.stdout
@@ -60,7 +58,7 @@ def test_import_leaves_it_out(source: str) -> None:
 
 @pytest.mark.parametrize("source", ["/opt/vllm", "/home/me/venv", "/srv/data", "/var/cache/x"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_it_writes_is_named_by_the_user(project, source, command) -> None:
+def test_what_it_writes_is_named_by_the_user(project, source, command):
     recipe.write(project, recipe.with_mount(source))
     assert isinstance(invoke(*command, recipe.NAME).exception, Refused)
     done = invoke(*command, recipe.NAME, "--allow-mount", source)
@@ -68,7 +66,7 @@ def test_what_it_writes_is_named_by_the_user(project, source, command) -> None:
 
 
 @pytest.mark.parametrize("source", ["/data/caches", "/data/caches/images", "/data", "/data/benchy"])
-def test_folders_that_settings_give_us_are_our_own(project: Path, source: str) -> None:
+def test_folders_that_settings_give_us_are_our_own(project, source):
     """Although the inventory lets recipes write to a folder above them."""
     (project / "inventory.yaml").write_text(INVENTORY + OWN_ROOT)
     recipe.write(project, recipe.with_mount(source))
@@ -80,14 +78,14 @@ def test_folders_that_settings_give_us_are_our_own(project: Path, source: str) -
 
 
 @pytest.mark.parametrize("path", ["/other/venv", "/"])
-def test_no_environment_is_where_recipes_write(project: Path, path: str) -> None:
+def test_no_environment_is_where_recipes_write(project, path):
     (project / "inventory.yaml").write_text(INVENTORY + OWN_ROOT)
     text = recipe.text(f"runtime: venv\nvenv: {{path: {path}, requirements: [vllm==0.32.0]}}")
     recipe.write(project, "\n".join(x for x in text.splitlines() if not x.startswith("image:")))
     assert isinstance(invoke("up", "--recipe", recipe.NAME).exception, InvalidFile | Refused)
 
 
-def test_a_dockerfile_needs_the_permission_of_build_steps(project: Path) -> None:
+def test_a_dockerfile_needs_the_permission_of_build_steps(project):
     recipe.write(project, recipe.text(recipe.DOCKERFILE))
     done = invoke("up", "--recipe", recipe.NAME)
     assert isinstance(done.exception, Refused)

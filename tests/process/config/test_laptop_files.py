@@ -1,7 +1,5 @@
 """Which files of the laptop a recipe may have sent to the nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -50,19 +48,19 @@ def look(tmp_path: Path, file: str, text: str = PATCH, *allow: Path, project: st
 
 
 @pytest.mark.parametrize("file", ["~/.ssh/id", "../home/.ssh/id", "/etc/passwd", "/dev/null"])
-def test_a_file_elsewhere_is_refused(tmp_path: Path, file: str) -> None:
+def test_a_file_elsewhere_is_refused(tmp_path, file):
     with pytest.raises(Refused, match=r"recipe r wants .* \(patches\[0\]\.file\)"):
         look(tmp_path, file)
 
 
-def test_what_lies_next_to_the_recipe_or_in_the_project_is_sent(tmp_path: Path) -> None:
+def test_what_lies_next_to_the_recipe_or_in_the_project_is_sent(tmp_path):
     look(tmp_path, "fix.py")
     look(tmp_path, "../home/project/fix.py")
     (tmp_path / "theirs/m/.gitattributes").write_text("*.bin filter=lfs\n")
     look(tmp_path, "m", MODEL)
 
 
-def test_a_link_counts_as_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_link_counts_as_what_it_leads_to(tmp_path):
     (tmp_path / "theirs/innocent.py").symlink_to("../home/.ssh/id")
     with pytest.raises(Refused, match=r"a link to .*id"):
         look(tmp_path, "innocent.py")
@@ -74,7 +72,7 @@ def test_a_link_counts_as_what_it_leads_to(tmp_path: Path) -> None:
         look(tmp_path, "all", MODEL)
 
 
-def test_a_home_as_project_holds_no_files_for_recipes(tmp_path: Path, home: Path) -> None:
+def test_a_home_as_project_holds_no_files_for_recipes(tmp_path, home):
     (home / "notes.txt").write_text("private")
     for project in ("home", "."):
         for file in ("~/notes.txt", "~/.ssh/id"):
@@ -82,13 +80,13 @@ def test_a_home_as_project_holds_no_files_for_recipes(tmp_path: Path, home: Path
                 look(tmp_path, file, project=project)
 
 
-def test_hidden_files_of_a_project_are_not_sent(tmp_path: Path, home: Path) -> None:
+def test_hidden_files_of_a_project_are_not_sent(tmp_path, home):
     (home / "project/.env").write_text("SECRET=1")
     with pytest.raises(Refused):
         look(tmp_path, "../home/project/.env")
 
 
-def test_what_the_user_names_is_sent(tmp_path: Path, home: Path) -> None:
+def test_what_the_user_names_is_sent(tmp_path, home):
     look(tmp_path, "~/.ssh/id", PATCH, home / ".ssh/id")
     look(tmp_path, "~/.ssh/id", PATCH, Path("~/.ssh"))
     with pytest.raises(Refused) as caught:
@@ -96,14 +94,14 @@ def test_what_the_user_names_is_sent(tmp_path: Path, home: Path) -> None:
     assert "--allow-file" in caught.value.hint
 
 
-def test_the_inventory_may_name_them(tmp_path: Path) -> None:
+def test_the_inventory_may_name_them(tmp_path):
     text = "nodes: {a: {address: 10.0.0.1}}\nserve: {allow_files: [shared, ~/models]}\n"
     (tmp_path / "inventory.yaml").write_text(text)
     files = read_inventory(tmp_path / "inventory.yaml").serve.allow_files
     assert files == [tmp_path / "shared", tmp_path / "home/models"]
 
 
-def test_the_labs_own_model_may_be_sent(tmp_path: Path) -> None:
+def test_the_labs_own_model_may_be_sent(tmp_path):
     must_be_allowed(load_recipe("lab-paris", Project(tmp_path)))
     look(tmp_path, str(LAB_MODELS / "paris"), MODEL)
     for elsewhere in (LAB_MODELS.parent, Path(f"{LAB_MODELS}-more")):
@@ -111,7 +109,7 @@ def test_the_labs_own_model_may_be_sent(tmp_path: Path) -> None:
             look(tmp_path, str(elsewhere / "x.py"))
 
 
-def test_a_recipe_in_a_checkout_is_no_more_trusted_than_others(tmp_path: Path) -> None:
+def test_a_recipe_in_a_checkout_is_no_more_trusted_than_others(tmp_path):
     """`recipes import` writes there too, next to what ships."""
     checkout = tmp_path / "home/project"
     (checkout / "recipes/r.yaml").write_text(PATCH.replace("FILE", "~/.ssh/id"))
@@ -121,7 +119,7 @@ def test_a_recipe_in_a_checkout_is_no_more_trusted_than_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", [["up"], ["lint"], ["plan", "--offline"]])
-def test_commands_refuse_and_allow(tmp_path, home, monkeypatch, command) -> None:
+def test_commands_refuse_and_allow(tmp_path, home, monkeypatch, command):
     (tmp_path / "theirs/r.yaml").write_text(PATCH.replace("FILE", "~/.ssh/id"))
     (home / "project/inventory.yaml").write_text("nodes: {a: {address: 127.0.0.1, port: 1}}\n")
     monkeypatch.chdir(home / "project")

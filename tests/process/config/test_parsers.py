@@ -1,7 +1,5 @@
 """Parsers of what a Spark's tools print, on texts as they were captured there."""
 
-from __future__ import annotations
-
 import pytest
 from cases import cases, holds
 from hypothesis import given

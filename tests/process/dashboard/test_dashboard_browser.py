@@ -1,7 +1,5 @@
 """The dashboard in a real browser: what it draws, on a screen and on a phone, and its end."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -66,11 +64,11 @@ def shows(page: Browser, text: str) -> bool:
 
 
 @pytest.mark.parametrize(("command", "answer"), replayed.answers().items())
-def test_what_is_drawn_is_what_a_command_prints(command: str, answer: dict[str, Any]) -> None:
+def test_what_is_drawn_is_what_a_command_prints(command, answer):
     document(command, json.dumps(answer))
 
 
-def test_nodes_engine_and_memory_are_drawn(page: Browser) -> None:
+def test_nodes_engine_and_memory_are_drawn(page):
     shown = page.evaluate("document.body.innerText")
     for text in ("spark1", "spark2", "VLLM::Worker_TP 56.6 GiB", "throttled: sw_thermal_slowdown",
                  "tokens/s", "live", "all else"):  # fmt: skip
@@ -88,13 +86,13 @@ def test_nodes_engine_and_memory_are_drawn(page: Browser) -> None:
     ), "a fixed scale, although there are 90 % at most"
 
 
-def test_what_nodes_say_is_text_and_never_markup(page: Browser) -> None:
+def test_what_nodes_say_is_text_and_never_markup(page):
     assert page.evaluate("document.querySelectorAll('main b, main i:not([class])').length") == 0
     assert "no route to <i>host</i>; connecting again" in page.evaluate("document.body.innerText")
     assert page.evaluate("document.title") == "spark1, spark2 (-i lab) · spark-cluster"
 
 
-def test_the_first_card_says_what_serves_and_when_that_was_read(page: Browser) -> None:
+def test_the_first_card_says_what_serves_and_when_that_was_read(page):
     waiting.until(lambda: shows(page, "gemma4-31b-fp8"))
     card = page.evaluate("document.querySelector('main > :first-child').innerText")
     for text in (
@@ -115,11 +113,10 @@ def ask(page: Browser, name: str) -> str:
     took = f"spark-cluster -i lab {' '.join(QUESTIONS[name])} took"
     asked = "document.querySelector('#asked').textContent"
     waiting.until(lambda: page.evaluate(asked).startswith(took))
-    found: str = page.evaluate("document.querySelector('#answer').innerText")
-    return found
+    return page.evaluate("document.querySelector('#answer').innerText")
 
 
-def test_each_command_has_a_view_of_its_own(page: Browser) -> None:
+def test_each_command_has_a_view_of_its_own(page):
     buttons = "[...document.querySelectorAll('#questions button')].map(b => b.textContent)"
     assert page.evaluate(buttons) == list(QUESTIONS)
     said = {name: ask(page, name) for name in QUESTIONS}
@@ -139,7 +136,7 @@ def test_each_command_has_a_view_of_its_own(page: Browser) -> None:
 
 
 @each_case(__file__, "states.json")
-def test_each_state_of_serving_can_be_shown(page: Browser, case: dict[str, Any]) -> None:
+def test_each_state_of_serving_can_be_shown(page, case):
     text = json.dumps(case["document"])
     document("status", text)
     words = f"""import("/answers.js").then(({{ shown }}) => shown("status",
@@ -153,7 +150,7 @@ def test_each_state_of_serving_can_be_shown(page: Browser, case: dict[str, Any])
     assert all(word in shown for word in case["words"].split()), shown
 
 
-def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
+def test_a_finding_is_readable_on_a_phone(page, address):
     begin(page, address, width=390)
     ask(page, "doctor")
     widths = "[...document.querySelectorAll('#answer td')].map(e => e.clientWidth)"
@@ -174,7 +171,7 @@ def test_a_finding_is_readable_on_a_phone(page: Browser, address: str) -> None:
     begin(page, address)
 
 
-def test_another_port_of_this_machine_is_not_sent_the_token(page: Browser, address: str) -> None:
+def test_another_port_of_this_machine_is_not_sent_the_token(page, address):
     """As that of a tunnel's end."""
     with WebServer(lambda _asked: (200, "")) as elsewhere:
         page.open(f"{elsewhere.url}/", width=1280)
@@ -186,7 +183,7 @@ def test_another_port_of_this_machine_is_not_sent_the_token(page: Browser, addre
     begin(page, address)
 
 
-def test_a_tab_without_the_token_says_so_until_it_gets_it(page: Browser, address: str) -> None:
+def test_a_tab_without_the_token_says_so_until_it_gets_it(page, address):
     page.evaluate("sessionStorage.clear()")
     begin(page, address, "it ends with a token")
     page.call("Page.navigate", url=address)  # the same page, for the browser
@@ -195,14 +192,14 @@ def test_a_tab_without_the_token_says_so_until_it_gets_it(page: Browser, address
     page.complaints.clear()  # of what was refused
 
 
-def test_a_report_is_opened_without_the_rights_of_the_page(page: Browser, address: str) -> None:
+def test_a_report_is_opened_without_the_rights_of_the_page(page, address):
     link = waiting.until(lambda: page.evaluate("document.querySelector('#runs a')?.href"))
     page.open(link, width=1280)
     assert page.evaluate("document.body.innerText") == "null"  # the report's script ran: its origin
     begin(page, address)
 
 
-def test_a_file_leads_to_it(page: Browser, address: str, tmp_path, monkeypatch) -> None:
+def test_a_file_leads_to_it(page, address, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     page.evaluate("sessionStorage.clear()")
     page.open("about:blank", width=1280)
@@ -212,7 +209,7 @@ def test_a_file_leads_to_it(page: Browser, address: str, tmp_path, monkeypatch) 
         assert page.evaluate("location.href") == address.partition("#")[0]
 
 
-def test_ctrl_c_ends_it_while_a_page_is_open_of_which_nothing_complained(page, server) -> None:
+def test_ctrl_c_ends_it_while_a_page_is_open_of_which_nothing_complained(page, server):
     assert page.complaints == []
     assert page.evaluate("document.querySelector('#state').textContent") == "live"
     began = time.monotonic()

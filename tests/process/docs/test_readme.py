@@ -1,8 +1,6 @@
 """Every command of README.md is run by `make test`, or stands in readme_commands.toml with the
 reason why not; so are those of docs/ that are listed there."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections.abc import Iterator
@@ -79,17 +77,6 @@ def test_every_file_runs_the_commands_that_the_table_says():
         assert told <= runs(file), file
 
 
-def test_commands_of_a_page():
-    """Of blocks for a shell, with or without a prompt, and of the text."""
-    page = (
-        "```\nspark-cluster a --b   # why\nmake c\n```\n"
-        "```text\n$ spark-cluster -i lab d\nok\n```\n```yaml\ne: f\n```\n"
-        "As `make g` and `.venv/bin/spark-cluster lab h` do it, `up` and `make` are no lines.\n"
-    )
-    known = {"spark-cluster a --b", "make c", "spark-cluster d", "make g", "spark-cluster lab h"}
-    assert readme.commands(page) == known
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a user with three recorded runs."""
@@ -100,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("line", AS_IT_STANDS)
-def test_as_it_stands_on_its_page(line: str, folder: Path):
+def test_as_it_stands_on_its_page(line, folder):
     assert line in readme.DOCUMENTED
     shown = f"{line} && complete -p spark-cluster" if line == COMPLETION else line
     environment = on_path(folder) | {"COLUMNS": "80", "PYTHONPATH": readme.SOURCES}
@@ -114,7 +101,7 @@ def test_as_it_stands_on_its_page(line: str, folder: Path):
     assert AS_IT_STANDS[line] in done.stdout
 
 
-def test_the_plan_is_the_one_that_the_readme_shows(tmp_path: Path):
+def test_the_plan_is_the_one_that_the_readme_shows(tmp_path):
     line = "spark-cluster plan gpt-oss-120b --tp 2 --offline"
     (shown,) = [block for block in readme.blocks("") if block.startswith(f"$ {line}\n")]
     printed = invoke(*readme.words(line), project=tmp_path, columns="80").stdout
@@ -122,7 +109,7 @@ def test_the_plan_is_the_one_that_the_readme_shows(tmp_path: Path):
     assert set(shown.splitlines()[1:]) - {"..."} <= told
 
 
-def test_make_clean(tmp_path: Path):
+def test_make_clean(tmp_path):
     venv, cache = tmp_path / "venv", tmp_path / "cache"
     asked = tmp_path / "asked"
     put(venv / "bin/spark-cluster", f'#!/bin/sh\necho "$@" > {asked}\n', 0o755)

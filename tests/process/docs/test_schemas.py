@@ -1,7 +1,5 @@
 """The JSON Schemas say what the code does: compared with it, shipped files and real output."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The documentation builds strictly, and a broken link fails it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ def site(built: Built) -> Path:
     return built.folder
 
 
-def test_every_broken_link_fails_and_nothing_else_is_wrong(built: Built):
+def test_every_broken_link_fails_and_nothing_else_is_wrong(built):
     for page, (_, target) in BROKEN.items():
         found = [line for line in built.lines if f"'{page}'" in line and target in line]
         assert found, (page, built.lines)

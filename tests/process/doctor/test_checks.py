@@ -1,7 +1,5 @@
 """Each check: what it says of healthy nodes, of sick ones, and of nodes that do not tell."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -47,7 +45,7 @@ def found(id: str, number: int = 1, **changes: Any) -> CheckResult:
 
 
 @pytest.mark.parametrize(("id", "changes", "status", "words"), SICK)
-def test_sick_nodes(id: str, changes: dict[str, Any], status: str, words: str) -> None:
+def test_sick_nodes(id, changes, status, words):
     result = found(id, **changes)
     assert result.status == status, result
     assert words in result.found
@@ -58,15 +56,13 @@ def test_sick_nodes(id: str, changes: dict[str, Any], status: str, words: str) -
 
 
 @pytest.mark.parametrize(("id", "changes", "status", "words"), NOT_SICK)
-def test_nodes_that_are_not_sick_or_tell_too_little(
-    id: str, changes: dict[str, Any], status: str, words: str
-) -> None:
+def test_nodes_that_are_not_sick_or_tell_too_little(id, changes, status, words):
     result = found(id, **changes)
     assert result.status == status, result
     assert words in result.found
 
 
-def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
+def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm():
     nothing = {"containers": "[]\n", "logs": "", "images": "", "versions": "", "apps": "",
                "holders": "", "models": "", "previous": ("", 1, "Data from the specified boot (-1) "
                "is not available: No such boot ID in journal"), "history": ("No history\n", 2),
@@ -76,7 +72,7 @@ def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
 
 
 @each_case(__file__, "earlyoom.json")
-def test_free_swap_that_keeps_earlyoom_from_acting(case: dict[str, Any]) -> None:
+def test_free_swap_that_keeps_earlyoom_from_acting(case):
     """P08: earlyoom's limits are joined by AND, and GPU memory leaves swap free."""
     running = "/usr/bin/earlyoom\0-r\0" + "3600\0" + case["options"].replace(" ", "\0") + "\0"
     result = found("memory.earlyoom", earlyoom=running, swaps=SWAP)
@@ -84,14 +80,14 @@ def test_free_swap_that_keeps_earlyoom_from_acting(case: dict[str, Any]) -> None
     assert found("memory.earlyoom", earlyoom=running).status == "ok", "there is no swap"
 
 
-def test_one_spark_alone_needs_no_link() -> None:
+def test_one_spark_alone_needs_no_link():
     alone = {"linked": False}
     bare = {"hcas": ALL_DOWN, "containers": "[]", "logs": "", "apps": "", "holders": ""}
     node = seen(1, context=alone, **bare)
     assert {f.id: f.found for f in examine.judge([node]) if f.status != "ok"} == {}
 
 
-def test_a_healthy_pair_gives_no_alarm() -> None:
+def test_a_healthy_pair_gives_no_alarm():
     every = examine.judge([seen(1), seen(2)])
     assert {result.id: result.found for result in every if result.status != "ok"} == {}
     assert [result for result in every if not result.found or result.cause or result.fix] == []
@@ -103,9 +99,7 @@ def test_a_healthy_pair_gives_no_alarm() -> None:
 
 
 @pytest.mark.parametrize(("id", "changes", "status", "words"), UNLIKE)
-def test_nodes_that_are_not_alike(
-    id: str, changes: dict[str, Any], status: str, words: str
-) -> None:
+def test_nodes_that_are_not_alike(id, changes, status, words):
     result = PAIR[id].result([seen(1), seen(2, **changes)], "spark1+spark2")
     assert result.status == status, result
     assert words in result.found
@@ -119,7 +113,7 @@ def without_link(number: int) -> str:
     return json.dumps([{**r, "addr_info": []} if "np" in r["ifname"] else r for r in rows])
 
 
-def test_what_hangs_on_a_link_that_is_down_is_not_known() -> None:
+def test_what_hangs_on_a_link_that_is_down_is_not_known():
     """The cable is what is wrong: neither the engine's address nor /etc/hosts is to blame."""
     address = found("serving.address", ip=without_link(1), hcas=ALL_DOWN)
     assert (address.status, address.fix) == ("unknown", "")
@@ -134,7 +128,7 @@ def test_what_hangs_on_a_link_that_is_down_is_not_known() -> None:
     assert found("serving.address", ip=without_link(1), containers=lan).status == "fail"
 
 
-def test_the_same_arguments_in_another_order_are_the_same() -> None:
+def test_the_same_arguments_in_another_order_are_the_same():
     words = ["serve", "/srv/models/gemma", "--enable-auto-tool-choice", "--headless"]
     words += ["--max-model-len=32768", "--tensor-parallel-size", "2", "--node-rank", "1"]
     rank = inspected(2, "spark-ray", Path="vllm", Args=words)
@@ -156,7 +150,7 @@ TOOL_OPTIONAL = {("system.tailscale-ssh", "tailscale")}  # not there means that 
 
 
 @pytest.mark.parametrize(("id", "need"), [pair for pair in NEEDS if pair not in TOOL_OPTIONAL])
-def test_without_what_it_needs_a_check_knows_nothing(id: str, need: str) -> None:
+def test_without_what_it_needs_a_check_knows_nothing(id, need):
     result = NODE[id].result(without(1, need), "spark1")
     assert result.status == "unknown", result
     assert result.found
@@ -165,7 +159,7 @@ def test_without_what_it_needs_a_check_knows_nothing(id: str, need: str) -> None
 @pytest.mark.parametrize(
     ("id", "need"), [(check.id, need) for check in examine.PAIR for need in check.needs]
 )
-def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
+def test_nodes_of_which_one_does_not_tell(id, need):
     result = PAIR[id].result([seen(1), without(2, need)], "spark1+spark2")
     if (id, need) == ("pair.os", "dgx"):  # not there on another system than DGX OS
         assert result.status == "warn"
@@ -173,7 +167,7 @@ def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
         assert result.status == "unknown", result
 
 
-def test_versions_that_nothing_reports() -> None:
+def test_versions_that_nothing_reports():
     result = PAIR["pair.ray-version"].result([seen(1), seen(2, versions="")], "spark1+spark2")
     assert result.status == "unknown"
     assert "spark2: nothing reports the versions of Ray and vLLM" in result.found
@@ -184,7 +178,7 @@ SOURCES = sorted({need for check in examine.NODE for need in check.needs})
 
 @settings(max_examples=settings.default.max_examples // 3)
 @given(missing=st.sets(st.sampled_from(SOURCES)))
-def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
+def test_what_is_missing_never_makes_a_check_fail(missing):
     """A node that tells less can make a check say `unknown`, never find trouble that is not there;
     but Docker that is not there is worth a warning."""
     for result in examine.judge([without(1, *missing), seen(2)]):
@@ -195,7 +189,7 @@ def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
 
 @settings(max_examples=min(4 * settings.default.max_examples, 2000))
 @given(answers(answer(1)))
-def test_whatever_the_tools_of_a_node_print_ends_no_examination(told: dict[str, Any]) -> None:
+def test_whatever_the_tools_of_a_node_print_ends_no_examination(told):
     """Of a hostile node, too: what cannot be read is unknown, and the other node is judged."""
     hostile = dataclasses.replace(seen(1), answer=told)
     for result in examine.judge([hostile, seen(2)]):
@@ -216,7 +210,7 @@ def in_venv(unit: Unit, journal: Any = JOURNAL) -> Observations:
     return node
 
 
-def test_the_journal_of_a_unit_is_read_like_a_containers_log() -> None:
+def test_the_journal_of_a_unit_is_read_like_a_containers_log():
     node = in_venv(UNIT_OF_ONE)
     assert [line.text for line in node.engines[0].log][2:] == [
         "Loading weights took 371.35 seconds",
@@ -232,13 +226,13 @@ def test_the_journal_of_a_unit_is_read_like_a_containers_log() -> None:
     assert (after.status, "No CUDA GPUs" in after.found) == ("fail", True)
 
 
-def test_a_journal_that_does_not_answer_is_no_empty_one() -> None:
+def test_a_journal_that_does_not_answer_is_no_empty_one():
     for journal in (None, ("", 1, "No journal files were found.")):
         result = NODE["serving.gpu-dead"].result(in_venv(UNIT_OF_ONE, journal), "spark1")
         assert (result.status, "journal of the engine's units" in result.found) == ("unknown", True)
 
 
-def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> None:
+def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container():
     """Its unit's file says what was declared; without Docker there are no containers."""
     unit = Unit(
         "spark-vllm",
@@ -259,7 +253,7 @@ def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> N
 # --- logs -------------------------------------------------------------------------------------
 
 
-def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> None:
+def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run():
     def started(text: str) -> ContainerState:
         return parse_state(json.dumps([{"State": {"Status": "running", "StartedAt": text}}]))
 
@@ -285,14 +279,14 @@ PROBED = [
 
 
 @pytest.mark.parametrize(("id", "probed", "status", "words"), PROBED)
-def test_probes(id: str, probed: Probed, status: str, words: str) -> None:
+def test_probes(id, probed, status, words):
     result = PROBES[id].result(probed, "a+b")
     assert result.status == status, result
     assert words in result.found
 
 
 @pytest.mark.parametrize("id", PROBES)
-def test_healthy_probes(id: str) -> None:
+def test_healthy_probes(id):
     assert PROBES[id].result(HEALTHY, "a+b").status == "ok"
     assert PROBES[id].result(Probed(), "a+b").status == "unknown"
 
@@ -300,12 +294,12 @@ def test_healthy_probes(id: str) -> None:
 # --- the registry -----------------------------------------------------------------------------
 
 
-def test_every_check_has_a_sick_case() -> None:
+def test_every_check_has_a_sick_case():
     sick = {id for id, *_ in (*SICK, *UNLIKE, *PROBED)}
     assert {check.id for check in examine.ALL} == sick
 
 
-def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
+def test_every_known_issue_of_a_check_has_a_sick_case():
     results = [found(id, **changes) for id, changes, *_ in SICK]
     results += [PAIR[id].result([seen(1), seen(2, **changes)], "a+b") for id, changes, *_ in UNLIKE]
     results += [PROBES[id].result(probed, "a+b") for id, probed, *_ in PROBED]
@@ -315,7 +309,7 @@ def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
     assert {(id, issue) for id, issue in every - sick if id not in known} == set()
 
 
-def test_findings_are_sorted_and_selected() -> None:
+def test_findings_are_sorted_and_selected():
     sick = seen(1, hcas=ALL_DOWN, units=None)
     every = examine.judge([sick, seen(2)])
     order = [result.status for result in every]
@@ -324,7 +318,7 @@ def test_findings_are_sorted_and_selected() -> None:
     assert [f.id for f in examine.judge([sick], only=["memory.swap"])] == ["memory.swap"]
 
 
-def test_fixes_name_commands_and_roles_that_exist() -> None:
+def test_fixes_name_commands_and_roles_that_exist():
     from spark_cluster.cli import COMMANDS
 
     roles = {path.name for path in (Path(__file__).parents[3] / "roles").iterdir()}
@@ -340,14 +334,14 @@ def compared(id: str, *nodes: Observations) -> CheckResult:
     return PAIR[id].result([node.named() for node in nodes], "gpu1+gpu2")
 
 
-def test_a_healthy_server_has_no_failure_and_nothing_unknown() -> None:
+def test_a_healthy_server_has_no_failure_and_nothing_unknown():
     found = examine.judge([on_gpus(1), on_gpus(2)])
     assert {result.id for result in found if result.status == "fail"} == set()
     assert {result.id for result in found if result.status == "unknown"} == set()
     assert examine.Diagnosis(tuple(found)).exit_code == 0
 
 
-def test_the_address_is_one_of_the_link_that_the_inventory_names() -> None:
+def test_the_address_is_one_of_the_link_that_the_inventory_names():
     result = NODE["serving.address"].result(on_gpus(1), "gpu1")
     assert (result.status, "spark-vllm 10.90.1.11" in result.found) == ("ok", True)
     rows = [interface("eth0", "10.90.1.11/24"), interface("fabric0", "10.90.2.11/24")]
@@ -355,7 +349,7 @@ def test_the_address_is_one_of_the_link_that_the_inventory_names() -> None:
     assert (wrong.status, wrong.issue) == ("fail", "engine-on-lan")
 
 
-def test_a_link_that_the_inventory_names_is_compared() -> None:
+def test_a_link_that_the_inventory_names_is_compared():
     slow = json.dumps([interface("fabric0", "10.90.1.12/24", mtu=1500)])
     nodes = (on_gpus(1), on_gpus(2, ip=slow))
     assert compared("pair.mtu", *nodes).found == "gpu1 9000, gpu2 1500"
@@ -367,21 +361,19 @@ def test_a_link_that_the_inventory_names_is_compared() -> None:
 
 
 @each_row(__file__, "in_environments.json", "compared")
-def test_what_serves_in_an_environment_is_compared(
-    id: str, changes: dict[str, Any], status: str, words: str
-) -> None:
+def test_what_serves_in_an_environment_is_compared(id, changes, status, words):
     result = compared(id, on_gpus(1), on_gpus(2, **changes))
     assert (result.status, words in result.found) == (status, True), result
 
 
-def test_a_node_without_ssh_host_keys_shares_none() -> None:
+def test_a_node_without_ssh_host_keys_shares_none():
     assert compared("pair.host-keys", on_gpus(1), seen(2)).status == "unknown"
 
 
 @pytest.mark.parametrize(
     "id", [check.id for check in (*examine.NODE, *examine.PAIR) if check.spark]
 )
-def test_what_only_a_spark_has_stays_unknown_on_a_spark(id: str) -> None:
+def test_what_only_a_spark_has_stays_unknown_on_a_spark(id):
     absent = {"hcas": None, "history": None, "devices": None, "fw_ver": None, "board_id": None}
     nodes = [seen(number, **absent, width=None) for number in (1, 2)]
     check = NODE.get(id)

@@ -1,16 +1,13 @@
 """The examination as a whole: who is asked what, how often, and what comes of it."""
 
-from __future__ import annotations
-
 import sys
-from typing import Any
 
 import factories
 import pytest
 from cases import each_case
 from doctor_samples import seen
 from fake_programs import Said
-from piped_cluster import Dials, Make, Piped, PipedCluster
+from piped_cluster import Dials, Piped, PipedCluster
 
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.check import Check
@@ -38,7 +35,7 @@ def examined(cluster: PipedCluster, *off: str) -> tuple[examine.Diagnosis, list[
     return examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached), observed
 
 
-def test_every_node_is_asked_once(piped_cluster: Make) -> None:
+def test_every_node_is_asked_once(piped_cluster):
     cluster = piped_cluster()
     before = [len(node.requests("gather")) for node in cluster.nodes.values()]
     diagnosis, nodes = examined(cluster)
@@ -49,7 +46,7 @@ def test_every_node_is_asked_once(piped_cluster: Make) -> None:
     assert checks == {check.id for check in (*examine.NODE, *examine.PAIR)} | {examine.ID}
 
 
-def test_interfaces_of_the_link_are_those_that_the_inventory_names(piped_cluster: Make) -> None:
+def test_interfaces_of_the_link_are_those_that_the_inventory_names(piped_cluster):
     link = "interfaces: [{name: fabric0, address: 10.90.1.11/24, configure: false}]"
     cluster = piped_cluster("spark1")
     node = factories.make_inventory(
@@ -61,7 +58,7 @@ def test_interfaces_of_the_link_are_those_that_the_inventory_names(piped_cluster
     assert seen_.fabric == ("fabric0",)
 
 
-def test_one_of_two_is_off(piped_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_is_off(piped_cluster, monkeypatch):
     monkeypatch.setattr(examine, "pings", lambda _: False)
     diagnosis, nodes = examined(piped_cluster(), "spark2")
     assert [node.node for node in nodes] == ["spark1"]
@@ -82,13 +79,13 @@ def test_one_of_two_is_off(piped_cluster: Make, monkeypatch: pytest.MonkeyPatch)
         ({"hcas": ""}, {"spark2": Failed("no sudo")}, 5),
     ],
 )
-def test_exit_status(changes: dict[str, Any], unreached: dict[str, Any], status: int) -> None:
+def test_exit_status(changes, unreached, status):
     """Unknown and warnings are shown, and are no failure."""
     found = tuple(examine.judge([seen(1, **changes)]))
     assert examine.Diagnosis(found, unreached).exit_code == status
 
 
-def test_what_a_shipped_check_brings_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_shipped_check_brings_is_asked_too(monkeypatch):
     swap = NodeSource("/proc/swaps", path="/proc/swaps")
     check = Check("memory.x", "x", lambda _: ok("none"), ("swaps",), "risks", sources={"x": swap})
     monkeypatch.setattr(examine, "ALL", (check,))
@@ -99,7 +96,7 @@ SILENT = Unreachable("10.0.0.2:22 did not answer within 10 s", hint="check that 
 
 
 @each_case(__file__, "unreached.json")
-def test_why(case: dict[str, Any]) -> None:
+def test_why(case):
     result = examine.unreached("spark2", case["address"], SILENT, case["pings"])
     assert (result.id, result.status) == ("system.reachable", "fail")
     assert case["cause"] in result.cause
@@ -107,7 +104,7 @@ def test_why(case: dict[str, Any]) -> None:
     assert result.fix
 
 
-def test_what_is_worth_a_ping() -> None:
+def test_what_is_worth_a_ping():
     assert examine.worth_a_ping(SILENT)
     assert not examine.worth_a_ping(Unreachable("THE HOST KEY HAS CHANGED: x came"))
     assert not examine.worth_a_ping(Failed("sudo asks for the password"))

@@ -1,7 +1,5 @@
 """Checks of the user's project, over answers of real agents."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -53,9 +51,7 @@ def results(found: Observations) -> dict[str, Any]:
     return {c.id: c.result(found, found.node) for c in examine.checks()}
 
 
-def test_the_examples_of_the_pages(
-    project_folder: Path, agent: Callable[..., Session], tmp_path: Path
-) -> None:
+def test_the_examples_of_the_pages(project_folder, agent, tmp_path):
     write_files("extend-check.md", project_folder)
     write_files("extend-known-issue.md", project_folder)
     root = tmp_path / "spark1"
@@ -76,7 +72,7 @@ def test_the_examples_of_the_pages(
     assert results(late)["nas.mounted"].status == "unknown"
 
 
-def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
+def test_doctor_runs_them_with_its_own(project_folder):
     put(project_folder, CHECK)
     ids = [result.id for result in examine.judge([seen()])]
     assert len(ids) == len(examine.NODE) + 1
@@ -89,7 +85,7 @@ def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
         assert len(examine.judge([seen()])) == len(examine.NODE)
 
 
-def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
+def test_known_issues_with_a_check_of_logs(project_folder):
     text = factories.KNOWN_ISSUE.replace('"info"', '"error"')
     text += """log = [{has = "flux capacitor is empty"}]
 samples = ["E: flux capacitor is empty"]
@@ -107,7 +103,7 @@ log_check = {id = "own.flux", title = "the flux capacitor is full"}
 
 
 @each_row(__file__, "own_checks.toml", "one_that_fails_is_unknown")
-def test_one_that_fails_is_unknown(project_folder: Path, body: str, expected: str) -> None:
+def test_one_that_fails_is_unknown(project_folder, body, expected):
     put(project_folder, CHECK.replace('ok("yes")', body))
     found = seen()
     found.answer["commands"]["gpu"] = None
@@ -118,27 +114,27 @@ def test_one_that_fails_is_unknown(project_folder: Path, body: str, expected: st
 
 
 @each_case(__file__, "wrong_checks.json")
-def test_wrong_ones(project_folder: Path, case: dict[str, Any]) -> None:
+def test_wrong_ones(project_folder, case):
     put(project_folder, CHECK.replace(case["old"], case["new"]))
     with pytest.raises(InvalidFile) as caught:
         examine.checks()
     assert re.search(case["expected"], str(caught.value)), str(caught.value)
 
 
-def test_two_of_one_id(project_folder: Path) -> None:
+def test_two_of_one_id(project_folder):
     put(project_folder, CHECK)
     put(project_folder, CHECK, "second.py")
     with pytest.raises(InvalidFile, match=r"second\.py:4: check own\.thing: id: there is a check"):
         examine.checks()
 
 
-def test_checks_of_another_program_are_not_run(project_folder: Path) -> None:
+def test_checks_of_another_program_are_not_run(project_folder):
     put(project_folder, "raise SystemExit(3)\n")
     assert examine.checks() == ()
 
 
 @pytest.mark.parametrize("part", [".", "checks", "checks/own.py"])
-def test_what_others_can_write_is_not_run(project_folder: Path, part: str) -> None:
+def test_what_others_can_write_is_not_run(project_folder, part):
     put(project_folder, CHECK + f"open({str(project_folder / 'ran')!r}, 'w')\n")
     (project_folder / part).chmod(0o777)
     with pytest.raises(

@@ -1,7 +1,5 @@
 """Questions to a node, run for real: shell scripts, and the whole question to a real agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -41,7 +39,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
     return script
 
 
-def test_only_containers_of_engines_are_looked_at(run: Callable[..., str]) -> None:
+def test_only_containers_of_engines_are_looked_at(run):
     assert run("logs", "x").splitlines() == ["==> spark-vllm"]
     assert run("versions", "code") == "==> spark-vllm\nray=2.60.0\n"
     assert run("images") == "sha256:1 arm64\n"
@@ -58,9 +56,7 @@ def engine(*path: str) -> Iterator[int]:
             process.kill()
 
 
-def test_versions_are_read_from_the_containers_files(
-    run: Callable[..., str], tmp_path: Path
-) -> None:
+def test_versions_are_read_from_the_containers_files(run, tmp_path):
     """In the order of its PATH, as Python would; a Python is started only if there is none."""
     packages = ("env/lib/python3.12/site-packages", "usr/lib/python3/dist-packages")
     for folder, version in zip(packages, ("0.32.0+cu130", "0.11.0"), strict=True):
@@ -70,7 +66,7 @@ def test_versions_are_read_from_the_containers_files(
         assert run("versions", "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
 
 
-def test_versions_of_a_unit_are_read_without_docker(tmp_path: Path) -> None:
+def test_versions_of_a_unit_are_read_without_docker(tmp_path):
     """As on a node that serves in a virtual environment: systemd tells the program."""
     (tmp_path / "env/lib/python3.12/site-packages/ray-2.60.0.dist-info").mkdir(parents=True)
     programs = tmp_path / "bin"
@@ -86,13 +82,13 @@ def test_versions_of_a_unit_are_read_without_docker(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("==> spark-ray\nray=2.60.0\n", "")
 
 
-def test_without_containers(run: Callable[..., str], tmp_path: Path) -> None:
+def test_without_containers(run, tmp_path):
     (tmp_path / "names").write_text("")
     assert run("containers") == "[]\n"
     assert run("logs", "x") == run("images") == run("versions", "c") == ""
 
 
-def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
+def test_a_long_log_costs_few_lines(run, tmp_path):
     """The last twenty of each word, however many there are of another."""
     noise = [f"2026-11-20T14:00:00.{n:09}Z EngineDeadError {n}" for n in range(1000)]
     said = "2026-11-20T13:00:00.5Z NCCL INFO via NET/Socket/0"
@@ -105,14 +101,12 @@ def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("rule", serving.SEARCHES, ids=lambda rule: rule.id)
-def test_the_node_keeps_the_line_of_each_rule(
-    run: Callable[..., str], tmp_path: Path, rule: serving.LogSearch
-) -> None:
+def test_the_node_keeps_the_line_of_each_rule(run, tmp_path, rule):
     (tmp_path / "log-spark-vllm").write_text(f"2026-11-20T14:00:00.5Z {rule.sample}\n")
     assert rule.sample in run("logs", *serving.WORDS)
 
 
-def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
+def test_the_journal_of_our_units_costs_few_lines(run, tmp_path):
     """Logs of units that exist only; a journal that cannot be read is reported."""
     journalctl = tmp_path / "journalctl"
     lines = [f"2026-11-20T14:00:00.{n:06}+00:00 spark1 spark-vllm[7]: {n}" for n in range(1000)]
@@ -130,9 +124,7 @@ def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_p
         run("unit-logs", str(tmp_path), "x")
 
 
-def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
-    run: Callable[..., str], tmp_path: Path
-) -> None:
+def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(run, tmp_path):
     """P09: `_TRANSPORT=kernel`, not the name under which anyone may log; a flood hides nothing."""
     journalctl = tmp_path / "journalctl"
     stamp = "2026-11-20T14:00:{:02}.{:06}+00:00 spark1 kernel: "
@@ -152,9 +144,7 @@ def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
     assert "no persistent journal" in ended.value.stderr
 
 
-def test_records_of_a_crash_count_while_they_are_of_the_last_boot(
-    run: Callable[..., str], tmp_path: Path
-) -> None:
+def test_records_of_a_crash_count_while_they_are_of_the_last_boot(run, tmp_path):
     """R02: what the firmware still holds, and what systemd-pstore took from it since this boot."""
     firmware, archive = tmp_path / "pstore", tmp_path / "archive"
     for path, said, at in (
@@ -175,7 +165,7 @@ def test_records_of_a_crash_count_while_they_are_of_the_last_boot(
     assert run("pstore", "/nowhere", "/nowhere", "x") == ""
 
 
-def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -> None:
+def test_models_are_listed_with_sizes(run, tmp_path):
     snapshot = tmp_path / "models--a--b/snapshots/123"
     blobs = tmp_path / "models--a--b/blobs"
     for folder in (snapshot, blobs):
@@ -194,7 +184,7 @@ def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -
     assert "config.json" not in listed
 
 
-def test_the_whole_question_to_a_real_agent(agent: Callable[..., object]) -> None:
+def test_the_whole_question_to_a_real_agent(agent):
     """Any machine answers in a form that every check can read, in one request."""
     context = Context("root", serving.WORDS)
     session = agent("spark1")

@@ -1,7 +1,5 @@
 """A server that a node asks, ports and nodes between which tests copy, and a hub."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Refusals of `up` before anything is fetched, and the share of memory that a server gets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

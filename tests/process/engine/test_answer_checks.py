@@ -1,7 +1,5 @@
 """Every check over real HTTP: it holds on a server that answers rightly, and fails for a fault."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
@@ -36,7 +34,7 @@ def failed(server: ChatServer, check: str, **known: Any) -> VerificationFailed:
 
 
 @pytest.mark.parametrize("check", CHAT)
-def test_a_healthy_server(server: ChatServer, check: str) -> None:
+def test_a_healthy_server(server, check):
     assert CHAT[check].run(server.client())
     for request, headers in server.asked:
         assert request["temperature"] == 0, "greedy, or the verdict would change from run to run"
@@ -44,7 +42,7 @@ def test_a_healthy_server(server: ChatServer, check: str) -> None:
         assert headers["Authorization"] == "Bearer hunter2"
 
 
-def test_every_rung_has_checks_and_every_check_has_an_id_of_its_own() -> None:
+def test_every_rung_has_checks_and_every_check_has_an_id_of_its_own():
     assert all(readiness_checks.CHECKS_BY_NAME.values())
     ids = [check.id for rung in readiness_checks.CHECKS_BY_NAME.values() for check in rung]
     assert len(set(ids)) == len(ids)
@@ -66,7 +64,7 @@ GROUPS = {
         for check in (GROUPS.get(str(case["checks"])) or case["checks"])
     ],
 )
-def test_what_is_wrong_is_found(server: ChatServer, check: str, case: dict[str, Any]) -> None:
+def test_what_is_wrong_is_found(server, check, case):
     for name, value in case.get("server", {}).items():
         setattr(server, name, value)
     if "reply" in case:
@@ -89,7 +87,7 @@ def test_what_is_wrong_is_found(server: ChatServer, check: str, case: dict[str, 
     assert len(server.asked) == case.get("asked", len(server.asked))
 
 
-def test_markup_that_a_streaming_parser_doubles(server: ChatServer) -> None:
+def test_markup_that_a_streaming_parser_doubles(server):
     def change(_request: dict[str, Any], _reply: Reply) -> Reply:
         content = HTML.replace("<", "<<")
         return Reply(calls=[("write_file", json.dumps({"path": "page.html", "content": content}))])
@@ -98,7 +96,7 @@ def test_markup_that_a_streaming_parser_doubles(server: ChatServer) -> None:
     assert "38909" in failed(server, "tool-markup-streamed").hint
 
 
-def test_what_is_asked(server: ChatServer) -> None:
+def test_what_is_asked(server):
     for check in TOOLS:
         CHAT[check].run(server.client())
     assert all(request["tool_choice"] == "auto" for request, _ in server.asked)
@@ -115,11 +113,11 @@ def test_what_is_asked(server: ChatServer) -> None:
 
 
 @pytest.mark.parametrize(("text", "right"), WRONG["short"])
-def test_which_short_answers_are_right(text: str, right: bool) -> None:
+def test_which_short_answers_are_right(text, right):
     assert (answer_checks.wrong_short(text, ("paris",)) == "") is right
 
 
-def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> None:
+def test_a_model_that_reasons_is_asked_to_answer_at_once(server):
     asking = ("short-answers", "structured-output", "context")
     for flags, expected in (
         ({"reasoning-parser": "qwen3"}, {"enable_thinking": False}),
@@ -131,7 +129,7 @@ def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> 
             assert server.asked[-1][0].get("chat_template_kwargs") == expected
 
 
-def test_an_answer_that_does_not_come_for_reasoning() -> None:
+def test_an_answer_that_does_not_come_for_reasoning():
     cut = ChatCompletion(reasoning="Let me think", finish="length")
     assert "no answer within 1024 tokens" in answer_checks.wrong_answer(cut, ("paris",))
     assert answer_checks.wrong_answer(ChatCompletion("Paris", finish="stop"), ("paris",)) == ""
@@ -173,7 +171,7 @@ def test_any_reply_gets_a_verdict(foreign, part, call, streamed, check):
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000])
-def test_deep_and_long_json_is_no_traceback(foreign: ChatServer, body: str) -> None:
+def test_deep_and_long_json_is_no_traceback(foreign, body):
     for check in ASKING:
         assert "is not a chat completion" in verdict(foreign, check, body) or check == "context"
     call = {"id": "c", "function": {"name": "get_weather", "arguments": body}}
@@ -184,7 +182,7 @@ def test_deep_and_long_json_is_no_traceback(foreign: ChatServer, body: str) -> N
         assert "expected a JSON object" in verdict(foreign, check, sent)
 
 
-def test_a_call_with_an_index_beyond_all_reason() -> None:
+def test_a_call_with_an_index_beyond_all_reason():
     part = {"index": 10**9, "function": {"name": "x", "arguments": "{}"}}
     event = {"model": "m", "choices": [{"delta": {"tool_calls": [part]}}]}
     found = streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
@@ -196,7 +194,7 @@ def test_a_call_with_an_index_beyond_all_reason() -> None:
 SAME = [("Monday", -0.01), (",", -0.2), ("Tuesday", -0.1)]
 
 
-def test_two_tokens_that_are_as_likely_may_change_places() -> None:
+def test_two_tokens_that_are_as_likely_may_change_places():
     assert readiness_checks.unstable(SAME, [*SAME[:2], ("Sunday", -0.3)]) == ""
     assert readiness_checks.unstable(SAME, [(token, value - 0.1) for token, value in SAME]) == ""
 
@@ -204,7 +202,7 @@ def test_two_tokens_that_are_as_likely_may_change_places() -> None:
 # -- several at once -------------------------------------------------------------------------------
 
 
-def test_requests_are_really_made_at_once(server: ChatServer) -> None:
+def test_requests_are_really_made_at_once(server):
     barrier = threading.Barrier(9, timeout=20)
 
     def together(_request: dict[str, Any]) -> None:
@@ -219,7 +217,7 @@ def test_requests_are_really_made_at_once(server: ChatServer) -> None:
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 40_000])
-def test_the_whole_context_is_used(server: ChatServer, length: int) -> None:
+def test_the_whole_context_is_used(server, length):
     server.context = length
     found = CHAT["context"].run(server.client())
     assert f"the server states {length}" in found
@@ -227,19 +225,19 @@ def test_the_whole_context_is_used(server: ChatServer, length: int) -> None:
     assert longest > 0.85 * (length - min(1024, length // 4))
 
 
-def test_a_shorter_context_by_option(server: ChatServer) -> None:
+def test_a_shorter_context_by_option(server):
     server.context = 100_000
     CHAT["context"].run(server.client(context=2000))
     assert max(len(text_of(request)) // 4 for request, _ in server.asked) < 2000
 
 
-def test_the_launch_states_the_context_where_the_list_of_models_does_not(server) -> None:
+def test_the_launch_states_the_context_where_the_list_of_models_does_not(server):
     server.context_stated = None
     assert "states 2048" in CHAT["context"].run(server.client(flags={"max-model-len": "2048"}))
 
 
 @pytest.mark.parametrize(("depth", "code"), readiness_checks.NEEDLES)
-def test_a_fact_that_is_lost_at_one_depth(server: ChatServer, depth: float, code: str) -> None:
+def test_a_fact_that_is_lost_at_one_depth(server, depth, code):
     server.change = lambda _request, reply: Reply(
         "I do not know" if reply.content == code else reply.content,
         prompt_tokens=reply.prompt_tokens,
@@ -249,19 +247,19 @@ def test_a_fact_that_is_lost_at_one_depth(server: ChatServer, depth: float, code
     assert "I do not know" in error.message
 
 
-def test_the_context_of_a_server_that_is_not_there(server: ChatServer) -> None:
+def test_the_context_of_a_server_that_is_not_there(server):
     server.close()
     assert "refused" in failed(server, "context").message
 
 
-def test_a_prompt_that_is_cut(server: ChatServer) -> None:
+def test_a_prompt_that_is_cut(server):
     server.change = lambda _request, reply: replace(
         reply, prompt_tokens=min(reply.prompt_tokens, 2000)
     )
     assert "it was cut" in failed(server, "context").message
 
 
-def test_tokens_that_are_counted_too_low_make_no_endless_prompt(server: ChatServer) -> None:
+def test_tokens_that_are_counted_too_low_make_no_endless_prompt(server):
     server.context = 4_000_000
     server.change = lambda _request, reply: replace(
         reply, prompt_tokens=100 + reply.prompt_tokens // 1000
@@ -270,7 +268,7 @@ def test_tokens_that_are_counted_too_low_make_no_endless_prompt(server: ChatServ
     assert max(len(text_of(request)) for request, _ in server.asked) < 10_000
 
 
-def test_a_stream_is_cut_at_its_lines_only() -> None:
+def test_a_stream_is_cut_at_its_lines_only():
     """JSON may hold the line separators of Unicode, which are no ends of lines here."""
     deltas = ["A", "b\u2028c", "d\x85"]
     events = [{"choices": [{"delta": {"content": text}}]} for text in deltas]
@@ -279,5 +277,5 @@ def test_a_stream_is_cut_at_its_lines_only() -> None:
 
 
 @pytest.mark.parametrize("error", [{"code": 500}, "out of memory", {"message": "it died"}])
-def test_an_error_within_a_stream_is_none_of_its_answers(error: Any) -> None:
+def test_an_error_within_a_stream_is_none_of_its_answers(error):
     assert streamed(f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n").error

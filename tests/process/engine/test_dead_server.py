@@ -1,14 +1,11 @@
 """A server whose engine has died while its API still answers, and one that is only busy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from cases import cases
-from chat_server import ChatServer
 from factories import make_recipe
 from fake_programs import Said
 from piped_cluster import Make, PipedCluster, PipedNode
@@ -50,7 +47,7 @@ def is_left(cluster: PipedCluster) -> bool:
     return left
 
 
-def test_others_are_left(server: ChatServer, ended: Make) -> None:
+def test_others_are_left(server, ended):
     assert is_left(ended(server.endpoint))
     server.health = 503  # of SGLang while it loads, too
     assert is_left(ended(server.endpoint, "sglang"))
@@ -73,9 +70,7 @@ def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(server,
     assert [note for note in cluster.notes if "started again" in note] == []
 
 
-def test_a_dead_engine_is_ended_on_all_nodes_and_the_proxy_before_it_not_asked(
-    server: ChatServer, ended: Make
-) -> None:
+def test_a_dead_engine_is_ended_on_all_nodes_and_the_proxy_before_it_not_asked(server, ended):
     """A proxy answers 503 while the engine loads. P07: caches are dropped after the end of a dead
     one, or it would still hold the memory."""
     port = server.endpoint.port
@@ -141,13 +136,13 @@ def test_one_that_answers_is_asked_once_and_one_that_says_so_never(server, is_de
     assert len(server.asked) == 1
 
 
-def test_a_completion_that_fails_once(server: ChatServer, is_dead: Any) -> None:
+def test_a_completion_that_fails_once(server, is_dead):
     refused = iter([(500, "an accident")])
     server.refuse = lambda _request: next(refused, None)
     assert not is_dead(server.endpoint)
 
 
-def test_an_api_that_has_ended(is_dead: Any) -> None:
+def test_an_api_that_has_ended(is_dead):
     assert is_dead(Endpoint("127.0.0.1", 1, "m"))
 
 

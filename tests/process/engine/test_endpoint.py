@@ -1,7 +1,5 @@
 """Where the endpoint is, what guards it, and what is refused before anything is started."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace

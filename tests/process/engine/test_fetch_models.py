@@ -1,7 +1,5 @@
 """Who fetches a model, who copies it, and what is refused before the first byte."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,10 +1,7 @@
 """Which ports are closed, which must be free, and what is said where there is no firewall."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import factories
 import pytest
@@ -46,7 +43,7 @@ def inventory(folder: Path, more: str = "") -> Inventory:
 CASES = cases(__file__, "engine_ports.toml")
 
 
-def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:
+def test_every_port_has_one_home_and_none_is_taken_by_the_kernel():
     ports = EnginePorts()
     assert ports.clash() == ""
     single = set(ports.services.values())
@@ -57,41 +54,41 @@ def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("case", CASES["clash"], ids=lambda case: case["words"])
-def test_ports_that_cannot_be(case: dict[str, Any]) -> None:
+def test_ports_that_cannot_be(case):
     assert case["words"] in EnginePorts(**case["ports"]).clash()
 
 
 @pytest.mark.parametrize("case", CASES["vllm"], ids=lambda case: case.get("port", "none"))
-def test_a_port_of_vllm_has_a_hundred_behind_it(case: dict[str, Any]) -> None:
+def test_a_port_of_vllm_has_a_hundred_behind_it(case):
     env = {"VLLM_PORT": case["port"]} if "port" in case else {}
     assert vllm_ports(env) == tuple(map(tuple, case["ports"]))
 
 
 @pytest.mark.parametrize("text", CASES["not_a_port"])
-def test_a_port_of_vllm_that_is_none(text: str) -> None:
+def test_a_port_of_vllm_that_is_none(text):
     """vLLM takes some of them all the same, and its ports would not be closed."""
     with pytest.raises(UsageError, match=r"VLLM_PORT: found .*, expected a port from 1 to 65535"):
         vllm_ports({"VLLM_PORT": text})
 
 
 @pytest.mark.parametrize("case", CASES["opened"], ids=lambda case: str([*case["flags"]]))
-def test_ports_that_the_arguments_of_the_engine_open(case: dict[str, Any]) -> None:
+def test_ports_that_the_arguments_of_the_engine_open(case):
     assert recipe_ports(case["flags"], {}, {"10.0.0.1", "10.0.0.2"}) == set(case["ports"])
 
 
-def test_a_port_of_thousands_of_digits_is_none() -> None:
+def test_a_port_of_thousands_of_digits_is_none():
     """Python refuses to read as a number what has more than 4,300 of them."""
     assert recipe_ports({"a-port": "5" * 5000}, {}, set()) == set()
 
 
 @pytest.mark.parametrize("case", CASES["closed"], ids=lambda case: case["what"])
-def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path, case):
     on, chosen = inventory(tmp_path, case.get("inventory", "")), make_recipe(**case["recipe"])
     found = firewall.closed(on, started(chosen), NODES_A_B[: case.get("nodes", 2)])
     assert {*map(tuple, case["ports"])} <= set(found)
 
 
-def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:
+def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path):
     reached = inventory(tmp_path, "serve: {bind: management, open: true, port: 40000}\n")
     told = firewall.settings(reached, started(), NODES_A_B)
     assert told == {
@@ -105,19 +102,19 @@ def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Pat
     assert firewall.settings(local, started(), NODES_A_B) == {**told, "endpoint_port": None}
 
 
-def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
+def test_one_node_alone_is_guarded_too(tmp_path):
     told = firewall.settings(inventory(tmp_path), started(), NODES_A_B[:1])
     assert (told["state"], told["peers"]) == ("present", ())
     assert (6379, 6379) in told["ports"]
 
 
-def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
+def test_an_endpoint_on_a_port_of_rays(tmp_path):
     taken = inventory(tmp_path, "serve: {port: 6379}\n")
     with pytest.raises(Refused, match=r"serve\.port: 6379 is a port of Ray's"):
         firewall.settings(taken, started(), ())
 
 
-def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
+def test_a_trusted_network_is_said_to_be_open(tmp_path):
     trusted = inventory(tmp_path, "trusted_network: true\n")
     assert firewall.settings(trusted, started(), NODES_A_B) == {"state": "absent"}
     (remark,) = firewall.remarks(trusted, make_recipe(), 2)
@@ -125,7 +122,7 @@ def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
     assert firewall.remarks(trusted, make_recipe(), 1) == ()
 
 
-def test_a_ray_too_old_for_tokens_is_reported_before_the_download(tmp_path: Path) -> None:
+def test_a_ray_too_old_for_tokens_is_reported_before_the_download(tmp_path):
     old = make_recipe(vllm=Vllm(version="0.11.2"), executor="ray")
     (remark,) = firewall.remarks(inventory(tmp_path), old, 2)
     assert "Ray older than 2.52" in remark
@@ -203,5 +200,5 @@ def test_listeners():
 
 
 @pytest.mark.parametrize("case", CASES["verdict"], ids=lambda case: case["said"])
-def test_what_is_wrong_with_a_table_is_told_apart(case: dict[str, Any]) -> None:
+def test_what_is_wrong_with_a_table_is_told_apart(case):
     assert case["said"] in wrong_with(case.get("listed"), '[{"table": {}}]')

@@ -1,7 +1,5 @@
 """The laptop's side of the memory of nodes that load: warnings before, and the guard meanwhile."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -90,12 +88,12 @@ def loading(piped_cluster: Make) -> Iterator[Loading]:
 # -- before the load -------------------------------------------------------------------------------
 
 
-def test_a_healthy_node_is_prepared_without_a_word(loading: Loading) -> None:
+def test_a_healthy_node_is_prepared_without_a_word(loading):
     readiness.prepare_memory(loading.cluster.play, loading.cluster.play.nodes)
     assert (loading.cluster.notes, loading.worker.actions) == ([], ["prepare"])
 
 
-def test_what_is_wrong_with_the_memory_is_said_before_the_load(loading: Loading) -> None:
+def test_what_is_wrong_with_the_memory_is_said_before_the_load(loading):
     """P06: fragmented after compaction, short of memory before it, or caches that stay."""
     sick = loading.worker.node
     sick.put("/proc/buddyinfo", FRAGMENTED)
@@ -113,7 +111,7 @@ def test_what_is_wrong_with_the_memory_is_said_before_the_load(loading: Loading)
     assert "reboot the node" in blocks
 
 
-def test_a_gpu_with_memory_of_its_own_is_not_asked(loading: Loading) -> None:
+def test_a_gpu_with_memory_of_its_own_is_not_asked(loading):
     """P07: its memory has no page cache."""
     loading.head.node.gpu = OWN_MEMORY
     loading.head.node.run_container(SERVER, status="exited")
@@ -126,14 +124,14 @@ def test_a_gpu_with_memory_of_its_own_is_not_asked(loading: Loading) -> None:
 # -- while it loads --------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_ready_already_is_not_guarded(loading: Loading) -> None:
+def test_a_server_that_is_ready_already_is_not_guarded(loading):
     """P06: no turn of the network where all is up."""
     loading.is_ready()
     loading.wait()
     assert loading.head.actions == []
 
 
-def test_a_load_is_guarded_on_all_nodes_until_it_is_ready(loading: Loading) -> None:
+def test_a_load_is_guarded_on_all_nodes_until_it_is_ready(loading):
     """P06: the head's guard asks the engine itself, so that it ends without the laptop, too."""
     loading.worker.when_begun = loading.is_ready
     loading.wait("spark2")
@@ -145,7 +143,7 @@ def test_a_load_is_guarded_on_all_nodes_until_it_is_ready(loading: Loading) -> N
 
 
 @pytest.mark.parametrize("status", ["running", "exited"])
-def test_a_load_that_was_ended_for_memory_says_so(loading: Loading, status: str) -> None:
+def test_a_load_that_was_ended_for_memory_says_so(loading, status):
     """P06: the cause is the memory of a worker, not that "the rank is exited"."""
     worker = loading.worker.node
     worker.run_container(SERVER, status=status)
@@ -163,7 +161,7 @@ def test_a_load_that_was_ended_for_memory_says_so(loading: Loading, status: str)
     assert worker.text(reason_file(SERVER)) is None, "nothing of it stays"
 
 
-def test_a_node_that_starts_no_guard_loads_all_the_same(loading: Loading) -> None:
+def test_a_node_that_starts_no_guard_loads_all_the_same(loading):
     """P06: the load is what is wanted."""
 
     def refuse() -> Said:
@@ -177,7 +175,7 @@ def test_a_node_that_starts_no_guard_loads_all_the_same(loading: Loading) -> Non
     assert "Failed to connect to bus" in note
 
 
-def test_a_laptop_that_is_interrupted_leaves_the_guard_to_the_load(loading: Loading) -> None:
+def test_a_laptop_that_is_interrupted_leaves_the_guard_to_the_load(loading):
     """P06: the engine goes on loading."""
 
     def interrupt(event: Event) -> None:
@@ -190,7 +188,7 @@ def test_a_laptop_that_is_interrupted_leaves_the_guard_to_the_load(loading: Load
     assert loading.head.actions == ["begin"]
 
 
-def test_a_server_that_ran_and_was_ended_for_memory_is_not_started_again(loading: Loading) -> None:
+def test_a_server_that_ran_and_was_ended_for_memory_is_not_started_again(loading):
     """P06: it would end in the same way."""
     node = loading.head.node
     node.run_container(SERVER, status="exited")
@@ -199,7 +197,7 @@ def test_a_server_that_ran_and_was_ended_for_memory_is_not_started_again(loading
         loading.wait(again=readiness.Again(lambda: pytest.fail("it is started")))
 
 
-def test_one_that_ended_is_started_again_after_its_memory_was_prepared(loading: Loading) -> None:
+def test_one_that_ended_is_started_again_after_its_memory_was_prepared(loading):
     """P07: a server whose engine had died before this run is a start like any other."""
     loading.head.node.run_container(SERVER, status="exited")
 
@@ -215,7 +213,7 @@ def test_one_that_ended_is_started_again_after_its_memory_was_prepared(loading: 
 
 
 @pytest.mark.parametrize(("after", "text"), cases(__file__, "logs.toml")["ended"])
-def test_a_rank_that_ends_while_loading(loading: Loading, after: dict[str, Any], text: str) -> None:
+def test_a_rank_that_ends_while_loading(loading, after, text):
     """The server would wait ten minutes for it (DistStoreError)."""
     worker, asked = loading.worker.node, iter(range(9))
     worker.log(SERVER, "ValueError: no room\n")
@@ -225,7 +223,7 @@ def test_a_rank_that_ends_while_loading(loading: Loading, after: dict[str, Any],
     assert STOP in worker.calls("docker"), "or it starts again and again"
 
 
-def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading: Loading) -> None:
+def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading):
     """Its engine had died a moment before the run, and its API ended while it was waited for."""
     head = loading.head.node
     head.log(SERVER, "ValueError: no room\n")

@@ -1,7 +1,5 @@
 """The hub asked through a node, and what a node has of a revision, compared with the hub."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,7 @@ def through(node: Asked, url: str, tmp_path: Path) -> Hub:
     return Hub(NodeDocuments(node.session, url), ModelStore(tmp_path / "kept"))
 
 
-def test_the_same_model_as_from_here(hub: LabHub, node: Asked, tmp_path: Path) -> None:
+def test_the_same_model_as_from_here(hub, node, tmp_path):
     found = through(node, hub.url, tmp_path).checkpoint("org/small")
     here = Hub(HubLibrary(hub.url), ModelStore(tmp_path / "other")).checkpoint("org/small")
     assert found == here
@@ -65,7 +63,7 @@ def test_where_the_laptop_has_no_way_the_node_is_asked(hub, node, tmp_path):
     assert models.problem("org/small") == ""
 
 
-def test_offline_no_node_is_asked(hub: LabHub, node: Asked, tmp_path: Path) -> None:
+def test_offline_no_node_is_asked(hub, node, tmp_path):
     models = Hub(None, ModelStore(tmp_path / "kept"))
     assert models.checkpoint("org/small") is None
     assert not models.ask_through(NodeDocuments(node.session, hub.url))
@@ -98,7 +96,7 @@ def sent_on(node: Asked, target: str, tmp_path: Path) -> str:
     ["http://169.254.169.254/", "https://hf.co.example.org/", "https://example-huggingface.co/",
      "file:///etc/passwd", "http://nowhere.invalid/", "https://[::1"],
 )  # fmt: skip
-def test_it_is_not_sent_on_to_others(target: str, node: Asked, tmp_path: Path) -> None:
+def test_it_is_not_sent_on_to_others(target, node, tmp_path):
     assert "sends on to" in sent_on(node, target, tmp_path)
     assert len(node.urls) == 1
 
@@ -111,12 +109,12 @@ def test_the_hubs_own_stores_are_followed(node, tmp_path, monkeypatch):
     assert node.urls[1:] == [store]
 
 
-def test_a_circle_ends(node: Asked, tmp_path: Path) -> None:
+def test_a_circle_ends(node, tmp_path):
     assert "status 302" in sent_on(node, "/again", tmp_path)
     assert len(node.exchanges) == 4
 
 
-def test_a_node_without_a_network(node: Asked, tmp_path: Path) -> None:
+def test_a_node_without_a_network(node, tmp_path):
     with pytest.raises(HubError, match="from the node"):
         through(node, "http://127.0.0.1:1", tmp_path).checkpoint("org/small")
 
@@ -167,7 +165,7 @@ def held(hub: LabHub, change: Callable[[dict[str, Any]], object] = lambda _file:
     )
 
 
-def test_what_the_hub_has_is_taken_without_a_word(hub: LabHub, compare: Compare) -> None:
+def test_what_the_hub_has_is_taken_without_a_word(hub, compare):
     assert compare(hub.url, held(hub)) == []
 
 
@@ -185,7 +183,7 @@ def test_another_content_is_refused_with_its_file_and_node(hub, compare, name):
     assert "models prune org/small" in e.value.hint
 
 
-def test_a_file_that_the_revision_does_not_have_is_refused(hub: LabHub, compare: Compare) -> None:
+def test_a_file_that_the_revision_does_not_have_is_refused(hub, compare):
     """Such as code that `--trust-remote-code` would run."""
 
     def change(file: dict[str, Any]) -> None:
@@ -196,12 +194,12 @@ def test_a_file_that_the_revision_does_not_have_is_refused(hub: LabHub, compare:
         compare(hub.url, held(hub, change))
 
 
-def test_where_the_hub_is_not_reached_it_is_said(hub: LabHub, compare: Compare) -> None:
+def test_where_the_hub_is_not_reached_it_is_said(hub, compare):
     warned = compare("http://127.0.0.1:9", held(hub))
     assert "is not verified against the hub" in warned[0]
 
 
-def test_offline_it_is_not_asked(hub: LabHub, compare: Compare) -> None:
+def test_offline_it_is_not_asked(hub, compare):
     manifest, asked = held(hub), len(hub.requests)
     assert "(--offline)" in compare(hub.url, manifest, offline=True)[0]
     assert len(hub.requests) == asked

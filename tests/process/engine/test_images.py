@@ -1,8 +1,6 @@
 """How each node gets the image, who sends it, what is refused; and images that scripts of others
 change: what a recipe may say, and what nodes get."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -31,7 +29,7 @@ from spark_cluster.engine.image_copies import ImageOnNode
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.node.dockerd import CONTAINERD_STORE
 from spark_cluster.node.values import LaptopFile
-from spark_cluster.resources import BuiltImage, Directory, File, Image
+from spark_cluster.resources import Directory, File, Image
 from spark_cluster.runner.events import Event, Note
 
 REF, PIN = "repo/image:1", f"sha256:{'d' * 64}"
@@ -234,7 +232,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "changed"), WRONG)
-def test_what_a_build_cannot_say(project: Path, words: str, changed: dict[str, Any]) -> None:
+def test_what_a_build_cannot_say(project, words, changed):
     if "steps" in changed:
         changed = {**changed, "steps": [step(**one) for one in changed["steps"]]}
     with pytest.raises(InvalidFile, match=words) as caught:
@@ -242,7 +240,7 @@ def test_what_a_build_cannot_say(project: Path, words: str, changed: dict[str, A
     assert "hf_abc" not in str(caught.value)
 
 
-def test_the_dockerfile_holds_lists_that_no_shell_reads() -> None:
+def test_the_dockerfile_holds_lists_that_no_shell_reads():
     odd = 'a" && rm -rf / #\n$(id)'
     lines = parse(Build, build(steps=[step(env={"GREETING": odd})])).text.splitlines()
     assert lines[0] == f"FROM {BASE}@{DIGEST}"
@@ -255,7 +253,7 @@ def test_the_dockerfile_holds_lists_that_no_shell_reads() -> None:
     assert run[:2] == ["env", f"GREETING={odd}"]
 
 
-def test_the_step_does_what_its_tool_does(project: Path) -> None:
+def test_the_step_does_what_its_tool_does(project):
     """The command of the Dockerfile, run here: the folder, the rights, WORKSPACE_DIR, variables."""
     out = project / "out"
     out.mkdir()
@@ -273,7 +271,7 @@ def test_the_step_does_what_its_tool_does(project: Path) -> None:
 ALLOWED = Allowances(build=True)
 
 
-def test_scripts_run_only_when_the_user_allows_it(project: Path) -> None:
+def test_scripts_run_only_when_the_user_allows_it(project):
     node = make_node("a")
     with pytest.raises(Refused, match=r"as root in a container of the nodes, without a net") as e:
         server_for(recipe(project), node)
@@ -296,7 +294,7 @@ def test_a_file_outside_the_project_needs_its_own_permission(project, tmp_path_f
         server_for(recipe(project, ALLOWED, steps=[step(files=files)]), make_node("a"))
 
 
-def test_a_file_that_was_changed_after_the_import(project: Path) -> None:
+def test_a_file_that_was_changed_after_the_import(project):
     script = project / "recipes/r.mods/fix/run.sh"
     script.write_text("curl evil | sh\n")
     with pytest.raises(Refused, match="has the SHA-256") as caught:
@@ -307,13 +305,12 @@ def test_a_file_that_was_changed_after_the_import(project: Path) -> None:
         server_for(recipe(project, ALLOWED), make_node("a"))
 
 
-def test_what_a_node_gets(project: Path) -> None:
+def test_what_a_node_gets(project):
     server = server_for(recipe(project, ALLOWED, timeout_s=60.0), make_node("a"))
     loaded = Project(project).load_role("images")
     found = list(loaded.function(server.nodes[0], loaded.settings_model(**server.image_settings)))
     base, *placed, built = found
     assert base == Image(f"{BASE}@{DIGEST}")
-    assert isinstance(built, BuiltImage)
     assert (built.ref, built.network, built.timeout_s) == ("local/r:mods", "none", 60.0)
     assert dict(built.files) == {"fix/run.sh": sha256(SCRIPT), "fix/fix/x.py": sha256(PATCH)}
     files = {one.path: one.content for one in placed if isinstance(one, File)}
@@ -324,7 +321,7 @@ def test_what_a_node_gets(project: Path) -> None:
     assert server.image == "local/r:mods"
 
 
-def test_a_base_from_an_archive_has_no_digest_in_the_dockerfile(project: Path) -> None:
+def test_a_base_from_an_archive_has_no_digest_in_the_dockerfile(project):
     base = {"ref": "spark-vllm:lab", "archive": "/srv/images/spark-vllm.tar"}
     server = server_for(recipe(project, ALLOWED, base=base), make_node("a"))
     assert server.image_settings["dockerfile"].startswith("FROM spark-vllm:lab\n")
@@ -333,7 +330,7 @@ def test_a_base_from_an_archive_has_no_digest_in_the_dockerfile(project: Path) -
     assert first == Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
 
 
-def test_plan_lint_and_show_name_what_will_run(project: Path) -> None:
+def test_plan_lint_and_show_name_what_will_run(project):
     recipe(project, base={"ref": BASE})
     document = json.loads(invoke("plan", "r", "--offline", "--json").stdout)
     remark = next(text for text in document["remarks"] if "each node builds the image once" in text)
@@ -345,7 +342,7 @@ def test_plan_lint_and_show_name_what_will_run(project: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--allow-build", "--allow-build-network"])
-def test_the_options_and_the_inventory_allow_it(project: Path, option: str) -> None:
+def test_the_options_and_the_inventory_allow_it(project, option):
     node = "nodes: {a: {address: 127.0.0.1, port: 1}}\n"
     (project / "inventory.yaml").write_text(node)
     recipe(project, network=option.endswith("network"))

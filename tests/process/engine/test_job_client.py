@@ -1,7 +1,5 @@
 """Jobs over Ray's own client, with a server that speaks its Jobs API and runs them."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Rungs of embedding, reranking and transcription models, over real HTTP, right and wrong."""
 
-from __future__ import annotations
-
 import email
 import io
 import json
@@ -105,14 +103,14 @@ def server(one_node: PipedCluster) -> Iterator[Server]:
         yield made
 
 
-def test_an_embedding_model_that_works(server: Server) -> None:
+def test_an_embedding_model_that_works(server):
     assert server.climb("embedding") == "3 numbers; cosine 0.96 related, 0.48 unrelated"
     first, second = (asked.document for asked in server.asked)
     assert (first["encoding_format"], len(first["input"]), len(second["input"])) == ("float", 3, 1)
     assert server.climb("embedding", dimensions=(3, 768))
 
 
-def test_a_reranker_that_works_at_each_path(server: Server) -> None:
+def test_a_reranker_that_works_at_each_path(server):
     for path in ("/v1/rerank", "/rerank", "/score"):
         server.paths = {path}
         assert server.climb("reranking") == "relevant 0.999, irrelevant 0.001"
@@ -121,7 +119,7 @@ def test_a_reranker_that_works_at_each_path(server: Server) -> None:
     assert asked["documents"].index("Paris is the capital of France.") == readiness_checks.RELEVANT
 
 
-def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
+def test_transcription_gets_a_whole_wav_file(server):
     assert "whether words are right is not verified" in server.climb("transcription")
     (asked,) = server.asked
     head = f"Content-Type: {asked.headers['Content-Type']}\r\n\r\n"
@@ -130,7 +128,6 @@ def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
               for part in parts.walk() if not part.is_multipart()}  # fmt: skip
     assert fields["model"] == b"m"
     content = fields["file"]
-    assert isinstance(content, bytes)
     with wave.open(io.BytesIO(content)) as sound:
         assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (
             16_000, 1, 16_000)  # fmt: skip
@@ -142,7 +139,7 @@ WRONG = cases(__file__, "wrong_kinds.json")
 @pytest.mark.parametrize(
     ("rung", "title"), [(rung, title) for title, case in WRONG.items() for rung in case["checks"]]
 )
-def test_what_is_wrong_is_found(server: Server, rung: str, title: str) -> None:
+def test_what_is_wrong_is_found(server, rung, title):
     fields = dict(WRONG[title]["fields"])
     if "vectors" in fields:
         fields["vectors"] = VECTORS | {TEXTS[name]: row for name, row in fields["vectors"].items()}
@@ -151,7 +148,7 @@ def test_what_is_wrong_is_found(server: Server, rung: str, title: str) -> None:
     assert WRONG[title].get("hint", "") in failed(server, rung, title).hint
 
 
-def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Server) -> None:
+def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server):
     server.vectors = {text: [3 * n for n in row] for text, row in VECTORS.items()}
     failed(server, "embedding", "a vector has the length 3, expected 1")
     assert server.climb("embedding", normalized=False)
@@ -159,7 +156,7 @@ def test_an_unnormalised_model_is_believed_when_the_recipe_says_so(server: Serve
     failed(server, "embedding", "is nearer to 'The central bank", normalized=False)
 
 
-def test_a_server_that_is_not_there(server: Server) -> None:
+def test_a_server_that_is_not_there(server):
     client = Client(server.session, Endpoint("127.0.0.1", 1, "m"), "spark1")
     for rung, climb in KIND_RUNGS.items():
         with pytest.raises(VerificationFailed, match=rf"{rung}: .*status 0\): .*refused"):
@@ -176,7 +173,7 @@ def failed(server: Server, rung: str, text: str, **known: Any) -> VerificationFa
     return caught.value
 
 
-def test_the_short_request_of_status(server: Server) -> None:
+def test_the_short_request_of_status(server):
     def probed(kind: Any) -> Any:
         return deployment.probe_once(server.session, server.endpoint, kind, PROBE, timeout=5)
 
@@ -222,7 +219,7 @@ def foreign(one_node: PipedCluster) -> Iterator[Server]:
 
 
 @given(ODD, st.sampled_from(sorted(KIND_RUNGS)))
-def test_any_reply_gets_a_verdict(foreign: Server, document: Any, rung: str) -> None:
+def test_any_reply_gets_a_verdict(foreign, document, rung):
     foreign.raw = (200, json.dumps(document))
     try:
         foreign.climb(rung)

@@ -1,7 +1,5 @@
 """The time limit of a start by what its containers say and do, and the short load after it."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -174,7 +172,7 @@ def load(piped_cluster: Make, server: ChatServer, monkeypatch: pytest.MonkeyPatc
     return Loaded(piped_cluster("spark1"), server)
 
 
-def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded) -> None:
+def test_requests_run_at_once_and_the_largest_reading_is_kept(load):
     result = load()
     assert not load.together.broken, "all of them were there at the same time"
     assert load.cluster.stages == [ready.STAGE]
@@ -185,7 +183,7 @@ def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded) -> N
     assert load.cluster.notes == [load.answers]
 
 
-def test_a_server_that_refuses_is_said_and_serves(load: Loaded) -> None:
+def test_a_server_that_refuses_is_said_and_serves(load):
     load.fails = True
     load()
     assert len(load.server.asked) == ready.AT_ONCE, "no one asks again"
@@ -194,7 +192,7 @@ def test_a_server_that_refuses_is_said_and_serves(load: Loaded) -> None:
     assert said.startswith("4 of 4 requests of a short load were not answered: no more room")
 
 
-def test_a_server_that_ends_under_load_is_no_success(load: Loaded) -> None:
+def test_a_server_that_ends_under_load_is_no_success(load):
     load.fails, load.server.health = True, 503
     line = "2026-11-20T10:00:00Z RuntimeError: CUDA error: an illegal memory access\n"
     load.cluster.head.log(SERVER, line)

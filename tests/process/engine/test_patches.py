@@ -1,7 +1,5 @@
 """Patches: where they lie, how they are mounted, and that a missing one is found in time."""
 
-from __future__ import annotations
-
 import pytest
 from fake_programs import Said
 from piped_cluster import Make, PipedCluster

@@ -1,7 +1,5 @@
 """Ray's nodes and the server over them: started at once, waited for, and ended together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +66,7 @@ def starts(piped_cluster: Make, dashboard: RayServer, no_pauses: None) -> Starts
     return Starts(piped_cluster(), dashboard)
 
 
-def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> None:
+def test_the_server_is_started_before_rays_nodes_have_joined(starts):
     """vLLM imports its modules meanwhile."""
     before: list[dict[str, list[str]]] = []
     starts.ray.when_asked = lambda: before.append(starts.cluster.containers)
@@ -77,7 +75,7 @@ def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> 
     assert starts.cluster.head.containers[SERVER] == "running"
 
 
-def test_a_new_ray_has_no_token_that_was_read_before_the_last_one_ended(starts: Starts) -> None:
+def test_a_new_ray_has_no_token_that_was_read_before_the_last_one_ended(starts):
     """Another recipe's containers had that token, and can have told it to anyone."""
     play = starts.cluster.play
     own_programs(starts.cluster.project, "ray", words='"ray", made.ray_token')
@@ -88,9 +86,7 @@ def test_a_new_ray_has_no_token_that_was_read_before_the_last_one_ended(starts: 
 
 
 @pytest.mark.parametrize("ran", [False, True])
-def test_a_node_that_does_not_join_is_named_and_only_a_new_server_is_stopped(
-    starts: Starts, ran: bool
-) -> None:
+def test_a_node_that_does_not_join_is_named_and_only_a_new_server_is_stopped(starts, ran):
     """A dashboard that hangs is no reason to end what serves."""
     if ran:
         starts()
@@ -118,7 +114,7 @@ def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(starts, gone, 
     assert starts.cluster.containers == {"spark1": [RAY, SERVER], "spark2": [RAY]}
 
 
-def test_ray_is_restarted_under_jobs_only_with_the_flag(starts: Starts) -> None:
+def test_ray_is_restarted_under_jobs_only_with_the_flag(starts):
     play, server = starts.cluster.play, starts.deployment().first
     start_ray_alone(play, server, {})
     starts.ray.token = ""  # the role of this test puts none on the node
@@ -133,7 +129,7 @@ def test_ray_is_restarted_under_jobs_only_with_the_flag(starts: Starts) -> None:
     assert starts.cluster.notes[told:] == ["Ray is restarted, which ends job job-1"]
 
 
-def test_what_fails_while_nothing_is_started_is_not_taken_for_told(starts: Starts) -> None:
+def test_what_fails_while_nothing_is_started_is_not_taken_for_told(starts):
     """Nobody sees the events of that look: the error is all that there is."""
     play, server = starts.cluster.play, starts.deployment().first
     starts.cluster.nodes["spark2"].programs["docker"] = lambda *_: Said(
@@ -170,7 +166,7 @@ def restarting(node: PipedNode, *restarts: int) -> None:
     node.programs["docker"] = looking
 
 
-def test_a_worker_that_ends_again_and_again(cluster: PipedCluster) -> None:
+def test_a_worker_that_ends_again_and_again(cluster):
     worker = cluster.nodes["spark2"]
     restarting(worker, 1, 1, 2, 3)
     with pytest.raises(Failed, match="Ray on spark2 ended 3 times: RuntimeError: Version") as found:
@@ -180,7 +176,7 @@ def test_a_worker_that_ends_again_and_again(cluster: PipedCluster) -> None:
     assert STOP in worker.calls("docker"), "Docker would start it again and again"
 
 
-def test_a_worker_that_was_started_again_once_is_waited_for(cluster: PipedCluster) -> None:
+def test_a_worker_that_was_started_again_once_is_waited_for(cluster):
     worker = cluster.nodes["spark2"]
     restarting(worker, 0, 1)
     no_answer = "spark1: Ray does not answer on port .*; spark.*Version mismatch"
@@ -217,7 +213,7 @@ def test_an_answer_that_is_none_has_no_nodes(dashboard, one_node, body):
     assert RayState(one_node.play.session(one_node.play.head), dashboard.port).nodes() == []
 
 
-def test_only_nodes_that_are_alive_count(dashboard: RayServer, one_node: PipedCluster) -> None:
+def test_only_nodes_that_are_alive_count(dashboard, one_node):
     dashboard.has_nodes("192.168.177.11", "192.168.177.12", "192.168.177.13")
     _, reply = dashboard.replies["/api/v0/nodes"]
     _, dead, bare = reply["data"]["result"]["result"]
@@ -226,9 +222,7 @@ def test_only_nodes_that_are_alive_count(dashboard: RayServer, one_node: PipedCl
     assert found == [RayNode(ADDRESSES[0], True, 1.0), RayNode("192.168.177.13", False, 0.0)]
 
 
-def test_each_ray_has_a_token_of_its_own_which_is_read_on_the_node(
-    dashboard: RayServer, piped_cluster: Make
-) -> None:
+def test_each_ray_has_a_token_of_its_own_which_is_read_on_the_node(dashboard, piped_cluster):
     cluster = piped_cluster()
     cluster.head.put(TOKEN_FILE, f"{TOKEN}\n")
     head, worker = map(cluster.play.session, cluster.play.nodes)

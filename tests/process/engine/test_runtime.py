@@ -1,7 +1,5 @@
 """Questions to a node about an engine's programs, and facts in the engine's start-up log."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import threading
@@ -56,7 +54,7 @@ def state(run) -> ContainerState:
     [("active", "running"), ("activating", "restarting"), ("failed", "exited"),
      ("inactive", "exited"), ("deactivating", "deactivating")],
 )  # fmt: skip
-def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, status: str) -> None:
+def test_a_unit_in_the_words_of_containers(run, tmp_path, active, status):
     assert state(run) == ContainerState("running"), "a container, where there is no unit"
     made(tmp_path)
     (tmp_path / "active").write_text(active)
@@ -72,7 +70,7 @@ def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, sta
     assert found.ours
 
 
-def test_the_end_and_the_beginning_of_a_log(run, tmp_path: Path) -> None:
+def test_the_end_and_the_beginning_of_a_log(run, tmp_path):
     assert run(runtime.beginning("spark-vllm", 12)) == "logs spark-v"
     text = run(runtime.log("spark-vllm", 7))
     assert text == "logs --timestamps --tail 7 spark-vllm\non standard error\n"
@@ -86,7 +84,7 @@ def test_the_end_and_the_beginning_of_a_log(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", get_args(runtime.Name))
-def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) -> None:
+def test_a_server_that_ended_with_status_0_is_started_again(name):
     """vLLM's server ends so when a worker was killed; `on-failure` would leave it."""
     server = bare_server("spark1", runtime=name, venv="/srv/venv")
     for program in (SERVER, RAY):

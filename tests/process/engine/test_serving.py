@@ -1,7 +1,5 @@
 """State and problems of what serves: logs, states, readings; on real logs and on fake nodes."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import asdict, dataclass, field

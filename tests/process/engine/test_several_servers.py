@@ -1,7 +1,5 @@
 """Several servers, models or replicas: what is ended, who is started and which share each gets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -169,7 +167,7 @@ def start(cluster: PipedCluster, share: float | None = None) -> None:
     starts.start(cluster.play, now)
 
 
-def test_one_server_in_place_of_several_is_said(cluster: PipedCluster) -> None:
+def test_one_server_in_place_of_several_is_said(cluster):
     """A plain `up` after `up --replicas` is no wish to end them."""
     one, two = deployment_for(make_recipe(), *cluster.play.nodes), replicas(cluster)
     described = {"replicas": [asdict(replica) for replica in two.endpoint.replicas]}
@@ -182,7 +180,7 @@ def test_one_server_in_place_of_several_is_said(cluster: PipedCluster) -> None:
     assert starts.taken_away(one, ()) == starts.taken_away(two, now) == ""
 
 
-def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: PipedCluster) -> None:
+def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster):
     start(cluster, 0.40)
     for name in ("a", "b"):
         assert cluster.roles(name) == ["ray", "vllm", "endpoint"]
@@ -206,7 +204,7 @@ def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(cluste
     assert ended.index(f"b Container:{RAY}") < ended.index("b File:/roles/ray")
 
 
-def test_a_node_without_room_is_named(cluster: PipedCluster) -> None:
+def test_a_node_without_room_is_named(cluster):
     """Each replica is admitted by the memory of its own node."""
     cluster.nodes["b"].available_gib = 10
     found = readiness.members(cluster.play, replicas(cluster))

@@ -1,12 +1,9 @@
 """SGLang: its programs on one node and on two, and a stand-in that speaks its HTTP interface."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from piped_cluster import Make
 from serve_plans import bare_server, deployment_for, linked_nodes, recipe_of
 from web_server import Answer, Asked, WebServer
 
@@ -41,7 +38,7 @@ def deployment(*nodes: str, **more: object) -> Server:
     return bare_server(*nodes, flags=flags, model_path="/srv/models/m", **{**usual, **more})
 
 
-def test_one_node_alone() -> None:
+def test_one_node_alone():
     head, other = pair()
     process = SGLANG.server(head, deployment("spark1"), 29501)
     assert process.command == (
@@ -52,7 +49,7 @@ def test_one_node_alone() -> None:
     assert SGLANG.server(other, deployment("spark1"), 29501) is None
 
 
-def test_two_nodes_meet_by_themselves_over_the_link() -> None:
+def test_two_nodes_meet_by_themselves_over_the_link():
     made = [SGLANG.server(node, deployment("spark1", "spark2"), 29501) for node in pair()]
     for rank, process in enumerate(made):
         assert {
@@ -90,7 +87,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_up_waits_asks_and_reads_the_version(port: int, piped_cluster: Make) -> None:
+def test_up_waits_asks_and_reads_the_version(port, piped_cluster):
     cluster = piped_cluster("spark1")
     cluster.head.run_container(SERVER)
     cluster.head.held = [ProcessHeld(7, "sglang::scheduler", 1024)]
@@ -115,14 +112,14 @@ def sglang_recipe(**more: object) -> Recipe:
     return recipe_of("o/m", engine="sglang", **more)
 
 
-def test_a_rung_that_an_engine_cannot_climb() -> None:
+def test_a_rung_that_an_engine_cannot_climb():
     recipe = sglang_recipe(readiness={"rungs": ["answer", "vision"]})
     must_be_servable(recipe, 1, SGLANG.rungs)
     with pytest.raises(Refused, match="recipe r: SGLang has no rung 'vision'"):
         must_be_servable(recipe, 1, {"answer"})
 
 
-def test_its_server_has_its_own_flags_and_the_planner_vllms() -> None:
+def test_its_server_has_its_own_flags_and_the_planner_vllms():
     recipe = sglang_recipe(engine_args={"context-length": 4096})
     found = deployment_for(recipe, *pair())
     server = found.first

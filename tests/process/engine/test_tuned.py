@@ -1,7 +1,5 @@
 """What is tuned reaches the engine where it fits, and tuning is refused where it cannot be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -74,7 +72,7 @@ def test_without_one_on_each_node_nothing_is_changed_nor_asked(cluster, there):
     assert not [words for words in cluster.head.calls("docker") if words[0] == "image"]
 
 
-def test_another_image_is_another_version(cluster: PipedCluster) -> None:
+def test_another_image_is_another_version(cluster):
     other = {"image": "c" * 12}
     made = started(cluster, a=[other], b=[other])
     assert TUNED_VARIABLE not in made.env
@@ -82,7 +80,7 @@ def test_another_image_is_another_version(cluster: PipedCluster) -> None:
     assert "tuned for this model with another image" in said
 
 
-def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: PipedCluster) -> None:
+def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster):
     started(cluster, a=[{}], b=[{}])
     server = server_for(make_recipe(env={TUNED_VARIABLE: "/nothing"}), *cluster.play.nodes)
     assert tuning.tuned_on(cluster.play, server, server.nodes) == {}
@@ -90,7 +88,7 @@ def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: PipedCluster) -> No
         tuning.must_be_tunable(server)
 
 
-def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: PipedCluster) -> None:
+def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster):
     play, head = cluster.play, cluster.head
     server = server_for(make_recipe(), play.head)
     tuning.must_be_free(play, server)
@@ -115,9 +113,7 @@ def arguments(cluster: PipedCluster, config: str, **flags: Any) -> tuple[str, ..
 
 
 @each_case(__file__, "tunable.json")
-def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
-    cluster: PipedCluster, case: dict[str, Any]
-) -> None:
+def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(cluster, case):
     flags, config = case.get("flags", {}), {**SMALL, **(EXPERTS if case["experts"] else {})}
     if "quantized" in case:
         config = {**config, "quantization_config": case["quantized"]}
@@ -133,27 +129,26 @@ def test_the_tuner_gets_the_model_its_size_and_its_type_or_has_nothing_to_tune(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [("gemma4-31b-nvfp4", "no experts"), ("gpt-oss-20b", "weights are mxfp4")],
+    ("name", "reason"), [("gemma4-31b-nvfp4", "no experts"), ("gpt-oss-20b", "weights are mxfp4")]
 )
-def test_a_model_that_is_known_is_refused_before_it_is_fetched(name: str, reason: str) -> None:
+def test_a_model_that_is_known_is_refused_before_it_is_fetched(name, reason):
     server = server_for(make_recipe(name), make_node("a"))
     with pytest.raises(Refused, match=reason):
         tuning.must_be_tunable(server)
 
 
-def test_check_mode_has_no_config_of_a_model_that_is_not_there(cluster: PipedCluster) -> None:
+def test_check_mode_has_no_config_of_a_model_that_is_not_there(cluster):
     cluster.play.options.check = True
     assert arguments(cluster, "") == ()
 
 
 @pytest.mark.parametrize("config", ["", "{", "[]"])
-def test_a_model_whose_config_cannot_be_read(cluster: PipedCluster, config: str) -> None:
+def test_a_model_whose_config_cannot_be_read(cluster, config):
     with pytest.raises(Failed, match="config cannot be read"):
         arguments(cluster, config)
 
 
-def test_the_result_goes_to_the_other_node_that_serves(cluster: PipedCluster) -> None:
+def test_the_result_goes_to_the_other_node_that_serves(cluster):
     play, other = cluster.play, cluster.nodes["b"]
     server = server_for(make_recipe(), *play.nodes)
     with pytest.raises(Failed, match="left nothing"):
@@ -172,7 +167,7 @@ def test_the_result_goes_to_the_other_node_that_serves(cluster: PipedCluster) ->
     assert tuning.with_tuned_kernels(play, server, tuned).env[TUNED_VARIABLE]
 
 
-def test_other_engines_have_no_tuner() -> None:
+def test_other_engines_have_no_tuner():
     sglang = server_for(make_recipe(engine="sglang", executor="mp"), make_node("a"))
     with pytest.raises(Refused, match="this is sglang in docker"):
         tuning.must_be_tunable(sglang)

@@ -1,7 +1,5 @@
 """`verify` over real HTTP: verdicts, their order, what is not applicable, a server that is lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -14,7 +12,7 @@ from chat_server import STORY, ChatServer, Reply
 from fake_programs import Said
 from hypothesis import given
 from hypothesis import strategies as st
-from piped_cluster import Make, PipedCluster
+from piped_cluster import PipedCluster
 from serve_plans import recipe_of, server_for
 from waiting import until
 
@@ -68,8 +66,8 @@ def without_parser(request: dict[str, Any]) -> tuple[int, str] | None:
 
 
 def test_what_the_server_cannot_do_is_not_applicable_unless_the_recipe_promises_it(
-    server: ChatServer, verified: Verified
-) -> None:
+    server, verified
+):
     server.refuse = without_parser
     found = verified()
     assert (found.failed, found.count("not applicable")) == ((), 8)
@@ -77,19 +75,6 @@ def test_what_the_server_cannot_do_is_not_applicable_unless_the_recipe_promises_
     found = verified("answer", "tool_call")
     assert [verdict.id for verdict in found.failed] == ["tool-one", "tool-one-streamed"]
     assert found.count("not applicable") == 6
-
-
-def test_a_toy_is_asked_only_what_its_recipe_promises(server, one_node):
-    made = recipe("answer", "logprobs")
-    toy = made.model_copy(update={"readiness": made.readiness.model_copy(update={"toy": True})})
-    running = RunningServer(server.endpoint, "r", 1, "chat", FLAGS)
-
-    def asked(*only: str) -> list[str]:
-        found = verify.verify(one_node.play, running, toy, CheckSelection(only), patience_s=10)
-        return [verdict.id for verdict in found.verdicts if verdict.status == "ok"]
-
-    assert asked() == ["answer", "logprobs"]
-    assert asked("coherence") == ["coherence"]
 
 
 def test_a_server_that_is_lost_is_not_waited_for_again(server, verified):
@@ -100,7 +85,7 @@ def test_a_server_that_is_lost_is_not_waited_for_again(server, verified):
     assert "the server is gone" in found.verdicts[-1].found
 
 
-def test_a_selection_by_check_and_by_rung(server: ChatServer, verified: Verified) -> None:
+def test_a_selection_by_check_and_by_rung(server, verified):
     found = verified(only=("tool_call", "vision-scene"), skip=("tool-one",))
     assert [verdict.id for verdict in found.verdicts] == ["tool-one-streamed", "vision-scene"]
     with pytest.raises(UsageError, match="no check of a model of kind chat is selected"):
@@ -121,7 +106,7 @@ RUNNING = cases(__file__, "running.toml")
 
 
 @pytest.mark.parametrize("case", RUNNING["case"].values(), ids=RUNNING["case"])
-def test_which_server_is_asked(piped_cluster: Make, case: dict[str, Any]) -> None:
+def test_which_server_is_asked(piped_cluster, case):
     cluster = piped_cluster("spark1", "spark2")
     for node, program, status, which in case.get("runs", ()):
         labels = RUNNING["labels"][which]
@@ -176,28 +161,28 @@ def climb(server: ChatServer, one_node: PipedCluster) -> Climb:
     return climb
 
 
-def test_rungs_in_their_order(server: ChatServer, climb: Climb) -> None:
+def test_rungs_in_their_order(server, climb):
     assert climb("vision", "answer", "tool_call") == "Paris."
     kinds = [isinstance(request["messages"][0]["content"], list) for request, _ in server.asked]
     assert kinds == [True, True, False, False, False]
     assert ["tools" in request for request, _ in server.asked[-2:]] == [True, True]
 
 
-def test_a_rung_fails_at_its_first_check(server: ChatServer, climb: Climb) -> None:
+def test_a_rung_fails_at_its_first_check(server, climb):
     server.change = lambda _request, _reply: Reply("no")
     with pytest.raises(VerificationFailed, match="the tool was not called"):
         climb("tool_call", "answer")
     assert len(server.asked) == 1
 
 
-def test_a_rung_that_is_promised_must_hold(server: ChatServer, climb: Climb) -> None:
+def test_a_rung_that_is_promised_must_hold(server, climb):
     server.refuse = lambda _request: (400, "gemma is not a multimodal model")
     with pytest.raises(VerificationFailed, match="is not a multimodal model"):
         climb("vision")
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5))
-def test_odd_documents_have_a_reading(document: Any) -> None:
+def test_odd_documents_have_a_reading(document):
     body = json.dumps(document)
     replies.error(body)
     parse_state(body)

@@ -1,7 +1,5 @@
 """What holds the GPU's memory, and Ollama's part of it, which is unloaded through its own API."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether the next launch finds its compiled code, by what earlier launches logged."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,7 +47,7 @@ def changed(record: LaunchRecord, given: dict[str, Any]) -> LaunchRecord:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "warmth.toml")["case"])
-def test_what_the_next_launch_finds(case: dict[str, Any]) -> None:
+def test_what_the_next_launch_finds(case):
     now = changed(NOW, case.get("now", {}))
     earlier = [changed(EARLIER, one) for one in case.get("earlier", [{}])]
     compiled = {folder: set(named(keys)) for folder, keys in case["compiled"].items()}
@@ -58,7 +56,7 @@ def test_what_the_next_launch_finds(case: dict[str, Any]) -> None:
     assert found.reasons == named(case["reasons"]) if "reasons" in case else found.reasons != ()
 
 
-def test_some_recipes_need_no_node_to_be_asked() -> None:
+def test_some_recipes_need_no_node_to_be_asked():
     eager = launches.without_nodes(make_recipe(engine_args={"enforce-eager": True}))
     assert eager.state == "not compiled"
     assert launches.without_nodes(make_recipe(engine_args={"enforce-eager": False})) is None
@@ -70,19 +68,19 @@ def test_some_recipes_need_no_node_to_be_asked() -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "logs.toml")["compiled"])
-def test_a_log_says_whether_it_compiled(case: dict[str, Any]) -> None:
+def test_a_log_says_whether_it_compiled(case):
     text = (DATA / case["file"]).read_text() if "file" in case else case["log"]
     found = launches.logged(re.findall(launches.LOGGED, text))
     keys = tuple(case.get("keys", ()))
     assert found == {"keys": keys, "outcome": case["outcome"], "compile_s": case["seconds"]}
 
 
-def test_a_node_that_lies_about_its_log_is_not_believed() -> None:
+def test_a_node_that_lies_about_its_log_is_not_believed():
     lies = ["", " ", "torch.compile took", "torch_compile_cache/../../etc/rank_0", "Directly\n"]
     assert launches.logged(lies) == {"keys": (), "outcome": "", "compile_s": 0.0}
 
 
-def test_the_worst_node_is_the_state_of_the_launch() -> None:
+def test_the_worst_node_is_the_state_of_the_launch():
     warm = launches.NodeWarmth("warm")
     cold = launches.NodeWarmth("cold", ("its compiled code is gone",))
     found = launches.warmth_of("gemma", {"spark1": warm, "spark2": cold})
@@ -115,7 +113,7 @@ def is_tuned(node: PipedNode, file: str, tp: int) -> None:
     engine_caches.keep_tuned(Folder(caches), Path(name), made.parent)
 
 
-def test_a_recipe_is_judged_by_what_its_nodes_say(piped_cluster: Make) -> None:
+def test_a_recipe_is_judged_by_what_its_nodes_say(piped_cluster):
     cluster, recipe = piped_cluster("spark1", "spark2", "spark3", "spark4"), make_recipe()
     image = "sha256:" + "3" * 64
     made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
@@ -147,7 +145,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_say(piped_cluster: Make) -> None:
     assert judged(one).state == "unknown"
 
 
-def test_a_node_that_is_lost_is_unknown(piped_cluster: Make) -> None:
+def test_a_node_that_is_lost_is_unknown(piped_cluster):
     cluster = piped_cluster("spark1")
     cluster.head.programs["docker"] = lambda *_: cluster.head.lose() or ""
     found = launches.next_launch(cluster.play, make_recipe(), cluster.play.nodes, 2)
@@ -155,7 +153,7 @@ def test_a_node_that_is_lost_is_unknown(piped_cluster: Make) -> None:
     assert "the connection was lost" in found.reasons[0]
 
 
-def test_an_image_is_asked_for_only_where_it_tells_something(piped_cluster: Make) -> None:
+def test_an_image_is_asked_for_only_where_it_tells_something(piped_cluster):
     cluster = piped_cluster("spark1")
     for args, asked in (({"enforce-eager": True}, 0), ({}, 1)):
         recipe = make_recipe(engine_args=args)
@@ -163,7 +161,7 @@ def test_an_image_is_asked_for_only_where_it_tells_something(piped_cluster: Make
         assert len(cluster.head.calls("docker")) == asked
 
 
-def test_whatever_the_engine_is_given_makes_another_launch() -> None:
+def test_whatever_the_engine_is_given_makes_another_launch():
     recipe = make_recipe()
     other = {"env": {**recipe.env, "VLLM_X": "2"},
              "engine_args": {**recipe.engine_args, "seed": 7},
@@ -174,7 +172,7 @@ def test_whatever_the_engine_is_given_makes_another_launch() -> None:
     assert launches.wanted(make_recipe(), 2) == launches.wanted(recipe, 2)
 
 
-def test_what_only_up_knows_makes_no_other_launch() -> None:
+def test_what_only_up_knows_makes_no_other_launch():
     """The folders of a model and a drafter in the hub's cache have a revision in them."""
     drafter = Drafter(method="eagle3", name="some/drafter", tokens=3)
     recipe = make_recipe(drafter=drafter)
@@ -199,7 +197,7 @@ def cluster(piped_cluster: Make) -> PipedCluster:
     return made
 
 
-def test_a_launch_is_recorded_once_on_each_node(cluster: PipedCluster) -> None:
+def test_a_launch_is_recorded_once_on_each_node(cluster):
     play, recipe = cluster.play, make_recipe()
     server = server_for(recipe, *play.nodes)
     found = [Member(play, server, ContainerState("running"))]
@@ -217,7 +215,7 @@ def test_a_launch_is_recorded_once_on_each_node(cluster: PipedCluster) -> None:
     assert engine_caches.launches(cluster.head.root) == [kept]
 
 
-def test_a_record_that_cannot_be_written_fails_no_launch(cluster: PipedCluster) -> None:
+def test_a_record_that_cannot_be_written_fails_no_launch(cluster):
     play, head = cluster.play, cluster.head
     server = server_for(make_recipe(), *play.nodes)
     one = Member(play, server, ContainerState("running"))
@@ -232,7 +230,7 @@ def test_a_record_that_cannot_be_written_fails_no_launch(cluster: PipedCluster) 
     assert ["s a directory" in cluster.notes[0], " was lost" in cluster.notes[1]] == [True, True]
 
 
-def test_up_tells_before_a_start_and_not_of_a_server_that_runs(piped_cluster: Make) -> None:
+def test_up_tells_before_a_start_and_not_of_a_server_that_runs(piped_cluster):
     cluster = piped_cluster("spark1")
     plan = server_for(make_recipe(), *cluster.play.nodes)
     known = {"image": "sha256:" + "7" * 64, "keys": (KEY,), "outcome": "loaded", "last": 1.0}
@@ -246,7 +244,7 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs(piped_cluster: Ma
     assert cluster.notes[0] == "compile cache: warm (its last launch loaded it in 2.18 s)"
 
 
-def test_up_says_why_the_server_had_been_stopped(piped_cluster: Make) -> None:
+def test_up_says_why_the_server_had_been_stopped(piped_cluster):
     """P16: with the first error of its log, which the new container takes away."""
     cluster = piped_cluster("spark1", options=Options(check=True))
     cluster.head.run_container(SERVER, status="exited", exit_code=1)

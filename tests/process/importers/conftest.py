@@ -1,7 +1,5 @@
 """A project with a registry, and the repository that it names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

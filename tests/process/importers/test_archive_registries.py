@@ -1,7 +1,5 @@
 """Registries that are archives: fetched by HTTP, and used only when the checksum is right."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 import threading
@@ -48,21 +46,21 @@ def taken(project: Path, url: str, data: bytes) -> Update:
     return look(registry, project)
 
 
-def test_an_archive_is_taken_as_its_checksum_says(serve, project) -> None:
+def test_an_archive_is_taken_as_its_checksum_says(serve, project):
     data = packed({"./top/recipes/one.yaml": ours("one"), "top/README.md": "x"})
     found = taken(project, serve(data), data)
     assert (found.in_use, found.changes.added) == (True, ("one",))
     assert load_recipe("@theirs/one", Project(project)).model.name == "org/one"
 
 
-def test_another_content_than_stated_is_refused(serve, project) -> None:
+def test_another_content_than_stated_is_refused(serve, project):
     url = serve(packed({"one.yaml": ours("changed")}))
     with pytest.raises(Failed, match="has the sha256"):
         taken(project, url, b"what was stated")
     assert not list(registries.cache_folder().rglob("*.yaml"))
 
 
-def test_members_that_lead_elsewhere_are_not_taken(serve, project, tmp_path) -> None:
+def test_members_that_lead_elsewhere_are_not_taken(serve, project, tmp_path):
     elsewhere = ("../out", "a/../../out", f"{tmp_path}/absolute", "red\x1b[31m")
     members = {f"{name}.yaml": ours("out") for name in elsewhere}
     links = {"link.yaml": "/etc/passwd", "a.yaml": "good.yaml"}
@@ -84,14 +82,14 @@ def test_members_that_lead_elsewhere_are_not_taken(serve, project, tmp_path) -> 
     ],
     ids=["a bomb", "too large", "cut", "cut later"],
 )
-def test_what_cannot_be_unpacked(serve, project, monkeypatch, limit, data, message) -> None:
+def test_what_cannot_be_unpacked(serve, project, monkeypatch, limit, data, message):
     monkeypatch.setattr(fetching, limit, 1 << 20)
     with pytest.raises(Failed, match=message):
         taken(project, serve(data), data)
 
 
 @pytest.mark.parametrize("begins", [b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_headers_that_never_end(project, serve, monkeypatch, begins) -> None:
+def test_headers_that_never_end(project, serve, monkeypatch, begins):
     """Nor a body: each byte comes in time, and the limit is for all of it."""
     over = threading.Event()
 
@@ -119,7 +117,7 @@ def test_headers_that_never_end(project, serve, monkeypatch, begins) -> None:
     assert "not fetched within 0.5 s" in str(error)
 
 
-def test_a_server_that_is_silent_is_given_up(serve, project, monkeypatch) -> None:
+def test_a_server_that_is_silent_is_given_up(serve, project, monkeypatch):
     monkeypatch.setattr(fetching, "STALL_S", 0.5)
     gone = threading.Event()
     with pytest.raises(Failed, match="cannot be fetched"):
@@ -128,7 +126,7 @@ def test_a_server_that_is_silent_is_given_up(serve, project, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp"])
-def test_it_is_redirected_to_http_only(serve, project, tmp_path, scheme) -> None:
+def test_it_is_redirected_to_http_only(serve, project, tmp_path, scheme):
     """urllib itself refuses files of this machine; FTP it would follow."""
     with socket.create_server(("127.0.0.1", 0)) as ftp:
         host = f"127.0.0.1:{ftp.getsockname()[1]}" if scheme == "ftp" else ""
@@ -140,13 +138,13 @@ def test_it_is_redirected_to_http_only(serve, project, tmp_path, scheme) -> None
             ftp.accept()
 
 
-def test_an_error_of_the_server_is_said(serve, project) -> None:
+def test_an_error_of_the_server_is_said(serve, project):
     with pytest.raises(Failed, match="404"):
         taken(project, serve(lambda _: (404, {}, "")), b"x")
 
 
 @each_row(__file__, "archive_registries.toml", "entries_that_are_refused")
-def test_entries_that_are_refused(project, url, more, message) -> None:
+def test_entries_that_are_refused(project, url, more, message):
     name_registry(project, url, **{key: f"'{value}'" for key, value in more.items()})
     with pytest.raises(InvalidFile, match=message):
         registries.registries(project)

@@ -1,7 +1,5 @@
 """Registries that are git repositories: what is taken of them, and of hostile ones what is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 from cases import each_row
 from factories import put
-from registry_samples import Repository, name_registry, ours, repository, sparkrun
+from registry_samples import name_registry, ours, repository, sparkrun
 
 from spark_cluster.config import registries
 from spark_cluster.config.project import Project
@@ -34,7 +32,7 @@ def listed(project: Path) -> dict[str, registries.Listed]:
     return {one.name: one for one in registries.current(registry, project).recipes}
 
 
-def test_a_recipe_is_used_by_reference_without_the_repository(theirs, project) -> None:
+def test_a_recipe_is_used_by_reference_without_the_repository(theirs, project):
     commit = theirs.commit(recipes__one=ours("one"))
     assert taken(project).changes.added == ("one",)
     theirs.folder.rename(theirs.folder.with_name("gone"))
@@ -43,7 +41,7 @@ def test_a_recipe_is_used_by_reference_without_the_repository(theirs, project) -
     assert registries.pins(project) == {f"{theirs.url} main": commit}
 
 
-def test_recipes_of_another_tool_are_converted_when_they_are_taken(theirs, project) -> None:
+def test_recipes_of_another_tool_are_converted_when_they_are_taken(theirs, project):
     theirs.commit(a__good=sparkrun(), a__odd=sparkrun("x", -1) + "runtime: llama-cpp\n")
     theirs.commit(a__bad="recipe_version: '2'\nmodel: 3\ncommand: ls\n")
     name_registry(project, theirs.url, "sparkrun")
@@ -56,7 +54,7 @@ def test_recipes_of_another_tool_are_converted_when_they_are_taken(theirs, proje
         load_recipe("@theirs/bad", Project(project))
 
 
-def test_what_moved_is_named_and_taken_only_when_agreed(theirs: Repository, project: Path) -> None:
+def test_what_moved_is_named_and_taken_only_when_agreed(theirs, project):
     theirs.commit(same=ours("same"), old=ours("old"), edited=ours("edited"))
     first = taken(project).found.revision
     second = theirs.commit(old=None, edited=ours("edited", "anew"), new=ours("new"))
@@ -89,7 +87,7 @@ def test_what_is_pinned_is_fetched_again_where_the_cache_lacks_it(
     assert registries.pins(project) == {f"{theirs.url} main": first}
 
 
-def test_a_commit_in_the_file_never_moves(theirs: Repository, project: Path) -> None:
+def test_a_commit_in_the_file_never_moves(theirs, project):
     commit = theirs.commit(one=ours("one"))
     theirs.commit(one=ours("one", "newer"), two=ours("two"))
     name_registry(project, theirs.url, commit=commit)
@@ -100,14 +98,14 @@ def test_a_commit_in_the_file_never_moves(theirs: Repository, project: Path) -> 
 
 
 @pytest.mark.parametrize("more", [{"commit": "0" * 40}, {"branch": "nosuch"}])
-def test_a_commit_or_branch_that_does_not_exist(theirs, project, more) -> None:
+def test_a_commit_or_branch_that_does_not_exist(theirs, project, more):
     theirs.commit(one=ours("one"))
     name_registry(project, theirs.url, **{k: f"'{v}'" for k, v in more.items()})
     with pytest.raises(UsageError, match="no such commit or branch"):
         taken(project)
 
 
-def test_links_large_files_and_odd_names_are_not_taken(theirs, project, tmp_path) -> None:
+def test_links_large_files_and_odd_names_are_not_taken(theirs, project, tmp_path):
     secret = put(tmp_path / "secret.yaml", ours("secret"))
     theirs.commit_files(
         {
@@ -132,7 +130,7 @@ def test_links_large_files_and_odd_names_are_not_taken(theirs, project, tmp_path
     assert cached == []
 
 
-def test_a_submodule_is_not_followed(theirs: Repository, project: Path, tmp_path: Path) -> None:
+def test_a_submodule_is_not_followed(theirs, project, tmp_path):
     inner = repository(tmp_path / "inner")
     inner.commit(inside=ours("inside"))
     theirs.commit(one=ours("one"))
@@ -145,7 +143,7 @@ def test_a_submodule_is_not_followed(theirs: Repository, project: Path, tmp_path
     assert "x.yaml" in "".join(found.found.skipped)
 
 
-def test_nothing_of_the_repository_is_run(theirs, project, tmp_path, monkeypatch) -> None:
+def test_nothing_of_the_repository_is_run(theirs, project, tmp_path, monkeypatch):
     mark = tmp_path / "ran"
     hooks = tmp_path / "hooks"
     for hook in ("post-checkout", "reference-transaction", "post-merge"):
@@ -168,7 +166,7 @@ def test_nothing_of_the_repository_is_run(theirs, project, tmp_path, monkeypatch
     assert not mark.exists()
 
 
-def test_files_of_the_same_name_get_the_names_of_their_folders(theirs, project) -> None:
+def test_files_of_the_same_name_get_the_names_of_their_folders(theirs, project):
     theirs.commit_files(
         {
             "a/same.yaml": ours("same"),
@@ -185,7 +183,7 @@ def test_files_of_the_same_name_get_the_names_of_their_folders(theirs, project) 
     assert load_recipe("@theirs/a-same", Project(project)).name == "a-same"
 
 
-def test_too_many_files_are_an_error(theirs, project, monkeypatch) -> None:
+def test_too_many_files_are_an_error(theirs, project, monkeypatch):
     monkeypatch.setattr(snapshot, "MOST_FILES", 2)
     theirs.commit(one=ours("one"), two=ours("two"), three=ours("three"))
     with pytest.raises(Failed, match="more than 2 recipes"):
@@ -196,7 +194,7 @@ def test_too_many_files_are_an_error(theirs, project, monkeypatch) -> None:
     assert list(listed(project)) == ["four"]
 
 
-def test_a_repository_that_is_too_large_is_given_up(theirs, project, monkeypatch) -> None:
+def test_a_repository_that_is_too_large_is_given_up(theirs, project, monkeypatch):
     theirs.commit_files({"one": ours("one"), "data.bin": os.urandom(1 << 20)})
     monkeypatch.setattr(fetching, "LARGEST_PACK", 64 << 10)
     with pytest.raises(Failed, match="larger than"):
@@ -212,7 +210,7 @@ def test_a_tree_that_lists_its_own_content_over_and_over_is_given_up(theirs, pro
     assert registries.pins(project) == {}
 
 
-def test_a_server_that_hangs_is_given_up(project, tmp_path, monkeypatch) -> None:
+def test_a_server_that_hangs_is_given_up(project, tmp_path, monkeypatch):
     hanging = put(tmp_path / "ssh", "#!/bin/sh\nsleep 600\n", 0o755)
     monkeypatch.setenv("GIT_SSH_COMMAND", str(hanging))
     monkeypatch.setenv("GIT_SSH_VARIANT", "simple")
@@ -224,7 +222,7 @@ def test_a_server_that_hangs_is_given_up(project, tmp_path, monkeypatch) -> None
     assert time.monotonic() - began < 120
 
 
-def test_no_configuration_leads_git_to_another_protocol(project, tmp_path, monkeypatch) -> None:
+def test_no_configuration_leads_git_to_another_protocol(project, tmp_path, monkeypatch):
     """Over plain HTTP anyone on the way could give another repository."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     lines = (
@@ -239,14 +237,14 @@ def test_no_configuration_leads_git_to_another_protocol(project, tmp_path, monke
         taken(project)
 
 
-def test_without_git_it_says_so(theirs, project, monkeypatch) -> None:
+def test_without_git_it_says_so(theirs, project, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="git is not installed"):
         taken(project)
 
 
 @each_row(__file__, "git_registries.toml", "addresses_that_are_refused")
-def test_addresses_that_are_refused(project: Path, url: str) -> None:
+def test_addresses_that_are_refused(project, url):
     name_registry(project, url)
     with pytest.raises(InvalidFile) as caught:
         registries.registries(project)
@@ -254,13 +252,13 @@ def test_addresses_that_are_refused(project: Path, url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_list_of_registries_that_others_can_write_is_not_used(theirs, project) -> None:
+def test_a_list_of_registries_that_others_can_write_is_not_used(theirs, project):
     (project / "registries.yaml").chmod(0o666)
     with pytest.raises(Refused, match=r"registries\.yaml is not used"):
         registries.registries(project)
 
 
-def test_a_recipe_of_a_registry_has_no_file_of_the_project(theirs, project) -> None:
+def test_a_recipe_of_a_registry_has_no_file_of_the_project(theirs, project):
     put(project / "private.py", "secret")
     patch = f"patches: [{{file: {project}/private.py, origin: laptop, target: /opt/x, why: w}}]\n"
     theirs.commit(one=ours("one") + patch)
@@ -269,7 +267,7 @@ def test_a_recipe_of_a_registry_has_no_file_of_the_project(theirs, project) -> N
         must_be_allowed(load_recipe("@theirs/one", Project(project)))
 
 
-def test_a_recipe_of_a_registry_gets_no_variable_unasked(theirs, project, monkeypatch) -> None:
+def test_a_recipe_of_a_registry_gets_no_variable_unasked(theirs, project, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
     theirs.commit(one=ours("one") + "env: {K: {env: MY_KEY}}\n")
     taken(project)
@@ -278,20 +276,20 @@ def test_a_recipe_of_a_registry_gets_no_variable_unasked(theirs, project, monkey
 
 
 @each_row(__file__, "git_registries.toml", "references_that_lead_nowhere")
-def test_references_that_lead_nowhere(theirs, project, reference, message) -> None:
+def test_references_that_lead_nowhere(theirs, project, reference, message):
     theirs.commit(one=ours("one"))
     taken(project)
     with pytest.raises(UsageError, match=message):
         load_recipe(reference, Project(project))
 
 
-def test_a_registry_that_was_never_fetched_says_how(theirs: Repository, project: Path) -> None:
+def test_a_registry_that_was_never_fetched_says_how(theirs, project):
     with pytest.raises(UsageError) as caught:
         load_recipe("@theirs/one", Project(project))
     assert caught.value.hint == "spark-cluster recipes update theirs"
 
 
-def test_a_damaged_cache_is_said_and_repaired_by_an_update(theirs, project) -> None:
+def test_a_damaged_cache_is_said_and_repaired_by_an_update(theirs, project):
     theirs.commit(one=ours("one"))
     found = taken(project)
     (registry,) = registries.registries(project)
@@ -307,7 +305,7 @@ def test_a_damaged_cache_is_said_and_repaired_by_an_update(theirs, project) -> N
     assert load_recipe("@theirs/one", Project(project)).name == "one"
 
 
-def test_an_older_conversion_is_made_anew(theirs, project, monkeypatch) -> None:
+def test_an_older_conversion_is_made_anew(theirs, project, monkeypatch):
     theirs.commit(one=sparkrun())
     name_registry(project, theirs.url, "sparkrun")
     monkeypatch.setattr("spark_cluster.importers.snapshot.__version__", "0.0.1")
@@ -320,7 +318,7 @@ def test_an_older_conversion_is_made_anew(theirs, project, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("revision", ["../../elsewhere", "main", "", "A" * 40, "a" * 39, "\x1b[2J"])
-def test_a_revision_in_the_lock_file_that_is_none(theirs, project, revision) -> None:
+def test_a_revision_in_the_lock_file_that_is_none(theirs, project, revision):
     theirs.commit(recipes__one=ours("one"))
     taken(project)
     pinned = {"taken": {f"{theirs.url} main": revision}}

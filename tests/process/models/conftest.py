@@ -1,7 +1,5 @@
 """A hub on this machine, with the checkpoints that published models have, without weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

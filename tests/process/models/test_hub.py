@@ -1,11 +1,8 @@
 """Models read from a hub with the real client library."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import checkpoints
 import pytest
@@ -16,12 +13,12 @@ from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models import checkpoint, hub, lookup
 from spark_cluster.models.hub import HubError, HubLibrary
 from spark_cluster.models.lookup import Hub, ModelStore, cached, find, online
-from spark_cluster_lab.hub import Conduct, LabHub
+from spark_cluster_lab.hub import Conduct
 
 Clients = Callable[[], Hub]
 
 
-def test_the_shape_and_the_tensors_of_a_model(lab_hub: LabHub, client: Clients) -> None:
+def test_the_shape_and_the_tensors_of_a_model(lab_hub, client):
     shape = find("org/small", hub=client())
     assert (shape.layers, shape.hidden, shape.vocab) == (2, 512, 1024)
     assert shape.stored.quantization == "fp8"
@@ -32,7 +29,7 @@ def test_the_shape_and_the_tensors_of_a_model(lab_hub: LabHub, client: Clients) 
     assert shape.stored.part("output").bytes == 2 * 1024 * 512
 
 
-def test_only_headers_are_read(lab_hub: LabHub, client: Clients) -> None:
+def test_only_headers_are_read(lab_hub, client):
     client().checkpoint("org/small")
     asked = [path for _, path in lab_hub.requests if "/resolve/" in path]
     files = [path for path in asked if path.endswith(".safetensors")]
@@ -75,8 +72,8 @@ def test_without_the_hub_what_is_kept_is_used(lab_hub, client, tmp_path, monkeyp
 
 @pytest.mark.parametrize("value", ["1", "true", "ON", None])
 def test_by_default_and_where_the_hubs_own_switch_says_so_nothing_is_asked(
-    value: str | None, lab_hub: LabHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    value, lab_hub, monkeypatch
+):
     if value:
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
     with pytest.raises(UsageError, match="not known here"):
@@ -88,7 +85,7 @@ def test_by_default_and_where_the_hubs_own_switch_says_so_nothing_is_asked(
 
 
 @each_case(__file__, "refusals.json")
-def test_a_refusal_says_what_to_do(case: dict[str, Any], lab_hub: LabHub, client: Clients) -> None:
+def test_a_refusal_says_what_to_do(case, lab_hub, client):
     garbage = case["conduct"].pop("garbage", None)
     conduct = Conduct(**case["conduct"], garbage=garbage.encode() if garbage else None)
     lab_hub.conduct["org/small"] = conduct
@@ -99,13 +96,13 @@ def test_a_refusal_says_what_to_do(case: dict[str, Any], lab_hub: LabHub, client
     assert caught.value.hint
 
 
-def test_a_deep_answer_is_no_traceback(lab_hub: LabHub, client: Clients) -> None:
+def test_a_deep_answer_is_no_traceback(lab_hub, client):
     lab_hub.conduct["org/small"] = Conduct(garbage=b"[" * 100_000)
     with pytest.raises(HubError, match="not JSON"):
         client().checkpoint("org/small")
 
 
-def test_a_name_and_a_revision_that_are_not_there(client: Clients) -> None:
+def test_a_name_and_a_revision_that_are_not_there(client):
     with pytest.raises(HubError, match="did you mean 'org/small'"):
         find("org/smal", hub=client())
     with pytest.raises(HubError, match="no revision 'v9'"):
@@ -187,7 +184,7 @@ def test_what_is_kept_and_broken_is_read_again(lab_hub, client, tmp_path):
     assert client().checkpoint("org/small") == first
 
 
-def test_a_folder_that_cannot_be_written(lab_hub: LabHub, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(lab_hub, tmp_path):
     (tmp_path / "file").write_text("")
     hub = Hub(HubLibrary(lab_hub.url), ModelStore(tmp_path / "file" / "kept"))
     assert hub.checkpoint("org/small") is not None
@@ -201,18 +198,18 @@ def test_the_table_stands_in_for_a_hub_that_does_not_answer(hub_allowed, tmp_pat
     assert hub.problem("Qwen/Qwen3-32B") == ""
 
 
-def test_of_a_base_only_the_shape_is_taken(lab_hub: LabHub, client: Clients) -> None:
+def test_of_a_base_only_the_shape_is_taken(lab_hub, client):
     assert find("/models/mine", hub=client(), base="org/small").stored is None
 
 
-def test_a_folder_goes_before_the_hub(lab_hub: LabHub, client: Clients, tmp_path: Path) -> None:
+def test_a_folder_goes_before_the_hub(lab_hub, client, tmp_path):
     project = tmp_path / "project"
     checkpoints.write(project / "org/small", {**SMALL, "hidden_size": 1024}, [])
     assert find("org/small", project, hub=client()).hidden == 1024
     assert lab_hub.requests == []
 
 
-def test_a_download_of_the_library_is_read_too(lab_hub: LabHub, tmp_path: Path) -> None:
+def test_a_download_of_the_library_is_read_too(lab_hub, tmp_path):
     from huggingface_hub import snapshot_download
 
     place = tmp_path / "downloads"
@@ -221,7 +218,7 @@ def test_a_download_of_the_library_is_read_too(lab_hub: LabHub, tmp_path: Path) 
     assert find("org/small", cache_dir=place).stored is not None
 
 
-def test_a_repository_with_gguf_only_is_refused(lab_hub: LabHub, client: Clients) -> None:
+def test_a_repository_with_gguf_only_is_refused(lab_hub, client):
     folder = lab_hub.root / "org/small"
     for weights in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
         weights.unlink()
@@ -231,7 +228,7 @@ def test_a_repository_with_gguf_only_is_refused(lab_hub: LabHub, client: Clients
     assert "safetensors" in error.value.hint
 
 
-def test_a_folder_with_gguf_only_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_gguf_only_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     (tmp_path / "small.GGUF").write_bytes(b"GGUF")
     with pytest.raises(InvalidFile, match="GGUF only"):

@@ -1,7 +1,5 @@
 """Scripts about the GPU of containers, run by a real shell against folders of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

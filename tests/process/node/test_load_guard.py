@@ -1,7 +1,5 @@
 """The guard of a node's memory while weights load: the real program, over a scratch root."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -107,14 +105,13 @@ def ended(process: subprocess.Popen[str]) -> Callable[[], bool]:
     return lambda: process.poll() is not None
 
 
-def test_a_load_is_ended_before_the_node_freezes_and_the_reason_stays(spark: Spark) -> None:
+def test_a_load_is_ended_before_the_node_freezes_and_the_reason_stays(spark):
     """P06: memory collapses within seconds, and nothing on the laptop is quick enough."""
     guard = spark.guard()
     until(lambda: bool(spark.asked))
     spark.collapses(guard)
     assert "stop -t 0 spark-vllm spark-ray" in spark.asked
     reason = spark.reason
-    assert reason is not None
     gib = [round(kib / GIB, 1) for kib in (reason.available_kib, reason.free_kib)]
     assert (gib, reason.pressure) == ([2.4, 0.9], 42.17)
     shown = str(reason)
@@ -124,7 +121,7 @@ def test_a_load_is_ended_before_the_node_freezes_and_the_reason_stays(spark: Spa
     assert guard.returncode == 0
 
 
-def test_units_of_a_virtual_environment_are_not_started_again(spark: Spark) -> None:
+def test_units_of_a_virtual_environment_are_not_started_again(spark):
     """P06: the stop comes first, so that systemd's restart does not follow the kill."""
     put(spark.root / "etc/systemd/system/spark-vllm.service", "")
     put(spark.root / "unit-state", "activating\n")
@@ -139,7 +136,7 @@ def test_units_of_a_virtual_environment_are_not_started_again(spark: Spark) -> N
     ]
 
 
-def test_caches_are_dropped_while_little_is_free_and_not_before(spark: Spark) -> None:
+def test_caches_are_dropped_while_little_is_free_and_not_before(spark):
     """P06: the page cache of the checkpoint that streams in leaves no contiguous memory."""
     spark.guard()
     until(lambda: len(spark.asked) > 2)
@@ -151,7 +148,7 @@ def test_caches_are_dropped_while_little_is_free_and_not_before(spark: Spark) ->
 
 
 @pytest.mark.parametrize("why", ["the programs have ended", "the limit has passed", "ready"])
-def test_it_ends_by_itself(spark: Spark, why: str) -> None:
+def test_it_ends_by_itself(spark, why):
     """P06: no process is left when the load ends, whatever became of the laptop."""
     more: dict[str, Any] = {}
     server = HealthServer()
@@ -171,7 +168,7 @@ def test_it_ends_by_itself(spark: Spark, why: str) -> None:
     assert spark.reason is None
 
 
-def test_a_docker_that_hangs_keeps_it_from_nothing(spark: Spark) -> None:
+def test_a_docker_that_hangs_keeps_it_from_nothing(spark):
     """P06: memory is looked at while Docker, systemd and the kernel take their time."""
     hang = f"if test -e {spark.root}/running; then exec sleep {FAR_S}; fi"
     shown = f"! test -e {spark.root}/running || cat {spark.root}/running"
@@ -188,7 +185,7 @@ def test_a_docker_that_hangs_keeps_it_from_nothing(spark: Spark) -> None:
     until(ended(guard))
 
 
-def test_a_load_that_does_not_end_is_ended_again(spark: Spark) -> None:
+def test_a_load_that_does_not_end_is_ended_again(spark):
     """P06: where memory is short a command may fail."""
     fails = f"test -e {spark.root}/failed || {{ touch {spark.root}/failed; exit 1; }}"
     script = DOCKER.format(root=spark.root).replace("stop*) ", f"stop*) {fails}; ")
@@ -198,7 +195,7 @@ def test_a_load_that_does_not_end_is_ended_again(spark: Spark) -> None:
     assert spark.asked.count("stop -t 0 spark-vllm spark-ray") == 2
 
 
-def test_an_order_to_end_does_not_interrupt_the_end_of_a_load(spark: Spark) -> None:
+def test_an_order_to_end_does_not_interrupt_the_end_of_a_load(spark):
     """P06: `up` ends the guard as soon as it reads the reason."""
     gate = spark.root / "gate"
     script = f'echo "$@" >> {spark.root}/asked; until test -e {gate}; do sleep 0.02; done'
@@ -218,17 +215,17 @@ def test_an_order_to_end_does_not_interrupt_the_end_of_a_load(spark: Spark) -> N
 
 
 @each_row(__file__, "wrong_reasons.json", "reasons")
-def test_a_reason_that_is_none(text: str | None) -> None:
+def test_a_reason_that_is_none(text):
     assert parse(text) is None
     assert parse("[" * 100_000) is None
 
 
-def test_the_floor_is_between_what_the_plan_leaves_and_where_ssh_stops() -> None:
+def test_the_floor_is_between_what_the_plan_leaves_and_where_ssh_stops():
     """P06: a load that goes as planned is never ended."""
     assert load_watch.SSH_STOPS_KIB < FLOOR_KIB < RESERVE_GIB * GIB
 
 
-def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory() -> None:
+def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory():
     command = load_watch.start(GuardSettings("spark-vllm", ("spark-vllm",), 600.0), "/usr/bin")
     assert "--unit=spark-cluster-load-guard-spark-vllm.service" in command
     assert {
@@ -239,7 +236,7 @@ def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory() -> None:
     assert command[command.index("--") + 1] == sys.executable
 
 
-def test_pressure(spark: Spark) -> None:
+def test_pressure(spark):
     assert load_watch.pressure(spark.root) == 42.17
     for text in ("", "some avg10=1.00 avg60=0\n", "full avg10=nan avg60=0\n"):
         put(spark.root / "proc/pressure/memory", text)

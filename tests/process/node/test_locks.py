@@ -1,7 +1,5 @@
 """A user of the node without rights can neither hold nor read the locks of its programs."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -101,7 +99,7 @@ def test_a_user_cannot_hold_a_lock(root, made, opened):
     assert path.parent.stat().st_mode & 0o777 == 0o700 or made is lab_lock
 
 
-def test_a_lock_that_a_user_has_put_a_link_for_is_not_followed(root: Path) -> None:
+def test_a_lock_that_a_user_has_put_a_link_for_is_not_followed(root):
     """No user can, in the folder of locks; a lock makes nothing elsewhere either way."""
     path = below(root, durable.RUN_LOCK)
     path.parent.mkdir(parents=True)
@@ -111,7 +109,7 @@ def test_a_lock_that_a_user_has_put_a_link_for_is_not_followed(root: Path) -> No
     assert not (root / "elsewhere").exists()
 
 
-def test_the_owner_of_the_run_lock_is_named_to_root_alone(root: Path) -> None:
+def test_the_owner_of_the_run_lock_is_named_to_root_alone(root):
     lock, other = NodeLock(below(root, durable.RUN_LOCK)), NodeLock(below(root, durable.RUN_LOCK))
     lock.take({"run": "r1", "command": "up --set secret"})
     looked = user.run(f"print(Path({str(lock.path)!r}).read_text())")
@@ -122,7 +120,7 @@ def test_the_owner_of_the_run_lock_is_named_to_root_alone(root: Path) -> None:
     lock.release()
 
 
-def test_who_cannot_say_that_he_holds_a_lock_does_not_hold_it(tmp_path, monkeypatch) -> None:
+def test_who_cannot_say_that_he_holds_a_lock_does_not_hold_it(tmp_path, monkeypatch):
     """/run may be full when the supervisor writes its name; it goes on after that."""
     lock = NodeLock(tmp_path / "lock")
     with monkeypatch.context() as full:
@@ -132,7 +130,7 @@ def test_who_cannot_say_that_he_holds_a_lock_does_not_hold_it(tmp_path, monkeypa
     NodeLock(tmp_path / "lock").take({"run": "s"})
 
 
-def test_a_lock_is_taken_once_and_waited_for(tmp_path: Path) -> None:
+def test_a_lock_is_taken_once_and_waited_for(tmp_path):
     first, second = (durable.open_lock(tmp_path / "locks/one") for _ in range(2))
     assert durable.take_lock(first)
     assert not durable.take_lock(second)

@@ -1,7 +1,5 @@
 """Root at work in folders of a user who exchanges folders and files for links meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -152,7 +150,7 @@ def test_a_file_that_becomes_a_link_meanwhile_is_not_read(host, work):
     assert host.path("/etc/shadow").read_text() == SECRET
 
 
-def test_a_file_that_becomes_a_pipe_meanwhile_holds_nothing_up(host: Host) -> None:
+def test_a_file_that_becomes_a_pipe_meanwhile_holds_nothing_up(host):
     os.mkfifo(host.path(FOLDER) / "f-pipe")
     with exchanging(host, "f", "f-pipe"):
         for number in range(TRIES):
@@ -162,7 +160,7 @@ def test_a_file_that_becomes_a_pipe_meanwhile_holds_nothing_up(host: Host) -> No
                 no_reading(host, number)
 
 
-def test_a_revert_follows_no_link(host: Host) -> None:
+def test_a_revert_follows_no_link(host):
     for resource in (
         Directory(f"{FOLDER}/d/sub", mode=0o700),
         File(f"{FOLDER}/d/sub/file", content="x"),
@@ -207,7 +205,7 @@ def test_the_journal_keeps_no_file_of_roots_for_a_users_authorized_keys(host, mo
 
 
 @pytest.mark.parametrize("target", ["{root}/disk/state", "../disk/state", "../disk/./x/../state"])
-def test_links_of_roots_in_folders_of_roots_are_followed(tmp_path: Path, target: str) -> None:
+def test_links_of_roots_in_folders_of_roots_are_followed(tmp_path, target):
     """`/var/lib` on another disk is common."""
     (tmp_path / "disk/state").mkdir(parents=True)
     (tmp_path / "disk/x").mkdir()
@@ -225,7 +223,7 @@ def test_links_of_roots_in_folders_of_roots_are_followed(tmp_path: Path, target:
 @pytest.mark.parametrize(
     ("owner", "mode"), [(user.NOBODY, 0o755), (0, 0o777), (0, 0o1777), (0, 0o775)]
 )
-def test_links_that_others_can_replace_are_refused(tmp_path: Path, owner: int, mode: int) -> None:
+def test_links_that_others_can_replace_are_refused(tmp_path, owner, mode):
     (tmp_path / "real").mkdir()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/link").symlink_to(tmp_path / "real")
@@ -238,20 +236,20 @@ def test_links_that_others_can_replace_are_refused(tmp_path: Path, owner: int, m
     assert list((tmp_path / "real").iterdir()) == []
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_links_in_a_circle_end(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"), safe_paths.folder(tmp_path / "a/x"):
         pass
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(FileNotFoundError) as missing:
         Host(root=tmp_path).write("/no/folder/file", b"x")
     assert missing.value.filename == f"{tmp_path}/no"
 
 
-def test_a_private_key_is_made_out_of_the_users_reach(host: Host) -> None:
+def test_a_private_key_is_made_out_of_the_users_reach(host):
     """In the user's folder, `ssh-keygen` would write it wherever the user has a link by then."""
     script = f'#!/bin/sh\necho "$*" >>{host.root}/asked\nexec /usr/bin/ssh-keygen "$@"\n'
     put(host.path("/usr/local/bin/ssh-keygen"), script, 0o755)
@@ -263,7 +261,7 @@ def test_a_private_key_is_made_out_of_the_users_reach(host: Host) -> None:
     assert host.look(f"{FOLDER}/d/id").st_uid == user.NOBODY
 
 
-def test_a_file_in_an_open_folder_is_no_link_and_no_pipe(host: Host) -> None:
+def test_a_file_in_an_open_folder_is_no_link_and_no_pipe(host):
     """The journal keeps what it reads there, so a link would give away where it leads."""
     os.mkfifo(host.path(f"{FOLDER}/pipe"))
     with safe_paths.entry(host.path(f"{FOLDER}/f")) as place:

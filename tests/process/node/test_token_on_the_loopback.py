@@ -1,7 +1,5 @@
 """Ray's token goes to a program of root's: anyone can listen at its port while Ray is down."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from pathlib import Path
@@ -32,10 +30,9 @@ def asked(port: int, token: Path) -> dict[str, object]:
 
 @user.needs_root
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_another_users_program_gets_nothing(token: Path, host: str) -> None:
+def test_another_users_program_gets_nothing(token, host):
     program = user.running("print(flush=True)" + LISTENER.format(host=host))
     with program as listener:
-        assert listener.stdout is not None
         port = int(listener.stdout.readline())
         found = asked(port, token)
         assert found["status"] == 0
@@ -43,7 +40,7 @@ def test_another_users_program_gets_nothing(token: Path, host: str) -> None:
         assert listener.stdout.readline() == "b''\n"
 
 
-def test_our_own_program_gets_it(token: Path) -> None:
+def test_our_own_program_gets_it(token):
     got = []
 
     def answer() -> None:

@@ -1,7 +1,5 @@
 """The built wheel has all that the program needs, and installs in fresh environments."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Questions of a plan to nodes, and how the answers are used."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The Ray that containers would be."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,13 +1,10 @@
 """`down`: it ends well only when the GPUs' memory is back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 from ollama_server import Ollama
 from piped_cluster import Make, PipedCluster, PipedNode
-from ray_server import RayServer
 
 from spark_cluster.config.facts import GpuProcess
 from spark_cluster.engine import vram
@@ -52,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vram, "FREE_WITHIN_S", 0.05)
 
 
-def test_it_waits_until_the_memory_is_back(cluster: PipedCluster) -> None:
+def test_it_waits_until_the_memory_is_back(cluster):
     serve(cluster.head, after=2)
     cluster.head.run_container(RAY)
     stopped = cluster.run("down")
@@ -73,7 +70,7 @@ def test_it_waits_until_the_memory_is_back(cluster: PipedCluster) -> None:
         assert order[-1].startswith("NftTable:"), "the firewall last"
 
 
-def test_running_jobs_are_ended_only_on_request(cluster: PipedCluster, ray: RayServer) -> None:
+def test_running_jobs_are_ended_only_on_request(cluster, ray):
     ray.job("job-1", "RUNNING")
     cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(ray.port)})
     for given, hint in (({"end_jobs": False}, True), ({}, False)):
@@ -86,7 +83,7 @@ def test_running_jobs_are_ended_only_on_request(cluster: PipedCluster, ray: RayS
 
 
 @pytest.mark.usefixtures("impatient")
-def test_memory_that_does_not_come_back(cluster: PipedCluster) -> None:
+def test_memory_that_does_not_come_back(cluster):
     serve(cluster.head, returns=None)
     with pytest.raises(
         VerificationFailed, match=r"VLLM::Worker \(pid 7, 92160 MiB\) on spark1"
@@ -96,7 +93,7 @@ def test_memory_that_does_not_come_back(cluster: PipedCluster) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_memory_that_is_not_available_again(cluster: PipedCluster) -> None:
+def test_memory_that_is_not_available_again(cluster):
     """No process is listed any more; on a Spark what counts is the memory of the machine."""
     serve(cluster.head, returns=50)
     cluster.run("down")
@@ -105,7 +102,7 @@ def test_memory_that_is_not_available_again(cluster: PipedCluster) -> None:
     assert note.startswith(missing)
 
 
-def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster: PipedCluster) -> None:
+def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster):
     """On an H100 `down` waited 30 s for memory of the machine that the engine had not taken."""
     cluster.head.gpu = "NVIDIA H100 80GB HBM3, 9.0, 580.95.05, 40, 10.0, 2400, 1000, 80000"
     serve(cluster.head, returns=0)
@@ -115,14 +112,14 @@ def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(cluster: PipedCl
     assert len(apps) == 2, "before and after: there is nothing to wait for"
 
 
-def test_other_programs_may_keep_theirs_in_a_swap(cluster: PipedCluster) -> None:
+def test_other_programs_may_keep_theirs_in_a_swap(cluster):
     serve(cluster.head, OLLAMA)
     (now, _) = cluster.run("down", keep_others=True).now
     assert now.processes == (OLLAMA,)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_other_programs_are_named_by_down(cluster: PipedCluster) -> None:
+def test_other_programs_are_named_by_down(cluster):
     serve(cluster.head, OLLAMA)
     with pytest.raises(VerificationFailed, match=r"ollama \(pid 9, 50 MiB\) on spark1") as caught:
         cluster.run("down")
@@ -157,7 +154,7 @@ def test_models_of_ollama_are_unloaded_on_request(piped_cluster, ollama, check):
         assert cluster.notes[-1] == "spark1: Ollama has no model loaded, or is not running"
 
 
-def test_the_servers_of_several_models_are_ended_wherever_they_are(cluster: PipedCluster) -> None:
+def test_the_servers_of_several_models_are_ended_wherever_they_are(cluster):
     """Also those that the endpoint's description does not name any more."""
     for name in (SERVER, "spark-vllm-chat", "spark-vllm-words"):
         cluster.nodes["spark2"].run_container(name, {RECIPE: "r"})

@@ -1,8 +1,6 @@
 """The playbook `provision` on nodes whose roles only leave a file: what is applied in which order,
 new host keys, what is proven of the link, firmware."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

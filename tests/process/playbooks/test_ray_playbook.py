@@ -1,7 +1,5 @@
 """Playbooks of Ray alone: `ray up`, and `bench fabric` with what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -47,13 +45,13 @@ def test_ray_is_started_as_under_a_model_without_the_model(piped_cluster, ray):
     assert started.model_path == ""
 
 
-def test_in_check_mode_there_is_nothing_to_look_at(piped_cluster: Make, ray: RayServer) -> None:
+def test_in_check_mode_there_is_nothing_to_look_at(piped_cluster, ray):
     cluster = piped_cluster(options=Options(check=True))
     assert ray_up(cluster, ray) is None
     assert ray.requests == []
 
 
-def test_a_server_is_not_ended_for_it(piped_cluster: Make, ray: RayServer) -> None:
+def test_a_server_is_not_ended_for_it(piped_cluster, ray):
     cluster = piped_cluster()
     cluster.head.run_container(SERVER, {"spark-cluster.recipe": "lab-paris"})
     with pytest.raises(Refused, match="lab-paris is up") as caught:
@@ -62,7 +60,7 @@ def test_a_server_is_not_ended_for_it(piped_cluster: Make, ray: RayServer) -> No
     assert (cluster.stages, cluster.containers) == ([], {"spark1": [SERVER], "spark2": []})
 
 
-def test_a_recipe_without_ray(piped_cluster: Make, ray: RayServer) -> None:
+def test_a_recipe_without_ray(piped_cluster, ray):
     with pytest.raises(Refused, match="joins the nodes without Ray"):
         ray_up(piped_cluster(), ray, executor="mp")
 
@@ -107,7 +105,7 @@ def measuring(piped_cluster: Make, ray: RayServer) -> Measuring:
     return Measuring(piped_cluster(), ray)
 
 
-def test_ray_is_started_and_ended(measuring: Measuring) -> None:
+def test_ray_is_started_and_ended(measuring):
     found = measuring()
     assert (found.id, [node.name for node in found.nodes]) == ("r1", ["spark1", "spark2"])
     assert list(measuring.server.jobs) == ["fabric-r1"]
@@ -119,14 +117,14 @@ def test_ray_is_started_and_ended(measuring: Measuring) -> None:
     measuring.must_have_ended()
 
 
-def test_it_is_ended_when_measuring_fails(measuring: Measuring) -> None:
+def test_it_is_ended_when_measuring_fails(measuring):
     measuring.prints("no memory", 1)
     with pytest.raises(Failed, match="the job on Ray failed"):
         measuring()
     measuring.must_have_ended()
 
 
-def test_it_is_ended_when_the_user_interrupts_it(measuring: Measuring) -> None:
+def test_it_is_ended_when_the_user_interrupts_it(measuring):
     def interrupt(event: Event) -> None:
         if isinstance(event, Progress) and event.resource == "fabric":
             measuring.cluster.on_event = lambda _event: None
@@ -140,7 +138,7 @@ def test_it_is_ended_when_the_user_interrupts_it(measuring: Measuring) -> None:
     assert measuring.server.jobs["fabric-r1"]["status"] == "STOPPED"
 
 
-def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(measuring: Measuring) -> None:
+def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(measuring):
     for node in measuring.cluster.nodes.values():
         node.run_container(RAY, {MEASURING: "r0"})
     assert measuring().id == "r1"
@@ -148,7 +146,7 @@ def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(measuring: Measuring
     measuring.must_have_ended()
 
 
-def test_an_error_of_the_end_does_not_hide_the_first(measuring: Measuring) -> None:
+def test_an_error_of_the_end_does_not_hide_the_first(measuring):
     held = "from spark_cluster.errors import Failed\n\ndef main(play):\n"
     measuring.cluster.playbook("down", f"{held}    raise Failed('the memory is still held')\n")
     with pytest.raises(Failed, match="still held"):
@@ -160,7 +158,7 @@ def test_an_error_of_the_end_does_not_hide_the_first(measuring: Measuring) -> No
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_a_ray_that_runs_is_used_and_stays(measuring: Measuring, status: int) -> None:
+def test_a_ray_that_runs_is_used_and_stays(measuring, status):
     cluster, port = measuring.cluster, str(measuring.server.port)
     for node in cluster.nodes.values():
         node.run_container(RAY, {"spark-cluster.dashboard": port})
@@ -174,14 +172,14 @@ def test_a_ray_that_runs_is_used_and_stays(measuring: Measuring, status: int) ->
     assert cluster.containers == {"spark1": [RAY], "spark2": [RAY]}
 
 
-def test_check_mode_starts_and_ends_nothing(piped_cluster: Make, ray: RayServer) -> None:
+def test_check_mode_starts_and_ends_nothing(piped_cluster, ray):
     measuring = Measuring(piped_cluster(options=Options(check=True)), ray)
     assert measuring() is None
     assert measuring.cluster.stages == ["prepare", "fetch", "start"]
     assert (measuring.armed_after, ray.requests) == ([], [])
 
 
-def test_its_ray_has_neither_model_nor_secrets(measuring: Measuring) -> None:
+def test_its_ray_has_neither_model_nor_secrets(measuring):
     """The model need not be on the nodes, and a job needs no secret of the server."""
     play = measuring.cluster.play
     recipe = make_recipe("lab-paris", ray={"dashboard_port": measuring.server.port})

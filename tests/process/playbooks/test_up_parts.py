@@ -1,7 +1,5 @@
 """`up`, in parts: who serves, where the endpoint is, what is started with what."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

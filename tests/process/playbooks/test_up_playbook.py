@@ -1,8 +1,6 @@
 """`up` as a whole, of one model on two nodes and of several on one: a fake Docker starts their
 containers, and their engines and proxy are servers of this machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -94,7 +92,7 @@ def up(piped_cluster: Make) -> Iterator[Up]:
     made.engine.close()
 
 
-def test_it_serves_and_a_second_run_changes_nothing(up: Up) -> None:
+def test_it_serves_and_a_second_run_changes_nothing(up):
     found = up()
     assert "paris" in found.answer.lower()
     assert up.cluster.stages == ["prepare", "fetch", "start", "load", "verify"]
@@ -108,7 +106,7 @@ def test_it_serves_and_a_second_run_changes_nothing(up: Up) -> None:
     assert up.starts() == [1, 1]
 
 
-def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_once(up: Up) -> None:
+def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_once(up):
     """Its API says that it is healthy for a moment after a worker was killed (executor mp)."""
     up()
     up.engine.raw = (500, ERROR)
@@ -120,14 +118,14 @@ def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_onc
     assert note.endswith("starting it again")
 
 
-def test_one_that_was_started_now_is_not_started_again(up: Up) -> None:
+def test_one_that_was_started_now_is_not_started_again(up):
     up.engine.raw = (500, ERROR)
     with pytest.raises(VerificationFailed, match=r"a completion is not \(status 500\)"):
         up()
     assert up.starts() == [1, 1]
 
 
-def test_one_that_answers_wrongly_is_left(up: Up) -> None:
+def test_one_that_answers_wrongly_is_left(up):
     up()
     up.engine.change = lambda _request, _reply: Reply("the the the")
     with pytest.raises(VerificationFailed, match="the model says 'the the the'"):
@@ -213,7 +211,7 @@ def ups(piped_cluster: Make) -> Iterator[Any]:
             server.close()
 
 
-def test_they_serve_and_a_second_run_changes_nothing(ups: Any) -> None:
+def test_they_serve_and_a_second_run_changes_nothing(ups):
     up = ups()
     found = up()
     assert [part.server.names for part in found.servers] == [("gemma",), ("words",)]
@@ -228,7 +226,7 @@ def test_they_serve_and_a_second_run_changes_nothing(ups: Any) -> None:
     assert up.starts() == PROGRAMS
 
 
-def test_nothing_is_changed_where_haproxy_cannot_be_installed(ups: Any) -> None:
+def test_nothing_is_changed_where_haproxy_cannot_be_installed(ups):
     """Its package is what a node without a network lacks; the firewall was changed before it."""
     up = ups()
     put(up.cluster.project / "roles/haproxy/__init__.py", NO_HAPROXY)
@@ -237,7 +235,7 @@ def test_nothing_is_changed_where_haproxy_cannot_be_installed(ups: Any) -> None:
     assert up.cluster.roles() == []
 
 
-def test_the_next_one_is_started_when_the_one_before_is_healthy(ups: Any) -> None:
+def test_the_next_one_is_started_when_the_one_before_is_healthy(ups):
     up = ups()
     up.engines[0].when_asked = lambda: seen.append(up.starts())
     seen: list[list[str]] = []
@@ -245,7 +243,7 @@ def test_the_next_one_is_started_when_the_one_before_is_healthy(ups: Any) -> Non
     assert seen[0] == PROGRAMS[:1]
 
 
-def test_one_that_is_gone_is_started_and_the_other_left(ups: Any) -> None:
+def test_one_that_is_gone_is_started_and_the_other_left(ups):
     up = ups()
     up()
     up.cluster.head.remove_container(PROGRAMS[1])
@@ -253,7 +251,7 @@ def test_one_that_is_gone_is_started_and_the_other_left(ups: Any) -> None:
     assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
 
 
-def test_one_that_has_no_place_any_more_is_ended(ups: Any) -> None:
+def test_one_that_has_no_place_any_more_is_ended(ups):
     up = ups()
     former, _ = up.deployment("old", "words").endpoint.models
     up.cluster.head.put(DESCRIPTION, json.dumps({"models": [former.to_dict()]}))
@@ -262,7 +260,7 @@ def test_one_that_has_no_place_any_more_is_ended(ups: Any) -> None:
     assert up.cluster.containers == {"spark1": PROGRAMS}
 
 
-def test_a_proxy_that_does_not_know_or_does_not_lead_to_one_is_no_success(ups: Any) -> None:
+def test_a_proxy_that_does_not_know_or_does_not_lead_to_one_is_no_success(ups):
     up = ups()
     up.proxy.listed = NAMES[:1]
     told = r'lists \["gemma"\] \(status 200\), expected \["gemma", "words"\]'
@@ -274,7 +272,7 @@ def test_a_proxy_that_does_not_know_or_does_not_lead_to_one_is_no_success(ups: A
         up()
 
 
-def test_check_mode_starts_nothing_and_shows_all(ups: Any) -> None:
+def test_check_mode_starts_nothing_and_shows_all(ups):
     up = ups(Options(check=True))
     assert up() is None
     assert (up.starts(), up.cluster.stages) == ([], ["prepare", "fetch", "start"])
@@ -283,7 +281,7 @@ def test_check_mode_starts_nothing_and_shows_all(ups: Any) -> None:
     assert up.cluster.notes[-1] == "not everything was started, so nothing was verified"
 
 
-def test_a_selection_of_roles_starts_all_of_them_and_verifies_none(ups: Any) -> None:
+def test_a_selection_of_roles_starts_all_of_them_and_verifies_none(ups):
     up = ups(Options(selection=Selection(tags=frozenset({"vllm"}))))
     assert up() is None
     assert up.starts() == PROGRAMS

@@ -1,7 +1,5 @@
 """SelfSignedCertificate, made and read by the real openssl."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

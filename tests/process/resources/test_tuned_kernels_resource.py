@@ -1,7 +1,5 @@
 """TunedKernels: the real program, with a docker that runs a stand-in for vLLM's tuner."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import sys
@@ -75,7 +73,7 @@ def kept(node: Any) -> list[int]:
     return sorted(engine_caches.sizes_in(document))
 
 
-def test_tuned_once_and_then_left(tuned: Any) -> None:
+def test_tuned_once_and_then_left(tuned):
     assert tuned.check(MADE).verdict == "change"
     result = tuned.apply(MADE)
     assert (result.verdict, result.error) == ("change", " | ")
@@ -91,7 +89,7 @@ def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert [path.stat().st_mode & 0o777 for path in (lock.parent, lock)] == [0o700, 0o600]
 
 
-def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -> None:
+def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned):
     tuned.apply(replace(MADE, sizes=(4,), env={"VLLM_X": "1"}))
     (line,) = runs(tuned)
     for part in ("--network none", "--gpus all", "--volume /srv/m:/srv/m:ro", "--env VLLM_X=1"):
@@ -100,7 +98,7 @@ def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -
     assert f"{words} --tune --save-dir /spark-cluster-tuned/output --batch-size 4" in line
 
 
-def test_only_what_lacks_is_tuned_unless_it_is_asked_for_again(tuned: Any) -> None:
+def test_only_what_lacks_is_tuned_unless_it_is_asked_for_again(tuned):
     tuned.apply(replace(MADE, sizes=(1,)))
     tuned.apply(MADE)
     assert [line.rpartition(" ")[2] for line in runs(tuned)] == ["1", "2"]
@@ -110,14 +108,14 @@ def test_only_what_lacks_is_tuned_unless_it_is_asked_for_again(tuned: Any) -> No
     assert tuned.check(other).verdict == "change", "another size is another result"
 
 
-def test_what_was_measured_before_a_failure_is_kept(tuned: Any) -> None:
+def test_what_was_measured_before_a_failure_is_kept(tuned):
     result = tuned.apply(replace(MADE, sizes=(1, 13, 16)))
     assert result.verdict == "failed"
     assert "AttributeError: 'Config' object has no attribute 'num_local_experts'" in result.error
     assert kept(tuned) == [1]
 
 
-def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
+def test_the_limit_ends_it_and_keeps_what_is_done(tuned):
     tuned.apply(replace(MADE, sizes=(1,)))
     result = tuned.apply(replace(MADE, sizes=(1, 7, 16), limit_s=0.3))
     assert result.verdict == "failed"
@@ -127,7 +125,7 @@ def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
 
 
 @each_row(__file__, "no_tuners.json", "without")
-def test_an_image_that_cannot_tune(node: Any, without: list[str], said: str, hint: str) -> None:
+def test_an_image_that_cannot_tune(node, without, said, hint):
     install(node, *without)
     result = node.apply(MADE)
     what, _, todo = result.error.partition(" | ")
@@ -135,7 +133,7 @@ def test_an_image_that_cannot_tune(node: Any, without: list[str], said: str, hin
     assert engine_caches.tuned(node.root / "srv/caches") == []
 
 
-def test_a_line_without_end_takes_no_memory(capsys: Any) -> None:
+def test_a_line_without_end_takes_no_memory(capsys):
     """What an image prints is not trusted, and its reader is root's."""
     endless = "head --bytes=67108864 /dev/zero | tr '\\0' x; exit 3"
     tracemalloc.start()
@@ -149,7 +147,7 @@ def test_a_line_without_end_takes_no_memory(capsys: Any) -> None:
     assert most < 32 << 20
 
 
-def test_one_at_a_time(tuned: Any) -> None:
+def test_one_at_a_time(tuned):
     """Another one would end the container of the first."""
     lock = tuned.root / durable.TUNING_LOCK.lstrip("/")
     lock.parent.mkdir(parents=True)
@@ -161,7 +159,7 @@ def test_one_at_a_time(tuned: Any) -> None:
     assert tuned.apply(MADE).verdict == "change"
 
 
-def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
+def test_a_tuner_that_was_sent_is_mounted(node):
     install(node, "tuner")
     node.put("srv/tuner.py", TUNER.read_text())
     result = node.apply(replace(MADE, sizes=(1,), tuner="/srv/tuner.py"))
@@ -176,7 +174,7 @@ NO_FILES += [({}, "expected one file"), ({FILE: "{}", "E=9.json": "{}"}, "expect
 
 
 @pytest.mark.parametrize(("files", "said"), NO_FILES)
-def test_what_no_tuner_writes(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_what_no_tuner_writes(tmp_path, files, said):
     (tmp_path / "output").mkdir()
     for name, text in files.items():
         put(tmp_path / "output" / name, text)
@@ -184,7 +182,7 @@ def test_what_no_tuner_writes(tmp_path: Path, files: dict[str, str], said: str) 
         engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
 
 
-def test_only_numbers_of_tokens_are_sizes(tmp_path: Path) -> None:
+def test_only_numbers_of_tokens_are_sizes(tmp_path):
     put(tmp_path / "output" / FILE, json.dumps({"triton_version": "3", "9" * 5000: {}, "16": {}}))
     engine_caches.keep_tuned(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
     assert engine_caches.tuned_sizes(Folder(tmp_path), tmp_path / "tuned/x") == {16}

@@ -1,7 +1,5 @@
 """The script that downloads a model, with a docker that only notes what it is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -99,7 +97,7 @@ WAYS = pytest.mark.parametrize("venv", [False, True], ids=["container", "environ
 
 
 @WAYS
-def test_the_token_is_in_a_file_of_root_and_nowhere_else(node: Node, venv: bool) -> None:
+def test_the_token_is_in_a_file_of_root_and_nowhere_else(node, venv):
     assert node.run(TOKEN, venv=venv) == 0
     text, mode, folder, path = json.loads((node.home / "token").read_text())
     assert (text, mode, folder) == (TOKEN, "0o600", "0o700")
@@ -119,14 +117,14 @@ def test_the_token_is_in_a_file_of_root_and_nowhere_else(node: Node, venv: bool)
 
 
 @WAYS
-def test_without_a_token_none_is_given(node: Node, venv: bool) -> None:
+def test_without_a_token_none_is_given(node, venv):
     assert node.run(venv=venv) == 0
     assert "hub-token" not in (node.home / "calls").read_text()
     assert "HF_TOKEN_PATH" not in (node.home / "calls").read_text()
     assert not (node.home / "token").exists()
 
 
-def test_the_container_has_a_name_that_goes_before_and_its_end_is_heard_of(node: Node) -> None:
+def test_the_container_has_a_name_that_goes_before_and_its_end_is_heard_of(node):
     node.run()
     remove, run = (call["argv"] for call in node.calls[:2])
     name = run[run.index("--name") + 1]
@@ -138,7 +136,7 @@ def test_the_container_has_a_name_that_goes_before_and_its_end_is_heard_of(node:
     ]  # fmt: skip
 
 
-def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node: Node) -> None:
+def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node):
     (node.folder / ".complete").write_text("org/m@old\n")
     (node.home / "status").write_text("7")
     assert node.run(TOKEN, revision="new") == 7
@@ -147,7 +145,7 @@ def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node: Node)
 
 
 @WAYS
-def test_ended_it_ends_what_it_has_started(node: Node, venv: bool) -> None:
+def test_ended_it_ends_what_it_has_started(node, venv):
     (node.home / "hold").touch()
     process = node.start(TOKEN, venv=venv)
     until((node.home / "running").exists)
@@ -158,7 +156,7 @@ def test_ended_it_ends_what_it_has_started(node: Node, venv: bool) -> None:
     assert node.complete == ""
 
 
-def test_killed_its_token_is_removed_by_the_next_one(node: Node) -> None:
+def test_killed_its_token_is_removed_by_the_next_one(node):
     (node.home / "hold").touch()
     process = node.start(TOKEN)
     until((node.home / "running").exists)
@@ -171,7 +169,7 @@ def test_killed_its_token_is_removed_by_the_next_one(node: Node) -> None:
     assert [call["argv"][0] for call in node.calls] == ["rm", "run", "rm", "run", "rm"]
 
 
-def test_another_one_at_work_is_left_alone(node: Node) -> None:
+def test_another_one_at_work_is_left_alone(node):
     theirs = node.work / f"spark-download-other.{os.getpid()}"
     theirs.mkdir(parents=True)
     node.run()
@@ -188,7 +186,7 @@ TRICKS = {
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_what_the_program_left_is_not_followed(node: Node, trick: str) -> None:
+def test_what_the_program_left_is_not_followed(node, trick):
     """Root writes the word that all is there; with a link it would be written to another file."""
     outside, complete = node.home / "outside", node.folder / ".complete"
     secret = put(outside / "secret", "root's\n", mode=0o600)

@@ -1,7 +1,5 @@
 """A real HAProxy against a network whose hosts hold idle connections without a key."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import select
@@ -114,7 +112,7 @@ def test_a_client_that_has_shown_its_key_is_not_counted_with_its_network(tmp_pat
             assert asked(address, HOSTILE[0]) == "", "a wrong key proves nothing"
 
 
-def test_an_address_that_has_shown_a_key_has_a_limit_too(tmp_path: Path, engine: Engine) -> None:
+def test_an_address_that_has_shown_a_key_has_a_limit_too(tmp_path, engine):
     with guarded(tmp_path, engine) as port:
         address = ("127.0.0.1", port)
         assert asked(address, NEIGHBOUR) == "200"
@@ -129,7 +127,7 @@ HERE6, NEIGHBOUR6, ELSEWHERE6 = "fd00::1", "fd00:0:0:5:ffff::1", "fd00:0:0:6::1"
 
 
 @user.needs_root
-def test_an_ipv6_network_has_64_bits(tmp_path: Path) -> None:
+def test_an_ipv6_network_has_64_bits(tmp_path):
     """On a socket for both protocols, where each IPv4 address is written as an IPv6 address."""
 
     def work() -> None:

@@ -1,7 +1,5 @@
 """Requests to a real HAProxy with the role's configuration: which pass, and which need the key."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -41,8 +39,7 @@ def guarded(tmp_path: Path, engine: Engine) -> Iterator[int]:
 
 
 def error(answer: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])["error"]
-    return found
+    return json.loads(answer.partition("\r\n\r\n")[2])["error"]
 
 
 # -- the key -----------------------------------------------------------------------------------
@@ -60,7 +57,7 @@ TRICKS = (
 )  # fmt: skip
 
 
-def test_nothing_passes_without_the_key(guarded: int, engine: Engine) -> None:
+def test_nothing_passes_without_the_key(guarded, engine):
     for target, method in product([*PATHS, *TRICKS], ["GET", "POST", "OPTIONS", "HEAD"]):
         answer = converse(guarded, request(method, target))
         # HAProxy itself takes `*` for no other method than OPTIONS.
@@ -70,7 +67,7 @@ def test_nothing_passes_without_the_key(guarded: int, engine: Engine) -> None:
 
 
 @each_case(__file__, "endpoint_requests.json")
-def test_a_request_passes_or_not(guarded: int, engine: Engine, case: dict[str, Any]) -> None:
+def test_a_request_passes_or_not(guarded, engine, case):
     """`only` are all of its headers; what passes is shown to vLLM without the key."""
     headers = case.get("only", ["Host: x", "Connection: close", *case.get("headers", [])])
     lines = [case["line"], *headers, "", case.get("body", "")]
@@ -80,7 +77,7 @@ def test_a_request_passes_or_not(guarded: int, engine: Engine, case: dict[str, A
     assert not any(KEY in head for _, head in engine.requests)
 
 
-def test_the_digest_that_the_node_holds_is_no_key(guarded: int, tmp_path: Path) -> None:
+def test_the_digest_that_the_node_holds_is_no_key(guarded, tmp_path):
     digest = (tmp_path / Path(proxy.KEYS).name).read_text().strip()
     assert KEY not in digest
     for value in (digest, digest.lower()):
@@ -88,7 +85,7 @@ def test_the_digest_that_the_node_holds_is_no_key(guarded: int, tmp_path: Path) 
         assert status(converse(guarded, request("GET", "/v1/models", more))) == 401
 
 
-def test_only_its_own_user_reaches_its_admin_socket(tmp_path: Path, engine: Engine) -> None:
+def test_only_its_own_user_reaches_its_admin_socket(tmp_path, engine):
     """Who reaches it adds keys. The unit's folder is closed as well; either is enough."""
     with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
         place = Path(runtime)
@@ -97,14 +94,14 @@ def test_only_its_own_user_reaches_its_admin_socket(tmp_path: Path, engine: Engi
     assert mode & 0o777 == 0o600
 
 
-def test_what_is_said_without_a_key(guarded: int) -> None:
+def test_what_is_said_without_a_key(guarded):
     answer = converse(guarded, request("GET", "/v1/models"))
     assert re.search(r"(?im)^www-authenticate: Bearer\b", answer)
     assert re.search(r"(?im)^content-type: application/json\r$", answer)
     assert error(answer)["code"] == "invalid_api_key"
 
 
-def test_the_key_opens_every_path(guarded: int, engine: Engine) -> None:
+def test_the_key_opens_every_path(guarded, engine):
     for target in PATHS:
         assert status(converse(guarded, request("GET", target, AUTH))) == 200, target
     assert engine.lines == [f"GET {target} HTTP/1.1" for target in PATHS]
@@ -121,7 +118,7 @@ def test_vllm_does_not_see_the_key_and_is_not_told_who_asks_by_who_asks(guarded,
     assert "x-forwarded-proto: http\n" in head
 
 
-def test_a_second_request_behind_health_needs_the_key_too(guarded: int, engine: Engine) -> None:
+def test_a_second_request_behind_health_needs_the_key_too(guarded, engine):
     first = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     answer = converse(guarded, first.encode() + request("GET", "/v1/models"))
     assert re.findall(r"HTTP/1\.1 (\d+)", answer) == ["200", "401"]
@@ -131,7 +128,7 @@ def test_a_second_request_behind_health_needs_the_key_too(guarded: int, engine: 
 # -- what must come through whole --------------------------------------------------------------
 
 
-def test_a_stream_comes_in_pieces(guarded: int, engine: Engine) -> None:
+def test_a_stream_comes_in_pieces(guarded, engine):
     with socket.create_connection(("127.0.0.1", guarded), timeout=HANG_S) as connection:
         connection.sendall(request("GET", "/stream", AUTH))
         got = b""
@@ -144,13 +141,13 @@ def test_a_stream_comes_in_pieces(guarded: int, engine: Engine) -> None:
     assert b"data: 2" in got
 
 
-def test_a_large_body(guarded: int, engine: Engine) -> None:
+def test_a_large_body(guarded, engine):
     size = 50 * 2**20
     head = request("POST", "/v1/chat/completions", AUTH, b"x" * size)
     assert converse(guarded, head).endswith(f"completions {size}")
 
 
-def test_a_request_whose_user_has_gone_is_ended(guarded: int, engine: Engine) -> None:
+def test_a_request_whose_user_has_gone_is_ended(guarded, engine):
     with socket.create_connection(("127.0.0.1", guarded), timeout=HANG_S) as connection:
         connection.sendall(f"POST /slow HTTP/1.1\r\nHost: x\r\n{AUTH}\r\n".encode())
         while not engine.requests:
@@ -158,14 +155,14 @@ def test_a_request_whose_user_has_gone_is_ended(guarded: int, engine: Engine) ->
     assert engine.gone.wait(HANG_S), "vLLM would go on computing for nobody"
 
 
-def test_headers_have_a_limit(guarded: int, engine: Engine) -> None:
+def test_headers_have_a_limit(guarded, engine):
     assert status(converse(guarded, request("GET", "/a", f"{AUTH}X: {'x' * 20_000}\r\n"))) == 400
     many = "".join(f"X-{number}: x\r\n" for number in range(200))
     assert status(converse(guarded, request("GET", "/a", AUTH + many))) == 400
     assert engine.requests == []
 
 
-def test_vllm_is_not_there(guarded: int, engine: Engine) -> None:
+def test_vllm_is_not_there(guarded, engine):
     engine.close()
     answer = converse(guarded, request("GET", "/health"))
     assert status(answer) == 503
@@ -179,7 +176,7 @@ def test_vllm_is_not_there(guarded: int, engine: Engine) -> None:
 # -- without a key, with TLS -------------------------------------------------------------------
 
 
-def test_tls_with_the_certificate_that_was_made(tmp_path: Path, engine: Engine) -> None:
+def test_tls_with_the_certificate_that_was_made(tmp_path, engine):
     node = a_spark()
     with proxied(tmp_path, node, engine.port, api_key=KEY, tls="self-signed") as port:
         certificate = tmp_path / Path(proxy.SELF_SIGNED).name
@@ -205,7 +202,7 @@ def test_tls_with_the_certificate_that_was_made(tmp_path: Path, engine: Engine) 
         assert "200" not in converse(port, request("GET", "/health"), end=b"\r\n"), "not plain"
 
 
-def test_another_certificate_than_the_pinned_one(tmp_path: Path, engine: Engine) -> None:
+def test_another_certificate_than_the_pinned_one(tmp_path, engine):
     with proxied(tmp_path, a_spark(), engine.port, tls="self-signed") as port:
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
@@ -288,7 +285,7 @@ def test_one_address_does_not_take_all_places(tmp_path, engine, tls):
         assert reset(connections) == 600 - 512
 
 
-def test_many_requests_of_one_load_test_and_of_the_loopback(tmp_path: Path, engine: Engine) -> None:
+def test_many_requests_of_one_load_test_and_of_the_loopback(tmp_path, engine):
     with proxied(tmp_path, a_spark(), engine.port, host="0.0.0.0") as port, silent(port, 500):
         assert health(port, source="127.0.0.1").startswith("HTTP/1.1 200")
     with proxied(tmp_path, a_spark(), engine.port) as port, silent(port, 600):
@@ -310,7 +307,7 @@ def test_a_client_that_waits_for_vllm_is_not_cut_off(tmp_path, engine, tls):
     assert time.monotonic() - began >= 2 * LATE_S
 
 
-def test_a_websocket_may_be_silent_longer_than_a_request(tmp_path: Path, engine: Engine) -> None:
+def test_a_websocket_may_be_silent_longer_than_a_request(tmp_path, engine):
     with (
         proxied(tmp_path, a_spark(), engine.port, instead=SHORT) as port,
         socket.create_connection(("127.0.0.1", port), HANG_S) as connection,

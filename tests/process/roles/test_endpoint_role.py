@@ -1,7 +1,5 @@
 """The roles haproxy and endpoint: which files with which content, and all of them away again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fixtures of the engine's tests: a real sshd and connections to it; plays over scratch nodes."""
 
-from __future__ import annotations
-
 import getpass
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real agent over a pipe: operations, code and contents on demand, faults, masking, locking."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

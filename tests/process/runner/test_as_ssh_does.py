@@ -6,8 +6,6 @@ home folder (`more`) and what is typed (`host`); both programs read the same one
 the same sshd. In them `{H}` is how the server is named in known_hosts, `{K}` its key, and so on.
 """
 
-from __future__ import annotations
-
 import base64
 import getpass
 import hashlib

@@ -1,7 +1,5 @@
 """The code of agents and the contents of files: sent once, when they are lacking, and whole."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

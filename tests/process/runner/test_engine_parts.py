@@ -1,7 +1,5 @@
 """Parts of the runner: payload and bootstrap, documents, selection, the run record, events."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

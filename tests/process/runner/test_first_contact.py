@@ -1,7 +1,5 @@
 """Passwords of a login and of sudo, connections that are begun once, and the laptop's key."""
 
-from __future__ import annotations
-
 import getpass
 from collections.abc import Iterator
 from dataclasses import replace

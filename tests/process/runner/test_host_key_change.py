@@ -3,8 +3,6 @@
 A real sshd shows the old key, then the new one; each step is followed by a connection.
 """
 
-from __future__ import annotations
-
 import base64
 import getpass
 

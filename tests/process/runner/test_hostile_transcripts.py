@@ -1,7 +1,5 @@
 """Real conversations with an agent, changed at random: none ends in a traceback or a hang."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -3,8 +3,6 @@
 The server here is paramiko's own, because a real sshd cannot be had to fall silent at a given step.
 """
 
-from __future__ import annotations
-
 import functools
 import select
 import socket
@@ -140,10 +138,7 @@ def hangs_at(target) -> Callable[..., Unreachable]:
             with hung(step) as (port, server):
                 connection = SshConnection(
                     target(
-                        port,
-                        through=through,
-                        connect_timeout_s=limit_s,
-                        login_password=password,
+                        port, through=through, connect_timeout_s=limit_s, login_password=password
                     )
                 )
                 with pytest.raises(Unreachable) as error:

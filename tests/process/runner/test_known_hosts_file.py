@@ -1,7 +1,5 @@
 """Changing known_hosts: only this host's names go, and nothing else of the file."""
 
-from __future__ import annotations
-
 import base64
 import os
 

@@ -1,7 +1,5 @@
 """The laptop's side: what is no agent or gets nowhere is given up, contents travel in pieces."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """This machine as a node: real agents over pipes, as its user and through a stand-in of sudo."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -50,7 +48,7 @@ def connect(home: Path, tmp_path: Path) -> Iterator[Callable[..., LocalConnectio
     yield connection
 
 
-def test_an_agent_works_here(connect: Callable[..., LocalConnection], tmp_path: Path) -> None:
+def test_an_agent_works_here(connect, tmp_path):
     connection = connect()
     session = connection.session("r1", become=False)
     assert session.run(["sh", "-c", "echo hello; exit 3"]).stdout == "hello\n"
@@ -78,7 +76,7 @@ def test_an_agent_gets_no_other_variable_of_the_caller(connect, home, monkeypatc
     session.close()
 
 
-def test_an_agent_ends_with_its_session(connect: Callable[..., LocalConnection]) -> None:
+def test_an_agent_ends_with_its_session(connect):
     session = connect().session("r1", become=False)
     process = session._channel._process
     session.request("gather")
@@ -158,7 +156,7 @@ def run_over(dial):
     )
 
 
-def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
+def test_a_run_over_it(connect):
     connections = run_over(lambda _node: connect())
     assert connections.open() == {}
     assert connections.users["spark1"] == LocalConnection("x").user
@@ -208,7 +206,7 @@ def test_a_connection_that_comes_after_the_end_of_its_run_is_ended(connect, monk
     assert len(sessions) == (1 if late == "session" else 0)
 
 
-def test_commands_need_no_ssh(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_need_no_ssh(home, tmp_path, monkeypatch):
     """On the real root, which these commands only read; the agent's code is kept elsewhere."""
     monkeypatch.setattr(wire, "ROOT_FOLDER", str(tmp_path / "agent"))
     text = "nodes:\n  here: {address: 127.0.0.1, roles: [head], connection: local}\n"

@@ -1,7 +1,5 @@
 """A node of the lab of GPUs: programs in its namespaces, and ports that lead into them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -33,7 +31,7 @@ def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     started.wait()
 
 
-def test_an_agent_is_started_in_namespaces(process) -> None:
+def test_an_agent_is_started_in_namespaces(process):
     started, file = process
     enter = namespaces.enter(namespaces.leader("gpu1", file))
     assert enter[:2] == ["nsenter", f"--target={started.pid}"]
@@ -47,7 +45,7 @@ def test_an_agent_is_started_in_namespaces(process) -> None:
     assert words[5 : 5 + len(enter)] == enter
 
 
-def test_a_process_that_has_the_number_of_another_is_not_entered(process) -> None:
+def test_a_process_that_has_the_number_of_another_is_not_entered(process):
     started, file = process
     file.write_text(f"{started.pid}\n")
     assert namespaces.leader("gpu1", file) == started.pid, "where no start is known"
@@ -56,7 +54,7 @@ def test_a_process_that_has_the_number_of_another_is_not_entered(process) -> Non
         namespaces.leader("gpu1", file)
 
 
-def test_a_node_that_is_off(process, tmp_path: Path) -> None:
+def test_a_node_that_is_off(process, tmp_path):
     started, file = process
     started.kill()
     started.wait()
@@ -76,7 +74,7 @@ def test_a_node_that_is_off(process, tmp_path: Path) -> None:
         namespaces.leader("gpu1", file)
 
 
-def test_a_file_that_others_can_write_names_no_process(process, tmp_path: Path) -> None:
+def test_a_file_that_others_can_write_names_no_process(process, tmp_path):
     """Its process's programs would be run as root."""
     _, file = process
     link = tmp_path / "link"
@@ -94,7 +92,7 @@ def test_a_file_that_others_can_write_names_no_process(process, tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root is needed")
-def test_a_file_of_another_user_names_no_process(process) -> None:
+def test_a_file_of_another_user_names_no_process(process):
     _, file = process
     os.chown(file, 65534, 65534)
     with pytest.raises(Refused, match="belongs to another user"):
@@ -132,7 +130,7 @@ def test_a_process_in_a_user_namespace_is_not_entered(proc, monkeypatch, is_root
     assert "userns-remap" in caught.value.hint
 
 
-def test_a_program_gets_no_capability_that_the_process_has_lost(proc: Path) -> None:
+def test_a_program_gets_no_capability_that_the_process_has_lost(proc):
     words = namespaces.enter(7, proc)
     lost = "-cap_16,-cap_17"
     assert words[words.index("--") + 1 :] == [

@@ -1,7 +1,5 @@
 """Plays over two nodes with real agents on scratch roots: barriers, failures, stages, events."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """A project's own resources on real agents: apply, check mode, faults, journal, revert."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,7 +114,7 @@ def run(folder, node, *wanted, run="r1", **options):
     return events.verdicts("spark1")
 
 
-def test_the_example_of_the_page(folder: Path, node: PipedNode) -> None:
+def test_the_example_of_the_page(folder, node):
     """Absent, converged, unchanged, what it wrote undone, and drifted."""
     write_files(PAGE, folder)
     playbook = use(folder).load_playbook(folder / "models.py")
@@ -160,7 +158,7 @@ def test_the_example_of_the_page(folder: Path, node: PipedNode) -> None:
         ("/converge", r"Broken:/converge: TypeError: .* \(resources/broken\.py:13\)"),
     ],
 )
-def test_a_fault_of_its_code(folder: Path, node: PipedNode, path: str, message: str) -> None:
+def test_a_fault_of_its_code(folder, node, path, message):
     load(folder, broken=BROKEN)
     with pytest.raises(Failed, match=message) as caught:
         run(folder, node, File("/a", content="1"), resources.Broken(path))
@@ -187,7 +185,7 @@ def test_code_that_cannot_be_imported_on_the_node(folder, node, fault, said):
     assert run(folder, node, File("/a", content="1"), run="r2") == {"File:/a": "change"}
 
 
-def test_a_secret_of_it_is_nowhere(folder: Path, node: PipedNode, tmp_path: Path) -> None:
+def test_a_secret_of_it_is_nowhere(folder, node, tmp_path):
     load(folder, key=KEY)
     key = Secret("hunter2-hunter2")
     play, events = begin(folder, node, diff=True)
@@ -199,7 +197,7 @@ def test_a_secret_of_it_is_nowhere(folder: Path, node: PipedNode, tmp_path: Path
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
 
 
-def test_a_changed_file_is_another_code(folder: Path) -> None:
+def test_a_changed_file_is_another_code(folder):
     load(folder, key=KEY)
     first = wire.digest()
     load(folder, key=f"{KEY}# changed")
@@ -213,7 +211,7 @@ def test_a_resource_of_the_project_can_use_any_module_of_ours(folder, node):
     assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
 
 
-def test_the_command_line_sends_them(folder: Path, tmp_path: Path) -> None:
+def test_the_command_line_sends_them(folder, tmp_path):
     """The order in a run: checked before the first connection is begun."""
     from click.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """Keys that an SSH agent holds: which agent is asked, and which of its keys is offered first."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -15,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from own_sshd import Sshd, keygen
+from own_sshd import keygen
 from waiting import until
 
 from spark_cluster.errors import Unreachable
@@ -84,7 +82,7 @@ def test_no_agent_of_ssh_config(ssh, sshd, trusted, home, agent, monkeypatch, so
 
 @pytest.mark.parametrize("named", ["public", "locked", "locked without .pub", "inventory"])
 def test_the_named_key_of_an_agent_comes_first(
-    ssh: Ssh, sshd: Sshd, trusted, home, agent, others, monkeypatch, tmp_path, named
+    ssh, sshd, trusted, home, agent, others, monkeypatch, tmp_path, named
 ):
     """The agent has more keys than sshd lets one try; the file tells which of them it is."""
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(*others, sshd.key)))

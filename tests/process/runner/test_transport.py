@@ -1,7 +1,5 @@
 """SSH against a real sshd: how it connects, what it refuses, what it says when it does not work."""
 
-from __future__ import annotations
-
 import getpass
 import socket
 import subprocess

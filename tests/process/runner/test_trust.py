@@ -1,7 +1,5 @@
 """`trust` on the command line, against real servers: new, changed, revoked, and jump hosts."""
 
-from __future__ import annotations
-
 import getpass
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """The tunnel over a real sshd: it carries, is made again when cut, and says what does not work."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import getpass
@@ -238,7 +236,6 @@ def test_the_command_carries_until_ctrl_c(sshd, trusted, endpoint, tmp_path, hom
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         event = json.loads(process.stdout.readline())
         assert (event["event"], event["url"]) == ("open", f"http://127.0.0.1:{port}/v1")
         assert fetched(port, "/health") == "/health"

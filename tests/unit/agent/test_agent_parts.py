@@ -1,7 +1,5 @@
 """The agent's parts in this process: disk full, masking, faults of our own."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import json

@@ -1,7 +1,5 @@
 """An output of a unit on the disk: bounded, its end kept, its lines told while it grows."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """The acceptance of drafts in a cell, from the sampler's lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Judging answers, and pictures that are what their questions say."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

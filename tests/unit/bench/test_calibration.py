@@ -1,7 +1,5 @@
 """Changes that a run would make in the constants of the speed formulas."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

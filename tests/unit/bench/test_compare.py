@@ -1,7 +1,5 @@
 """Comparing runs: what is matched, what is not and why, and published figures."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

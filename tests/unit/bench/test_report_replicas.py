@@ -1,7 +1,5 @@
 """Replicas in a report: whether they or TP=2 serve many users better."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -64,7 +62,6 @@ def test_what_identical_servers_differ_by_is_no_lead():
 ])  # fmt: skip
 def test_a_lead_is_above_one_for_speeds_and_for_times(name, first, other):
     found = lead(name, first, other, 1)
-    assert found is not None
     low, high = map(float, re.findall(r"([0-9.]+)×", found.interval))
     assert 1 < low < found.ratio < high
     assert not found.why_open
@@ -72,6 +69,5 @@ def test_a_lead_is_above_one_for_speeds_and_for_times(name, first, other):
 
 def test_one_run_gives_no_winner():
     found = lead("tg_tps", metric(20.0), metric(10.0), 1)
-    assert found is not None
     assert found.why_open == "2.00×, too few runs for an interval"
     assert lead("tg_tps", metric(20.0), metric(0.0), 1) is None

@@ -1,7 +1,5 @@
 """Telemetry of a run from the lines of its steps."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

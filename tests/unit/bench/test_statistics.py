@@ -1,7 +1,5 @@
 """Verdicts: none where there is no difference, and the right one where there is."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

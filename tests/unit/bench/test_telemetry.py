@@ -1,7 +1,5 @@
 """Rows of telemetry: rates of counters, what is missing, files, and what a stretch of time says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

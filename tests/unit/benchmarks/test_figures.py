@@ -1,7 +1,5 @@
 """Figures of the engine benchmark from its measurements."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.engine.figures import compared, ratios, scaled

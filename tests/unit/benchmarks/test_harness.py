@@ -1,7 +1,5 @@
 """The figures of the harness benchmark, from made-up runs."""
 
-from __future__ import annotations
-
 import math
 import random
 

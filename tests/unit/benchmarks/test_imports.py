@@ -1,7 +1,5 @@
 """The counts of what is imported and planned."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_result(folder, capsys):
     assert main([str(folder), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {Path(row["file"]).name: row["result"] for row in rows} == {
@@ -43,7 +41,7 @@ def test_each_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["reason"] for row in rows if row["result"] != "go")
 
 
-def test_the_least_share(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_least_share(folder, capsys):
     assert main([str(folder), "--least", "0.5"]) == 0
     assert main([str(folder), "--least", "0.51"]) == 1
     assert main([str(folder / "fits.yaml"), "--least", "1"]) == 0

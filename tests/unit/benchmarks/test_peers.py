@@ -1,7 +1,5 @@
 """Results that the engine benchmark reads from other tools, which all get the same play."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The link of the engine benchmark: what it delays and what it counts."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """The fixtures of cli, for tests with and without processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

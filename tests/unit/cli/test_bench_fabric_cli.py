@@ -1,7 +1,5 @@
 """`bench fabric`: what people see of a result, and what is refused before a node is asked."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a change did, in words; and what belongs together in one line."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

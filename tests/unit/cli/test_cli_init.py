@@ -1,7 +1,5 @@
 """What `spark-cluster init` writes of any answers: all of them, or nothing."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
@@ -14,13 +12,13 @@ from spark_cluster.config.project import Project
 from spark_cluster.errors import UsageError
 
 
-def test_unwritable_folder(tmp_path: Path) -> None:
+def test_unwritable_folder(tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
         write(tmp_path / "none/inventory.yaml", Answers(("x",)), Project(tmp_path))
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=3), st.text(max_size=20))
-def test_any_answer_is_written_faithfully_or_refused(addresses: list[str], user: str) -> None:
+def test_any_answer_is_written_faithfully_or_refused(addresses, user):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:

@@ -1,7 +1,5 @@
 """What signals that come together do to a command that ends by the first of them."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """`lint` as a shell sees it: what it says, what it writes, how it ends."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

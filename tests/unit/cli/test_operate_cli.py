@@ -1,7 +1,5 @@
 """`supervise status`, `status` and `doctor`: what people see."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +49,7 @@ def test_where_it_is_not_installed():
 
 
 @pytest.mark.parametrize(("runtime", "heading"), [("venv", "unit"), ("docker", "container")])
-def test_status_names_the_kind_and_heads_units_as_units(runtime, heading, capsys) -> None:
+def test_status_names_the_kind_and_heads_units_as_units(runtime, heading, capsys):
     nodes = [NodeState("gpu1", True, {"spark-vllm": ContainerState(runtime=runtime)})]
     found = Status("serving", nodes, [], "http://h/v1", None, "m", 1, (), "embedding")
     served._show_status(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]
@@ -65,7 +63,7 @@ def result(id: str, node: str, found: str, status: str = "unknown") -> CheckResu
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_doctor_says_one_reason_for_many_unknown_checks_once(verbose, capsys) -> None:
+def test_doctor_says_one_reason_for_many_unknown_checks_once(verbose, capsys):
     results = (
         result("serving.docker", "a", "no daemon", "fail"),
         result("serving.hcas", "a", "no daemon"),

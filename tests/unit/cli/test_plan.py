@@ -1,7 +1,5 @@
 """`plan` as a user runs it, without nodes: screen, JSON, exit status, and mistakes."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

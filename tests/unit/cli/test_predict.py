@@ -1,7 +1,5 @@
 """`predict speed`, `predict kv` and `predict --calibrate` as a shell sees them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -109,7 +107,7 @@ def test_calibrating_wrongly(run, tmp_path, options, said):
     assert not (tmp_path / "calibration.json").exists()
 
 
-def test_a_drafter_takes_its_part_of_the_cache(ask, tmp_path) -> None:
+def test_a_drafter_takes_its_part_of_the_cache(ask, tmp_path):
     """Published log: 1,316,513 tokens in 47.65 GiB with MTP-4 (styles01, 27 July 2026)."""
     rows = json.loads((CHECKOUT / "benchmarks/predictions/shapes.json").read_text())["models"]
     (qwen,) = (row["config"] for row in rows if row["name"] == "Qwen/Qwen3.6-27B")
@@ -131,8 +129,7 @@ def test_a_drafter_takes_its_part_of_the_cache(ask, tmp_path) -> None:
 def speed(ask, tp: str) -> dict[str, Any]:
     words = ("predict", "speed", "--recipe", "gemma4-31b-fp8", "--tp", tp)
     # The group's own --json stands before the subcommand.
-    found: dict[str, Any] = json.loads(ask("--json", *words).stdout)
-    return found
+    return json.loads(ask("--json", *words).stdout)
 
 
 def test_the_measured_link_replaces_the_assumed_one(ask, tmp_path):
@@ -193,7 +190,7 @@ def runtime(ask) -> float:
     return float(json.loads(ask(*words).stdout)["runtime_gib"])
 
 
-def test_plans_reserve_what_the_server_logged(ask, tmp_path: Path) -> None:
+def test_plans_reserve_what_the_server_logged(ask, tmp_path):
     before = runtime(ask)
     said = ask("predict", "--calibrate", log(tmp_path, BF16)).stdout
     assert "runtime_gib" in said
@@ -206,7 +203,7 @@ def test_plans_reserve_what_the_server_logged(ask, tmp_path: Path) -> None:
     assert runtime(ask) == pytest.approx(0.33, abs=0.01)
 
 
-def test_a_larger_batch_is_taken_into_account(ask, tmp_path: Path) -> None:
+def test_a_larger_batch_is_taken_into_account(ask, tmp_path):
     first = "Chunked prefill is enabled with max_num_batched_tokens=8192."
     ask("predict", "--calibrate", log(tmp_path, "0.26.0 gptoss-bf16-eager", first))
     found = read_constants(tmp_path / "calibration.json").runtime_gib
@@ -220,7 +217,7 @@ TINY = (
 )
 
 
-def test_a_tiny_models_memory_is_left_out(ask, tmp_path: Path) -> None:
+def test_a_tiny_models_memory_is_left_out(ask, tmp_path):
     tiny = str(put(tmp_path / "tiny.log", TINY))
     said = ask("predict", "--calibrate", tiny, "--calibrate", log(tmp_path, BF16)).stdout
     assert "tiny.log: runtime_gib: logged 0.042 GiB, expected 0.1 to 60" in said
@@ -234,7 +231,7 @@ def test_a_tiny_models_memory_is_left_out(ask, tmp_path: Path) -> None:
         (TINY, r"no usable figures in .*\n.*logged 0.042 GiB"),
     ],
 )
-def test_a_log_that_tells_nothing_of_use_is_no_calibration(ask, tmp_path: Path, text, said) -> None:
+def test_a_log_that_tells_nothing_of_use_is_no_calibration(ask, tmp_path, text, said):
     path = put(tmp_path / "server.log", text)
     with pytest.raises(UsageError, match=said):
         ask("predict", "--calibrate", str(path))

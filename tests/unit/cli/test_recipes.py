@@ -1,7 +1,5 @@
 """`recipes list` and `recipes show`: what people see and what programs get."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The steps of `setup` one by one, with the program's own commands, in this process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -137,7 +135,6 @@ def test_each_node_keeps_the_password_that_it_took(flow, logins, key):
     assert ask("the login password of spark2") == "two"
     assert login.options == ["--ask-password"]
     answers = own_answers(flow)
-    assert answers is not None
     assert answers.passwordless_sudo, "the user said yes"
 
 

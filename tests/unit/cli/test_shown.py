@@ -1,13 +1,10 @@
 """What commands show and write without asking a node: words in, words out."""
 
-from __future__ import annotations
-
 import functools
 import json
 import operator
 import shlex
 from pathlib import Path
-from typing import Any
 
 import json_schema
 import pytest
@@ -22,9 +19,7 @@ CASES = {key: case for name in FILES for key, case in cases(__file__, name, **WO
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_people_and_programs_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]
-) -> None:
+def test_what_people_and_programs_read(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     for name, text in case.get("files", {}).items():
         put(tmp_path / name, text)

@@ -1,7 +1,5 @@
 """Lines and tables at a terminal's width: words stay whole, and so does what is copied."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

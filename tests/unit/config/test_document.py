@@ -1,7 +1,5 @@
 """The document of a result, and its schema: what a field's type says of its key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Engines by name: ours, those of other packages, and what a recipe says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -53,19 +51,19 @@ def load(folder: Path, text: str) -> Recipe:
     return load_recipe(path, Project(folder))
 
 
-def test_ours() -> None:
+def test_ours():
     assert engines.names()[:2] == ("vllm", "sglang")
     assert [engine(name).dialect.title for name in ("vllm", "sglang")] == ["vLLM", "SGLang"]
 
 
-def test_one_that_no_one_has() -> None:
+def test_one_that_no_one_has():
     with pytest.raises(UsageError, match="there is no engine 'sgland'") as caught:
         engine("sgland")
     assert "did you mean 'sglang'?" in caught.value.hint
 
 
 @pytest.mark.usefixtures("plug_in")
-def test_one_of_another_package(tmp_path: Path) -> None:
+def test_one_of_another_package(tmp_path):
     assert engines.names() == ("vllm", "sglang", "broken", "foreign")
     assert engine("foreign") is FOREIGN
     assert engine("vllm") is not FOREIGN, "ours cannot be replaced"
@@ -75,7 +73,7 @@ def test_one_of_another_package(tmp_path: Path) -> None:
         engine("broken")
 
 
-def test_an_engines_own_flags_become_vllms_for_plans(tmp_path: Path) -> None:
+def test_an_engines_own_flags_become_vllms_for_plans(tmp_path):
     text = (
         f"{BASE}engine: sglang\ngpu_memory_utilization: 0.6\n"
         "engine_args: {context-length: 4096, max-running-requests: 8}\n"

@@ -1,7 +1,5 @@
 """Whatever the tools of a hostile node print is left out or unknown, and never a traceback."""
 
-from __future__ import annotations
-
 import json
 
 from cases import cases

@@ -1,7 +1,5 @@
 """Inventories: what wrong ones say, how nodes are resolved and selected."""
 
-from __future__ import annotations
-
 import re
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -34,17 +32,17 @@ TWO = CASES["two"]
 @pytest.mark.parametrize(
     "case", CASES["wrong"], ids=lambda case: case["expected"].split(":")[1].strip()
 )
-def test_wrong_inventories(tmp_path: Path, case: dict[str, str]) -> None:
+def test_wrong_inventories(tmp_path, case):
     assert error_of(tmp_path, case["text"]) == case["expected"]
 
 
-def test_no_secret_in_a_message(tmp_path: Path) -> None:
+def test_no_secret_in_a_message(tmp_path):
     for value in ("sk-1", "[sk-1]", "{value: sk-1}", "{env: 'sk-1 x'}", "{env: [sk-1]}"):
         text = error_of(tmp_path, HEAD + f"serve:\n  api_key: {value}\n")
         assert "sk-1" not in text, text
 
 
-def test_nodes_are_resolved(tmp_path: Path) -> None:
+def test_nodes_are_resolved(tmp_path):
     inventory = make_inventory(tmp_path, TWO)
     head, worker = inventory.nodes.values()
     assert (head.name, head.user, head.port, head.index, head.is_head) == (
@@ -59,7 +57,7 @@ def test_nodes_are_resolved(tmp_path: Path) -> None:
     assert {head: 1, worker: 2}[worker] == 2
 
 
-def test_nodes_that_are_this_machine(tmp_path: Path) -> None:
+def test_nodes_that_are_this_machine(tmp_path):
     """Itself, and in namespaces of it; the SSH defaults of all nodes may be for the others."""
     found = make_inventory(
         tmp_path,
@@ -73,7 +71,7 @@ def test_nodes_that_are_this_machine(tmp_path: Path) -> None:
     assert (found["a"].namespaces_of, found["b"].namespaces_of) == (tmp_path / "pid", Path("/p"))
 
 
-def test_same_address_with_another_port_is_another_node(tmp_path: Path) -> None:
+def test_same_address_with_another_port_is_another_node(tmp_path):
     text = "nodes: {a: {address: x, port: 1, roles: [head]}, b: {address: x, port: 2}}"
     assert len(make_inventory(tmp_path, text).nodes) == 2
 
@@ -87,7 +85,7 @@ class Settings(BaseModel, extra="forbid"):
 LAYERS = CASES["layers"]
 
 
-def test_settings_are_laid_over_each_other(tmp_path: Path) -> None:
+def test_settings_are_laid_over_each_other(tmp_path):
     inventory = make_inventory(tmp_path, LAYERS)
     first, second = (node.settings_for("r") for node in inventory.nodes.values())
     assert first.data == {"size": 1, "names": ["a"], "deep": {"x": 1, "y": 1}}
@@ -96,7 +94,7 @@ def test_settings_are_laid_over_each_other(tmp_path: Path) -> None:
     assert inventory.head.settings_for("other").data == {}
 
 
-def test_an_error_in_settings_names_its_own_line(tmp_path: Path) -> None:
+def test_an_error_in_settings_names_its_own_line(tmp_path):
     text = LAYERS.replace("z: 3", "z: q").replace("size: 2", "sise: 2").replace("[b, c]", "[b, 7]")
     inventory = make_inventory(tmp_path, text)
     with pytest.raises(InvalidFile) as caught:
@@ -116,13 +114,13 @@ def password_of(folder: Path, password: str) -> SecretReference:
 
 
 @pytest.mark.parametrize("content", ["s\u00e9cret\n", "\ufeffs\u00e9cret\r\n", "s\u00e9cret"])
-def test_a_secret_of_an_editor_of_windows(tmp_path: Path, content: str) -> None:
+def test_a_secret_of_an_editor_of_windows(tmp_path, content):
     (tmp_path / "pw").write_bytes(content.encode())
     (tmp_path / "pw").chmod(0o600)
     assert password_of(tmp_path, "{file: pw}").read("the password") == "s\u00e9cret"
 
 
-def test_secrets_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_read_where_they_are(tmp_path, monkeypatch):
     (tmp_path / "pw").write_text("from-file\n")
     (tmp_path / "pw").chmod(0o600)
     text = HEAD + "serve: {api_key: {env: SPARK_KEY}}\nbecome: {password: {file: pw}}\n"
@@ -141,7 +139,7 @@ def test_secrets_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_secret_that_others_can_read_is_refused(tmp_path, mode):
     secret = tmp_path / "my pw"
     secret.write_text("very secret\n")
     secret.chmod(mode)
@@ -155,19 +153,19 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> 
 
 
 @pytest.mark.parametrize("user", ["some.body", "Some", "u@example.org", "DOM\\user", "a" * 40])
-def test_users_of_a_directory_service(tmp_path: Path, user: str) -> None:
+def test_users_of_a_directory_service(tmp_path, user):
     inventory = make_inventory(tmp_path, f"ssh: {{user: '{user}'}}\n" + HEAD)
     assert inventory.head.user == user
 
 
-def test_a_prompt_asks(tmp_path: Path) -> None:
+def test_a_prompt_asks(tmp_path):
     password = password_of(tmp_path, "prompt")
     assert password.read("x", ask=lambda what: f"answer to {what}") == "answer to x"
     with pytest.raises(UsageError, match="no terminal"):
         password.read("x")
 
 
-def test_load_by_name_path_and_default(tmp_path: Path) -> None:
+def test_load_by_name_path_and_default(tmp_path):
     project = Project(tmp_path)
     with pytest.raises(InvalidFile, match=r"no such inventory\n  `spark-cluster init`"):
         load_inventory(None, project)
@@ -184,7 +182,7 @@ def test_load_by_name_path_and_default(tmp_path: Path) -> None:
         load_inventory(tmp_path / "nope.yaml", project)
 
 
-def test_settings_of_a_role_that_does_not_exist(tmp_path: Path) -> None:
+def test_settings_of_a_role_that_does_not_exist(tmp_path):
     path = put(tmp_path / "inventory.yaml", CASES["no_such_roles"])
     with pytest.raises(InvalidFile) as caught:
         load_inventory(None, Project(tmp_path))
@@ -200,7 +198,7 @@ def test_settings_of_a_role_that_does_not_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["one-spark", "two-sparks", "lab"])
-def test_shipped_inventories_are_sound(name: str, tmp_path: Path) -> None:
+def test_shipped_inventories_are_sound(name, tmp_path):
     inventory = load_inventory(name, Project(tmp_path))
     assert inventory.head.user == "nvidia"
 
@@ -217,12 +215,12 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("pattern", "expected"), CASES["patterns"])
-def test_patterns(pattern: str, expected: list[str]) -> None:
+def test_patterns(pattern, expected):
     assert selected(pattern, NODES, GROUPS) == expected
 
 
 @pytest.mark.parametrize(("pattern", "expected"), CASES["wrong_patterns"])
-def test_wrong_patterns(pattern: str, expected: str) -> None:
+def test_wrong_patterns(pattern, expected):
     with pytest.raises(UsageError) as caught:
         selected(pattern, NODES, GROUPS)
     assert expected in str(caught.value)
@@ -240,7 +238,7 @@ def members(name: str) -> set[str]:
 
 
 @given(TERMS, st.sampled_from(",:"), st.randoms())
-def test_select_is_set_algebra_in_any_order(terms, joint, random) -> None:
+def test_select_is_set_algebra_in_any_order(terms, joint, random):
     named = [members(n) for sign, n in terms if not sign]
     expected = set().union(*named) if named else set(NODES)
     for sign, name in terms:
@@ -260,7 +258,7 @@ def test_select_is_set_algebra_in_any_order(terms, joint, random) -> None:
 
 
 @given(st.text(max_size=30))
-def test_any_text_selects_or_is_refused(pattern: str) -> None:
+def test_any_text_selects_or_is_refused(pattern):
     try:
         chosen = selected(pattern, NODES, GROUPS)
     except UsageError:
@@ -273,7 +271,7 @@ def test_any_text_selects_or_is_refused(pattern: str) -> None:
 
 @settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(1, 60), st.integers(0, 255))
-def test_detected_addresses_are_stable_unique_and_in_their_subnet(count: int, third: int) -> None:
+def test_detected_addresses_are_stable_unique_and_in_their_subnet(count, third):
     import tempfile
 
     text = "nodes:\n" + "".join(
@@ -290,7 +288,7 @@ def test_detected_addresses_are_stable_unique_and_in_their_subnet(count: int, th
         assert [int(address.ip) & 0xFF for address in pair] == [11 + index] * 2
 
 
-def test_addresses_given_by_hand_are_taken(tmp_path: Path) -> None:
+def test_addresses_given_by_hand_are_taken(tmp_path):
     text = "nodes: {a: {address: x, fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}}"
     inventory = make_inventory(tmp_path, text)
     assert fabric_addresses(inventory, inventory.head) == (IPv4Interface("192.168.7.1/24"),)

@@ -1,7 +1,5 @@
 """Some nodes of an inventory as a cluster of their own."""
 
-from __future__ import annotations
-
 from factories import make_inventory
 
 from spark_cluster.config.inventory import fabric_addresses, merged, part_of

@@ -1,9 +1,6 @@
 """The kind of a model: what flags, architectures and names show, and what a recipe makes of it."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import pytest
 from cases import cases
@@ -28,11 +25,11 @@ KIND_OF = {
 @pytest.mark.parametrize(
     ("of", "shown", "kind"), [(of, *case) for of in KIND_OF for case in CASES[of]]
 )
-def test_flags_architectures_and_names_show_the_kind(of: str, shown: Any, kind: str) -> None:
+def test_flags_architectures_and_names_show_the_kind(of, shown, kind):
     assert KIND_OF[of](shown) == (kind or None)
 
 
-def test_pooling_alone_does_not_contradict_a_reranker() -> None:
+def test_pooling_alone_does_not_contradict_a_reranker():
     assert (
         recipe_schema.inferred_kind({"runner": "pooling"}, "Qwen/Qwen3-Reranker-4B") == "reranking"
     )
@@ -40,14 +37,14 @@ def test_pooling_alone_does_not_contradict_a_reranker() -> None:
     assert recipe_schema.inferred_kind(flags, "Qwen/Qwen3-Reranker-4B") == "embedding"
 
 
-def test_a_recipe_takes_the_kind_that_it_shows_and_that_kinds_rung() -> None:
+def test_a_recipe_takes_the_kind_that_it_shows_and_that_kinds_rung():
     found = recipe(model={"name": "Qwen/Qwen3-Embedding-8B", "served_name": "m"})
     assert (found.kind, found.readiness.rungs) == ("embedding", ["embedding"])
     assert recipe(engine_args={"task": "score"}).readiness.rungs == ["reranking"]
     assert (recipe().kind, recipe().readiness.rungs) == ("chat", ["answer"])
 
 
-def test_a_recipe_that_names_its_kind_is_believed() -> None:
+def test_a_recipe_that_names_its_kind_is_believed():
     model = {"name": "Qwen/Qwen3-Embedding-8B", "served_name": "m"}
     found = recipe(kind="chat", model=model)
     assert (found.kind, found.readiness.rungs) == ("chat", ["answer"])
@@ -55,7 +52,7 @@ def test_a_recipe_that_names_its_kind_is_believed() -> None:
     assert (found.readiness.rungs, found.readiness.log_expect) == (["transcription"], ["x"])
 
 
-def test_every_kind_is_served_or_says_what_to_use() -> None:
+def test_every_kind_is_served_or_says_what_to_use():
     for kind in recipe_schema.MODEL_KINDS:
         served = kind in recipe_schema.CHECKS_OF_KIND
         assert served == (kind not in recipe_schema.NOT_SERVED)
@@ -67,7 +64,7 @@ def test_every_kind_is_served_or_says_what_to_use() -> None:
         assert recipe_schema.NOT_SERVED[kind] in caught.value.hint
 
 
-def test_rungs_of_another_kind_are_refused() -> None:
+def test_rungs_of_another_kind_are_refused():
     found = recipe(kind="embedding", readiness={"rungs": ["embedding", "coherence"]})
     assert [str(problem.message) for problem in recipe_problems(found)] == [
         "found coherence, expected embedding: the kind is embedding"

@@ -1,7 +1,5 @@
 """Which folders of a node a container may have."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path, PurePosixPath
@@ -19,13 +17,13 @@ GROUPS = [(path, group) for group in ("refused", "allowed", "read_only") for pat
 
 
 @pytest.mark.parametrize(("path", "group"), GROUPS)
-def test_a_folder_is_refused_or_allowed_or_may_only_be_read(path: str, group: str) -> None:
+def test_a_folder_is_refused_or_allowed_or_may_only_be_read(path, group):
     assert bool(why_refused(path, read_only=True)) is (group == "refused")
     assert bool(why_refused(path, read_only=False)) is (group != "allowed")
 
 
 @pytest.mark.parametrize("path", CASES["by_permission"])
-def test_what_is_written_is_named_by_the_user(path: str) -> None:
+def test_what_is_written_is_named_by_the_user(path):
     assert why_not_writable(path)
     assert not why_not_writable(f"{path}/", (path,))
     assert not why_not_writable(f"/{path}/sub", (f"{path}/",))
@@ -34,12 +32,12 @@ def test_what_is_written_is_named_by_the_user(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev/infiniband"])
-def test_memory_and_links_are_no_files(path: str) -> None:
+def test_memory_and_links_are_no_files(path):
     assert not why_not_writable(path)
 
 
 @pytest.mark.parametrize("path", ["/srv/models/m", "/srv/models/a/b", "//srv//models/m/"])
-def test_the_folder_of_models(path: str) -> None:
+def test_the_folder_of_models(path):
     """Root writes there; a container could change the models of others."""
     assert is_for_models(path)
     assert why_refused(path, read_only=False)
@@ -47,7 +45,7 @@ def test_the_folder_of_models(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/srv/models", "/srv", "/srv/models/../x", "/srv/modelsx/m"])
-def test_what_is_no_place_of_a_model(path: str) -> None:
+def test_what_is_no_place_of_a_model(path):
     assert not is_for_models(path)
 
 
@@ -59,7 +57,7 @@ def own_paths() -> list[str]:
 
 
 @pytest.mark.parametrize("path", own_paths())
-def test_no_recipe_reaches_what_is_our_own(path: str) -> None:
+def test_no_recipe_reaches_what_is_our_own(path):
     """Nor what is below, whatever the user allows; nor can it write to a folder above."""
     parents = [str(parent) for parent in PurePosixPath(path).parents]
     for reached in (path, f"{path}/sub"):
@@ -94,7 +92,7 @@ def spelled(source: str) -> list[str]:
 OWN_PATH = re.compile(r"/(etc|var|run|usr|opt|srv)/\S*spark-(cluster|drop)(?!\.pem)")
 
 
-def test_they_stand_in_one_module() -> None:
+def test_they_stand_in_one_module():
     root = Path(__file__).parents[3]
     home = root / "spark_cluster/node/paths.py"
     assert spelled(home.read_text())
@@ -104,6 +102,6 @@ def test_they_stand_in_one_module() -> None:
                 assert not spelled(path.read_text()), path
 
 
-def test_the_rule_of_one_module_finds_what_it_looks_for() -> None:
+def test_the_rule_of_one_module_finds_what_it_looks_for():
     assert spelled('A = f"/etc/sudoers.d/90-spark-cluster-{user}"')
     assert not spelled('"""/var/lib/spark-cluster"""')

@@ -1,14 +1,11 @@
 """A project's own resources: found, checked before anything is connected, imported."""
 
-from __future__ import annotations
-
 import gc
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 from cases import cases
@@ -54,7 +51,7 @@ def error_of(project: Project) -> str:
     return str(caught.value).replace(f"{project.folder}/", "")
 
 
-def test_a_role_imports_them_without_more_ado(project: Project) -> None:
+def test_a_role_imports_them_without_more_ado(project):
     put(project, "thing.py")
     role = project.folder / "roles/r/__init__.py"
     role.parent.mkdir(parents=True)
@@ -66,7 +63,7 @@ def test_a_role_imports_them_without_more_ado(project: Project) -> None:
     assert found.id == "Thing:/x"
 
 
-def test_another_project_has_none_of_the_first(project: Project, tmp_path: Path) -> None:
+def test_another_project_has_none_of_the_first(project, tmp_path):
     digest = wire.digest()
     put(project, "thing.py")
     project.load_resources()
@@ -80,7 +77,7 @@ def test_another_project_has_none_of_the_first(project: Project, tmp_path: Path)
     assert shipped.Thing("/x").id == "Thing:/x"
 
 
-def test_its_modules_go_with_the_project(tmp_path: Path) -> None:
+def test_its_modules_go_with_the_project(tmp_path):
     project = Project(tmp_path)
     put(project, "thing.py")
     project.load_resources()
@@ -92,13 +89,13 @@ def test_its_modules_go_with_the_project(tmp_path: Path) -> None:
     assert not [finder for finder in sys.meta_path if getattr(finder, "package", "") == package]
 
 
-def test_a_folder_of_another_program_is_left_alone(project: Project) -> None:
+def test_a_folder_of_another_program_is_left_alone(project):
     put(project, "thing.py", "import requests\nraise SystemExit\n")
     project.load_resources()
     assert project.extensions.resource_files == ()
 
 
-def test_modules_that_resources_share(project: Project) -> None:
+def test_modules_that_resources_share(project):
     put(project, "_words.py", "WORD = 'x'\n")
     put(project, "thing.py", "from ._words import WORD\nfrom . import _words\n" + GOOD)
     put(
@@ -112,7 +109,7 @@ def test_modules_that_resources_share(project: Project) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["wrong"], ids=lambda case: case["expected"])
-def test_wrong_ones(project: Project, case: dict[str, Any]) -> None:
+def test_wrong_ones(project, case):
     good = GOOD.replace(*case["replace"]) if "replace" in case else GOOD
     text = (GOOD if case.get("twice") else "") + good
     file = shipped.File
@@ -129,18 +126,18 @@ def test_wrong_ones(project: Project, case: dict[str, Any]) -> None:
     [("\0", "resource thing: "), ("#" * LARGEST, r"resources/ of the project: found \d+ bytes")],
     ids=["a byte of 0", "too large"],
 )
-def test_what_is_no_text_or_too_large(project: Project, after: str, expected: str) -> None:
+def test_what_is_no_text_or_too_large(project, after, expected):
     put(project, "thing.py", GOOD + after)
     assert re.search(expected, error_of(project))
 
 
-def test_the_line_of_a_shared_module(project: Project) -> None:
+def test_the_line_of_a_shared_module(project):
     put(project, "_part.py", "\n\ndef f():\n    raise KeyError('x')\n")
     put(project, "thing.py", "from ._part import f\nf()\n" + GOOD)
     assert error_of(project).startswith("resources/_part.py:4: resource thing: KeyError: 'x'")
 
 
-def test_nothing_is_run_before_all_are_checked(project: Project) -> None:
+def test_nothing_is_run_before_all_are_checked(project):
     put(
         project,
         "a.py",
@@ -152,7 +149,7 @@ def test_nothing_is_run_before_all_are_checked(project: Project) -> None:
 
 
 @pytest.mark.parametrize("part", [".", "resources", "resources/thing.py"])
-def test_what_others_can_write_is_not_run(project: Project, part: str) -> None:
+def test_what_others_can_write_is_not_run(project, part):
     put(project, "thing.py", f"open({str(project.folder / 'ran')!r}, 'w')\n" + GOOD)
     (project.folder / part).chmod(0o777)
     with pytest.raises(

@@ -1,7 +1,5 @@
 """The search path, roles and playbooks loaded from files, templates."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
@@ -51,7 +49,7 @@ def error_of(project: Project, name: str) -> str:
     return factories.error_of(project.load_role, name, folder=project.folder)
 
 
-def test_the_users_own_comes_first_name_by_name(project: Project) -> None:
+def test_the_users_own_comes_first_name_by_name(project):
     put(project.shipped, "recipes/a.yaml")
     put(project.shipped, "recipes/b.yaml")
     mine = put(project.folder, "recipes/a.yaml")
@@ -62,7 +60,7 @@ def test_the_users_own_comes_first_name_by_name(project: Project) -> None:
     assert project.find("recipes", "b").parent.parent == project.shipped
 
 
-def test_unknown_names_get_a_suggestion(project: Project) -> None:
+def test_unknown_names_get_a_suggestion(project):
     for name in ("network", "models"):
         put(project.shipped, f"roles/{name}/__init__.py")
     with pytest.raises(UsageError, match=r"no role 'netwrok'.*\n  did you mean 'network'\?"):
@@ -73,7 +71,7 @@ def test_unknown_names_get_a_suggestion(project: Project) -> None:
         project.find("playbooks", "zzz")
 
 
-def test_resolve_takes_names_and_paths(project: Project) -> None:
+def test_resolve_takes_names_and_paths(project):
     path = put(project.folder, "recipes/a.yaml")
     assert project.resolve("recipes", "a") == path
     assert project.resolve("recipes", "a.yaml") == path
@@ -83,12 +81,12 @@ def test_resolve_takes_names_and_paths(project: Project) -> None:
         project.resolve("recipes", "x/a.yaml")
 
 
-def test_missing_project_folder(tmp_path: Path) -> None:
+def test_missing_project_folder(tmp_path):
     with pytest.raises(UsageError, match=r"project folder .*none does not exist"):
         Project(tmp_path / "none")
 
 
-def test_two_projects_have_their_own_role(project: Project, tmp_path: Path) -> None:
+def test_two_projects_have_their_own_role(project, tmp_path):
     put(project.folder, "roles/r/__init__.py", GOOD_ROLE + "from .part import *\n")
     put(project.folder, "roles/r/part.py", "WHOSE = 'first'\n")
     put(tmp_path, "other/roles/r/part.py", "WHOSE = 'second'\n")
@@ -98,23 +96,23 @@ def test_two_projects_have_their_own_role(project: Project, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES["wrong_roles"])
-def test_wrong_roles(project: Project, text: str, expected: str) -> None:
+def test_wrong_roles(project, text, expected):
     put(project.folder, "roles/r/__init__.py", text)
     assert error_of(project, "r").split("\n")[0] == expected
 
 
-def test_a_role_without_code(project: Project) -> None:
+def test_a_role_without_code(project):
     (project.folder / "roles/r").mkdir()
     assert error_of(project, "r").startswith("roles/r/__init__.py: role r: no such file")
 
 
-def test_the_line_is_that_of_the_roles_own_file(project: Project) -> None:
+def test_the_line_is_that_of_the_roles_own_file(project):
     put(project.folder, "roles/r/__init__.py", "from .part import f\nf()\n")
     put(project.folder, "roles/r/part.py", "import json\n\ndef f():\n    json.loads('{')\n")
     assert error_of(project, "r").startswith("roles/r/part.py:4: role r: JSONDecodeError: ")
 
 
-def test_settings_of_a_role(project: Project, tmp_path: Path) -> None:
+def test_settings_of_a_role(project, tmp_path):
     put(project.folder, "roles/r/__init__.py", GOOD_ROLE)
     path = put(tmp_path, "i.yaml", "nodes: {a: {address: x}}\nsettings:\n  r: {size: 2}\n")
     role, node = project.load_role("r"), read_inventory(path).head
@@ -122,7 +120,7 @@ def test_settings_of_a_role(project: Project, tmp_path: Path) -> None:
     assert role.settings_for(node, name="y") == role.settings_model(size=2, name="y")
 
 
-def test_wrong_settings_name_the_side_that_wrote_them(project: Project, tmp_path: Path) -> None:
+def test_wrong_settings_name_the_side_that_wrote_them(project, tmp_path):
     put(project.folder, "roles/r/__init__.py", GOOD_ROLE)
     path = put(tmp_path, "i.yaml", "nodes: {a: {address: x}}\nsettings:\n  r:\n    size: big\n")
     role, node = project.load_role("r"), read_inventory(path).head
@@ -136,7 +134,7 @@ def test_wrong_settings_name_the_side_that_wrote_them(project: Project, tmp_path
     )
 
 
-def test_playbooks(project: Project) -> None:
+def test_playbooks(project):
     path = put(project.folder, "playbooks/p.py", "def main(play): pass\n")
     playbook = project.load_playbook("p")
     assert (playbook.name, playbook.path) == ("p", path)
@@ -153,7 +151,7 @@ def test_playbooks(project: Project) -> None:
         assert expected in str(caught.value)
 
 
-def test_render(tmp_path: Path) -> None:
+def test_render(tmp_path):
     put(tmp_path, "a.j2", "{% if on %}\nx = {{ x }} & <y>\n{% endif %}\nend\n")
     assert render(tmp_path, "a.j2", on=True, x="<1>") == "x = <1> & <y>\nend\n"
     put(tmp_path, "name.j2", "{{ folder }} {{ template }}")
@@ -161,20 +159,20 @@ def test_render(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES["wrong_templates"])
-def test_wrong_templates(tmp_path: Path, text: str, expected: str) -> None:
+def test_wrong_templates(tmp_path, text, expected):
     put(tmp_path, "t.j2", text)
     with pytest.raises(InvalidFile) as caught:
         render(tmp_path, "t.j2", d={}, x=1)
     assert str(caught.value).replace(f"{tmp_path}/", "") == expected
 
 
-def test_missing_template(tmp_path: Path) -> None:
+def test_missing_template(tmp_path):
     put(tmp_path, "daemon.json.j2")
     with pytest.raises(InvalidFile, match=r"no such template\n  did you mean 'daemon.json.j2'\?"):
         render(tmp_path, "deamon.json.j2")
 
 
-def test_a_role_is_loaded_while_other_threads_import(tmp_path: Path) -> None:
+def test_a_role_is_loaded_while_other_threads_import(tmp_path):
     """Modules that show the answers are imported while a run is at work."""
     (tmp_path / "one.py").write_text("x = 1\n")
     done = threading.Event()
@@ -201,7 +199,7 @@ def test_a_role_is_loaded_while_other_threads_import(tmp_path: Path) -> None:
             del sys.modules[name]
 
 
-def test_two_threads_that_want_a_role_get_the_same(project: Project) -> None:
+def test_two_threads_that_want_a_role_get_the_same(project):
     """Of a class that is made twice at the same time, the one is not complete yet."""
     text = GOOD_ROLE.replace(
         "class Settings", "import time\ntime.sleep(0.1)\n\n\nclass Settings", 1

@@ -1,7 +1,5 @@
 """docs/promises.md: every promise of the README is there, and every test that it names exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,7 +16,7 @@ def section(text: str, title: str) -> str:
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_every_promise_of_the_readme_is_held() -> None:
+def test_every_promise_of_the_readme_is_held():
     told = section((CHECKOUT / "README.md").read_text(), "What it promises")
     promised = re.findall(r"^- \*\*(.+?)\*\*", told, re.M)
     assert promised, "the README promises something"
@@ -26,9 +24,9 @@ def test_every_promise_of_the_readme_is_held() -> None:
     assert [text for text in promised if f"**{text}**" not in held] == []
 
 
-def test_every_promise_names_a_test() -> None:
+def test_every_promise_names_a_test():
     assert [row[0] for row in ROWS if "promise" not in row[0] and "`tests/" not in row[-1]] == []
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_test_that_is_named_exists():
     assert [test_id for test_id in IDS if find(test_id) is None] == []

@@ -1,7 +1,5 @@
 """Parsers of what provisioning decides by: GID tables, host keys, free blocks of memory."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest
@@ -81,20 +79,19 @@ GIB, MIB = 2**30, 2**20
 
 
 @each_row(__file__, "free_blocks.toml", "large_blocks_by_the_size_of_a_page")
-def test_large_blocks_by_the_size_of_a_page(text, page_size, size, large, fragmented) -> None:
+def test_large_blocks_by_the_size_of_a_page(text, page_size, size, large, fragmented):
     """P06: no physically contiguous memory is left although gigabytes are free."""
     found = free_blocks(text, page_size)
-    assert found is not None
     assert (found.size, found.large, found.fragmented) == (size * MIB, large * MIB, fragmented)
 
 
 @pytest.mark.parametrize(
     "text", ["", "Node 0, zone", "Node 0, zone Normal x 1", f"Node 0, zone Normal {'9' * 400}"]
 )
-def test_what_has_no_zone_says_nothing(text: str) -> None:
+def test_what_has_no_zone_says_nothing(text):
     assert free_blocks(text, 4096) is None
 
 
-def test_in_words() -> None:
+def test_in_words():
     shown = str(FreeBlocks(3 * GIB, GIB // 2, 16 * MIB))
     assert shown == "0.5 of 3.0 GiB free memory in blocks of 16 MiB or more"

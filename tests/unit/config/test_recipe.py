@@ -1,7 +1,5 @@
 """Recipes: what wrong ones say, and the arguments they become."""
 
-from __future__ import annotations
-
 import functools
 import shlex
 from pathlib import Path
@@ -36,20 +34,20 @@ made = functools.partial(recipe_of, "o/m")
 @pytest.mark.parametrize(
     "case", CASES["wrong"], ids=lambda case: case["expected"].split(":")[1].strip()
 )
-def test_wrong_recipes(tmp_path: Path, case: dict[str, str]) -> None:
+def test_wrong_recipes(tmp_path, case):
     with pytest.raises(InvalidFile) as caught:
         load(tmp_path, case["text"])
     assert str(caught.value).replace(f"{tmp_path}/r.yaml:", "") == case["expected"]
 
 
-def test_no_secret_in_a_message(tmp_path: Path) -> None:
+def test_no_secret_in_a_message(tmp_path):
     for line in ("engine_args: {api-key: sk-1}", "env: {OPENAI_API_KEY: sk-1}"):
         with pytest.raises(InvalidFile) as caught:
             load(tmp_path, BASE + line)
         assert "sk-1" not in str(caught.value)
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_defaults(tmp_path):
     recipe = load(tmp_path, BASE)
     assert recipe.model.in_hub_cache
     assert recipe.model.node_path == "org/m", "the folder is known with the revision"
@@ -59,14 +57,13 @@ def test_defaults(tmp_path: Path) -> None:
     assert recipe.probe.expect == "Paris"
 
 
-def test_a_virtual_environment(tmp_path: Path) -> None:
+def test_a_virtual_environment(tmp_path):
     recipe = load(tmp_path, VENV)
-    assert recipe.venv is not None
     assert (recipe.venv.path, recipe.venv.python) == ("/opt/vllm", "python3")
     assert of_recipe(recipe, 1).image == ""
 
 
-def test_every_kind_of_argument() -> None:
+def test_every_kind_of_argument():
     recipe = made(
         engine_args={
             "max-model-len": 4096,
@@ -84,24 +81,24 @@ def test_every_kind_of_argument() -> None:
     )
 
 
-def test_the_recipes_own_memory_share_wins() -> None:
+def test_the_recipes_own_memory_share_wins():
     args = made(gpu_memory_utilization=0.6).args_for(1, 0.7)
     assert args[args.index("--gpu-memory-utilization") + 1] == "0.6"
     assert "--gpu-memory-utilization" not in made().args_for(1)
 
 
-def test_a_size_it_does_not_do_is_refused() -> None:
+def test_a_size_it_does_not_do_is_refused():
     with pytest.raises(Refused, match="size 1 to 2, not 3\n  use --tp 2"):
         made().args_for(3)
     with pytest.raises(Refused, match="size 2, not 1\n  use --tp 2"):
         made(tensor_parallel={"min": 2, "max": 2}).args_for(1)
 
 
-def test_numbers_in_the_environment_are_text() -> None:
+def test_numbers_in_the_environment_are_text():
     assert made(env={"OMP_NUM_THREADS": 1}).env == {"OMP_NUM_THREADS": "1"}
 
 
-def test_mounts_and_digests() -> None:
+def test_mounts_and_digests():
     digest = "sha256:" + "a" * 64
     recipe = made(
         image={"ref": "i:1", "digest": digest},
@@ -114,7 +111,7 @@ def test_mounts_and_digests() -> None:
     assert [mount.volume for mount in recipe.mounts] == ["/a:/b:ro", "/c:/d"]
 
 
-def test_a_relative_directory_starts_at_the_recipe(tmp_path: Path) -> None:
+def test_a_relative_directory_starts_at_the_recipe(tmp_path):
     text = BASE.replace("served_name: m", "served_name: m, source: directory, directory: models/m")
     assert load(tmp_path, text).model.directory == tmp_path / "models/m"
     home = load(tmp_path, text.replace("models/m", "~/m")).model.directory
@@ -126,7 +123,7 @@ SHIPPED = sorted(Project(Path(__file__).parent).list("recipes"))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_recipes_are_sound(name: str, tmp_path: Path) -> None:
+def test_shipped_recipes_are_sound(name, tmp_path):
     recipe = load_recipe(name, Project(tmp_path))
     sizes = recipe.tensor_parallel.usual
     assert len({tuple(recipe.args_for(tp)) for tp in sizes}) == len(sizes)
@@ -136,7 +133,7 @@ def test_shipped_recipes_are_sound(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name != "lab-paris"])
-def test_shipped_recipes_say_what_plans_need(name: str, tmp_path: Path) -> None:
+def test_shipped_recipes_say_what_plans_need(name, tmp_path):
     recipe = load_recipe(name, Project(tmp_path))
     assert recipe.model.base
     assert recipe.model.quantization
@@ -152,7 +149,7 @@ def test_shipped_recipes_say_what_plans_need(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("gemma4")])
-def test_what_the_articles_had_wrong_is_right(name: str, tmp_path: Path) -> None:
+def test_what_the_articles_had_wrong_is_right(name, tmp_path):
     """Besides what `lint` knows: tools are called, and the kernels are looked for in the log."""
     recipe = load_recipe(name, Project(tmp_path))
     assert recipe.engine_args["enable-auto-tool-choice"] is True

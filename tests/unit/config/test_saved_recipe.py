@@ -1,9 +1,6 @@
 """A recipe saved with changes: it is read again as what was saved."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import program
@@ -31,7 +28,7 @@ def changed(*options: str) -> Recipe:
 
 
 @pytest.mark.parametrize("name", SHIPPED.list("recipes"))
-def test_every_shipped_recipe_is_read_again_as_it_was(name: str, tmp_path: Path) -> None:
+def test_every_shipped_recipe_is_read_again_as_it_was(name, tmp_path):
     project = Project(tmp_path)
     recipe = load_recipe(name, project)
     path = save(recipe, f"my-{name}", project)
@@ -44,7 +41,7 @@ def test_every_shipped_recipe_is_read_again_as_it_was(name: str, tmp_path: Path)
         )
 
 
-def test_what_was_changed_is_its_own(tmp_path: Path) -> None:
+def test_what_was_changed_is_its_own(tmp_path):
     project = Project(tmp_path)
     options = ("max-model-len=32k", "env.NCCL_DEBUG=WARN", "image.ref=other/vllm:2")
     recipe = changed(*options, "gpu-memory-utilization=0.5", "env.ODD=yes")
@@ -62,7 +59,7 @@ def test_what_was_changed_is_its_own(tmp_path: Path) -> None:
     )
 
 
-def test_a_name_that_is_taken_needs_consent(tmp_path: Path) -> None:
+def test_a_name_that_is_taken_needs_consent(tmp_path):
     project, recipe = Project(tmp_path), load_recipe(RECIPE, SHIPPED)
     with pytest.raises(UsageError, match=f"there is a recipe {RECIPE} already"):
         save(recipe, RECIPE, project)
@@ -76,25 +73,25 @@ def test_a_name_that_is_taken_needs_consent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "-x", "a b", ".hidden"])
-def test_a_name_that_is_no_file_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_no_file_of_the_folder_is_refused(tmp_path, name):
     with pytest.raises(UsageError, match="expected letters"):
         save(load_recipe(RECIPE, SHIPPED), name, Project(tmp_path))
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "recipes").write_text("a file")
     with pytest.raises(UsageError, match="cannot be written"):
         save(load_recipe(RECIPE, SHIPPED), "mine", Project(tmp_path))
 
 
-def test_a_secret_stays_a_reference() -> None:
+def test_a_secret_stays_a_reference():
     recipe = load_recipe(RECIPE, SHIPPED)
     env = {"HF_TOKEN": {"env": "HF_TOKEN"}}
     made = Recipe.model_validate({**recipe.model_dump(exclude_unset=True), "env": env})
     assert "HF_TOKEN:\n    env: HF_TOKEN" in text(made, "mine")
 
 
-def test_the_command_saves_it(tmp_path: Path) -> None:
+def test_the_command_saves_it(tmp_path):
     words = ["save", "mine", "--from", RECIPE, "--max-num-seqs", "2", "--json"]
     done = program.run("recipes", *words, cwd=tmp_path)
     assert done.returncode == 0

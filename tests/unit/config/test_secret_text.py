@@ -1,7 +1,5 @@
 """Texts that are taken for a secret, and texts that are not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,16 +13,16 @@ CASES = cases(__file__, "secret_text.toml")
 
 
 @pytest.mark.parametrize(("name", "value"), CASES["secrets"], ids=str)
-def test_a_secret(name: str, value: str) -> None:
+def test_a_secret(name, value):
     assert is_secret_setting(name, value)
 
 
 @pytest.mark.parametrize(("name", "value"), CASES["plain"], ids=str)
-def test_no_secret(name: str, value: str) -> None:
+def test_no_secret(name, value):
     assert not is_secret_setting(name, value)
 
 
-def test_nothing_that_ships_is_taken_for_one() -> None:
+def test_nothing_that_ships_is_taken_for_one():
     project = Project(Path(__file__).parent)
     for name in project.list("recipes"):
         load_recipe(name, project)

@@ -1,7 +1,5 @@
 """Nodes as roles see them: which port has the cable, which addresses are ours to give."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Interface
 
 import factories

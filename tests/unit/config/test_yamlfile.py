@@ -1,7 +1,5 @@
 """YAML files: plain data, the place of every value, and what is said about a broken file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import factories
@@ -22,7 +20,7 @@ def error_of(path: Path) -> str:
     return factories.error_of(load, path, "inventory", folder=path.parent)
 
 
-def test_plain_data_and_places(tmp_path: Path) -> None:
+def test_plain_data_and_places(tmp_path):
     source = load(write(tmp_path, "a:\n  b: [1, {c: x}]\n  d: 'q'\n"))
     assert source.data == {"a": {"b": [1, {"c": "x"}], "d": "q"}}
     assert source.origins[("a", "b", 1, "c")][:2] == (2, 11)
@@ -30,7 +28,7 @@ def test_plain_data_and_places(tmp_path: Path) -> None:
     assert type(source.data["a"]["d"]) is str
 
 
-def test_a_text_that_is_read_again_is_data_of_its_own(tmp_path: Path) -> None:
+def test_a_text_that_is_read_again_is_data_of_its_own(tmp_path):
     text = "a: &x {b: [1, 0x1F]}\nc: *x\n"
     first, second = (load(put(tmp_path / name, text)) for name in ("x.yaml", "y.yaml"))
     first.data["a"]["b"].append(2)
@@ -41,18 +39,18 @@ def test_a_text_that_is_read_again_is_data_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [*CASES["scalars"], ("~", None), ("", None)])
-def test_yaml_1_2_scalars(tmp_path: Path, text: str, value: object) -> None:
+def test_yaml_1_2_scalars(tmp_path, text, value):
     assert load(write(tmp_path, f"a: {text}\n")).data == {"a": value}
 
 
-def test_aliases_and_merge_keys(tmp_path: Path) -> None:
+def test_aliases_and_merge_keys(tmp_path):
     source = load(write(tmp_path, "a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  x: 3\n"))
     assert source.data["b"] == {"x": 3, "y": 2}
     assert source.where(("b", "x")).endswith(":4")
     assert source.where(("b", "y")).endswith(":1")
 
 
-def test_keys_are_text(tmp_path: Path) -> None:
+def test_keys_are_text(tmp_path):
     assert load(write(tmp_path, "8000: a\ntrue: b\n")).data == {"8000": "a", "true": "b"}
 
 
@@ -69,11 +67,11 @@ def test_keys_are_text(tmp_path: Path) -> None:
         ("a: " + "[" * 500_000, "x.yaml: nested too deeply"),
     ],
 )
-def test_broken_files(tmp_path: Path, text: str | bytes, expected: str) -> None:
+def test_broken_files(tmp_path, text, expected):
     assert error_of(write(tmp_path, text)).startswith(expected)
 
 
-def test_missing_folder_and_too_large(tmp_path: Path) -> None:
+def test_missing_folder_and_too_large(tmp_path):
     assert error_of(tmp_path / "no.yaml") == "no.yaml: no such inventory"
     folder = tmp_path / "d"
     folder.mkdir()
@@ -82,17 +80,17 @@ def test_missing_folder_and_too_large(tmp_path: Path) -> None:
     assert error_of(large) == "x.yaml: larger than 1 MiB; expected a YAML inventory"
 
 
-def test_endless_aliases_are_refused_quickly(tmp_path: Path) -> None:
+def test_endless_aliases_are_refused_quickly(tmp_path):
     lines = ["l0: &l0 [1,1,1,1,1,1,1,1,1,1]"]
     lines += [f"l{i}: &l{i} [{','.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 12)]
     assert "too many values" in error_of(write(tmp_path, "\n".join(lines)))
 
 
-def test_a_line_that_may_hold_a_secret_is_not_shown(tmp_path: Path) -> None:
+def test_a_line_that_may_hold_a_secret_is_not_shown(tmp_path):
     assert "hunter2" not in error_of(write(tmp_path, "a: 1\napi_key: hunter2: x\n"))
 
 
-def test_a_long_line_is_neither_shown_nor_searched_for_secrets(tmp_path: Path) -> None:
+def test_a_long_line_is_neither_shown_nor_searched_for_secrets(tmp_path):
     """A search of this one would take hours."""
     text = error_of(write(tmp_path, "a: b: " + "key" * 300_000))
     assert text == (
@@ -100,7 +98,7 @@ def test_a_long_line_is_neither_shown_nor_searched_for_secrets(tmp_path: Path) -
     )
 
 
-def test_problems_in_file_order_with_the_nearest_place(tmp_path: Path) -> None:
+def test_problems_in_file_order_with_the_nearest_place(tmp_path):
     source = load(write(tmp_path, "b: 1\na:\n  c: 2\n"))
     from spark_cluster.config.yamlfile import Problem
 
@@ -109,13 +107,13 @@ def test_problems_in_file_order_with_the_nearest_place(tmp_path: Path) -> None:
     assert text == f"{name}:1: b: worse\n{name}:3: a.c.d: bad"
 
 
-def test_shown_is_relative_below_the_current_folder(tmp_path, monkeypatch) -> None:
+def test_shown_is_relative_below_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown(tmp_path / "a" / "b.yaml") == "a/b.yaml"
     assert shown(Path("/etc/hosts")) == "/etc/hosts"
 
 
-def test_dotted() -> None:
+def test_dotted():
     assert dotted(("nodes", "spark1", "roles", 0)) == "nodes.spark1.roles[0]"
     assert Sourced(Path("f"), {}).where(("x",)) == "f:1"
 
@@ -124,6 +122,6 @@ def test_dotted() -> None:
     ("word", "name"),
     [*CASES["nearest"], ("q", None), ("", None), ("llama", None), ("qwen3.6-27b-fp8", None)],
 )
-def test_the_beginning_of_a_name_is_nearer_than_a_likeness(word: str, name: str | None) -> None:
+def test_the_beginning_of_a_name_is_nearer_than_a_likeness(word, name):
     known = ["gemma4-31b-fp8-eager", "gemma4-31b-fp8", "qwen3.6-35b-a3b-fp8"]
     assert nearest(word, [*known, "qwen3-235b-a22b-gptq-int4"]) == name

@@ -1,7 +1,5 @@
 """The engine of the page "Add an engine", as another package would bring it."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -45,13 +43,12 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_engine_of_the_page(tmp_path: Path) -> None:
+def test_the_engine_of_the_page(tmp_path):
     recipe = load_recipe(put(tmp_path / "r.yaml", RECIPE), Project(tmp_path))
     plan = server_for(recipe, make_node("a"))
     deployment = plan.starting(share=0.5, ray_token=None)
     found = engine("tiny")
     process = found.server(plan.nodes[0], deployment, 29501)
-    assert process is not None
     container = runtime.resource(process, deployment)
     assert container.command == (
         *("tiny-serve", "--weights", snapshot_of("org/m"), "--context", "4096", "--gpus", "1"),
@@ -60,7 +57,7 @@ def test_the_engine_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_it_has_all_that_an_engine_has() -> None:
+def test_it_has_all_that_an_engine_has():
     wanted = {name for name in vars(Engine) if not name.startswith("_")}
     assert wanted <= set(dir(engine("tiny")))
     for ours in ("vllm", "sglang"):

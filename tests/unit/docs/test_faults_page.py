@@ -1,7 +1,5 @@
 """The page of faults: each row has a test that looks for its words, and those of the lab a time."""
 
-from __future__ import annotations
-
 import pytest
 from named_tests import CHECKOUT, find, texts
 

@@ -1,7 +1,5 @@
 """The pages written by hand: their commands, paths and examples are those of the code."""
 
-from __future__ import annotations
-
 import ast
 import html
 import importlib
@@ -178,7 +176,7 @@ def test_what_the_page_of_the_python_api_imports_is_there():
     assert called <= set(dir(space["Cluster"]))
 
 
-def test_the_modules_in_the_picture_of_up_exist() -> None:
+def test_the_modules_in_the_picture_of_up_exist():
     picture = (DOCS / "explanation/how-up-works.md").read_text()
     named = re.findall(r"\b(?:cli|engine)/[\w/]+(?:\.py|/)", picture)
     assert len(named) > 8
@@ -186,7 +184,7 @@ def test_the_modules_in_the_picture_of_up_exist() -> None:
 
 
 @pytest.mark.parametrize("name", pictures.NAMES)
-def test_a_picture_of_a_terminal_shows_its_recorded_run(name: str) -> None:
+def test_a_picture_of_a_terminal_shows_its_recorded_run(name):
     drawn = (pictures.FOLDER / f"{name}.svg").read_text()
     shown = "".join(html.unescape(text) for text in re.findall(r">([^<]*)</text>", drawn))
     recorded = (pictures.FOLDER / f"{name}.txt").read_text()
@@ -194,7 +192,7 @@ def test_a_picture_of_a_terminal_shows_its_recorded_run(name: str) -> None:
     assert "url(http" not in drawn
 
 
-def test_every_room_is_in_the_picture_of_the_house_and_on_its_page() -> None:
+def test_every_room_is_in_the_picture_of_the_house_and_on_its_page():
     folders = {path.parent.name for path in (CHECKOUT / "spark_cluster").glob("*/__init__.py")}
     picture = (DOCS / "pictures/house.svg").read_text()
     drawn = set(re.findall(r">(\w+)/</text>", picture))
@@ -208,7 +206,7 @@ RECORDS = {DOCS / "gpu.md"}
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES} - RECORDS), ids=lambda page: page.stem)
-def test_commands_and_screens_fit_next_to_the_sidebars(page: Path) -> None:
+def test_commands_and_screens_fit_next_to_the_sidebars(page):
     """At 1280 pixels: 86 columns. Code and files of others are wrapped by the page."""
     lines = [
         line

@@ -1,7 +1,5 @@
 """The generated reference is complete: nothing that users can write or read lacks its meaning."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

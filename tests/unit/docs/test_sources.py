@@ -1,7 +1,5 @@
 """docs/sources.md has every key and title that code, catalogue, recipes and pages name."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

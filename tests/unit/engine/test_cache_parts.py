@@ -1,7 +1,5 @@
 """The parts of the caches on all nodes: whose they are, what is kept, what is pruned first."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -79,7 +77,7 @@ def prunable(found: list[CachePart], **options: Any) -> list[str]:
     return [part.path.rpartition("/")[2][:10] for part in cache_parts.prunable(found, **chosen)]
 
 
-def test_a_part_has_its_recipes_and_its_last_use() -> None:
+def test_a_part_has_its_recipes_and_its_last_use():
     found = {part.path: part for part in look(spark1=Node())}
     old = found[f"{OWN}{cache_parts.COMPILED}{OLD}"]
     assert (old.recipes, old.idle_days, old.kept) == (("old",), 40.0, "")
@@ -89,7 +87,7 @@ def test_a_part_has_its_recipes_and_its_last_use() -> None:
     assert found["huggingface"].kept
 
 
-def test_the_longest_unused_is_pruned_first() -> None:
+def test_the_longest_unused_is_pruned_first():
     found = look(spark1=Node())
     assert prunable(found) == [LOST, OLD]
     assert prunable(found, days=0) == [LOST, OLD, "0.6.1", "1" * 10]
@@ -98,7 +96,7 @@ def test_the_longest_unused_is_pruned_first() -> None:
     assert prunable(found, days=41) == [LOST]
 
 
-def test_what_serves_is_kept_on_every_node() -> None:
+def test_what_serves_is_kept_on_every_node():
     """With Ray the other node has no server, and its rank reads the caches all the same."""
     found = look(spark1=Node({SERVER: container(), RAY: container()}), spark2=Node())
     kept = {(part.node, part.path.rpartition("/")[2][:10]) for part in found if part.kept}
@@ -108,18 +106,18 @@ def test_what_serves_is_kept_on_every_node() -> None:
     assert prunable(found, days=0) == [LOST, LOST, OLD, OLD]
 
 
-def test_all_compiled_code_is_kept_while_an_unknown_server_runs() -> None:
+def test_all_compiled_code_is_kept_while_an_unknown_server_runs():
     for node in (Node({SERVER: container("")}), Node({SERVER: container("unrecorded")})):
         assert prunable(look(spark1=node), days=0) == []
     silent = [LaunchRecord("new", "vllm", last=NOW)]
     assert prunable(look(spark1=Node({SERVER: container()}, silent)), days=0) == []
 
 
-def test_the_inventorys_recipe_is_kept() -> None:
+def test_the_inventorys_recipe_is_kept():
     assert prunable(look("old", spark1=Node()), days=0) == [LOST, "0.6.1", "1" * 10]
 
 
-def test_each_node_removes_its_own() -> None:
+def test_each_node_removes_its_own():
     nodes = {"spark1": Node(), "spark2": Node({RAY: container("old")})}
     chosen = [one for one in look(**nodes) if (one.kind, one.node) == ("compile", "spark1")]
     removed = cache_parts.remove(nodes, dict.fromkeys(nodes, "/var/cache/x"), chosen)
@@ -127,7 +125,7 @@ def test_each_node_removes_its_own() -> None:
     assert (len(nodes["spark1"].removed), nodes["spark2"].removed) == (3, [])
 
 
-def test_what_one_of_several_models_uses_is_kept() -> None:
+def test_what_one_of_several_models_uses_is_kept():
     found = look(a=Node({"servers": "spark-vllm-old\nspark-vllm-new\n"}))
     kept = {part.path: part.kept for part in found if part.kind == "compile"}
     for key in (OLD, NEW):

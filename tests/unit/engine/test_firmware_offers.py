@@ -1,7 +1,5 @@
 """What fwupd offers on a node, which is foreign input: nothing in another form is an offer."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

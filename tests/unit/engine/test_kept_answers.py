@@ -1,9 +1,6 @@
 """Answers of the last verify of a recipe and size: kept, and compared with other sizes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from spark_cluster.errors import Failed
 ONE = KeptAnswers("r", 1, "hash", {"answer": "Paris", "short-answers": "Paris, 42"}, "T1")
 
 
-def test_the_other_size_is_compared(tmp_path: Path) -> None:
+def test_the_other_size_is_compared(tmp_path):
     ONE.keep(tmp_path)
     two = KeptAnswers("r", 2, "hash", {"answer": "Paris", "short-answers": "Paris, 41"})
     two.keep(tmp_path)
@@ -32,12 +29,12 @@ def test_the_other_size_is_compared(tmp_path: Path) -> None:
         KeptAnswers("r", 2, "hash", {"vision-colour": "Red"}),
     ],
 )
-def test_what_is_not_compared(tmp_path: Path, other: KeptAnswers) -> None:
+def test_what_is_not_compared(tmp_path, other):
     ONE.keep(tmp_path)
     assert other.compared(tmp_path) == ()
 
 
-def test_checks_that_did_not_run_keep_their_answers(tmp_path: Path) -> None:
+def test_checks_that_did_not_run_keep_their_answers(tmp_path):
     ONE.keep(tmp_path)
     for fingerprint, more in (("hash", {"short-answers": "Paris, 42"}), ("of another recipe", {})):
         KeptAnswers("r", 1, fingerprint, {"answer": "PARIS"}).keep(tmp_path)
@@ -47,14 +44,14 @@ def test_checks_that_did_not_run_keep_their_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"format": 2}', '{"format": 1, "tp": "1"}', "\udc80"]
 )
-def test_files_that_are_none_of_ours(tmp_path: Path, text: str) -> None:
+def test_files_that_are_none_of_ours(tmp_path, text):
     path = tmp_path / "r.tp2.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert read(path) is None
     assert ONE.compared(tmp_path) == ()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Failed, match="the answers cannot be kept") as caught:
         ONE.keep(tmp_path / "file")

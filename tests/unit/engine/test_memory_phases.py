@@ -1,7 +1,5 @@
 """GPU memory by phase of a run, next to the plan's prediction; in the run's record too."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

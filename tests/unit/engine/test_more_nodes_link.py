@@ -1,7 +1,5 @@
 """Three and four nodes on a switch: what is tried between them, and a ring of cables refused."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
@@ -35,7 +33,7 @@ def cluster(tmp_path: Any, count: int, up: tuple[str, ...] = PORT_1) -> list[Nod
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 16])
-def test_each_port_sends_and_receives_once_for_each_twin(tmp_path: Any, count: int) -> None:
+def test_each_port_sends_and_receives_once_for_each_twin(tmp_path, count):
     found = link_check.checked_hops(cluster(tmp_path, count))
     assert len(found) == 2 * count, "it grows with the nodes, not with their square"
     sent = Counter((hop.source.name, hop.ours.interface) for hop in found)
@@ -49,7 +47,7 @@ def test_each_port_sends_and_receives_once_for_each_twin(tmp_path: Any, count: i
     assert sorted(map(str, found)) == sorted(str(hop) for one in divided for hop in one)
 
 
-def test_pairs_of_a_round_are_measured_at_once(tmp_path: Any) -> None:
+def test_pairs_of_a_round_are_measured_at_once(tmp_path):
     found = link_check.checked_hops(cluster(tmp_path, 4))
     together = threading.Barrier(2)
 
@@ -94,7 +92,7 @@ def refused(nodes: list[Node], agents: list[Any]) -> None:
     link_check.must_be_switched(nodes, lambda node: by_name[node.name])
 
 
-def test_three_nodes_in_a_ring_are_refused(tmp_path: Any) -> None:
+def test_three_nodes_in_a_ring_are_refused(tmp_path):
     three = cluster(tmp_path, 3, PORT_0 + PORT_1)
     with pytest.raises(Failed) as error:
         refused(three, [ring(1), ring(2), ring(3)])
@@ -102,7 +100,7 @@ def test_three_nodes_in_a_ring_are_refused(tmp_path: Any) -> None:
     assert "to a switch" in (error.value.hint or "")
 
 
-def test_a_row_of_three_is_refused_for_the_one_in_the_middle(tmp_path: Any) -> None:
+def test_a_row_of_three_is_refused_for_the_one_in_the_middle(tmp_path):
     one, two, three = cluster(tmp_path, 3, PORT_1)
     two = replace(two, facts=a_node(PORT_0 + PORT_1))
     middle = Listener({PORT_0[0]: ("spark1",), PORT_1[0]: ("spark3",)})
@@ -113,7 +111,7 @@ def test_a_row_of_three_is_refused_for_the_one_in_the_middle(tmp_path: Any) -> N
         )
 
 
-def test_two_cables_of_each_node_to_a_switch(tmp_path: Any) -> None:
+def test_two_cables_of_each_node_to_a_switch(tmp_path):
     three = cluster(tmp_path, 3, PORT_0 + PORT_1)
     names = {node.name for node in three}
     agents = [
@@ -125,14 +123,14 @@ def test_two_cables_of_each_node_to_a_switch(tmp_path: Any) -> None:
     refused(three, agents)
 
 
-def test_no_one_is_asked_where_it_is_clear(tmp_path: Any) -> None:
+def test_no_one_is_asked_where_it_is_clear(tmp_path):
     for count, up in ((2, PORT_0 + PORT_1), (4, PORT_1)):
         agents = [ring(1) for _ in range(count)]
         refused(cluster(tmp_path, count, up), agents)
         assert [agent.asked for agent in agents] == [0] * count
 
 
-def test_a_node_that_cannot_listen(tmp_path: Any) -> None:
+def test_a_node_that_cannot_listen(tmp_path):
     three = cluster(tmp_path, 3, PORT_0 + PORT_1)
     broken = Listener("PermissionError: [Errno 1] Operation not permitted")
     with pytest.raises(Failed, match="Operation not permitted") as error:

@@ -1,7 +1,5 @@
 """What serves where: over several nodes, as replicas, as several models, and what cannot be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -94,7 +92,7 @@ def test_one_model_over_several_nodes(case):
     assert found.firewall["peers"] == names
 
 
-def test_data_parallel_ranks_are_on_one_node_each() -> None:
+def test_data_parallel_ranks_are_on_one_node_each():
     found = deployment_for(make_recipe(**RANKS), *NODES, tp=1)
     server = found.first
     assert server.on_ray
@@ -118,7 +116,7 @@ def of_model(name: str) -> Recipe:
     return make_recipe(executor="ray", model={"name": name, "base": None})
 
 
-def test_the_option_for_ranks_is_an_override() -> None:
+def test_the_option_for_ranks_is_an_override():
     recipe = changed(of_model("Qwen/Qwen3-8B"), ("data-parallel-size=2",))
     assert recipe.data_parallel == 2
     assert dict(recipe.overrides) == {"data-parallel-size": 2}, "a dense model has no experts"
@@ -128,7 +126,7 @@ def test_the_option_for_ranks_is_an_override() -> None:
     assert "--data-parallel-size" in found.args
 
 
-def test_ranks_of_a_mixture_of_experts_get_expert_parallelism() -> None:
+def test_ranks_of_a_mixture_of_experts_get_expert_parallelism():
     mixture, two = of_model("openai/gpt-oss-20b"), "data-parallel-size=2"
     wanted = {"data-parallel-size": 2, "enable-expert-parallel": True}
     for options in ((two,), (two, "enable-expert-parallel=true")):  # `swap` reads it from the label
@@ -152,7 +150,7 @@ def test_the_size_that_is_taken(case):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_the_heads_replica_is_on_its_loopback_and_the_others_on_the_fabric(count: int) -> None:
+def test_the_heads_replica_is_on_its_loopback_and_the_others_on_the_fabric(count):
     found, names = replicas(count), tuple("abcd"[:count])
     hosts = ["127.0.0.1", *(f"192.168.177.{10 + n}" for n in range(2, count + 1))]
     for server, name, host in zip(found.servers, names, hosts, strict=True):
@@ -173,7 +171,7 @@ def endpoint_files(deployment: Deployment) -> dict[str, str]:
     return {one.path: str(one.content) for one in resources if isinstance(one, File)}
 
 
-def test_the_proxy_is_in_front_of_all_also_on_the_loopback() -> None:
+def test_the_proxy_is_in_front_of_all_also_on_the_loopback():
     found = replicas(2)
     assert found.endpoint.url == "http://127.0.0.1:8000/v1"
     files = endpoint_files(found)
@@ -189,7 +187,7 @@ def test_the_proxy_is_in_front_of_all_also_on_the_loopback() -> None:
     assert proxy.described(description) is not None
 
 
-def test_a_url_of_a_node_that_is_none_is_shown() -> None:
+def test_a_url_of_a_node_that_is_none_is_shown():
     found = proxy.described('{"url": "http://[::1", "api_key": true, "tls": null}')
     assert str(found) == "reached from the network, with the API key; plain HTTP"
 
@@ -200,14 +198,14 @@ def test_a_url_of_a_node_that_is_none_is_shown() -> None:
      '{"replicas": [{"node": "a"}], "models": [{"node": "a"}]}',
      '{"url": "http://x/v1", "api_key": false, "tls": null}'],
 )  # fmt: skip
-def test_a_description_without_replicas_and_models(text: str | None) -> None:
+def test_a_description_without_replicas_and_models(text):
     assert (proxy.replicas_of(text), proxy.models_of(text)) == ((), ())
 
 
 # -- several models ------------------------------------------------------------------------------
 
 
-def test_each_model_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
+def test_each_model_has_a_name_and_a_port_of_its_own_on_the_head():
     found, names = models(), ["gemma-4-26b", "qwen3-embedding"]
     for number, server in enumerate(found.servers):
         assert server.program == f"spark-vllm-{BOTH[number]}"
@@ -222,7 +220,7 @@ def test_each_model_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
     assert found.firewall["peers"] == ()
 
 
-def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
+def test_a_model_on_another_node_is_reached_over_the_fabric_only():
     found = models(served(CHAT), served(EMBEDDING, "b"))
     assert found.servers[1].host == "192.168.177.12"
     assert [node.name for node in found.nodes] == ["a", "b"]
@@ -234,7 +232,7 @@ def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
 
 
 @pytest.mark.parametrize("case", CASES["together"], ids=lambda case: case["why"])
-def test_what_cannot_go_together_is_refused(case: dict[str, Any]) -> None:
+def test_what_cannot_go_together_is_refused(case):
     recipe, name = case.get("recipe", EMBEDDING), case.get("served_name", "")
     second = served(recipe, "a", *case.get("aliases", ()), served_name=name)
     with pytest.raises(Refused, match=case["why"]):
@@ -242,7 +240,7 @@ def test_what_cannot_go_together_is_refused(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["why"])
-def test_what_cannot_be_is_refused(case: dict[str, Any]) -> None:
+def test_what_cannot_be_is_refused(case):
     with pytest.raises(Refused) as caught:
         resolved(case)
     assert case["why"] in caught.value.message
@@ -260,7 +258,7 @@ def given_later(deployment: Deployment) -> Deployment:
 
 
 @pytest.mark.parametrize("name", SHIPPED.list("recipes"))
-def test_folders_that_are_known_later_change_what_they_would_have_changed(name: str) -> None:
+def test_folders_that_are_known_later_change_what_they_would_have_changed(name):
     recipe, inventory = make_recipe(name), inventory_of(*NODES)
     tp = recipe.tensor_parallel.min
     made = given_later(resolve(recipe, inventory, NODES, tp))
@@ -268,14 +266,14 @@ def test_folders_that_are_known_later_change_what_they_would_have_changed(name: 
     assert given_later(made) == made
 
 
-def test_folders_of_several_models_are_known_later() -> None:
+def test_folders_of_several_models_are_known_later():
     chosen = (served("gemma4-26b-a4b-fp8-mtp"), served(EMBEDDING, "b", "text-embedding-3-small"))
     known = [replace(model, recipe=located(model.recipe)) for model in chosen]
     assert given_later(models(*chosen)) == models(*known)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine: str) -> None:
+def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine):
     eagle = Drafter(method="eagle3", name="org/drafter", tokens=3)
     recipe = make_recipe(drafter=eagle, engine=engine, executor="mp")
     inventory = inventory_of(*NODES)

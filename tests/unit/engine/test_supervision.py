@@ -1,7 +1,5 @@
 """What a head reports of its supervision; its files are foreign input."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

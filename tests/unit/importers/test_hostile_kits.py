@@ -1,7 +1,5 @@
 """Kits that reach for other files, fill the memory or take a day: each ends soon, in words."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -60,7 +58,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 @each_row(__file__, "hostile_kits.toml", "nothing_outside_of_the_folder_is_read")
-def test_nothing_outside_of_the_folder_is_read(tmp_path, secret, name, value) -> None:
+def test_nothing_outside_of_the_folder_is_read(tmp_path, secret, name, value):
     folder = kit(tmp_path, {"compose.yaml": service(**{name: value})})
     (folder / "link.yaml").symlink_to(secret)
     with pytest.raises(InvalidFile, match="is not a file of this folder") as caught:
@@ -70,7 +68,7 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path, secret, name, value) ->
 
 
 @pytest.mark.usefixtures("secret")
-def test_links_and_places_outside_count_as_not_there(tmp_path: Path) -> None:
+def test_links_and_places_outside_count_as_not_there(tmp_path):
     script = (
         "#!/bin/sh\n. ../secret.env\nsource /etc/os-release\n. ./.env\n"
         f"docker run -e STOLEN=$STOLEN -v ../secret.env:{DIST}/x.py org/e:1 {SERVE}\n"
@@ -86,7 +84,7 @@ def test_links_and_places_outside_count_as_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "variant", ["../secret.env", "/etc/os-release", "link.env", "a/../../x.env"]
 )
-def test_no_file_of_variables_outside_is_taken(tmp_path: Path, secret: Path, variant: str) -> None:
+def test_no_file_of_variables_outside_is_taken(tmp_path, secret, variant):
     folder = kit(tmp_path, {"start.sh": f"#!/bin/sh\n. ./$1.env\n{SERVE} --dtype $STOLEN\n"})
     (folder / "link.env").symlink_to(secret)
     with pytest.raises(SparkClusterError) as caught:
@@ -94,7 +92,7 @@ def test_no_file_of_variables_outside_is_taken(tmp_path: Path, secret: Path, var
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_kit_is_reached_through_a_link(tmp_path: Path) -> None:
+def test_a_kit_is_reached_through_a_link(tmp_path):
     script = f'#!/bin/sh\n. "presets/$1.env"\n{SERVE} --dtype $TYPE\n'
     folder = kit(tmp_path, {"start.sh": script, "real/q.conf": "TYPE=half\n"})
     (folder / "q.env").symlink_to("real/q.conf")
@@ -119,16 +117,14 @@ def test_a_kit_is_reached_through_a_link(tmp_path: Path) -> None:
     ],
     ids=["readme", "variant", "env_file"],
 )
-def test_files_of_a_kit_are_found_through_a_link_to_it(
-    tmp_path: Path, files: dict[str, str], variant: str
-) -> None:
+def test_files_of_a_kit_are_found_through_a_link_to_it(tmp_path, files, variant):
     folder = kit(tmp_path, files)
     (tmp_path / "link").symlink_to(folder)
     source = read_file(tmp_path / "link", Choice(variant.format(real=folder)))
     assert source.launch.model == "Qwen/Qwen3-8B"
 
 
-def test_no_name_writes_lines_of_its_own(tmp_path: Path) -> None:
+def test_no_name_writes_lines_of_its_own(tmp_path):
     script = f'#!/bin/sh\n. "presets/$1.env"\n{SERVE} --seed $SEED\n'
     files = {"start.sh": script, "a.env": "SEED=1\n", "b\nmodel: {name: x}\n.env": "SEED=2\n"}
     source = read_file(kit(tmp_path / 'k\nenv: {STOLEN: "1"}\n#', files))
@@ -138,9 +134,7 @@ def test_no_name_writes_lines_of_its_own(tmp_path: Path) -> None:
 
 
 @each_row(__file__, "hostile_kits.toml", "an_image_is_built_where_it_needs_no_file_of_the_kit")
-def test_an_image_is_built_where_it_needs_no_file_of_the_kit(
-    tmp_path: Path, line: str, is_carried: bool
-) -> None:
+def test_an_image_is_built_where_it_needs_no_file_of_the_kit(tmp_path, line, is_carried):
     files = {"compose.yaml": service(build="."), "Dockerfile": f"FROM x\n{line}\n"}
     files["compose.yaml"] = files["compose.yaml"].replace("org/engine:1", "mine:1")
     assert (f"{line}\n" in read(tmp_path, files)) is is_carried
@@ -148,12 +142,12 @@ def test_an_image_is_built_where_it_needs_no_file_of_the_kit(
 
 @pytest.mark.parametrize("build", ["..", "/etc", "{context: ., dockerfile: ../secret.env}"])
 @pytest.mark.usefixtures("secret")
-def test_a_build_cannot_leave_the_folder(tmp_path: Path, build: str) -> None:
+def test_a_build_cannot_leave_the_folder(tmp_path, build):
     told = read(tmp_path, {"compose.yaml": service(build=build)})
     assert "nothing outside of it is read" in told
 
 
-def test_nothing_of_it_is_run(tmp_path: Path) -> None:
+def test_nothing_of_it_is_run(tmp_path):
     mark = tmp_path / "mark"
     run = f"$(touch {mark})`touch {mark}`"
     compose = service(f"\"sh -c '{SERVE} --seed $${run} && touch {mark}'\"")
@@ -168,7 +162,7 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "volume", ["/:/host", "/etc:/etc", "/root/.ssh:/keys", "/var/run/docker.sock:/d"]
 )
-def test_no_path_of_root_gets_into_a_recipe(tmp_path: Path, volume: str) -> None:
+def test_no_path_of_root_gets_into_a_recipe(tmp_path, volume):
     told = read(
         tmp_path, {"compose.yaml": service(volumes=f'["{volume}"]', privileged="true", pid="host")}
     )
@@ -178,18 +172,18 @@ def test_no_path_of_root_gets_into_a_recipe(tmp_path: Path, volume: str) -> None
 
 @pytest.mark.parametrize("value", ["7", "text", "[1, [2]]", "{a: {b: 1}}", "[{a: 1}]", "null"])
 @each_row(__file__, "hostile_kits.toml", "any_value_of_a_field_is_read_or_refused")
-def test_any_value_of_a_field_is_read_or_refused(tmp_path: Path, name: str, value: str) -> None:
+def test_any_value_of_a_field_is_read_or_refused(tmp_path, name, value):
     read(tmp_path, {"compose.yaml": service(**{name: value})})
 
 
 @pytest.mark.parametrize("name", ['"a\\0b"', '"\\e[31m"', "x" * 5000, "'../' ", "."])
-def test_odd_names_of_files_are_not_there(tmp_path: Path, name: str) -> None:
+def test_odd_names_of_files_are_not_there(tmp_path, name):
     for fields in ({"env_file": name}, {"volumes": f"[{{source: {name}, target: /x}}]"}):
         read(tmp_path, {"compose.yaml": service(**fields)})
     assert not list(tmp_path.rglob("*.patches"))
 
 
-def test_large_files_pipes_and_many_files_are_passed_over(tmp_path: Path) -> None:
+def test_large_files_pipes_and_many_files_are_passed_over(tmp_path):
     files = {f"deep/{'x/' * (number % 9)}{number}.txt": "x" for number in range(300)}
     files["run.sh"] = f"#!/bin/sh\n{SERVE} --seed 1\n" + "#" * LARGEST_FILE
     folder = kit(tmp_path, {**files, "start.sh": f"#!/bin/sh\n{SERVE}\n"})
@@ -220,7 +214,7 @@ SLOW_SCRIPTS = {
 
 
 @pytest.mark.parametrize("text", SLOW_SCRIPTS.values(), ids=SLOW_SCRIPTS)
-def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path: Path, text: str) -> None:
+def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path, text):
     read(tmp_path, {"start.sh": f"#!/bin/sh\n{text}"})
 
 
@@ -233,7 +227,7 @@ def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path: Path, text: s
     ],
     ids=["doubled", "open", "repeated"],
 )
-def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path, env, fields, most) -> None:
+def test_variables_of_a_compose_file_cannot_double_for_ever(tmp_path, env, fields, most):
     told = read(tmp_path, {"compose.yaml": service(**fields), ".env": env})
     assert f"more than {most} characters" in told
 
@@ -259,7 +253,7 @@ LARGE_KITS = {
 
 
 @pytest.mark.parametrize("files", LARGE_KITS.values(), ids=LARGE_KITS)
-def test_values_cannot_fill_the_memory(tmp_path: Path, files: dict[str, str]) -> None:
+def test_values_cannot_fill_the_memory(tmp_path, files):
     assert "more than 2,000,000 characters" in read(tmp_path, files)
 
 
@@ -274,7 +268,7 @@ SHELLS = {
 
 
 @pytest.mark.parametrize("text", SHELLS.values(), ids=SHELLS)
-def test_shells_inside_of_shells_end(tmp_path: Path, text: str) -> None:
+def test_shells_inside_of_shells_end(tmp_path, text):
     told = read(tmp_path, {"start.sh": f"{text}\n{SERVE}\n"})
     assert "more than 8 shells run one another" in told
 
@@ -307,11 +301,11 @@ SLOW_KITS = {
 
 
 @pytest.mark.parametrize("files", SLOW_KITS.values(), ids=SLOW_KITS)
-def test_it_is_read_soon(tmp_path: Path, files: dict[str, str]) -> None:
+def test_it_is_read_soon(tmp_path, files):
     assert "name: Qwen/Qwen3-8B" in read(tmp_path, files)
 
 
-def test_a_file_of_flags_that_many_commands_name_is_not_read_for_each(tmp_path: Path) -> None:
+def test_a_file_of_flags_that_many_commands_name_is_not_read_for_each(tmp_path):
     files = {
         "a.yaml": f"port: 1\nx: [{'1, ' * 40_000}]\n",
         "start.sh": f"{SERVE} --config a.yaml\n" * 2000,
@@ -319,14 +313,14 @@ def test_a_file_of_flags_that_many_commands_name_is_not_read_for_each(tmp_path: 
     assert "repeat to more than 2,000,000 characters" in read(tmp_path, files)
 
 
-def test_many_large_scripts_are_not_all_read(tmp_path: Path) -> None:
+def test_many_large_scripts_are_not_all_read(tmp_path):
     text = "#" * 60_000 + "\ndocker run\n"
     told = read(tmp_path, {f"start{number}.sh": text for number in range(60)})
     assert "docker run: no image" in told
     assert f"and {MOST_TEXT // len(text) - 5} more" in told
 
 
-def test_many_scripts_are_not_all_searched_for_the_model_of_a_folder(tmp_path: Path) -> None:
+def test_many_scripts_are_not_all_searched_for_the_model_of_a_folder(tmp_path):
     """A script that starts nothing may name the repository of a model that is a folder."""
     scripts = {f"later{number:04}.sh": "A=1; " * 9 for number in range(MOST_TRIED)}
     named = {"first.sh": "vllm serve /models/m\n", "zlast.sh": "MODEL_REPO=org/late\n"}
@@ -334,14 +328,14 @@ def test_many_scripts_are_not_all_searched_for_the_model_of_a_folder(tmp_path: P
     assert "name: org/late" not in read(tmp_path / "many", {**named, **scripts})
 
 
-def test_a_compose_file_names_a_limited_number_of_files(tmp_path: Path) -> None:
+def test_a_compose_file_names_a_limited_number_of_files(tmp_path):
     names = [f"{number}.env" for number in range(MOST_FILES + 1)]
     files = {**dict.fromkeys(names, "A=1\n"), "compose.yaml": SERVICE}
     files["compose.yaml"] += f"    env_file: [{', '.join(names)}]\n"
     assert f"more than {MOST_FILES} files are named" in read(tmp_path, files)
 
 
-def test_a_file_that_many_services_extend_is_read_once(tmp_path: Path) -> None:
+def test_a_file_that_many_services_extend_is_read_once(tmp_path):
     rows = "".join(
         f"  s{n}: {{image: 'x{n}', environment: [{'a=1, ' * 200}]}}\n" for n in range(99)
     )
@@ -350,12 +344,12 @@ def test_a_file_that_many_services_extend_is_read_once(tmp_path: Path) -> None:
     assert "name: Qwen/Qwen3-8B" in read(tmp_path, files)
 
 
-def test_a_file_that_became_a_pipe_since_it_was_found_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_that_became_a_pipe_since_it_was_found_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "start.sh")
     assert KitFolder(tmp_path).text(tmp_path / "start.sh") == ""
 
 
-def test_many_scripts_that_name_many_presets_end_soon(tmp_path: Path) -> None:
+def test_many_scripts_that_name_many_presets_end_soon(tmp_path):
     named = "".join(f'. "missing{number}-$1.env"\n' for number in range(20))
     files = {f"start{number}.sh": f"#!/bin/sh\n{named}vllm serve $MODEL\n" for number in range(30)}
     files |= {f"p{number}.env": "A=1\n" for number in range(1200)} | {"README.md": "p1.env " * 9000}

@@ -1,7 +1,5 @@
 """What each importer makes of a launch, a file or a kit: the recipe, and a word on all the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
@@ -65,7 +63,7 @@ def must_say(found: list[str], wanted: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_import_keeps_what_has_a_place_and_names_what_has_none(tmp_path, case) -> None:
+def test_an_import_keeps_what_has_a_place_and_names_what_has_none(tmp_path, case):
     source = source_of(tmp_path, case)
     for name, wanted in case.get("source", {}).items():
         assert seen(getattr(source, name), wanted) == wanted
@@ -98,14 +96,14 @@ def test_an_import_keeps_what_has_a_place_and_names_what_has_none(tmp_path, case
     assert "s3cret" not in imported.text
 
 
-def test_every_kit_is_a_case() -> None:
+def test_every_kit_is_a_case():
     assert {case["kit"] for case in CASES.values() if "kit" in case} == {
         path.name for path in KITS.iterdir()
     }
 
 
 @each_case(__file__, "imports/refused.toml")
-def test_what_cannot_be_imported_is_refused_in_words(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_what_cannot_be_imported_is_refused_in_words(tmp_path, case):
     with pytest.raises((InvalidFile, UsageError)) as caught:
         write(source_of(tmp_path, case))
     assert case["said"] in caught.value.message

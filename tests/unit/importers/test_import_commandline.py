@@ -1,7 +1,5 @@
 """Command lines that start vLLM."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path
@@ -29,7 +27,7 @@ CASES = cases(__file__, "import_commandline.toml")
         (BENCHY, "uvx llama-benchy", "measures a server that runs already"),
     ],
 )
-def test_others_are_no_launch(text: str, found: str, hint: str) -> None:
+def test_others_are_no_launch(text, found, hint):
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert found in caught.value.message
@@ -38,7 +36,7 @@ def test_others_are_no_launch(text: str, found: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("text", CASES["same"])
-def test_all_the_ways_to_start_it(text: str) -> None:
+def test_all_the_ways_to_start_it(text):
     launch = parse(text)
     assert (launch.model, launch.tp) == ("org/model", 2)
     assert launch.args["tensor-parallel-size"] == 2
@@ -46,7 +44,7 @@ def test_all_the_ways_to_start_it(text: str) -> None:
 
 
 @pytest.mark.parametrize(("flags", "expected"), CASES["flags"])
-def test_values(flags: str, expected: dict[str, Any]) -> None:
+def test_values(flags, expected):
     assert parse(f"vllm serve org/model {flags}").args == expected
 
 
@@ -64,12 +62,12 @@ def test_a_unit_of_systemd_starts_what_execstart_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("image", "version"), CASES["images"])
-def test_version_of_an_image(image: str, version: str | None) -> None:
+def test_version_of_an_image(image, version):
     assert parse(f"docker run {image} --model m").vllm == (version or None)
 
 
 @pytest.mark.parametrize(("words", "base", "quantization"), CASES["names"])
-def test_what_names_tell(words: str, base: str | None, quantization: str | None) -> None:
+def test_what_names_tell(words, base, quantization):
     launch = parse(f"vllm serve {words}")
     assert (launch.base or "", launch.quantization or "") == (base, quantization)
 
@@ -81,7 +79,7 @@ def test_what_names_tell(words: str, base: str | None, quantization: str | None)
         ("vllm serve m " + "x" * 100_000, "", "a command line of 100,013 characters", ""),
     ],
 )
-def test_errors_say_what_and_where(text: str, where: str, message: str, hint: str) -> None:
+def test_errors_say_what_and_where(text, where, message, hint):
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert caught.value.where == where
@@ -90,13 +88,13 @@ def test_errors_say_what_and_where(text: str, where: str, message: str, hint: st
 
 
 @pytest.mark.parametrize("text", CASES["secret"])
-def test_a_secret_is_in_no_message(text: str) -> None:
+def test_a_secret_is_in_no_message(text):
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert "sEcReT" not in str(caught.value)
 
 
-def test_a_secret_is_in_nothing_that_is_reported() -> None:
+def test_a_secret_is_in_nothing_that_is_reported():
     reading = read(
         "HF_TOKEN=sEcReT hf login --token sEcReT; docker exec -e T=sEcReT c "
         "vllm serve m --new-token sEcReT"
@@ -146,7 +144,7 @@ def words_of(args: dict[str, Any], draw_equals: bool) -> list[str]:
 
 
 @given(flags(), st.booleans(), st.booleans())
-def test_words_of_a_launch_are_read_back(args, equals, underscores) -> None:
+def test_words_of_a_launch_are_read_back(args, equals, underscores):
     words = words_of(args, equals)
     if underscores:
         words = [
@@ -162,7 +160,7 @@ def test_words_of_a_launch_are_read_back(args, equals, underscores) -> None:
 
 
 @given(st.text(alphabet="vlm serve--tpdockrun$'\"{}=,:\\\n01.", max_size=60))
-def test_anything_else_is_refused_in_words(text: str) -> None:
+def test_anything_else_is_refused_in_words(text):
     try:
         parse(f"vllm serve m {text}")
     except UsageError as error:

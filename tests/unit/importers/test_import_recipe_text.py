@@ -1,9 +1,6 @@
 """A launch becomes a recipe of ours, and nothing of it gets lost without a word."""
 
-from __future__ import annotations
-
 import shlex
-from pathlib import Path
 
 import pytest
 from article_commands import PART_9
@@ -44,20 +41,20 @@ def of_command(line: str) -> tuple[Recipe, Imported]:
 
 
 @pytest.mark.parametrize(("flags", "drafter"), CASES["drafters"])
-def test_all_the_ways_to_name_a_drafter(flags: str, drafter: dict[str, object]) -> None:
+def test_all_the_ways_to_name_a_drafter(flags, drafter):
     recipe, imported = of_command(f"vllm serve org/m {flags}")
     assert recipe.drafter == Drafter.model_validate(drafter)
     assert "drafter" in carried(imported).values()
 
 
 @pytest.mark.parametrize(("flags", "why"), CASES["broken_drafters"])
-def test_a_drafter_that_is_not_whole_is_left_out(flags: str, why: str) -> None:
+def test_a_drafter_that_is_not_whole_is_left_out(flags, why):
     recipe, imported = of_command(f"vllm serve org/m {flags}")
     assert recipe.drafter is None
     assert any(why in reason for reason in left(imported).values())
 
 
-def test_a_default_size_is_no_limit() -> None:
+def test_a_default_size_is_no_limit():
     recipe, _ = of_command("vllm serve example/m -tp 2")
     sizes = recipe.tensor_parallel
     assert (sizes.min, sizes.unlimited, sizes.default) == (1, True, 2)
@@ -69,21 +66,21 @@ def test_a_default_size_is_no_limit() -> None:
 
 
 @pytest.mark.parametrize(("flags", "what", "why"), CASES["flags"])
-def test_flags_without_a_place(flags: str, what: str, why: str) -> None:
+def test_flags_without_a_place(flags, what, why):
     _, imported = of_command(f"vllm serve org/m {flags}")
     assert why in left(imported)[what]
     assert "s3cret" not in imported.text
 
 
 @pytest.mark.parametrize(("options", "what", "why"), CASES["options"])
-def test_options_of_docker_without_a_place(options: str, what: str | None, why: str) -> None:
+def test_options_of_docker_without_a_place(options, what, why):
     _, imported = of_command(f"docker run {options} e/img vllm serve org/m")
     assert why in left(imported)[what or options]
     assert "s3cret" not in imported.text
 
 
 @pytest.mark.parametrize(("variable", "value"), CASES["secrets"])
-def test_a_secret_becomes_a_reference(variable: str, value: str) -> None:
+def test_a_secret_becomes_a_reference(variable, value):
     recipe, imported = of_command(f"docker run -e {variable}={value} e/img vllm serve org/m")
     assert recipe.secret_env[variable].env == variable
     assert recipe.plain_env == {}
@@ -92,12 +89,12 @@ def test_a_secret_becomes_a_reference(variable: str, value: str) -> None:
     assert "s3cret" not in imported.text.lower() + str(imported).lower()
 
 
-def test_a_digest_that_is_none() -> None:
+def test_a_digest_that_is_none():
     with pytest.raises(InvalidFile, match="expected sha256: and 64 hexadecimal digits"):
         write(Source(parse(PART_9)), image="i@sha256:x")
 
 
-def test_a_build() -> None:
+def test_a_build():
     launch = Launch("org/m", image="mine:1", dockerfile="FROM x\nRUN y\n")
     imported = write(Source(launch))
     assert recipe_of(imported).image.build is not None
@@ -105,7 +102,7 @@ def test_a_build() -> None:
     assert "dockerfile: |\n" in imported.text
 
 
-def test_a_recipe_survives_being_a_launch(tmp_path: Path) -> None:
+def test_a_recipe_survives_being_a_launch(tmp_path):
     shipped = Project(tmp_path)
     for name in ("gemma4-26b-a4b-fp8-mtp", "gemma4-31b-fp8", "qwen3.6-35b-a3b-nvfp4"):
         recipe = load_recipe(name, shipped)
@@ -117,7 +114,7 @@ def test_a_recipe_survives_being_a_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "name"), CASES["names"])
-def test_slug(text: str, name: str) -> None:
+def test_slug(text, name):
     assert slug(text) == name
 
 
@@ -130,7 +127,7 @@ WORD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_s
     st.lists(st.tuples(WORD, WORD), max_size=2),
 )
 @example({"made-up": "1E100"}, {}, [])
-def test_whatever_the_words_are_the_text_is_read_back(args, env, volumes) -> None:
+def test_whatever_the_words_are_the_text_is_read_back(args, env, volumes):
     words = ["docker", "run"]
     words += [part for key, value in env.items() for part in ("-e", f"{key}={value}")]
     for source, target in volumes:

@@ -1,9 +1,6 @@
 """Public kits: the ways in which they start a server, reduced to what each of them is about."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cases import cases, each_case
@@ -27,7 +24,7 @@ def source_of(folder: Path, files: dict[str, str]) -> Source:
 
 
 @pytest.mark.parametrize("start", CASES["mounted"])
-def test_a_script_that_is_mounted_gets_its_arguments(tmp_path: Path, start: str) -> None:
+def test_a_script_that_is_mounted_gets_its_arguments(tmp_path, start):
     command = start.replace("{}", "Qwen/Qwen3-8B")
     compose = (
         "services:\n  engine:\n    image: org/engine:1\n    environment: {SEQS: '3'}\n"
@@ -40,17 +37,17 @@ def test_a_script_that_is_mounted_gets_its_arguments(tmp_path: Path, start: str)
 
 
 @pytest.mark.parametrize(("test", "args"), CASES["numbers"])
-def test_numbers_are_compared(tmp_path: Path, test: str, args: dict[str, int]) -> None:
+def test_numbers_are_compared(tmp_path, test, args):
     script = f"#!/bin/sh\nX=''\nif [ {test} ]; then X='--seed 1'; fi\n{SERVE} $X\n"
     assert source_of(tmp_path, {"start.sh": script}).launch.args == args
 
 
 @pytest.mark.parametrize(("text", "model"), CASES["entry_points"])
-def test_an_entry_point_that_is_not_known_serves(text: str, model: str) -> None:
+def test_an_entry_point_that_is_not_known_serves(text, model):
     assert read(text).launch.model == model
 
 
-def test_a_default_inside_of_a_default_is_no_end_of_a_volume() -> None:
+def test_a_default_inside_of_a_default_is_no_end_of_a_volume():
     words = [Word(text, 1) for text in ("-v", "${A:-${HOME}}/x:/srv/x:ro", "org/e:1")]
     (volume,) = docker_run(words).volumes
     assert (volume.source, volume.target, volume.read_only) == ("${A:-${HOME}}/x", "/srv/x", True)
@@ -79,19 +76,19 @@ def made(folder: Path, files: dict[str, str]) -> Path:
 
 
 @each_case(__file__, "kit_variables.toml")
-def test_which_file_of_variables_is_taken(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_which_file_of_variables_is_taken(tmp_path, case):
     source = read_file(made(tmp_path, case["files"]), Choice(case.get("variant", "default")))
     notes = [note for note in source.notes if "variables" in note and "env_file" not in note]
     assert (source.launch.model, notes) == (case["model"], case.get("said", []))
 
 
-def test_the_example_stands_for_the_env_file_of_a_service(tmp_path: Path) -> None:
+def test_the_example_stands_for_the_env_file_of_a_service(tmp_path):
     source = read_file(made(tmp_path, {"compose.yaml": COMPOSE, ".env.example": f"{QWEN}OWN=1\n"}))
     assert source.launch.env["OWN"] == "1"
     assert not [note for note in source.notes if "its variables are left" in note]
 
 
-def test_what_is_no_file_of_variables_is_not_replaced_by_one(tmp_path: Path) -> None:
+def test_what_is_no_file_of_variables_is_not_replaced_by_one(tmp_path):
     line = 'START source "$CONDA/envs/$NAME/bin/activate"\nMODEL=org/own LEN=1'
     source = read_file(made(tmp_path, {"start.sh": line, "gemma.env": GEMMA}))
     assert source.launch.model == "org/own"

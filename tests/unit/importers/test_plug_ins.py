@@ -1,7 +1,5 @@
 """Importers of other packages, found by their entry points."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -78,12 +76,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_the_package(file: Path) -> None:
+def test_without_the_package(file):
     assert read_file(file).launch.docker == {"restart": "always"}
 
 
 @pytest.mark.usefixtures("compose")
-def test_the_example_of_the_page(file: Path, tmp_path: Path) -> None:
+def test_the_example_of_the_page(file, tmp_path):
     source = read_file(file)
     assert source.kind == "compose file"
     assert source.launch.args["max-model-len"] == 8192
@@ -96,7 +94,7 @@ def test_the_example_of_the_page(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("compose")
-def test_what_it_refuses(file: Path) -> None:
+def test_what_it_refuses(file):
     with pytest.raises(UsageError, match="--variant and --feature"):
         read_file(file, Choice("fp8"))
     file.write_text("services: {a: {image: x}, b: {image: y}}\n")
@@ -119,7 +117,7 @@ BROKEN = {
 
 @pytest.mark.usefixtures("compose")
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_one_is_left_out_with_one_message(file, tmp_path, install, fault) -> None:
+def test_a_broken_one_is_left_out_with_one_message(file, tmp_path, install, fault):
     """Its name comes first in the order, so that it is asked before the good one."""
     code, expected = BROKEN[fault]
     install("a-broken-one", code, {"a": "a_broken_one:X"})
@@ -138,7 +136,7 @@ def test_a_broken_one_is_left_out_with_one_message(file, tmp_path, install, faul
 
 
 @each_row(__file__, "plug_ins.toml", "one_that_fails_to_read")
-def test_one_that_fails_to_read(file: Path, install: Install, body: str, expected: str) -> None:
+def test_one_that_fails_to_read(file, install, body, expected):
     install("bad", IMPORTER.format(recognises="return True", read=body), {"bad": "bad:X"})
     with pytest.raises(InvalidFile, match=r"importer 'bad' of the package bad 1\.0") as caught:
         read_file(file)
@@ -146,7 +144,7 @@ def test_one_that_fails_to_read(file: Path, install: Install, body: str, expecte
     assert str(file) in caught.value.where
 
 
-def test_ours_cannot_be_taken(file: Path, install: Install) -> None:
+def test_ours_cannot_be_taken(file, install):
     """A package that wants every file gets what is left."""
     code = IMPORTER.format(recognises="return True", read="return 5")
     install("greedy", code, {"greedy": "greedy:X"})
@@ -154,7 +152,7 @@ def test_ours_cannot_be_taken(file: Path, install: Install) -> None:
     assert read_file(file).kind == "sparkrun recipe"
 
 
-def test_a_text_file(install: Install, tmp_path: Path) -> None:
+def test_a_text_file(install, tmp_path):
     """Files that are not YAML; a package is asked before a command line is looked for in it."""
     code = "from spark_cluster.importers.commandline import read\n" + IMPORTER.format(
         recognises="return given.text.startswith('#!rc')",

@@ -4,8 +4,6 @@
 on Llama's, in which null takes a key away, unless its base is `none`.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -35,7 +33,7 @@ def read(base: str = "llama", **changed: Any) -> Geometry:
 
 
 @each_case(__file__, "families.json")
-def test_a_family_is_read_as_it_is(case: dict[str, Any]) -> None:
+def test_a_family_is_read_as_it_is(case):
     if "model" in case:
         found = find(case["model"])
     else:
@@ -43,7 +41,7 @@ def test_a_family_is_read_as_it_is(case: dict[str, Any]) -> None:
     assert holds(asdict(found), case["read"]), found
 
 
-def test_every_model_of_the_table_is_read() -> None:
+def test_every_model_of_the_table_is_read():
     assert len(known_models()) == len(set(known_models())) > 120
     for name in known_models():
         found = find(name)
@@ -68,7 +66,7 @@ def test_a_shape_has_the_parameters_that_are_published(name, published, within):
     assert billions(find(name)) == pytest.approx(published, rel=within)
 
 
-def test_the_size_in_a_name_is_that_of_the_shape() -> None:
+def test_the_size_in_a_name_is_that_of_the_shape():
     """Names round: 397B for 396.8; E4B counts without tables, Qwen2.5-VL-7B without its eyes."""
     for entry in table("shapes")["models"]:
         said = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)B(?![a-z]|-\d+E)", entry["name"])
@@ -79,7 +77,7 @@ def test_the_size_in_a_name_is_that_of_the_shape() -> None:
             assert about in sizes, entry["name"]
 
 
-def test_every_generated_entry_has_its_source_and_is_named_once() -> None:
+def test_every_generated_entry_has_its_source_and_is_named_once():
     rows = {row["name"]: row for row in json.loads(SOURCES.read_text())["models"]}
     entries = [entry for entry in table("shapes")["models"] if "date" in entry]
     assert {entry["name"] for entry in entries} == rows.keys()
@@ -94,7 +92,7 @@ def test_every_generated_entry_has_its_source_and_is_named_once() -> None:
 
 
 @each_case(__file__, "quantization_sections.json")
-def test_a_section_says_the_quantization(case: list[Any], request: pytest.FixtureRequest) -> None:
+def test_a_section_says_the_quantization(case, request):
     """Layers of several formats are not taken for one of them."""
     expected = request.node.callspec.id
     for section in case:
@@ -107,14 +105,14 @@ def test_a_section_says_the_quantization(case: list[Any], request: pytest.Fixtur
 
 
 @each_case(__file__, "build_names.json")
-def test_the_name_of_a_build_says_its_base_and_its_quantization(case: dict[str, Any]) -> None:
+def test_the_name_of_a_build_says_its_base_and_its_quantization(case):
     assert of_build(case["build"]) == case["quantization"]
     if "base" in case:
         assert base_of(case["build"]) == case["base"]
         assert find(case["build"]).layers == find(case["base"]).layers
 
 
-def test_a_build_does_not_lie_in_the_format_of_its_base() -> None:
+def test_a_build_does_not_lie_in_the_format_of_its_base():
     base = "Qwen/Qwen3-Coder-Next"
     assert find("Intel/Qwen3-Coder-Next-int4-AutoRound", base=base).quantization == "gptq-int4"
     assert find("org/finetune", base=base).quantization is None
@@ -124,7 +122,7 @@ def test_a_build_does_not_lie_in_the_format_of_its_base() -> None:
 
 
 @each_row(__file__, "configs.json", "what_is_suggested_has_the_same_family_and_size")
-def test_what_is_suggested_has_the_same_family_and_size(name: str, expected: str | None) -> None:
+def test_what_is_suggested_has_the_same_family_and_size(name, expected):
     known = [entry["name"] for entry in table("shapes")["models"]]
     known += [alias for entry in table("shapes")["models"] for alias in entry["aliases"]]
     assert nearest_model(name, known) == expected
@@ -134,7 +132,7 @@ def test_what_is_suggested_has_the_same_family_and_size(name: str, expected: str
 
 
 @each_case(__file__, "wrong_configs.json")
-def test_what_is_wrong_is_said(case: dict[str, Any]) -> None:
+def test_what_is_wrong_is_said(case):
     with pytest.raises(InvalidFile, match=re.escape(case["said"])) as error:
         read(case.get("base", "llama"), **case["config"])
     assert error.value.where == "config of it"
@@ -149,7 +147,7 @@ JUNK = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(WORDS), JUNK))
-def test_odd_configs_give_a_geometry_or_an_error_for_the_user(changed: dict[str, Any]) -> None:
+def test_odd_configs_give_a_geometry_or_an_error_for_the_user(changed):
     try:
         found = from_config({**copy.deepcopy(LLAMA), **changed}, "odd")
     except InvalidFile as error:

@@ -1,7 +1,5 @@
 """Bytes of models counted from their tensors, against what is published of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +32,7 @@ def counted(
 
 
 @each_row(__file__, "counting.toml", "a_dense_model_in_every_style")
-def test_a_dense_model_in_every_style(style: str, label: str, gigabytes: float) -> None:
+def test_a_dense_model_in_every_style(style, label, gigabytes):
     declared = {"awq": {"quant_method": "awq"}}.get(style)
     shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, style), declared)
     assert found.quantization == label
@@ -53,14 +51,14 @@ def test_a_dense_model_in_every_style(style: str, label: str, gigabytes: float) 
     ("packing", "style", "label"),
     [("auto_round:auto_gptq", "gptq", "gptq-int4"), ("auto_round:auto_awq", "awq", "awq-int4")],
 )
-def test_autoround_is_not_planned_as_bf16(packing: str, style: str, label: str) -> None:
+def test_autoround_is_not_planned_as_bf16(packing, style, label):
     declared = {"quant_method": "auto-round", "bits": 4, "packing_format": packing}
     shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, style), declared)
     assert (shape.quantization, found.quantization) == (label, label)
     assert memory_bytes(shape, found.quantization) < 41 * GB  # type: ignore[arg-type]
 
 
-def test_parts_that_were_left_unquantised() -> None:
+def test_parts_that_were_left_unquantised():
     """As NVIDIA's Gemma 4 31B: only the feed-forward layers are NVFP4."""
     config = {**LLAMA_70B, "tie_word_embeddings": True}
     plain = [t for t in checkpoints.dense(config, "bf16") if ".mlp." not in t.name]
@@ -74,7 +72,7 @@ def test_parts_that_were_left_unquantised() -> None:
     assert found.step_bytes() == found.memory_bytes()  # the embedding is the output layer
 
 
-def test_gpt_oss() -> None:
+def test_gpt_oss():
     config = listed("openai/gpt-oss-120b")
     shape, found = counted(config, checkpoints.gpt_oss(config))
     assert found.quantization == "mxfp4"
@@ -85,7 +83,7 @@ def test_gpt_oss() -> None:
         assert found.step_bytes(tokens) == pytest.approx(computed.step_bytes(tokens), rel=0.005)
 
 
-def test_nemotron_super() -> None:
+def test_nemotron_super():
     """74.8 GiB on the hub; a server's log, without the MTP layer, says 69.62 GiB, which has what
     the kernels pad too. Without the latent size it would be 247 GiB.
     """
@@ -101,7 +99,7 @@ def test_nemotron_super() -> None:
     assert unpacked.memory_bytes() / GIB == pytest.approx(69.62, rel=0.08)
 
 
-def test_what_is_stored_with_32_bits_is_loaded_with_16() -> None:
+def test_what_is_stored_with_32_bits_is_loaded_with_16():
     config = {**LLAMA_70B, "num_hidden_layers": 2}
     wide = [replace(t, dtype="F32", size=2 * t.size) for t in checkpoints.dense(config, "bf16")]
     _, found = counted(config, wide)
@@ -110,7 +108,7 @@ def test_what_is_stored_with_32_bits_is_loaded_with_16() -> None:
     assert found.memory_bytes() == pytest.approx(narrow.memory_bytes(), rel=1e-3)
 
 
-def test_fp8_made_of_a_bf16_checkpoint_while_loading() -> None:
+def test_fp8_made_of_a_bf16_checkpoint_while_loading():
     """vLLM quantizes the linear layers and the experts; embedding, output layer, routers, norms
     and towers stay (vllm/model_executor/layers/quantization/fp8.py).
     """
@@ -126,24 +124,24 @@ def test_fp8_made_of_a_bf16_checkpoint_while_loading() -> None:
     assert load_peak_bytes(shape, "fp8-online") == found.memory_bytes()
 
 
-def test_of_a_build_in_another_format_the_tensors_say_nothing() -> None:
+def test_of_a_build_in_another_format_the_tensors_say_nothing():
     shape, found = counted(LLAMA_70B, checkpoints.dense(LLAMA_70B, "bf16"))
     assert not weights_of(shape, "nvfp4").counted
     assert weights_of(shape, "nvfp4").memory_bytes() < found.memory_bytes() / 3
 
 
 @each_row(__file__, "counting.toml", "bits_of_packed_weights")
-def test_bits_of_packed_weights(declared: dict[str, Any], expected: int) -> None:
+def test_bits_of_packed_weights(declared, expected):
     assert bits({"quantization_config": {"quant_method": "x", **declared}}) == expected
 
 
 @each_case(__file__, "tensor_parts.toml")
-def test_a_tensors_name_says_its_part(case: list[str], request: pytest.FixtureRequest) -> None:
+def test_a_tensors_name_says_its_part(case, request):
     found = {name: part_of(name, 61) for name in case}
     assert found == dict.fromkeys(case, request.node.callspec.id)
 
 
-def test_mtp_layers_weigh_only_where_they_draft_and_their_copies_never() -> None:
+def test_mtp_layers_weigh_only_where_they_draft_and_their_copies_never():
     """As DeepSeek and GLM store them: a layer after the last, with copies of the embedding."""
     config = {**LLAMA_70B, "num_hidden_layers": 2}
     layer = "model.layers.2"

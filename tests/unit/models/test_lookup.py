@@ -1,7 +1,5 @@
 """Where a model's config and weights are found on this machine, and files that are none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,26 +20,26 @@ def folder_of(path: Path, **changed: Any) -> Path:
     return path
 
 
-def test_names_are_found_whatever_their_case() -> None:
+def test_names_are_found_whatever_their_case():
     assert find("GOOGLE/gemma-4-31b-IT").layers == 60
     found = find("somebody/My-Gemma-Q4", base="google/gemma-4-31B-it")
     assert (found.name, found.layers) == ("somebody/My-Gemma-Q4", 60)
 
 
 @each_row(__file__, "lookup.toml", "a_name_that_is_not_known_says_what_to_do")
-def test_a_name_that_is_not_known_says_what_to_do(name: str, words: str) -> None:
+def test_a_name_that_is_not_known_says_what_to_do(name, words):
     with pytest.raises(UsageError, match=words):
         find(name)
 
 
-def test_a_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_comes_first(tmp_path, monkeypatch):
     folder = folder_of(tmp_path / "google/gemma-4-31B-it")
     assert find("google/gemma-4-31B-it", tmp_path).layers == 2, "of the project"
     monkeypatch.chdir(tmp_path)
     assert find("google/gemma-4-31B-it").layers == find(folder).layers == 2
 
 
-def test_the_hubs_cache(tmp_path: Path) -> None:
+def test_the_hubs_cache(tmp_path):
     cache = tmp_path / "models--me--mine"
     for revision, layers in (("aaa", 4), ("bbb", 8)):
         folder_of(cache / "snapshots" / revision, num_hidden_layers=layers)
@@ -52,7 +50,7 @@ def test_the_hubs_cache(tmp_path: Path) -> None:
     assert find("me/mine", cache_dir=tmp_path).layers in (4, 8)
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_cache_is(monkeypatch):
     for name, place in (
         ("XDG_CACHE_HOME", "/huggingface/hub"),
         ("HF_HOME", "/hub"),
@@ -70,7 +68,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
      '{"num_hidden_layers": ' + "9" * 5000 + "}"],
     ids=lambda text: text[:9] or "empty",
 )  # fmt: skip
-def test_a_file_that_is_no_config(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_config(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(InvalidFile) as error:
         find(tmp_path)
@@ -100,7 +98,7 @@ def weights_bytes(folder: Path) -> int | None:
     return None if found is None else sum(tensor.size * tensor.count for tensor in found)
 
 
-def test_weights_from_headers(tmp_path: Path) -> None:
+def test_weights_from_headers(tmp_path):
     assert weights_bytes(tmp_path) is None
     (tmp_path / "model-1.safetensors").write_bytes(safetensors(100, 24))
     (tmp_path / "model-2.safetensors").write_bytes(safetensors(7))
@@ -112,7 +110,7 @@ def test_weights_from_headers(tmp_path: Path) -> None:
 
 
 @each_row(__file__, "lookup.toml", "an_index_that_is_none")
-def test_an_index_that_is_none(tmp_path: Path, text: str, words: str) -> None:
+def test_an_index_that_is_none(tmp_path, text, words):
     (tmp_path / "model.safetensors").write_bytes(safetensors(1))
     (tmp_path / "model.safetensors.index.json").write_text(text.replace("DEEP", "[" * 100_000))
     with pytest.raises(InvalidFile, match=words):
@@ -122,7 +120,7 @@ def test_an_index_that_is_none(tmp_path: Path, text: str, words: str) -> None:
 @pytest.mark.parametrize(
     "total", ["1e400", "Infinity", "NaN", "9" * 400, "-1", "[]", "{}", '"1"', "true"]
 )
-def test_any_size_in_an_index(tmp_path: Path, total: str) -> None:
+def test_any_size_in_an_index(tmp_path, total):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {}, "metadata": {"total_size": ' + total + "}}")
     assert weights_bytes(tmp_path) is None
@@ -137,14 +135,14 @@ def test_any_size_in_an_index(tmp_path: Path, total: str) -> None:
     ],
     ids=lambda content: str(content[:12]),
 )  # fmt: skip
-def test_a_broken_file_of_weights_leaves_the_shape(content: bytes, tmp_path: Path) -> None:
+def test_a_broken_file_of_weights_leaves_the_shape(content, tmp_path):
     (folder_of(tmp_path) / "model.safetensors").write_bytes(content)
     assert (find(tmp_path).layers, find(tmp_path).stored) == (2, None)
     with pytest.raises(InvalidFile, match=r"no safetensors header|no place"):
         weights_bytes(tmp_path)
 
 
-def test_files_that_hold_the_weights_once() -> None:
+def test_files_that_hold_the_weights_once():
     assert weight_files(["model.safetensors", "adapter_model.safetensors"]) == ["model.safetensors"]
     both = ["consolidated-1.safetensors", "model-1.safetensors", "original/x.safetensors"]
     assert weight_files(both) == ["model-1.safetensors"]

@@ -1,7 +1,5 @@
 """Headers of safetensors files, of real layouts and made up to do harm."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -31,14 +29,14 @@ def entry(dtype: str = "BF16", shape: Any = (2, 3), begin: Any = 0, end: Any = 1
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def test_a_header_as_it_should_be() -> None:
+def test_a_header_as_it_should_be():
     found = tensors(text(__metadata__={"format": "pt"}, a=entry(), b=entry(begin=12, end=24)), "x")
     assert found == [Tensor("a", "BF16", (2, 3), 12), Tensor("b", "BF16", (2, 3), 12)]
     assert tensors(text(a=entry("F4", (3, 2), 0, 3)), "x")[0].size == 3
     assert tensors(text(a=entry("F4", (0,), 5, 5)), "x")[0].elements == 0
 
 
-def test_a_type_that_is_not_known_counts_by_its_bytes() -> None:
+def test_a_type_that_is_not_known_counts_by_its_bytes():
     assert tensors(text(a=entry("NF3", (2, 3), 0, 7)), "x")[0].size == 7
 
 
@@ -55,7 +53,7 @@ NO_HEADERS = [
 
 
 @pytest.mark.parametrize(("header", "words"), NO_HEADERS)
-def test_headers_that_contradict_themselves(header: bytes, words: str) -> None:
+def test_headers_that_contradict_themselves(header, words):
     with pytest.raises(InvalidFile, match=words) as caught:
         tensors(header, "model.safetensors")
     assert caught.value.where == "model.safetensors"
@@ -63,7 +61,7 @@ def test_headers_that_contradict_themselves(header: bytes, words: str) -> None:
 
 
 @pytest.mark.parametrize("first", [b"", b"\0" * 8, b"\xff" * 8, b"\x01\0\0"])
-def test_lengths_that_no_header_has(first: bytes) -> None:
+def test_lengths_that_no_header_has(first):
     with pytest.raises(InvalidFile, match="bytes long"):
         header_length(first, "x")
 
@@ -84,7 +82,7 @@ described = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.text(max_size=30), described | values, max_size=5) | values)
-def test_any_header_gives_tensors_or_an_error_in_words(document: Any) -> None:
+def test_any_header_gives_tensors_or_an_error_in_words(document):
     try:
         found = tensors(json.dumps(document).encode(), "x")
     except InvalidFile:
@@ -98,14 +96,14 @@ def test_any_header_gives_tensors_or_an_error_in_words(document: Any) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
+def test_any_bytes(data):
     try:
         tensors(data, "x")
     except InvalidFile as error:
         assert error.hint
 
 
-def test_experts_are_kept_together_and_layers_apart() -> None:
+def test_experts_are_kept_together_and_layers_apart():
     every = [
         checkpoints.tensor(f"model.layers.{layer}.mlp.experts.{number}.up_proj.weight", "BF16", 2)
         for layer in range(2)

@@ -1,7 +1,5 @@
 """Parameters and bytes of models, against what is known of them and what H200s loaded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -153,7 +151,7 @@ def predicted(run: GpuRun) -> float:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_was_loaded_is_predicted_within_one_percent(name: str) -> None:
+def test_what_was_loaded_is_predicted_within_one_percent(name):
     """What is left is memory that PyTorch rounds up to 2 MiB a matrix, norms and biases."""
     run = RUNS[name]
     facts = explain([log_of(run.log, "engine.log")]).facts
@@ -161,12 +159,12 @@ def test_what_was_loaded_is_predicted_within_one_percent(name: str) -> None:
     assert 0 <= loaded / predicted(run) - 1 < 0.01
 
 
-def test_the_tables_of_positions_of_gemma_4() -> None:
+def test_the_tables_of_positions_of_gemma_4():
     """262,144 positions, 512 numbers for full layers and 256 for sliding ones, 2 bytes each."""
     assert find("google/gemma-4-31B-it").tables_bytes == 384 * 1024**2
 
 
-def test_keys_that_are_the_values_too_are_loaded_twice() -> None:
+def test_keys_that_are_the_values_too_are_loaded_twice():
     """Gemma 4 31B: 10 full layers, 4 heads of 512, hidden size 5376."""
     model = find("google/gemma-4-31B-it")
     copied = 10 * 4 * 512 * 5376

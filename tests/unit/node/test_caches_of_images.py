@@ -1,7 +1,5 @@
 """The folder of an image's caches: made, and never through a link."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -25,7 +23,7 @@ def own(node: Host, image: str) -> Path:
     return node.path(folder_of(ROOT, short(image)))
 
 
-def test_a_folder_for_each_image(node: Host) -> None:
+def test_a_folder_for_each_image(node):
     prepare(node, ROOT, short(ONE))
     prepare(node, ROOT, short(OTHER))
     assert own(node, ONE).is_dir()

@@ -1,7 +1,5 @@
 """Every container that we start has the capabilities that it was given here, and no more."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -11,11 +9,11 @@ from spark_cluster.node import confinement
 WORDS = "--cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges"
 
 
-def test_options_of_docker_run() -> None:
+def test_options_of_docker_run():
     assert " ".join(confinement.options("DAC_OVERRIDE")) == WORDS
 
 
-def test_no_container_is_started_without_them() -> None:
+def test_no_container_is_started_without_them():
     """Each function or constant that writes `docker run` takes the options from here."""
     package = Path(spark_cluster.__file__).parent
     sources = [(path.name, path.read_text()) for path in package.rglob("*.py")]

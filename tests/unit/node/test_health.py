@@ -1,7 +1,5 @@
 """The one judgement whether an engine's server lives, as a truth table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,9 +1,6 @@
 """What `docker image inspect` tells, and what is no such answer."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from cases import cases
@@ -23,7 +20,7 @@ def test_an_image():
 
 
 @pytest.mark.parametrize("odd", [None, 7, "x", [], {}, [[]], {"a": []}])
-def test_a_field_of_another_type_is_not_there(odd: Any):
+def test_a_field_of_another_type_is_not_there(odd):
     """A node that lies, or a Docker of another version."""
     for field in ONE:
         (found,) = parse_images(json.dumps([{**ONE, field: odd}]))
@@ -33,7 +30,7 @@ def test_a_field_of_another_type_is_not_there(odd: Any):
 
 
 @pytest.mark.parametrize("printed", ["", "no such image", "{}", "[1]", '[["x"]]', "[" * 100_000])
-def test_what_is_no_list_of_images(printed: str):
+def test_what_is_no_list_of_images(printed):
     with pytest.raises(ValueError, match="printed no list of objects"):
         parse_images(printed)
     assert image_answer({"status": 0, "stdout": printed}) is None
@@ -42,5 +39,5 @@ def test_what_is_no_list_of_images(printed: str):
 @pytest.mark.parametrize(
     "done", [None, {"status": 1, "stdout": "[]\n"}, {"status": 0, "stdout": "[]"}]
 )
-def test_an_image_that_is_not_there(done: Any):
+def test_an_image_that_is_not_there(done):
     assert image_answer(done) is None

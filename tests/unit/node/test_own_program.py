@@ -1,11 +1,9 @@
 """The command that runs a program of ours in a unit."""
 
-from __future__ import annotations
-
 from spark_cluster.node import own_program
 
 
-def test_a_line_of_a_property_is_no_setting_of_the_unit() -> None:
+def test_a_line_of_a_property_is_no_setting_of_the_unit():
     """systemd writes a description into the unit's file as it is, and reads it with the next
     reload."""
     harmful = "spark-cluster: a\n[Service]\r\nExecStopPost=/bin/sh"

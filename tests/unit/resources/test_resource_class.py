@@ -1,7 +1,5 @@
 """The class of a resource's type, looked up by several documents at once."""
 
-from __future__ import annotations
-
 import sys
 import threading
 
@@ -49,6 +47,6 @@ def test_a_module_that_another_thread_imports_is_waited_for(tmp_path, monkeypatc
         sys.modules.pop("spark_cluster.resources.slow", None)
 
 
-def test_no_such_type() -> None:
+def test_no_such_type():
     assert resource_class("NoSuchThing") is None
     assert resource_class("not a name") is None

@@ -1,7 +1,5 @@
 """The firewall's tables in the kernel, with nft itself: who reaches which port of a node."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -104,7 +102,6 @@ class Network:
     def listen(self) -> None:
         argv = self.inside("node", sys.executable, "-I", "-c", LISTEN, json.dumps(PORTS))
         self.listener = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        assert self.listener.stdout is not None
         assert self.listener.stdout.readline() == "ready\n"
 
     def reached(self, space: str, host: str, expected: set[int], source: str = "") -> set[int]:

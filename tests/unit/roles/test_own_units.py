@@ -1,7 +1,5 @@
 """Roles of our own programs: program, settings and unit where they are wanted, and no more."""
 
-from __future__ import annotations
-
 import json
 
 from role_samples import a_spark, ids, one, together

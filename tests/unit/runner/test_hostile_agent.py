@@ -1,7 +1,5 @@
 """A node that lies or hangs: whatever it sends, each request ends with an error that names it."""
 
-from __future__ import annotations
-
 import importlib
 import queue
 import threading

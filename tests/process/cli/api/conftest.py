@@ -1,7 +1,5 @@
 """The Python API in a scratch project, on real agents over pipes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

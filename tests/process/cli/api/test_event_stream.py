@@ -1,12 +1,9 @@
 """Events as an iterator: they come while the run goes on, which ends whatever its reader does."""
 
-from __future__ import annotations
-
 import gc
 import json
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from waiting import HANG_S, until
@@ -40,7 +37,7 @@ def sleeping(cluster: Cluster) -> Callable[[], str]:
     return work
 
 
-def test_they_come_while_the_run_goes_on(cluster: Cluster) -> None:
+def test_they_come_while_the_run_goes_on(cluster):
     go = threading.Event()
 
     def work() -> str:
@@ -64,7 +61,7 @@ def test_they_come_while_the_run_goes_on(cluster: Cluster) -> None:
     assert threads() == []
 
 
-def test_they_are_those_of_the_record(cluster: Cluster, project: Path) -> None:
+def test_they_are_those_of_the_record(cluster, project):
     stream = cluster.events(cluster.playbook, "mine", options=Options(check=True))
     shown = [event.to_dict() for event in stream]
     (record,) = (project / "state/spark-cluster/runs").glob("*.jsonl")
@@ -77,7 +74,7 @@ def until_a_note(events) -> None:
         pass
 
 
-def test_leaving_the_block_ends_the_run(cluster, sleeping, project) -> None:
+def test_leaving_the_block_ends_the_run(cluster, sleeping, project):
     with cluster.events(sleeping) as events:
         until_a_note(events)
     assert threads() == []
@@ -89,7 +86,7 @@ def test_leaving_the_block_ends_the_run(cluster, sleeping, project) -> None:
     assert "interrupted" in last["error"]
 
 
-def test_an_error_a_dropped_stream_and_a_closed_cluster_end_the_run(cluster, sleeping) -> None:
+def test_an_error_a_dropped_stream_and_a_closed_cluster_end_the_run(cluster, sleeping):
     with pytest.raises(ZeroDivisionError), cluster.events(sleeping):
         _ = 1 / 0
     assert threads() == []
@@ -104,7 +101,7 @@ def test_an_error_a_dropped_stream_and_a_closed_cluster_end_the_run(cluster, sle
         events.result()
 
 
-def test_a_server_that_loads_is_said_to_go_on(cluster: Cluster) -> None:
+def test_a_server_that_loads_is_said_to_go_on(cluster):
     def work() -> None:
         with cluster.play("up", cluster.nodes, Options()) as run:
             play = run.open()
@@ -118,7 +115,7 @@ def test_a_server_that_loads_is_said_to_go_on(cluster: Cluster) -> None:
     assert "`spark-cluster down` ends it" in error.value.hint
 
 
-def test_what_a_closed_connection_raises_is_the_interrupt(cluster: Cluster) -> None:
+def test_what_a_closed_connection_raises_is_the_interrupt(cluster):
     """Whatever the code that used it makes of it."""
     begun = threading.Event()
 
@@ -138,14 +135,14 @@ def test_what_a_closed_connection_raises_is_the_interrupt(cluster: Cluster) -> N
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_leaving_the_loop_only_ends_nothing(cluster: Cluster) -> None:
+def test_leaving_the_loop_only_ends_nothing(cluster):
     with cluster.events(cluster.playbook, "mine") as events:
         for _event in events:
             break
         assert events.result().run.changed == 4
 
 
-def test_its_error_is_that_of_the_loop(cluster: Cluster, project: Path) -> None:
+def test_its_error_is_that_of_the_loop(cluster, project):
     path = project / "playbooks/mine.py"
     path.write_text(path.read_text().replace("    return", "    [][1]\n    return"))
     events = cluster.events(cluster.playbook, "mine")
@@ -155,7 +152,7 @@ def test_its_error_is_that_of_the_loop(cluster: Cluster, project: Path) -> None:
         events.result()
 
 
-def test_what_was_cancelled_before_it_began_does_nothing(cluster: Cluster, project: Path) -> None:
+def test_what_was_cancelled_before_it_began_does_nothing(cluster, project):
     events = cluster.events(cluster.playbook, "mine")
     events.cancel()
     with pytest.raises(Interrupted, match="cancelled before it began"):
@@ -163,7 +160,7 @@ def test_what_was_cancelled_before_it_began_does_nothing(cluster: Cluster, proje
     assert not (project / "spark1").exists()
 
 
-def test_a_run_that_begins_after_the_end_is_ended_too(cluster, sleeping, project) -> None:
+def test_a_run_that_begins_after_the_end_is_ended_too(cluster, sleeping, project):
     """An operation of several runs does not go on with the next one."""
 
     def both() -> None:
@@ -178,7 +175,7 @@ def test_a_run_that_begins_after_the_end_is_ended_too(cluster, sleeping, project
     assert not (project / "spark1/srv").exists()
 
 
-def test_two_runs_at_once_keep_their_events_apart(project: Path) -> None:
+def test_two_runs_at_once_keep_their_events_apart(project):
     streams = {}
     for name in ("spark1", "spark2"):
         cluster = Cluster(project=project, limit=name)

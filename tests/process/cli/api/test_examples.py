@@ -1,7 +1,5 @@
 """The example script and the notebook, run as they are on real agents over pipes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path
@@ -36,8 +34,6 @@ def here(project: Path, piped_nodes: PipedNodes, monkeypatch: pytest.MonkeyPatch
 def serve() -> ModuleType:
     """The example script, imported."""
     spec = importlib.util.spec_from_file_location("example_serve", EXAMPLES / "serve.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -49,7 +45,7 @@ def test_the_script_ends_with_the_status_of_its_error(here, serve, capsys, words
     assert said in capsys.readouterr().err
 
 
-def test_the_notebook(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notebook(here, capsys):
     run(NOTEBOOK)
     said = capsys.readouterr().out
     assert "spark2: 900 MiB of GPU memory are held" in said
@@ -59,7 +55,7 @@ def test_the_notebook(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (here / "spark1/etc/motd").exists(), "check mode changes nothing"
 
 
-def test_the_notebook_is_one_without_output() -> None:
+def test_the_notebook_is_one_without_output():
     document = json.loads(NOTEBOOK.read_text())
     assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
     ids = [cell["id"] for cell in document["cells"]]

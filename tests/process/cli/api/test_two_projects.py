@@ -1,7 +1,5 @@
 """Two projects open in one process, used from two threads: each has its own code and files."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -74,7 +72,7 @@ def clusters(
     return {name: Cluster(project=tmp_path / f"project-{name}") for name in ("one", "two")}
 
 
-def test_each_has_its_own_code_in_two_threads(clusters, tmp_path, monkeypatch) -> None:
+def test_each_has_its_own_code_in_two_threads(clusters, tmp_path, monkeypatch):
     monkeypatch.setattr(threading, "both_are_loaded", threading.Barrier(2), raising=False)
     streams = {name: each.events(each.playbook, "mine") for name, each in clusters.items()}
     for stream in streams.values():
@@ -89,7 +87,7 @@ def test_each_has_its_own_code_in_two_threads(clusters, tmp_path, monkeypatch) -
     assert "own-thing" not in catalogue(), "outside of a run no project is in use"
 
 
-def test_one_that_is_wrong_leaves_the_other_alone(clusters: dict[str, Cluster]) -> None:
+def test_one_that_is_wrong_leaves_the_other_alone(clusters):
     put(
         clusters["two"].project.folder / "resources/thing.py", "from spark_cluster import nothing\n"
     )

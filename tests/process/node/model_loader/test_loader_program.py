@@ -1,7 +1,5 @@
 """The model loader as a program: real sockets and a real server, and a docker that keeps state."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -292,7 +290,6 @@ def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
         assert (first.status, error["code"]) == (503, "model_loading")
         assert error["message"].startswith("model-a is not loaded: it is ")
         assert 2 <= int(first.headers["Retry-After"]) <= 60
-        assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if "loaded in" in line).startswith("a: loaded in")
         assert asked(node.config["socket"], "chat").status == 404

@@ -1,7 +1,5 @@
 """A model from one cache to another by a real sender and receivers, also when it goes wrong."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

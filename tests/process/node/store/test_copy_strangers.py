@@ -1,7 +1,5 @@
 """Who connects to a copy's sender without its key: gets nothing, and keeps no receiver out."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Pulling from a real HTTP server, with the real client library, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -108,7 +106,7 @@ def expected(root: Path) -> dict[str, bytes]:
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
 
 
-def test_a_revision_arrives_whole_in_the_standard_layout(puller: Puller) -> None:
+def test_a_revision_arrives_whole_in_the_standard_layout(puller):
     from huggingface_hub import snapshot_download
 
     found = puller.pull()
@@ -123,12 +121,12 @@ def test_a_revision_arrives_whole_in_the_standard_layout(puller: Puller) -> None
     assert [path.name for path in manifests] == [f"models--org--model@{commit}.json"]
 
 
-def test_all_files_on_request(puller: Puller) -> None:
+def test_all_files_on_request(puller):
     found = puller.pull(all_files=True)
     assert "pytorch_model.bin" in puller.content(found["commit"])
 
 
-def test_a_token_stays_with_the_hub_when_it_sends_on_to_a_store(puller: Puller) -> None:
+def test_a_token_stays_with_the_hub_when_it_sends_on_to_a_store(puller):
     puller.hub.conduct[MODEL] = Conduct(private=True, token="hf_secret")
     with serve(puller.hub.root) as store:
         puller.hub.store = store.url
@@ -139,7 +137,7 @@ def test_a_token_stays_with_the_hub_when_it_sends_on_to_a_store(puller: Puller) 
         assert store.with_token == []
 
 
-def test_a_file_too_large_for_http_comes_by_the_librarys_own_download(puller: Puller) -> None:
+def test_a_file_too_large_for_http_comes_by_the_librarys_own_download(puller):
     code = (
         "import sys\nfrom spark_cluster.node.store import download\n"
         f"download.LARGEST_BY_HTTP = {SHARD - 1}\nsys.exit(download.main())\n"
@@ -152,7 +150,7 @@ def test_a_file_too_large_for_http_comes_by_the_librarys_own_download(puller: Pu
     assert not list((puller.folder / "ours" / "xet").iterdir())
 
 
-def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:
+def test_a_pull_that_was_killed_is_resumed(puller):
     puller.hub.conduct[MODEL] = Conduct(bytes_per_s=1 << 18)
     process = puller.start()
     blobs = puller.repository / "blobs"
@@ -168,7 +166,7 @@ def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
 
 
-def test_two_pulls_at_once_fetch_each_byte_once(puller: Puller) -> None:
+def test_two_pulls_at_once_fetch_each_byte_once(puller):
     puller.hub.conduct[MODEL] = Conduct(bytes_per_s=4 << 20)
     both = [puller.start(), puller.start()]
     found = [puller.result(process) for process in both]
@@ -177,7 +175,7 @@ def test_two_pulls_at_once_fetch_each_byte_once(puller: Puller) -> None:
 
 
 @each_case(__file__, "hub_refusals.json")
-def test_a_refusal_says_what_to_do(case: dict[str, Any], puller: Puller) -> None:
+def test_a_refusal_says_what_to_do(case, puller):
     garbage = case.get("garbage")
     puller.hub.conduct[MODEL] = Conduct(**case["conduct"], garbage=garbage and garbage.encode())
     found = puller.pull(**case["given"])
@@ -186,7 +184,7 @@ def test_a_refusal_says_what_to_do(case: dict[str, Any], puller: Puller) -> None
 
 
 @each_case(__file__, "survived.json")
-def test_what_a_pull_survives(case: dict[str, Any], puller: Puller) -> None:
+def test_what_a_pull_survives(case, puller):
     """Cut connections are resumed, a hub that gives no parts sends the whole again, one that lied
     once about a hash is asked again, and a refusal that passes is waited for."""
     conduct = Conduct(**{**case["conduct"], "wrong": frozenset(case["conduct"].get("wrong", ()))})
@@ -199,20 +197,19 @@ def test_what_a_pull_survives(case: dict[str, Any], puller: Puller) -> None:
         assert conduct.no_ranges or puller.hub.sent_of(MODEL) <= found["size"] * 1.02
 
 
-def test_the_body_of_a_refusal_is_not_read(puller: Puller) -> None:
+def test_the_body_of_a_refusal_is_not_read(puller):
     puller.hub.conduct[MODEL] = Conduct(status=500, files_only=True, endless=True)
     found = puller.pull(tries=1)
     assert found["error"] == "the hub's answer cannot be used: status 500"
 
 
-def test_a_token_opens_a_gated_model_and_is_written_nowhere(puller: Puller) -> None:
+def test_a_token_opens_a_gated_model_and_is_written_nowhere(puller):
     puller.hub.conduct[MODEL] = Conduct(gated=True, token="hf_secret")
     own, pipe = {"HF_HOME": str(puller.folder / "home"), "HF_HUB_OFFLINE": "0"}, subprocess.PIPE
     process = subprocess.Popen(
         [sys.executable, "-c", f"import {PROGRAM} as one; one.main()"],
         stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=os.environ | own,
     )  # fmt: skip
-    assert process.stdin is not None
     process.stdin.write(puller.request(token="hf_secret"))
     process.stdin.flush()
     shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
@@ -224,7 +221,7 @@ def test_a_token_opens_a_gated_model_and_is_written_nowhere(puller: Puller) -> N
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
 
 
-def test_a_token_that_expires_in_the_middle(puller: Puller) -> None:
+def test_a_token_that_expires_in_the_middle(puller):
     for number in range(20):
         (puller.hub.root / MODEL / f"part-{number}.json").write_bytes(b"%d" % number * 200_000)
     puller.hub.conduct[MODEL] = Conduct(
@@ -240,7 +237,7 @@ def test_a_token_that_expires_in_the_middle(puller: Puller) -> None:
 
 
 @pytest.mark.parametrize("name", ["model-1.safetensors", "config.json"])
-def test_a_hub_that_lies_about_a_hash(name: str, puller: Puller) -> None:
+def test_a_hub_that_lies_about_a_hash(name, puller):
     puller.hub.conduct[MODEL] = Conduct(wrong=frozenset({name}))
     found = puller.pull()
     assert name in found["error"]
@@ -249,7 +246,7 @@ def test_a_hub_that_lies_about_a_hash(name: str, puller: Puller) -> None:
     assert not (puller.repository / "refs" / "main").exists()
 
 
-def test_a_branch_that_moves(puller: Puller) -> None:
+def test_a_branch_that_moves(puller):
     old = puller.pull()["commit"]
     write(puller.folder / "second", b"second")
     puller.hub.repositories.move(MODEL, "main", puller.folder / "second")
@@ -262,7 +259,7 @@ def test_a_branch_that_moves(puller: Puller) -> None:
     assert (puller.repository / "refs" / "main").read_text() == new
 
 
-def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) -> None:
+def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller):
     file = hub_file(puller.hub.root / MODEL / "model-1.safetensors")
     half = puller.repository / "blobs" / f"{file.hash}.incomplete"
     half.parent.mkdir(parents=True)
@@ -271,13 +268,13 @@ def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) ->
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
 
 
-def test_too_little_space_is_said_before_the_first_byte(puller: Puller) -> None:
+def test_too_little_space_is_said_before_the_first_byte(puller):
     found = puller.pull(room_left=1 << 60)
     assert "are free" in found["error"]
     assert puller.hub.sent_of(MODEL) == 0
 
 
-def test_a_server_that_cannot_be_reached(puller: Puller) -> None:
+def test_a_server_that_cannot_be_reached(puller):
     found = puller.pull(endpoint="http://127.0.0.1:9")
     assert "HTTPS_PROXY" in found["hint"]
 
@@ -286,6 +283,6 @@ def test_a_server_that_cannot_be_reached(puller: Puller) -> None:
 
 
 @each_case(__file__, "formats.json")
-def test_each_weight_is_fetched_in_one_format(case: dict[str, list[str]]) -> None:
+def test_each_weight_is_fetched_in_one_format(case):
     """A repository without safetensors at its top is taken whole."""
     assert needed([*case["fetched"], *case["again"]]) == case["fetched"]

@@ -1,8 +1,6 @@
 """The hub cache after a container or a user has written into it: nothing is followed, read or
 written outside, and nothing waits."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -78,7 +76,6 @@ def victim(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Victim:
 
 def copied(source: HubCache, target: HubCache, manifest: Manifest) -> None:
     """Copy a model by a real sender and receiver."""
-    assert target.ours is not None
     copy_ends.copied(target.ours.parent / "ends", source, target, manifest, "main")
 
 

@@ -1,7 +1,5 @@
 """The operation `store` on a root that is a folder, with real files and real processes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

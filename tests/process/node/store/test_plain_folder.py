@@ -1,7 +1,5 @@
 """A folder of plain files from one machine to another, as a hub cache is copied."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

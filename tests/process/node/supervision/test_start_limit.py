@@ -1,7 +1,5 @@
 """The start limit: what counts, and a docker that keeps its containers in a file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -99,7 +97,7 @@ def test_a_docker_that_is_down_is_waited_for(node):
     assert node.seen == {}
 
 
-def test_the_program_runs_with_nothing_else_of_the_package(tmp_path: Path) -> None:
+def test_the_program_runs_with_nothing_else_of_the_package(tmp_path):
     config: dict[str, Any] = supervision.start_limit_configuration()
     told = put(tmp_path / "config.json", json.dumps({**config, "unit_folder": str(tmp_path)}))
     looked = tmp_path / "looked"

@@ -1,7 +1,5 @@
 """The supervision's program: a real server over HTTP, and commands of a node that keep state."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import subprocess
@@ -303,7 +301,6 @@ def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
     argv = installed(tmp_path, supervision.UNIT.program, str(tmp_path / "config.json"))
     must_guard(argv[4].removesuffix(f"/{own_program.STARTER}"), tmp_path)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "serving\n"
     finally:

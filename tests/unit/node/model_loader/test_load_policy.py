@@ -1,7 +1,5 @@
 """What is unloaded for which model, the queue, and what users are told meanwhile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cases import each_row

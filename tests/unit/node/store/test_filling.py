@@ -1,11 +1,8 @@
 """What fills a cache: the first error ends all of it."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +37,7 @@ class Failing(FileSource):
         self.ended.set()
 
 
-def test_a_file_whose_half_was_still_read_is_not_begun_after_an_error(tmp_path: Path) -> None:
+def test_a_file_whose_half_was_still_read_is_not_begun_after_an_error(tmp_path):
     files = (
         StoredFile(name, len(content), hashlib.sha256(content).hexdigest(), SHA256)
         for name, content in CONTENTS.items()

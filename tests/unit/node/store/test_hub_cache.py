@@ -1,7 +1,5 @@
 """The hub cache on a real folder: what is there, what is damaged, what must not be followed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

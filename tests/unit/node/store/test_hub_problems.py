@@ -1,7 +1,5 @@
 """What a refusal of the hub means, by its status and headers."""
 
-from __future__ import annotations
-
 from cases import each_case
 
 from spark_cluster.node.store.hub_problems import of_answer
@@ -14,6 +12,6 @@ def test_a_refusal_by_its_status_and_headers(case):
     assert case["words"] in found.message
 
 
-def test_a_wait_that_cannot_be_believed_is_not_shown() -> None:
+def test_a_wait_that_cannot_be_believed_is_not_shown():
     assert "wait 7 s" in of_answer(429, {"Retry-After": "7"}, "org/m", "").hint
     assert "wait some minutes" in of_answer(429, {"Retry-After": "1e9"}, "org/m", "").hint

@@ -1,7 +1,5 @@
 """Usage, pins and pruning of real hub caches."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the supervision decides from one look to the next; pure functions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
