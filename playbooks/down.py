@@ -53,7 +53,7 @@ def main(
             play.nodes,
             play.role("model_loader"),  # it would start what is stopped
             [LOAD, TUNER, *absent(*names)],
-            play.role("endpoint"),
+            play.role("endpoint", endpoint=None),
         )
         play.apply(
             play.nodes,

@@ -311,7 +311,7 @@ def prepare(play: Play, deployment: Deployment) -> Deployment:
         play.apply(
             deployment.idle,
             absent(SERVER, RAY),
-            play.role("endpoint"),
+            play.role("endpoint", endpoint=None),
             play.role("firewall", state="absent"),
             play.role("start_limit", state="absent"),
         )
