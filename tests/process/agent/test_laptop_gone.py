@@ -309,6 +309,6 @@ def test_an_output_of_any_length_is_bounded_in_memory_and_said_to_be_cut(start, 
     done = agent.next("done")
     assert done["status"] == 3
     assert done["left_out"] > 30_000_000
-    assert "MiB left out" in done["stdout"]
+    assert "MB left out" in done["stdout"]
     assert len(done["stdout"]) < 9 << 20
     assert peak_mib(agent.process.pid) - before < 200
