@@ -53,21 +53,20 @@ def scan(
         at_once: most connections at a time; fewer where the system allows fewer files.
         limit_s: seconds after which no further one is tried.
     """
-    until, left, tried = time.monotonic() + limit_s, iter(targets), 0
-    found: list[Target] = []
+    until, left = time.monotonic() + limit_s, iter(targets)
+    found: dict[Target, bool | None] = {}
 
     async def work() -> None:
-        nonlocal tried
         while time.monotonic() < until and (target := next(left, None)) is not None:
-            tried += 1
-            if await _is_open(target, timeout_s):
-                found.append(target)
+            found[target] = await _is_open(target, timeout_s, until)
 
     async def all_of_it() -> None:
         await asyncio.gather(*(work() for _ in range(_files(at_once))))
 
     asyncio.run(all_of_it())
-    return Scan(tuple(sorted(found)), tried, complete=next(left, None) is None)
+    tried = [target for target, is_open in found.items() if is_open is not None]
+    complete = next(left, None) is None and len(tried) == len(found)
+    return Scan(tuple(sorted(target for target in tried if found[target])), len(tried), complete)
 
 
 def targets(addresses: Sequence[str], ports: Iterable[int]) -> Iterable[Target]:
@@ -75,10 +74,11 @@ def targets(addresses: Sequence[str], ports: Iterable[int]) -> Iterable[Target]:
     return ((address, port) for port in ports for address in addresses)
 
 
-async def _is_open(target: Target, timeout_s: float) -> bool:
-    """Return whether a connection is accepted in time; where there is no room for one, it waits."""
+async def _is_open(target: Target, timeout_s: float, until: float) -> bool | None:
+    """Return whether a connection is accepted in time; None if there was no room for one until
+    then, as where the system gives no address to send from."""
     family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
-    while True:
+    while time.monotonic() < until:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as made:
                 made.setblocking(False)
@@ -89,6 +89,7 @@ async def _is_open(target: Target, timeout_s: float) -> bool:
             if error.errno not in NO_ROOM:
                 return False
         await asyncio.sleep(ROOM_S)
+    return None
 
 
 def _files(wanted: int) -> int:

@@ -1,5 +1,6 @@
 """Which ports answer: the scan on real sockets, and what is made of it."""
 
+import errno
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +56,14 @@ def test_a_scan_with_few_files_at_once(listener):
 def test_a_scan_that_has_no_time(listener):
     found = port_scan.scan([("127.0.0.1", listener)], limit_s=-1)
     assert (found.open, found.tried, found.complete) == ((), 0, False)
+
+
+def test_a_scan_for_which_there_is_no_room_ends(listener, monkeypatch):
+    """As where the system gives no address to send from."""
+    monkeypatch.setattr(port_scan, "NO_ROOM", (errno.ECONNREFUSED,))
+    asked = [("127.0.0.1", free_port()), ("127.0.0.1", listener)]
+    found = port_scan.scan(asked, limit_s=0.3)
+    assert (found.open, found.tried, found.complete) == ((("127.0.0.1", listener),), 1, False)
 
 
 def scanned(tmp_path: Path, answer: dict[str, Any] | None) -> PortScan:
