@@ -76,7 +76,9 @@ def targets(addresses: Sequence[str], ports: Iterable[int]) -> Iterable[Target]:
 
 
 async def _is_open(target: Target, timeout_s: float) -> bool:
-    """Return whether a connection is accepted in time; where there is no room for one, it waits."""
+    """Return whether a connection is accepted in time; where there is no room, it is tried again:
+    an address that this machine has no way to is told by the same error."""
+    until = time.monotonic() + timeout_s
     family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
     while True:
         try:
@@ -86,7 +88,7 @@ async def _is_open(target: Target, timeout_s: float) -> bool:
                     await asyncio.get_running_loop().sock_connect(made, target)
                 return True
         except OSError as error:  # TimeoutError is one
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_ROOM or time.monotonic() > until:
                 return False
         await asyncio.sleep(ROOM_S)
 

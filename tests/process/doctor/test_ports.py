@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,16 @@ def test_a_scan_with_few_files_at_once(listener: int) -> None:
 def test_a_scan_that_has_no_time(listener: int) -> None:
     found = port_scan.scan([("127.0.0.1", listener)], limit_s=-1)
     assert (found.open, found.tried, found.complete) == ((), 0, False)
+
+
+def test_a_scan_of_an_address_for_which_there_is_never_room(
+    listener: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux says EADDRNOTAVAIL of each IPv6 address where IPv6 is switched off."""
+    monkeypatch.setattr(port_scan, "NO_ROOM", (errno.ECONNREFUSED,))
+    asked = [("127.0.0.1", port) for port in (free_port(), listener)]
+    found = port_scan.scan(asked, timeout_s=0.2, at_once=1)
+    assert (found.open, found.complete) == ((("127.0.0.1", listener),), True)
 
 
 def scanned(tmp_path: Path, answer: dict[str, Any] | None) -> PortScan:
