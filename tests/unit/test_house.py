@@ -28,7 +28,7 @@ BUDGETS = {
     "models": 2_068,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_835,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_762,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
-    "importers": 4_566,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_567,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_858,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_426,
     "bench": 5_761,
