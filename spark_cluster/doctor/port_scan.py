@@ -76,8 +76,7 @@ def targets(addresses: Sequence[str], ports: Iterable[int]) -> Iterable[Target]:
 
 
 async def _is_open(target: Target, timeout_s: float) -> bool:
-    """Return whether a connection is accepted in time; where there is no room, it is tried again:
-    an address that this machine has no way to is told by the same error."""
+    """Return whether a connection is accepted in time; one without room is tried again."""
     until = time.monotonic() + timeout_s
     family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
     while True:
