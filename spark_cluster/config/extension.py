@@ -292,9 +292,10 @@ def why_foreign(path: Path, program: Path | None = None) -> tuple[str, str] | No
     if runs is not None:
         users, groups = users | {runs.st_uid}, groups | {runs.st_gid}
     if others := {about.st_uid, link.st_uid} - users:
+        of_link = "-h " if link.st_uid in others else ""
         return (
             f"belongs to another user (number {others.pop()})",
-            f"check its content; then: sudo chown -h {os.getuid()} {name}",
+            f"check its content; then: sudo chown {of_link}{os.getuid()} {name}",
         )
     # In a folder like /tmp no one replaces what is not theirs, and that is looked at by itself.
     shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX

@@ -54,7 +54,9 @@ YAML_SUFFIXES = (".yaml", ".yml", ".json")
 
 _COMMAND = re.compile(r"(?m)(^|[\s/\"'])(docker|podman|vllm|python3?)\s")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
-_UNIT = re.compile(r"(?m)^ExecStart=[-:@]?((?:.*\\\n)*.*)")  # of systemd, with continued lines
+# Of a unit of systemd: what it starts, with continued lines, and variables for it.
+_UNIT = re.compile(r"(?m)^ExecStart=[-:@+!]* ?(\S(?:.*\\\n)*.*)")
+_VARIABLES = re.compile(r"(?m)^Environment=(.*)")
 
 _PROGRAMS = {
     "serve": "vllm serve",
@@ -83,8 +85,10 @@ class CommandFile:
         no_choice(choice)
         variables = Variables({**given.variables}, script=kit_of(given).script)
         try:
-            text, unit = given.text, _UNIT.search(given.text)
-            text = "\n" * text.count("\n", 0, unit.start()) + unit[1] if unit else text
+            text, unit = given.text, None if is_script(given) else _UNIT.search(given.text)
+            if unit:
+                start = " ".join(("env", *_VARIABLES.findall(text), unit[1]))
+                text = "\n" * text.count("\n", 0, unit.start()) + start
             source = read(text, given.path.name, variables, script=is_script(given))
             source.path = given.path
             source.kind = "start script" if is_script(given) else source.kind

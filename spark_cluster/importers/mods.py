@@ -189,7 +189,7 @@ def find(reference: str, recipe: Path | None, folders: Sequence[Path]) -> Mod:
                 return _checked(Mod(name.rpartition("/")[2], _files(folder), checkout_of(folder)))
     raise NotCarried(
         "its folder is not at hand: give --mods FOLDER, a checkout of the repository that it comes "
-        "from"
+        "from; links that lead out of FOLDER are not followed"
     )
 
 

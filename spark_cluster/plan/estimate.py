@@ -77,7 +77,7 @@ class Constants:
             graphs a step is no shorter (26 instead of 59 tokens/s of gpt-oss-120b's 36 layers in
             an owner's notes). Not fitted.
         link: what an all-reduce of a prefill reaches between two nodes, bytes/s.
-        draft_ms: one drafted token, ms.
+        draft_ms: one pass of a drafter, ms.
         runtime_gib: memory of a server that is neither weights nor cache at a batch of 2,048
             tokens, GiB: activations, vision profiling, graphs. 6.15 and 5.88 in two logs (source:
             muninn-gemma4-26b, muninn-gemma4-31b), 6.6 at 65,536 in a third.

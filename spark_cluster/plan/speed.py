@@ -268,8 +268,8 @@ def speculative(
     """Predict how fast it decodes with a drafter.
 
     A step verifies the drafted tokens with the request's own one, so it reads the experts that all
-    of them choose, and takes `draft_ms` more for each drafted token; where the model's own head
-    drafts, also the time of reading that and the output layer.
+    of them choose. Each pass of the drafter takes `draft_ms`, and reads `draft_read`: one for each
+    drafted token, or one for all of them.
 
     Args:
         drafted: tokens drafted in a step.

@@ -73,7 +73,7 @@ class Directory(Resource):
         if real != f"{above}{self.path.removeprefix(os.path.normpath(self.below))}":
             raise ResourceError(
                 f"{self.path} leads to {real} by a link below {self.below}",
-                "a container may have left it there: look at it, and remove it",
+                "a container may have left it there: remove it; another disk can be mounted there",
             )
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:

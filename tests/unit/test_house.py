@@ -23,14 +23,14 @@ BUDGETS = {
     "node": 8_315,  # host.py: proxies of a node; values.py, copy_work.py: full disks; http.py
     "resources": 3_902,
     "agent": 1_878,
-    "config": 5_577,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
+    "config": 5_578,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_810,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_827,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_760,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
-    "importers": 4_566,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_569,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_865,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
-    "doctor": 2_422,
+    "doctor": 2_461,
     "bench": 5_752,
     "dashboard": 350,
     "cli": 8_525,  # hints to paste; screens of 80 columns; lists while a node is off

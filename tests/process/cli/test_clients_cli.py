@@ -75,11 +75,14 @@ def test_what_serves_is_asked_and_the_certificate_is_saved(run, serving, project
     assert "abc-123" in run("clients", "--json", "--show-key")[1]
 
 
-@pytest.mark.parametrize("kind", ["an authority", "two", "none"])
+@pytest.mark.parametrize("kind", ["an authority", "two", "none", "one behind rubbish"])
 def test_a_certificate_that_could_sign_others_is_not_saved(run, serving, project, kind):
     """Programs would take the node for any server: NODE_EXTRA_CA_CERTS is for all of them."""
+    authority = certificate("-addext", "basicConstraints=critical,CA:TRUE")
+    rubbish = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"  # some read on
     kinds = {
-        "an authority": certificate("-addext", "basicConstraints=critical,CA:TRUE"),
+        "an authority": authority,
+        "one behind rubbish": certificate(*AS_MADE) + rubbish + authority,
         "two": certificate(*AS_MADE) + certificate(*AS_MADE),
         "none": "x\n",
     }

@@ -251,6 +251,11 @@ def test_a_link_of_another_user_is_not_followed(folder: Path, link: str, monkeyp
     with pytest.raises(Refused, match=f"{place.name} belongs to another user") as error:
         load(folder)
     assert f"chown -h {os.getuid()} {place}" in error.value.hint
+    os.chown(place, 0, 0, follow_symlinks=False)
+    os.chown(place, OTHER, OTHER)
+    with pytest.raises(Refused, match=f"{place.name} belongs to another user") as error:
+        load(folder)
+    assert f"chown {os.getuid()} {place}" in error.value.hint, "of what the link leads to"
 
 
 @pytest.mark.parametrize(

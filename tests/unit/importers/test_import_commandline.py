@@ -55,10 +55,20 @@ def test_a_unit_of_systemd_starts_what_execstart_says(tmp_path: Path) -> None:
     put(unit, f"[Unit]\nDescription=a server\n[Service]\nType=simple\n{start}\n{rest}")
     found = read_file(unit).launch
     assert (found.model, found.tp) == ("org/model", 2)
+    variables = 'Environment=VLLM_A=1\nEnvironment="VLLM_B=x y" VLLM_C=3\nExecStart=\n'
+    put(tmp_path / "venv.service", f"[Service]\n{variables}ExecStart=-/venv/bin/vllm serve org/m\n")
+    given = read_file(tmp_path / "venv.service").launch.env
+    assert given == {"VLLM_A": "1", "VLLM_B": "x y", "VLLM_C": "3"}
     put(unit, unit.read_text().replace("-tp 2", "'"))
     with pytest.raises(InvalidFile) as caught:
         read_file(unit)
     assert caught.value.where.endswith("vllm.service:6"), "the line of the unit"
+
+
+def test_a_script_that_writes_a_unit_starts_what_it_starts_itself(tmp_path: Path) -> None:
+    written = "cat > x.service <<EOF\n[Service]\nExecStart=/usr/bin/watchdog\nEOF\n"
+    put(tmp_path / "start.sh", f"#!/bin/bash\n{written}docker run img vllm serve org/model\n")
+    assert read_file(tmp_path / "start.sh").launch.model == "org/model"
 
 
 @pytest.mark.parametrize(("image", "version"), CASES["images"])
