@@ -19,13 +19,12 @@ from typing import NamedTuple
 
 from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import temporary_name, write_at
-from spark_cluster.node.safe_paths import DEEPEST, closing_handle
+from spark_cluster.node.safe_paths import DEEPEST, FOLDER, closing_handle
 from spark_cluster.node.values import ResourceError
 
 MOST_ENTRIES = 200_000
 """Names of one folder, or of one walk, that are looked at."""
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -293,7 +292,7 @@ def _open_root(root: Path, mode: int | None) -> int:
     """Open a folder by its whole path, through links only that no other user can replace; with a
     mode it is made where it is missing."""
     try:
-        return safe_paths.opened(root.absolute(), _FOLDER)
+        return safe_paths.opened(root.absolute(), FOLDER)
     except ResourceError:
         raise NotFollowed(root, "is reached through a link that other users can replace") from None
     except FileNotFoundError:
@@ -309,14 +308,14 @@ def _open_root(root: Path, mode: int | None) -> int:
 def _enter(folder: int, name: str, mode: int | None) -> int:
     """Open a folder in a folder; with a mode it is made where it is missing."""
     try:
-        return os.open(name, _FOLDER, dir_fd=folder)
+        return os.open(name, FOLDER, dir_fd=folder)
     except FileNotFoundError:
         if mode is None:
             raise
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=folder)
         os.fsync(folder)
-    return os.open(name, _FOLDER, dir_fd=folder)
+    return os.open(name, FOLDER, dir_fd=folder)
 
 
 def _must_not_be_a_folder(folder: int, name: str) -> None:

@@ -395,8 +395,8 @@ def remove_tree(folder: Path) -> None:
     Raises:
         OSError: a part cannot be removed; `filename` is its whole path.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with closing_handle(os.open(folder, flags)) as handle, safe_paths.naming_below(folder):
+    handle = os.open(folder, safe_paths.FOLDER)
+    with closing_handle(handle), safe_paths.naming_below(folder):
         safe_paths.empty(handle)
     folder.rmdir()
 

@@ -22,6 +22,9 @@ from spark_cluster.node.values import ResourceError
 DEEPEST = 32
 """Folders in each other that are walked through, and open at a time."""
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a folder that may be somebody else's is opened."""
+
 _BATCH, _BATCHES = 1000, 200_000
 _LINKS = 40
 """Links in one path, as in the kernel (path_resolution(7))."""
@@ -118,8 +121,7 @@ def _empty(folder: int, top: int, depth: int) -> None:
                 moved = f".{os.urandom(8).hex()}"
                 os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=top)
             else:
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                inner = os.open(entry.name, flags, dir_fd=folder)
+                inner = os.open(entry.name, FOLDER, dir_fd=folder)
                 with closing_handle(inner), naming_below(entry.name):
                     _empty(inner, top, depth + 1)
                 os.rmdir(entry.name, dir_fd=folder)

@@ -21,6 +21,18 @@ HUGE = 1 << 40
 """Bytes of the huge file, which is a hole."""
 
 
+def nest(folder: Path) -> None:
+    """Make more folders in each other, in a folder, than Python calls functions in each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=handle)
+        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+
+
 @dataclass
 class Outside:
     """A part of the host that a container cannot reach, and what it is like before the attack.

@@ -7,6 +7,7 @@ import os
 
 import pytest
 from factories import apply
+from hostile.container import nest
 
 from spark_cluster.node import durable
 from spark_cluster.node import journal as journal_module
@@ -179,29 +180,17 @@ def test_what_cannot_be_removed_is_reported_and_stops_no_run(node, stuck, monkey
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_folder_of_any_depth_is_removed_and_holds_up_no_later_run(node, keep):
     """A program in a container makes one in a folder that it sees, such as that of Ray's logs."""
-    deep(node.path("/srv/ray"))
+    nest(node.path("/srv/ray"))
     gone = Directory("/srv/ray", state="absent", keep=keep)
     if not keep:
         assert apply([gone], node.host("r0", check=True), lambda _: None) == {"ok": True}
     node.run("r1", gone)
     assert not list(node.path("/srv").iterdir())
     left = TemporaryFiles(node.path("/var/lib/spark-cluster")).path_for(node.path("/srv/ray"))
-    deep(left)
+    nest(left)
     durable._in_use.clear()  # as in another process
     node.run("r2", File("/srv/x", content=""))
     assert not left.exists()
-
-
-def deep(folder):
-    """Make a folder with more folders in each other than Python calls functions in each other."""
-    folder.mkdir(parents=True)
-    handle = os.open(folder, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=handle)
-        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
-        os.close(handle)
-        handle = inner
-    os.close(handle)
 
 
 def test_a_folder_that_cannot_be_removed_whole_is_where_it_was(node, stuck, monkeypatch):
