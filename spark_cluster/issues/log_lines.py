@@ -142,7 +142,7 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     if line.level in HARMLESS:
         return ""
     if bare := _BARE.search(line.text):
-        text = read(following()).text if bare[2] else ""
+        text = read(following().partition("\n")[0]).text if bare[2] else ""
         return f"{bare[1]}: {text}" if text else bare[1]
     match = _ERROR.search(line.text)
     if match is None:
@@ -151,10 +151,14 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
 
 
 def whole(error: str, following: Callable[[], str]) -> str:
-    """Return an error with the next line, where that says what is wrong."""
+    """Return an error with the next line, where that says what is wrong; with the next two where
+    the first is only the field that pydantic refuses.
+    """
     if not _GOES_ON.search(error):
         return error
-    return f"{error.removesuffix(':')}: {read(following()).text.partition(' [type=')[0].strip()}"
+    more = [read(raw).text.partition(" [type=")[0].strip() for raw in following().split("\n")]
+    told = more if more[0].isidentifier() else more[:1]
+    return ": ".join([error.removesuffix(":"), *told])
 
 
 def joined(

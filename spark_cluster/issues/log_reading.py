@@ -86,8 +86,8 @@ class AnchoredLine:
 
     @property
     def following(self) -> str:
-        """The next line, raw."""
-        return next(iter(self.after(1)), "")
+        """The next two lines, raw."""
+        return "\n".join(self.after(2))
 
     def wrapped(self) -> list[str]:
         """Return the line and the next ones, which may be the rest of it."""
