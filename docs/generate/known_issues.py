@@ -24,7 +24,16 @@ TOPICS = {
     "container": Topic("Images, Docker and firewall", ("container", "daemon")),
     "engine": Topic(
         "The engine and the hub",
-        ("engine", "bringup", "requests", "tracebacks", "hub", "sglang", "sglang_options"),
+        (
+            "engine",
+            "bringup",
+            "provoked",
+            "requests",
+            "tracebacks",
+            "hub",
+            "sglang",
+            "sglang_options",
+        ),
     ),
     "software": Topic(
         "Versions of the software", ("software", "toolchain", "torch", "transformers")
