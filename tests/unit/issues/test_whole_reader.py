@@ -26,6 +26,7 @@ EARLIER = {
     "drafter-illegal-access": "INFO {'model': 'gemma', 'speculative_config': {'method': 'mtp'}}",
     "marlin-experts-misaligned": "INFO non-default args: {'moe_backend': 'marlin'}",
     "layer-of-another-stage": "INFO non-default args: {'pipeline_parallel_size': 2}",
+    "hybrid-prefix-illegal-access": "INFO non-default args: {'mamba_cache_mode': 'align'}",
     "quantization-forced": "INFO non-default args: {'quantization': 'awq'}",
 }
 """A line with the evidence that an issue needs; for the others its literal will do."""
