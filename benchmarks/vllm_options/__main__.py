@@ -1,9 +1,9 @@
-"""`python -m benchmarks.vllm_options FOLDER`: make `lint`'s table of vLLM's options and values.
+"""`python -m benchmarks.vllm_options FOLDER`: make `lint`'s table of vLLM's options.
 
-FOLDER has the source of each release in a folder of its version (`0.33.0/vllm/...`), as the source
-distributions have it; nothing of it is executed. An option or a value is written with the first
-release that has it and the first without it: null where the oldest that was read has it already,
-and where the newest still does.
+Beside options it has their values, and the variables of the environment. FOLDER has the source of
+each release in a folder of its version (`0.33.0/vllm/...`), as the source distributions have it;
+nothing of it is executed. Each is written with the first release that has it and the first without
+it: null where the oldest that was read has it already, and where the newest still does.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from benchmarks.vllm_options.source import options, values
+from benchmarks.vllm_options.source import options, values, variables
 from spark_cluster import issues
 
 TABLE = Path(issues.__file__).parent / "data/vllm_options.json"
 
 SOURCE = (
     "python -m benchmarks.vllm_options: arguments of vllm/engine/arg_utils.py and of "
-    "vllm/entrypoints/*/cli_args.py, types of vllm/config, and the tables of parsers, loaders and "
-    "attention backends, from the released source distributions"
+    "vllm/entrypoints/*/cli_args.py, types of vllm/config, vllm/envs.py, and the tables of "
+    "parsers, loaders and attention backends, from the released source distributions"
 )
 
 Span = list[str | None]
@@ -64,6 +64,7 @@ def read(folder: Path) -> dict[str, object]:
         "oldest": str(min(releases)),
         "newest": str(max(releases)),
         "options": spans(known),
+        "variables": spans({release: variables(path) for release, path in releases.items()}),
         "values": {
             name: spans({release: taken[name] for release, taken in takes.items() if name in taken})
             for name in limited
@@ -75,7 +76,7 @@ def main() -> None:
     """Write the table, and print what of it is new or gone."""
     old = json.loads(TABLE.read_text(encoding="utf-8"))
     table = read(Path(sys.argv[1]))
-    for key in ("options", "values"):
+    for key in ("options", "variables", "values"):
         before, now = old.get(key, {}), table[key]
         assert isinstance(now, dict)
         differ = [name for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -63,6 +63,12 @@ def values(source: Path) -> dict[str, set[str]]:
     return {option: taken for option, taken in found.items() if taken}
 
 
+def variables(source: Path) -> set[str]:
+    """Return the variables that vLLM reads as its own; of others it warns, and does nothing."""
+    named = _keys(source / "vllm/envs.py", "environment_variables")
+    return {name for name in named if name.startswith("VLLM_")}
+
+
 def _arguments(source: Path) -> dict[str, tuple[str, str]]:
     """Return the class of configuration, and the field if it is of one, by the variable that holds
     its arguments.

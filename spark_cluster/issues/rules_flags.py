@@ -10,7 +10,7 @@ from packaging.version import Version
 from spark_cluster.config.facts import SYSTEM_UID_MAX, Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
-from spark_cluster.issues.entries import Edit
+from spark_cluster.issues.entries import Edit, Severity
 from spark_cluster.issues.rules import Case, RuleFinding, rule, written
 from spark_cluster.models.naming import table
 
@@ -136,6 +136,21 @@ def _why_refused(flag: str, value: str, version: Version | None) -> str:
         return f"--{flag} {value} is not known: {taken[near[0]][0]} is"
     few = ", ".join(one for one, _ in taken.values()) if len(taken) <= FEW else "see its --help"
     return f"--{flag} {value} is not known ({few})"
+
+
+@rule("variable-not-read")
+def variable_not_read(case: Case) -> RuleFinding | None:
+    """A variable of vLLM that the release does not have: it says so in its log and goes on."""
+    read = table("vllm_options", "issues")["variables"]
+    told = []
+    for name in case.launch.env:
+        if name in read:
+            told.append(_outside(name, read[name], case.version))
+        elif near := difflib.get_close_matches(name, read, n=1, cutoff=0.9):
+            told.append(f"{name} is not known: {near[0]} is")
+    what = "; ".join(filter(None, told))
+    severity: Severity = "info" if case.built_by_owner else "warning"
+    return RuleFinding(what, severity=severity) if what else None
 
 
 def _plain(value: str) -> str:

@@ -31,6 +31,8 @@ def release(folder: Path, version: str, *, more: str = "", gone: str = "") -> No
     for package in ("tool_parsers", "reasoning"):
         table = PARSERS.format(more=more and ', "gemma4": ("c", "D")')
         put(vllm / package / "__init__.py", table)
+    newer = ', "VLLM_B": 2' if more else ""
+    put(vllm / "envs.py", f'environment_variables = {{"VLLM_A": 1{newer}}}\n')
     put(vllm / "model_executor/model_loader/__init__.py", "")
     backends = "class AttentionBackendEnum(Enum):\n    A = 1\n"
     put(vllm / "v1/attention/backends/registry.py", backends)
@@ -45,6 +47,7 @@ def test_each_option_and_value_has_its_releases(tmp_path: Path) -> None:
     assert table["options"] == {
         "backend": [None, None], "cache-dtype": [None, None], "free": [None, "0.10.0"],
     }  # fmt: skip
+    assert table["variables"] == {"VLLM_A": [None, None], "VLLM_B": ["0.10.0", None]}
     values = table["values"]
     assert values["cache-dtype"] == {
         "auto": [None, None], "fp8": [None, None], "nvfp4": ["0.10.0", None],
