@@ -236,6 +236,9 @@ def _contained(
             inner.left_out.append(f"-e {name}: its value is in the shell that runs it")
     inner.notes[:0] = program.notes
     inner.left_out[:0] = program.left_out
+    inner.left_out += [
+        f"{one}: only the shell knows which options it has" for one in container.unread
+    ]
     return _source(inner, container, origin, variables)
 
 

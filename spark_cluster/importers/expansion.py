@@ -115,6 +115,7 @@ class Variables:
         depth: shells around this one.
         script: gives the text of a kit's script by its path; empty without one.
         contained: the commands run in a container, where the kit's scripts are followed.
+        functions: bodies of a script's functions that pass on what they are given.
     """
 
     values: dict[str, str | None] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class Variables:
     depth: int = 0
     script: Callable[[str], str] = lambda _path: ""
     contained: bool = False
+    functions: dict[str, Word] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}

@@ -6,7 +6,7 @@ Importers of other packages are asked, too; their faults do not touch the others
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
@@ -61,7 +61,7 @@ OURS: tuple[Importer, ...] = (
 )
 """Asked first, so that no package changes what they read."""
 
-LAST: tuple[Importer, ...] = (ComposeImporter(), CommandFile())
+LAST: tuple[Importer, ...] = (ComposeImporter(), kits.Document(), CommandFile())
 """Asked after those of other packages, which may know more of a compose file; a text of any kind
 can have a command line in it."""
 
@@ -226,6 +226,7 @@ def write(
     model: str | None = None,
     image: str | None = None,
     mods: Sequence[Path] = (),
+    taken: Collection[str] = (),
 ) -> Imported:
     """The recipe, and what became of every part of its source.
 
@@ -235,13 +236,18 @@ def write(
         model: repository on the hub, where the source names a folder only.
         image: container image, where the source names none.
         mods: folders of mods that the source may name.
+        taken: names of other recipes, which a name that is made does not repeat.
 
     Raises:
         InvalidFile: the source says something that no recipe can hold, with the fields.
     """
     parts = parts_of(source.launch)
     parts.left_out[:0] = source.left_out
-    data = _data(parts, source, name, model, image)
+    made = slug(source.title or source.repository or _named(source.launch))
+    if not name and made in taken:
+        source.notes.append(f"there is a recipe {made} already: this one is {made}-imported")
+        made = f"{made}-imported"
+    data = _data(parts, source, name or made, model, image)
     image_named = data["image"]
     files = {**_patches(data, source, parts), **carry_over(data, source, parts, mods)}
     parts.left_out[:0] = _lacking(source, parts, image_named, named=image is not None)
@@ -325,13 +331,13 @@ def _of_missing_mods(source: Source, parts: Parts) -> Iterator[Left]:
 
 
 def _data(
-    parts: Parts, source: Source, name: str | None, model: str | None, image: str | None
+    parts: Parts, source: Source, name: str, model: str | None, image: str | None
 ) -> dict[str, Any]:
     """The recipe's fields in the order in which people read them; what is empty is left out."""
     launch = source.launch
     vllm = {"version": launch.vllm, "supported": source.supported}
     data: dict[str, Any] = {
-        "name": name or slug(source.title or source.repository or _named(launch)),
+        "name": name,
         "description": " ".join(source.description.split())[:300],
         "model": _model(parts, source, model),
         "kind": launch.kind if launch.kind != "chat" else None,

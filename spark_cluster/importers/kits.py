@@ -29,6 +29,7 @@ from spark_cluster.importers.importer import (
     Left,
     Source,
     folder_on_node,
+    no_choice,
 )
 from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen
@@ -51,6 +52,9 @@ MOST_SOURCED = 20
 
 MOST_SAID = 8
 """Files of variables that a note names."""
+
+DOCUMENTS = (".md", ".markdown")
+"""Endings of texts with commands in blocks of code."""
 
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
@@ -90,7 +94,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
             usual = _usual(kit, found)
             break
     else:
-        found, usual = {} if choice.variant != "default" else _of_readme(kit), []
+        found, usual = {} if choice.variant != "default" else _of_documents(kit), []
     if not found:
         raise _nothing(kit, failed, choice)
     source = found[chosen(found, usual, shown(kit.root))]
@@ -121,17 +125,55 @@ def _servers(
     return found
 
 
-def _of_readme(kit: KitFolder) -> dict[str, Source]:
-    """The command for the most nodes among those that the kit's README has, the first of them."""
-    path = kit.path("README.md")
-    found = spark_commands(kit.text(path), anywhere=True) if path else []
+class Document:
+    """The importer of a README: of the commands in its blocks of code that for the most nodes."""
+
+    name = "a README with a command that starts vLLM"
+
+    def recognises(self, given: Given) -> bool:
+        return given.path.suffix.lower() in DOCUMENTS and bool(given.text)
+
+    def read(self, given: Given, choice: Choice) -> Source:
+        no_choice(choice)
+        source = _of_document(given.text, given.path.name)
+        if source is None:
+            raise InvalidFile(
+                "no block of code in it starts vLLM, SGLang or a container",
+                where=shown(given.path),
+                hint="give the command as --command 'vllm serve ...'",
+            )
+        source.path, source.origin = given.path, given.path.name
+        return source
+
+
+def _of_document(text: str, name: str) -> Source | None:
+    """The command for the most nodes among those of a text with blocks of code, the first."""
+    found = spark_commands(text, anywhere=True)
     if not found:
-        return {}
+        return None
     source = max(found, key=lambda one: one.launch.nodes)
     others = f"; it has {counted(len(found) - 1, 'other command')}" if found[1:] else ""
-    source.notes.append(f"no file starts a server: this is README.md, {source.title}{others}")
-    source.path, source.title = kit.root / "README.md", ""
-    return {"README.md": source}
+    source.notes.append(f"this is {name}, {source.title}{others}")
+    source.title = ""
+    return source
+
+
+def _of_documents(kit: KitFolder) -> dict[str, Source]:
+    """The server of the kit's README; without a command in it, those of its other documents."""
+    found, left = dict[str, Source](), MOST_TEXT
+    documents = [one for one in kit.files if one.suffix.lower() in DOCUMENTS]
+    documents.sort(key=lambda one: (one.parent != kit.root, one.stem.lower() != "readme"))
+    for path in documents[:MOST_TRIED]:
+        text = kit.text(path)
+        left -= len(text)
+        name = str(path.relative_to(kit.root))
+        source = _of_document(text, name) if left >= 0 else None
+        if source is not None:
+            source.notes[-1] = f"no file starts a server: {source.notes[-1]}"
+            source.path, found[name] = path, source
+            if path.parent == kit.root and path.stem.lower() == "readme":
+                break
+    return found
 
 
 def _tiers(kit: KitFolder) -> list[list[Path]]:

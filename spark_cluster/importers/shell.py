@@ -215,8 +215,11 @@ class _Splitter:
         if len(found) == len(texts) and command.runs is not False:
             for one in found:
                 before = self.variables.values.get(one[1], "")
-                if command.runs or one[1] not in self.variables.values:
+                unknown = (before or "").startswith("$") and "$" not in one[2]
+                if command.runs or unknown or one[1] not in self.variables.values:
                     self.variables.set(one[1], one[2])
+                    if unknown and not command.runs:
+                        self.variables.defaulted[one[1]] = None
                 elif before == "" and "$" in one[2]:  # it may have what only the machine knows
                     self.variables.values[one[1]] = None
         self._set_arrays(command)
