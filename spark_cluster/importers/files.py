@@ -30,6 +30,7 @@ from spark_cluster.importers.commandline import CommandFile
 from spark_cluster.importers.compose import ComposeImporter
 from spark_cluster.importers.importer import (
     BUILD_IT,
+    SCRIPT_SUFFIXES,
     Choice,
     Given,
     Imported,
@@ -80,7 +81,8 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
         raise InvalidFile("no such file", where=str(path), hint=MISSING)
     if path.is_dir():
         return kits.read(path, choice or Choice(), read_given)
-    return read_given(Given(path), choice or Choice())
+    given = kits.script(path) if path.suffix in SCRIPT_SUFFIXES else Given(path)
+    return read_given(given, choice or Choice())
 
 
 def read_given(given: Given, choice: Choice) -> Source:

@@ -94,7 +94,8 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
             usual = _usual(kit, found)
             break
     else:
-        found, usual = {} if choice.variant != "default" else _of_documents(kit), []
+        other = choice.variant != "default"
+        found, usual = {} if other else _of_documents(kit, deep=not failed), []
     if not found:
         raise _nothing(kit, failed, choice)
     source = found[chosen(found, usual, shown(kit.root))]
@@ -158,10 +159,15 @@ def _of_document(text: str, name: str) -> Source | None:
     return source
 
 
-def _of_documents(kit: KitFolder) -> dict[str, Source]:
-    """The server of the kit's README; without a command in it, those of its other documents."""
+def _of_documents(kit: KitFolder, *, deep: bool) -> dict[str, Source]:
+    """The server of the kit's README; without a command in it, those of its other documents.
+
+    Args:
+        deep: those of its folders, too: no other file looks like a launch.
+    """
     found, left = dict[str, Source](), MOST_TEXT
     documents = [one for one in kit.files if one.suffix.lower() in DOCUMENTS]
+    documents = [one for one in documents if deep or one.parent == kit.root]
     documents.sort(key=lambda one: (one.parent != kit.root, one.stem.lower() != "readme"))
     for path in documents[:MOST_TRIED]:
         text = kit.text(path)
@@ -210,6 +216,11 @@ def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
         if places:
             return [places[min(places)]]
     return usual
+
+
+def script(path: Path) -> Given:
+    """Return a script that is imported alone, with the variables of files of its folder."""
+    return _given(KitFolder(path.absolute().parent), path.absolute())
 
 
 def _given(kit: KitFolder, path: Path) -> Given:
