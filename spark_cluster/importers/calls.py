@@ -320,10 +320,8 @@ def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
 
 def _eval(rest: list[Word], variables: Variables) -> ProgramCall | None:
     """`eval "$CMD"`: a shell text by its words."""
-    text = " ".join(word.text for word in rest[1:])
-    with suppress(NoLaunch):
-        return find(text, rest[0].line, replace(variables.inside(len(text)), doubled=False))
-    return None
+    text = Word(" ".join(word.text for word in rest[1:]), rest[0].line)
+    return _shell([rest[0], Word("-c", text.line), text], variables)
 
 
 def _of_the_kit(rest: list[Word], variables: Variables) -> ProgramCall | None:

@@ -31,7 +31,7 @@ from spark_cluster.importers.calls import (
     several,
 )
 from spark_cluster.importers.docker_run import DockerRun, docker_run
-from spark_cluster.importers.expansion import Variables, Word
+from spark_cluster.importers.expansion import Variables, Word, read_env
 from spark_cluster.importers.importer import (
     SCRIPT_SUFFIXES,
     Choice,
@@ -51,6 +51,9 @@ MAX_CHARACTERS = 100_000
 
 YAML_SUFFIXES = (".yaml", ".yml", ".json")
 """Of files that are no command line, whatever is in them."""
+
+MAKEFILE = re.compile(r"(?i)(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)")
+"""Names of files whose rules are commands."""
 
 _COMMAND = re.compile(r"(?m)(^|[\s/\"'])(docker|podman|vllm|python3?)\s")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
@@ -86,6 +89,8 @@ class CommandFile:
         variables = Variables({**given.variables}, script=kit_of(given).script)
         try:
             text, unit = given.text, None if is_script(given) else _UNIT.search(given.text)
+            if MAKEFILE.fullmatch(given.path.name):
+                text = _of_makefile(text)
             if unit:
                 start = " ".join(("env", *_VARIABLES.findall(text), unit[1]))
                 text = "\n" * text.count("\n", 0, unit.start()) + start
@@ -99,6 +104,25 @@ class CommandFile:
             raise InvalidFile(error.message, where=where, hint=error.hint) from None
 
 
+_SET = re.compile(r"(?:export[ \t]+)?(\w+)[ \t]*(?:\?|::?)?=[ \t]*([^#\n]*).*")
+_OF_MAKE = re.compile(r"\$\((\w+)\)|\{\{ ?(\w+) ?\}\}")
+
+
+def _of_makefile(text: str) -> str:
+    """Return the commands of a Makefile or justfile as a script, on the same lines."""
+    lines = [""]
+    for line in _OF_MAKE.sub(r"${\1\2}", text).split("\n"):
+        if lines[-1].endswith("\\"):
+            lines.append(line.replace("$$", "$"))
+        elif found := _SET.fullmatch(line):
+            value = found[2].strip("\"' \t\\").replace('"', '\\"')
+            lines.append(f'{found[1]}="{value}"')
+        else:
+            rule = line[:1] not in ("\t", " ")
+            lines.append("" if rule else line.lstrip("\t @-+").replace("$$", "$"))
+    return "\n".join(lines[1:])
+
+
 def kit_of(given: Given) -> KitFolder:
     """Return the kit that a file belongs to: that of its folder by default."""
     return KitFolder((given.root or given.path.parent).absolute())
@@ -106,7 +130,9 @@ def kit_of(given: Given) -> KitFolder:
 
 def is_script(given: Given) -> bool:
     """Return whether a file is a script rather than a text with a command."""
-    return given.path.suffix in SCRIPT_SUFFIXES or given.text.startswith("#!")
+    name = given.path.name
+    named = given.path.suffix in SCRIPT_SUFFIXES or MAKEFILE.fullmatch(name) is not None
+    return named or given.text.startswith("#!")
 
 
 def parse(text: str) -> Launch:
@@ -226,6 +252,7 @@ def _contained(
     program: ProgramCall, container: DockerRun, origin: str, variables: Variables
 ) -> Source:
     """The server that a container starts."""
+    _take_env_files(container, variables)
     inner = _inside(container, variables)
     inner.env = {**container.env, **inner.env}
     for name in container.passed:
@@ -240,6 +267,17 @@ def _contained(
         f"{one}: only the shell knows which options it has" for one in container.unread
     ]
     return _source(inner, container, origin, variables)
+
+
+def _take_env_files(container: DockerRun, variables: Variables) -> None:
+    """Take the variables of the files of the kit that `--env-file` names."""
+    given = container.options.get("env-file")
+    names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
+    for name in names:
+        if text := variables.script(name):
+            known = Variables({}, room=variables.room)
+            container.env = {**read_env(text, known), **container.env}
+            container.options.pop("env-file", None)
 
 
 def containers_of(given: Given) -> list[DockerRun]:

@@ -17,7 +17,13 @@ from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.calls import LAUNCH
-from spark_cluster.importers.commandline import YAML_SUFFIXES, containers_of, name_model, put_into
+from spark_cluster.importers.commandline import (
+    MAKEFILE,
+    YAML_SUFFIXES,
+    containers_of,
+    name_model,
+    put_into,
+)
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
@@ -60,7 +66,10 @@ _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
-_SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?([\w./${}:-]+)")
+_SOURCED = re.compile(
+    r"(?m)(?:(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
+    r"([\w./${}:-]+)"
+)
 _FOLDER = re.compile(r"^\$(?:\w+|\{\w+\})/")
 
 
@@ -190,7 +199,7 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
         below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
             likely = 3 if below else 0
-        elif path.suffix in SCRIPT_SUFFIXES and LAUNCH.search(text):
+        elif _has_commands(path) and LAUNCH.search(text):
             likely = 4 if below else 1 if _STARTS.fullmatch(path.stem) else 2
         elif path.suffix in YAML_SUFFIXES[:2]:
             likely = 5
@@ -200,6 +209,12 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             tiers[likely].append(path)
             left -= len(text)
     return tiers
+
+
+def _has_commands(path: Path) -> bool:
+    """Return whether a file is one of commands by its name: a script, a unit, a Makefile."""
+    named = path.suffix in (*SCRIPT_SUFFIXES, ".service")
+    return named or MAKEFILE.fullmatch(path.name) is not None
 
 
 def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
