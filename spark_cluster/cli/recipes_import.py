@@ -82,16 +82,15 @@ def import_(
     """
     folder, name = _target(app, output, name)
     choice = Choice(variant or "default", features)
-    given: dict[str, Any] = {"name": name, "model": model, "image": image, "mods": mods}
-    own = folder.resolve()
     listed = app.project.list("recipes").items()
-    taken: dict[str, Any] = {"taken": {one for one, path in listed if path.resolve().parent != own}}
+    given: dict[str, Any] = {"name": name, "model": model, "image": image, "mods": mods}
+    given["taken"] = {one for one, path in listed if path.resolve().parent != folder.resolve()}
     if file is not None and line is None and file.startswith("@"):
         imported = snapshot.imported(file, app.project.folder, choice, **given)
     elif file is not None and line is None and is_url(file):
-        imported = _fetched(file, choice, given | taken)
+        imported = _fetched(file, choice, given)
     else:
-        imported = write(_source(file, line, choice), **given, **taken)
+        imported = write(_source(file, line, choice), **given)
     path = folder / f"{imported.name}.yaml"
     if not force:
         _refuse(app, path, imported, named=name is not None)

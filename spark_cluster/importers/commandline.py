@@ -33,7 +33,8 @@ from spark_cluster.importers.calls import (
 from spark_cluster.importers.docker_run import DockerRun, docker_run
 from spark_cluster.importers.expansion import Variables, Word, read_env
 from spark_cluster.importers.importer import (
-    SCRIPT_SUFFIXES,
+    MAKEFILE,
+    SCRIPT,
     Choice,
     Given,
     Left,
@@ -51,9 +52,6 @@ MAX_CHARACTERS = 100_000
 
 YAML_SUFFIXES = (".yaml", ".yml", ".json")
 """Of files that are no command line, whatever is in them."""
-
-MAKEFILE = re.compile(r"(?i)(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)")
-"""Names of files whose rules are commands."""
 
 _COMMAND = re.compile(r"(?m)(^|[\s/\"'])(docker|podman|vllm|python3?)\s")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
@@ -130,9 +128,7 @@ def kit_of(given: Given) -> KitFolder:
 
 def is_script(given: Given) -> bool:
     """Return whether a file is a script rather than a text with a command."""
-    name = given.path.name
-    named = given.path.suffix in SCRIPT_SUFFIXES or MAKEFILE.fullmatch(name) is not None
-    return named or given.text.startswith("#!")
+    return bool(SCRIPT.fullmatch(given.path.name)) or given.text.startswith("#!")
 
 
 def parse(text: str) -> Launch:

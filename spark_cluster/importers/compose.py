@@ -6,7 +6,6 @@ folder; what leads out of it is refused, with its line. No image is built and no
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from spark_cluster.config.image_build import BUILT
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, load, parse
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.importers.calls import LAUNCH
 from spark_cluster.importers.expansion import Variables, Word, expand, read_env
 from spark_cluster.importers.importer import BUILD_IT, Choice, Given, Left, Source, shortened
 from spark_cluster.importers.kitfiles import KitFolder
@@ -333,8 +331,7 @@ def _words(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[list[
     entry = _command(file, ("services", name, "entrypoint"), data.get("entrypoint"))
     command = _command(file, ("services", name, "command"), data.get("command"))
     if not entry and (not command or command[0].startswith("-")):
-        own = _of_image(file, name, data)
-        entry, command = own.get("entrypoint", []), command or own.get("cmd", [])
+        entry = _entrypoint(file, name, data)
     if entry:
         options.append(f"--entrypoint={entry[0]}")
         command = [*entry[1:], *command]
@@ -387,30 +384,20 @@ _CONTEXT = re.compile(
 )
 
 
-_RUNS = re.compile(r"(?im)^[ \t]*(ENTRYPOINT|CMD)[ \t]+(.*)$")
+_ENTRYPOINT = re.compile(r'(?im)^[ \t]*ENTRYPOINT[ \t]+\[[ \t]*"([^"]+)"[ \t]*\]')
 
 
-def _of_image(file: ComposeFile, name: str, data: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What an image runs by itself as its Dockerfile says, by `entrypoint` and `cmd`: a script of
-    the kit, or an engine."""
+def _entrypoint(file: ComposeFile, name: str, data: Mapping[str, Any]) -> list[str]:
+    """The script of the kit that its image runs by itself, as the Dockerfile says; else none."""
     others = [one for one in file.kit.files if one.name.startswith("Dockerfile")]
     text = _dockerfile(file, name, data)[0] or (file.kit.text(others[0]) if others[:1] else "")
-    found: dict[str, list[str]] = {}
-    for kind, written in _RUNS.findall(text.replace("\\\n", " ")):
-        try:
-            words = [as_word(one) for one in json.loads(written)]
-        except (ValueError, TypeError, RecursionError):
-            words = ["/bin/sh", "-c", written]
-        found[kind.lower()] = words
+    found = _ENTRYPOINT.search(text)
+    if not found:
+        return []
     lines = (line.split() for line in text.splitlines())
-    copied = {w[-1]: w[-2] for w in lines if w[2:] and w[0].upper() == "COPY"}
-    entry = found.get("entrypoint") or [""]
-    script = copied.get(entry[0], entry[0])
-    if entry[0] and file.kit.script(script):
-        found["entrypoint"] = [f"/{script}", *entry[1:]]
-    elif not LAUNCH.search(" ".join(entry)):
-        found.pop("entrypoint", None)
-    return found
+    copied = (w[-2] for w in lines if w[2:] and w[0].upper() == "COPY" and w[-1] == found[1])
+    script = next(copied, found[1])
+    return [f"/{script}"] if file.kit.script(script) else []
 
 
 def _dockerfile(file: ComposeFile, name: str, data: Mapping[str, Any]) -> tuple[str, str]:

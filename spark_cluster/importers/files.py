@@ -30,7 +30,7 @@ from spark_cluster.importers.commandline import CommandFile
 from spark_cluster.importers.compose import ComposeImporter
 from spark_cluster.importers.importer import (
     BUILD_IT,
-    SCRIPT_SUFFIXES,
+    SCRIPT,
     Choice,
     Given,
     Imported,
@@ -81,7 +81,7 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
         raise InvalidFile("no such file", where=str(path), hint=MISSING)
     if path.is_dir():
         return kits.read(path, choice or Choice(), read_given)
-    given = kits.script(path) if path.suffix in SCRIPT_SUFFIXES else Given(path)
+    given = kits.script(path) if SCRIPT.fullmatch(path.name) else Given(path)
     return read_given(given, choice or Choice())
 
 

@@ -29,7 +29,9 @@ from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.naming import table
 
-SCRIPT_SUFFIXES = (".sh", ".bash")
+MAKEFILE = re.compile(r"(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)", re.IGNORECASE)
+SCRIPT = re.compile(rf".*\.(?:sh|bash)|{MAKEFILE.pattern}", re.IGNORECASE)
+"""Names of files whose rules are commands, and of all that are read as scripts."""
 
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""
@@ -204,7 +206,7 @@ class Given:
     @cached_property
     def loaded(self) -> Sourced | InvalidFile:
         """Its YAML (or JSON) with the position of every value, or why it is none."""
-        if self.path.suffix in SCRIPT_SUFFIXES and self.text:
+        if SCRIPT.fullmatch(self.path.name) and self.text:
             return InvalidFile("this is a script", where=str(self.path))
         try:
             return load(self.path, "file", lenient=True)

@@ -16,20 +16,14 @@ from pathlib import Path
 from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.importers import commandline
 from spark_cluster.importers.calls import LAUNCH
-from spark_cluster.importers.commandline import (
-    MAKEFILE,
-    YAML_SUFFIXES,
-    containers_of,
-    name_model,
-    put_into,
-)
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
 from spark_cluster.importers.importer import (
     PACKAGE,
-    SCRIPT_SUFFIXES,
+    SCRIPT,
     Choice,
     Given,
     Left,
@@ -61,6 +55,9 @@ MOST_SAID = 8
 
 DOCUMENTS = (".md", ".markdown")
 """Endings of texts with commands in blocks of code."""
+
+_TEXTS, _DEEP = 6, 8
+"""Likelihoods of the kit's README, and of documents in its folders; those beside it are between."""
 
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
@@ -97,16 +94,15 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         tiers, choice = [[place]], replace(choice, variant="default")
     failed: dict[str, SparkClusterError] = {}
     found: dict[str, Source] = {}
-    for paths in tiers:
-        found = _servers(kit, paths, choice, read_one, failed)
-        if found:
-            usual = _usual(kit, found)
+    for likely, paths in enumerate(tiers):
+        if likely == _DEEP and failed:  # what a document below says of other things is not meant
             break
-    else:
-        other = choice.variant != "default"
-        found, usual = {} if other else _of_documents(kit, deep=not failed), []
+        found = _servers(kit, paths, choice, read_one, failed if likely < _TEXTS else {})
+        if found:
+            break
     if not found:
         raise _nothing(kit, failed, choice)
+    usual = _usual(kit, found) if likely < _TEXTS else []
     source = found[chosen(found, usual, shown(kit.root))]
     _finish(kit, source, tiers)
     where = (source.path or kit.root).relative_to(kit.root)
@@ -145,76 +141,40 @@ class Document:
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
-        source = _of_document(given.text, given.path.name)
-        if source is None:
+        found = spark_commands(given.text, anywhere=True)
+        if not found:
             raise InvalidFile(
                 "no block of code in it starts vLLM, SGLang or a container",
                 where=shown(given.path),
                 hint="give the command as --command 'vllm serve ...'",
             )
-        source.path, source.origin = given.path, given.path.name
+        source, name = max(found, key=lambda one: one.launch.nodes), given.path.name
+        others = f"; it has {counted(len(found) - 1, 'other command')}" if found[1:] else ""
+        source.notes.append(f"this is a command of {name}: {source.title}{others}")
+        source.path, source.origin, source.title = given.path, name, ""
         return source
-
-
-def _of_document(text: str, name: str) -> Source | None:
-    """The command for the most nodes among those of a text with blocks of code, the first."""
-    found = spark_commands(text, anywhere=True)
-    if not found:
-        return None
-    source = max(found, key=lambda one: one.launch.nodes)
-    others = f"; it has {counted(len(found) - 1, 'other command')}" if found[1:] else ""
-    source.notes.append(f"this is {name}, {source.title}{others}")
-    source.title = ""
-    return source
-
-
-def _of_documents(kit: KitFolder, *, deep: bool) -> dict[str, Source]:
-    """The server of the kit's README; without a command in it, those of its other documents.
-
-    Args:
-        deep: those of its folders, too: no other file looks like a launch.
-    """
-    found, left = dict[str, Source](), MOST_TEXT
-    documents = [one for one in kit.files if one.suffix.lower() in DOCUMENTS]
-    documents = [one for one in documents if deep or one.parent == kit.root]
-    documents.sort(key=lambda one: (one.parent != kit.root, one.stem.lower() != "readme"))
-    for path in documents[:MOST_TRIED]:
-        text = kit.text(path)
-        left -= len(text)
-        name = str(path.relative_to(kit.root))
-        source = _of_document(text, name) if left >= 0 else None
-        if source is not None:
-            source.notes[-1] = f"no file starts a server: {source.notes[-1]}"
-            source.path, found[name] = path, source
-            if path.parent == kit.root and path.stem.lower() == "readme":
-                break
-    return found
 
 
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
-    tiers: list[list[Path]] = [[] for _ in range(6)]
+    tiers: list[list[Path]] = [[] for _ in range(_DEEP + 1)]
     left = MOST_TEXT
     for path in kit.files:
         below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
             likely = 3 if below else 0
-        elif _has_commands(path) and LAUNCH.search(text):
+        elif (path.suffix == ".service" or SCRIPT.fullmatch(path.name)) and LAUNCH.search(text):
             likely = 4 if below else 1 if _STARTS.fullmatch(path.stem) else 2
-        elif path.suffix in YAML_SUFFIXES[:2]:
+        elif path.suffix in commandline.YAML_SUFFIXES[:2]:
             likely = 5
+        elif path.suffix.lower() in DOCUMENTS:
+            likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue
         if len(tiers[likely]) < MOST_TRIED and len(text) <= left:
             tiers[likely].append(path)
             left -= len(text)
     return tiers
-
-
-def _has_commands(path: Path) -> bool:
-    """Return whether a file is one of commands by its name: a script, a unit, a Makefile."""
-    named = path.suffix in (*SCRIPT_SUFFIXES, ".service")
-    return named or MAKEFILE.fullmatch(path.name) is not None
 
 
 def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
@@ -240,7 +200,7 @@ def script(path: Path) -> Given:
 
 def _given(kit: KitFolder, path: Path) -> Given:
     """A file of a kit, with the variables of the files that it reads."""
-    compose, text = path.suffix in YAML_SUFFIXES, kit.text(path)
+    compose, text = path.suffix in commandline.YAML_SUFFIXES, kit.text(path)
     names = {} if compose else _sourced(text)
     if compose or _DOTENV.search(text):
         names.setdefault(".env", False)
@@ -376,7 +336,7 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
     """Give a model that is a folder the repository that a script of the kit names."""
     if not is_path(source.launch.model):
         return
-    scripts, left = (one for one in kit.files if one.suffix in SCRIPT_SUFFIXES), MOST_TEXT
+    scripts, left = (one for one in kit.files if SCRIPT.fullmatch(one.name)), MOST_TEXT
     for path in islice(scripts, MOST_TRIED):
         text = kit.text(path)
         left -= len(text)
@@ -384,18 +344,18 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
             return
         variables = Variables({**_given(kit, path).variables})
         _collect(text, variables)
-        name_model(source, variables)
+        commandline.name_model(source, variables)
 
 
 def _take_container(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     """Put the server into the container that another script of the kit starts."""
     found: dict[str, DockerRun] = {}
     for path in chain.from_iterable(tiers):
-        if path.suffix in SCRIPT_SUFFIXES:
-            for container in containers_of(_given(kit, path)):
+        if SCRIPT.fullmatch(path.name):
+            for container in commandline.containers_of(_given(kit, path)):
                 found.setdefault(container.image.text, container)
     if len(found) == 1:
-        put_into(source, next(iter(found.values())))
+        commandline.put_into(source, next(iter(found.values())))
 
 
 def _nothing(kit: KitFolder, failed: dict[str, SparkClusterError], choice: Choice) -> InvalidFile:
