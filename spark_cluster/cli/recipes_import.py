@@ -62,7 +62,8 @@ def import_(
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
     is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE. A kit
-    is imported by its compose file, start script or folder, or by the URL of its git repository.
+    is imported by its compose file, start script, README or folder, or by the URL of its git
+    repository.
     Nothing in it is executed. What a recipe cannot hold is listed with the reason.
 
     Args:
