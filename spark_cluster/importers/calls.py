@@ -231,7 +231,7 @@ def several(lines: list[int]) -> UsageError:
     return UsageError(
         f"there are {len(where)} launches of vLLM, on {' and '.join(where)}",
         where=where[0],
-        hint="give them one at a time",
+        hint="give the one that is meant as --command 'vllm serve ...'",
     )
 
 

@@ -475,7 +475,9 @@ def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:
         given.remove(word)
         program.left_out.append(f"{word.text}: only the shell knows which flags it has")
     if not given:
-        raise first.wrong("no model to serve", "add `--model MODEL` or its name")
+        raise first.wrong(
+            "no model to serve", "add `--model MODEL` or its name, or import what runs it"
+        )
     if given[1:]:
         raise given[1].wrong(
             f"found '{given[1].text}', which belongs to no flag",

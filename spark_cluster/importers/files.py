@@ -394,7 +394,8 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
     if given is None and is_path(launch.model):
         model["name"] = source.repository or _folder_name(parts, launch)
     folder = folder_on_node(launch.volumes, launch.model)
-    absolute = folder.startswith("/") and ".." not in folder.split("/") and "$" not in folder
+    own = folder.startswith("/") and not folder.startswith("/root/")  # that of a container
+    absolute = own and ".." not in folder.split("/") and "$" not in folder
     free = is_for_models(folder) or not why_refused(folder, read_only=False)
     if absolute and free and not UNMOUNTABLE.search(folder) and not _HUB_FOLDER.search(folder):
         model["path"] = folder

@@ -364,8 +364,8 @@ def _nothing(kit: KitFolder, failed: dict[str, SparkClusterError], choice: Choic
         return InvalidFile(f"no file or service {choice.variant}", where=shown(kit.root), hint=hint)
     if not failed:
         return InvalidFile(
-            "no file of this folder starts vLLM or SGLang: there is no compose file, and no script "
-            "with `vllm serve`, `docker run` or `sglang`",
+            "no file of this folder starts vLLM or SGLang: there is no compose file, and no "
+            "script, unit, Makefile or README with `vllm serve`, `docker run` or `sglang`",
             where=shown(kit.root),
             hint="give the command as --command 'vllm serve ...'",
         )
