@@ -100,7 +100,6 @@ def find_all(
     """Return all launches in a text that the text itself does not rule out.
 
     Args:
-        text: a pasted text, or a script.
         line: number of its first line.
         variables: that are known before; those that the text sets are added.
         script: only what is exported is a variable of the server; in a pasted text all are.

@@ -476,7 +476,7 @@ def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:
         program.left_out.append(f"{word.text}: only the shell knows which flags it has")
     if not given:
         raise first.wrong(
-            "no model to serve", "add `--model MODEL` or its name, or import what runs it"
+            "no model to serve", "add `--model MODEL`, or import what runs this script"
         )
     if given[1:]:
         raise given[1].wrong(

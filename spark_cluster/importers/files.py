@@ -62,7 +62,7 @@ OURS: tuple[Importer, ...] = (
 )
 """Asked first, so that no package changes what they read."""
 
-LAST: tuple[Importer, ...] = (ComposeImporter(), kits.Document(), CommandFile())
+LAST: tuple[Importer, ...] = (ComposeImporter(), kits.ReadmeFile(), CommandFile())
 """Asked after those of other packages, which may know more of a compose file; a text of any kind
 can have a command line in it."""
 

@@ -131,7 +131,7 @@ def _servers(
     return found
 
 
-class Document:
+class ReadmeFile:
     """The importer of a README: of the commands in its blocks of code that for the most nodes."""
 
     name = "a README with a command that starts vLLM"
