@@ -387,7 +387,8 @@ def _by_entrypoint(container: DockerRun, words: list[Word], *, by_itself: bool) 
             text = f"{words[0].text}: not known here; its words are read as those of `vllm serve`"
             program.notes.append(text)
         return program
-    if words and not entrypoint and (by_itself or words[0].text.startswith("-")):
+    names_one = any(word.text.partition("=")[0] in ("--model", "--model-path") for word in words)
+    if words and not entrypoint and (by_itself or (names_one and words[0].text.startswith("-"))):
         # The image's own entry point: `vllm serve`, or the Python module before 0.11.
         return ProgramCall("serve", words)
     if not words:

@@ -30,7 +30,6 @@ from spark_cluster.importers.commandline import CommandFile
 from spark_cluster.importers.compose import ComposeImporter
 from spark_cluster.importers.importer import (
     BUILD_IT,
-    SCRIPT,
     Choice,
     Given,
     Imported,
@@ -45,7 +44,7 @@ from spark_cluster.importers.importer import (
 )
 from spark_cluster.importers.mods import carry_over
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.models.naming import is_path
+from spark_cluster.models.naming import HUB_CACHE, is_path
 
 GROUP = "spark_cluster.importers"
 """Group of the entry points of other packages."""
@@ -81,8 +80,7 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
         raise InvalidFile("no such file", where=str(path), hint=MISSING)
     if path.is_dir():
         return kits.read(path, choice or Choice(), read_given)
-    given = kits.script(path) if SCRIPT.fullmatch(path.name) else Given(path)
-    return read_given(given, choice or Choice())
+    return read_given(kits.alone(path), choice or Choice())
 
 
 def read_given(given: Given, choice: Choice) -> Source:
@@ -217,8 +215,6 @@ Ray; and the one that SGLang's authors publish for the DGX Spark (lmsys.org/blog
 
 FILES = (".jinja", ".py", ".json", ".yaml")
 """Endings of files that a flag can name."""
-
-_HUB_FOLDER = re.compile(r"models--([^/]+)--([^/]+)")
 
 
 def write(
@@ -383,7 +379,7 @@ def slug(text: str) -> str:
 def _named(launch: Launch) -> str:
     if not is_path(launch.model):
         return launch.model
-    if cached := _HUB_FOLDER.search(launch.model):
+    if cached := HUB_CACHE.search(launch.model):
         return cached[2]
     return folder_on_node(launch.volumes, launch.model)
 
@@ -397,7 +393,7 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
     own = folder.startswith("/") and not folder.startswith("/root/")  # that of a container
     absolute = own and ".." not in folder.split("/") and "$" not in folder
     free = is_for_models(folder) or not why_refused(folder, read_only=False)
-    if absolute and free and not UNMOUNTABLE.search(folder) and not _HUB_FOLDER.search(folder):
+    if absolute and free and not UNMOUNTABLE.search(folder) and not HUB_CACHE.search(folder):
         model["path"] = folder
         if not is_for_models(folder):
             parts.ask_leave(folder)
@@ -416,7 +412,7 @@ def _folder_name(parts: Parts, launch: Launch) -> str:
     """The repository of a folder in the hub's cache; else the folder's own name, to correct."""
     folder = folder_on_node(launch.volumes, launch.model)
     for path in (launch.model, folder):
-        if cached := _HUB_FOLDER.search(path):
+        if cached := HUB_CACHE.search(path):
             return f"{cached[1]}/{cached[2]}"
     if "$" in folder:
         parts.to_do.append(

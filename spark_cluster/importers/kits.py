@@ -32,10 +32,10 @@ from spark_cluster.importers.importer import (
     no_choice,
 )
 from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
-from spark_cluster.importers.servers import SeveralServers, chosen
+from spark_cluster.importers.servers import SeveralServers, chosen, several
 from spark_cluster.importers.shell import split
 from spark_cluster.importers.vllm_recipes import spark_commands
-from spark_cluster.models.naming import is_path
+from spark_cluster.models.naming import HUB_CACHE, is_path
 from spark_cluster.node.output import counted
 
 Read = Callable[[Given, Choice], Source]
@@ -102,8 +102,9 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
             break
     if not found:
         raise _nothing(kit, failed, choice)
-    usual = _usual(kit, found) if likely < _TEXTS else []
-    source = found[chosen(found, usual, shown(kit.root))]
+    if likely > _TEXTS and named is None:
+        raise several("only documents have a command", found, shown(kit.root))
+    source = found[chosen(found, _usual(kit, found), shown(kit.root))]
     _finish(kit, source, tiers)
     where = (source.path or kit.root).relative_to(kit.root)
     source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
@@ -193,9 +194,11 @@ def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
     return usual
 
 
-def script(path: Path) -> Given:
-    """Return a script that is imported alone, with the variables of files of its folder."""
-    return _given(KitFolder(path.absolute().parent), path.absolute())
+def alone(path: Path) -> Given:
+    """Return a file that is imported alone: a script or compose file with the variables of files
+    of its folder."""
+    reads = SCRIPT.fullmatch(path.name) or _COMPOSE.fullmatch(path.name)
+    return _given(KitFolder(path.absolute().parent), path.absolute()) if reads else Given(path)
 
 
 def _given(kit: KitFolder, path: Path) -> Given:
@@ -317,7 +320,8 @@ def _leave_model_folder(source: Source) -> None:
     launch = source.launch
     folder = folder_on_node(launch.volumes, launch.model)
     name = folder.rstrip("/").rpartition("/")[2]
-    if not is_path(launch.model) or is_for_models(folder) or "$" in name:
+    cached = HUB_CACHE.search(launch.model) or HUB_CACHE.search(folder)
+    if not is_path(launch.model) or is_for_models(folder) or "$" in name or cached:
         return
     above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
     why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
