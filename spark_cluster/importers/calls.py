@@ -31,8 +31,8 @@ _FUNCTION = re.compile(
     r"[ \t]*\n?[ \t]*\{"
 )
 _GIVEN = re.compile(r"\$\{?[@*1-9]")
+# Characters of a function that is looked into wherever it is called.
 _SHORT = 500
-"""Characters of a function that is looked into wherever it is called."""
 
 _EXEC_WORDS = 60
 """Words of a `docker exec` among which its program is looked for."""
@@ -174,11 +174,12 @@ def _of_function(rest: list[Word], variables: Variables) -> ProgramCall | None:
 
 def _given(words: list[Word], variables: Variables) -> Variables:
     """Return the variables of a script or function that is called with these words."""
+    named = {name: one for name, one in variables.values.items() if not name.isdecimal()}
     numbered = {f"{number}": word.text for number, word in enumerate(words, 1)}
     return replace(
         variables,
         doubled=False,
-        values={**variables.values, **numbered},
+        values={**named, **numbered},
         arrays={**variables.arrays, "@": words, "*": words},
     )
 

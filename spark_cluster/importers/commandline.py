@@ -259,9 +259,7 @@ def _contained(
             inner.left_out.append(f"-e {name}: its value is in the shell that runs it")
     inner.notes[:0] = program.notes
     inner.left_out[:0] = program.left_out
-    inner.left_out += [
-        f"{one}: only the shell knows which options it has" for one in container.unread
-    ]
+    inner.left_out += container.unread
     return _source(inner, container, origin, variables)
 
 
@@ -271,8 +269,8 @@ def _take_env_files(container: DockerRun, variables: Variables) -> None:
     names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
     for name in names:
         if text := variables.script(name):
-            known = Variables({}, room=variables.room)
-            container.env = {**read_env(text, known), **container.env}
+            found = read_env(text, Variables({}, room=variables.room))
+            container.env = {**found, **container.env}
             container.options.pop("env-file", None)
 
 

@@ -25,7 +25,7 @@ class DockerRun:
         env: variables with a value.
         passed: variables that are taken from the shell (`-e HF_TOKEN`).
         volumes: from `-v` and from `--mount type=bind`.
-        unread: words before the image that only the shell knows.
+        unread: words before the image of which only the shell knows what they are.
     """
 
     image: Word
@@ -37,8 +37,8 @@ class DockerRun:
     unread: list[str] = field(default_factory=list)
 
 
+# Beginnings of words that the shell replaces by options of a container.
 _OPTIONS = re.compile(r"\$\(|`|\$\{?\w*(?:ARG|OPT|FLAG|MOUNT|VOL|ENV)", re.IGNORECASE)
-"""Beginnings of words that the shell replaces by options of a container."""
 
 
 def docker_run(words: list[Word]) -> DockerRun:
@@ -53,7 +53,7 @@ def docker_run(words: list[Word]) -> DockerRun:
     while reader.words and (reader.words[0].text.startswith("-") or reader.begins_with_options()):
         word = reader.words.popleft()
         if not word.text.startswith("-"):
-            unread.append(word.text)
+            unread.append(f"{word.text}: only the shell knows which options it has")
             continue
         if word.text == "--":
             break

@@ -469,7 +469,7 @@ class Conditions:
         return count, None
 
 
-def tested(words: list[Word]) -> Truth:
+def tested(words: list[Word]) -> Truth:  # noqa: PLR0911  (one for each kind of test)
     """Return whether a test such as `[ "$A" = 1 ]` holds; None for anything else.
 
     The value of `((...))` is its second word.
@@ -487,6 +487,8 @@ def tested(words: list[Word]) -> Truth:
             return value != "0"
         case ["-n" | "-z" as kind, text] if known:
             return (text != "") is (kind == "-n")
+        case [first, "=~", second] if known and not re.search(r"[^\w|-]", second):
+            return any(one in first for one in second.split("|"))
         case [first, "=" | "==" | "!=" as kind, second] if known:
             return fnmatchcase(first, second) is (kind != "!=")
         case [first, kind, second] if (

@@ -29,9 +29,9 @@ from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.naming import table
 
+# Names of files whose rules are commands, and of all that are read as scripts.
 MAKEFILE = re.compile(r"(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)", re.IGNORECASE)
 SCRIPT = re.compile(rf".*\.(?:sh|bash)|{MAKEFILE.pattern}", re.IGNORECASE)
-"""Names of files whose rules are commands, and of all that are read as scripts."""
 
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""

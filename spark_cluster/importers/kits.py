@@ -53,11 +53,11 @@ MOST_SOURCED = 20
 MOST_SAID = 8
 """Files of variables that a note names."""
 
+# Endings of texts with commands in blocks of code.
 DOCUMENTS = (".md", ".markdown")
-"""Endings of texts with commands in blocks of code."""
 
+# Likelihoods of the kit's README, and of documents in its folders; those beside it are between.
 _TEXTS, _DEEP = 6, 8
-"""Likelihoods of the kit's README, and of documents in its folders; those beside it are between."""
 
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
