@@ -438,12 +438,9 @@ def _served(parts: Parts, launch: Launch, name: str) -> str:
 def _image(parts: Parts, launch: Launch, given: str | None) -> dict[str, Any]:
     if launch.dockerfile:
         build = {"dockerfile": launch.dockerfile, "why": "as the source has it"}
-        ref = (
-            launch.image
-            if launch.image.startswith(BUILT)
-            else f"local/{launch.image.partition('@')[0].rpartition('/')[2]}"
-        )
-        return {"ref": ref, "build": build}
+        own = launch.image.partition("@")[0].rpartition("/")[2]
+        own = f"local/{slug(own) if '$' in own else own}"
+        return {"ref": launch.image if launch.image.startswith(BUILT) else own, "build": build}
     reference = given or launch.image
     if not reference or "$" in reference:
         default = DEFAULT_IMAGES.get(launch.engine, DEFAULT_IMAGES[DEFAULT])

@@ -392,7 +392,9 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     elif is_secret(flag.replace("-", "_")) or looks_secret(shown_flag(flag, value)):
         parts.leave(f"--{flag} (value not shown)", _NEVER)
     elif isinstance(value, str) and _UNEXPANDED.search(value):
-        parts.leave(what, _ONLY_THE_SHELL)
+        effect = "the recipe has size 1 until tensor_parallel or --tp says another"
+        sized = effect if flag == "tensor-parallel-size" else ""
+        parts.left_out.append(Left(what, _ONLY_THE_SHELL, sized))
     elif flag == "gpu-memory-utilization":
         share = float(value) if isinstance(value, int | float) else 0.0
         why = "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)"
