@@ -159,7 +159,7 @@ class ReadmeFile:
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
     tiers: list[list[Path]] = [[] for _ in range(_DEEP + 1)]
-    left = MOST_TEXT
+    left = [MOST_TEXT, MOST_TEXT]  # documents have room of their own
     for path in kit.files:
         below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
@@ -172,9 +172,9 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue
-        if len(tiers[likely]) < MOST_TRIED and len(text) <= left:
+        if len(tiers[likely]) < MOST_TRIED and len(text) <= left[likely >= _TEXTS]:
             tiers[likely].append(path)
-            left -= len(text)
+            left[likely >= _TEXTS] -= len(text)
     return tiers
 
 

@@ -240,6 +240,11 @@ def test_other_files_cannot_take_long(tmp_path, files):
     read(tmp_path, files)
 
 
+def test_long_documents_leave_room_for_scripts(tmp_path):
+    files = {f"a{number}.md": "x" * (MOST_TEXT // MOST_TRIED) for number in range(MOST_TRIED)}
+    assert "Qwen/Qwen3-8B" in read(tmp_path, {**files, "below/start.sh": f"#!/bin/sh\n{SERVE}\n"})
+
+
 @pytest.mark.usefixtures("secret")
 def test_a_script_alone_and_its_options_read_nothing_outside(tmp_path):
     names = ("../secret.env", "link.env", "/etc/passwd")
