@@ -27,13 +27,13 @@ BUDGETS = {
     "runner": 2_810,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_827,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
-    "issues": 2_825,  # pasted, wrapped and cut-off lines, floods; options and values by version
-    "importers": 4_569,  # kits: compose files, scripts, also those in containers; presets, limits
+    "issues": 2_810,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
+    "importers": 4_690,  # kits: functions, Makefiles, documents, files of options; presets, limits
     "engine": 8_865,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_752,
     "dashboard": 350,
-    "cli": 8_525,  # hints to paste; screens of 80 columns; lists while a node is off
+    "cli": 8_527,  # hints to paste; screens of 80 columns; lists while a node is off
     "roles, playbooks": 1_949,
     "spark_cluster_lab": 5_500,
     "__main__": 5,
