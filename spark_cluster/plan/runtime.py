@@ -82,6 +82,8 @@ with it 58 of 66 were in the range when they were measured first, without it 49 
 -2 and -3; 62, 73 and 81 % became 92, 82 and 90 %). On a Spark the host's part is wider."""
 NARROW, WIDE = 3, 4
 """Hidden states alive at the peak of a feed-forward layer: compiled, eager (measured-kv-share)."""
+READ_LAYERS = {"eagle3": 3, "dflash": 5, "dspark": 5}
+"""Layers whose hidden states a drafter reads, by the start of its method."""
 STATE_PASSES = {True: 4.18, False: 3.34}
 """A gated delta net's projections alive at once, by `eager` (measured-kv-share)."""
 
@@ -339,11 +341,11 @@ def _activations(case: _Case) -> Range:
     lower end is a later start's, and a first start is what is expected.
     """
     experts = _experts_mib(case)
-    kept = LIBRARIES_MIB + experts
-    forward = max(_forward_mib(case), _dense_mib(case) - experts)
+    tower, made = _tower_mib(case)
+    kept = LIBRARIES_MIB + experts + made
+    forward = max(_forward_mib(case), _dense_mib(case) - experts) + _handed_on_mib(case)
     hidden = case.tokens * case.geometry.hidden * 2 / MIB
     sampled = hidden + _sampler_mib(case)
-    tower = _tower_mib(case)
     warm = kept + max(forward, sampled)
     first = warm
     if not case.serving.eager and not case.vision:
@@ -358,6 +360,14 @@ def _activations(case: _Case) -> Range:
     expected = max(first, LIBRARIES_MIB + tower) + more
     high = max(first, LIBRARIES_MIB + tower * 1.6) + more + slack
     return Range(low / MIB_OF_GIB, expected / MIB_OF_GIB, high / MIB_OF_GIB)
+
+
+def _handed_on_mib(case: _Case) -> float:
+    """Hidden states of several layers that a drafter reads, and as much again for its keys and
+    values of the whole batch (`dflash.py`, `precompute_and_store_context_kv`)."""
+    method = str(case.launch.speculative.get("method") or "")
+    layers = next((n for word, n in READ_LAYERS.items() if method.startswith(word)), 0)
+    return (1 + 1 / case.tp) * layers * case.tokens * case.geometry.hidden * 2 / MIB
 
 
 def _experts_mib(case: _Case) -> float:
@@ -449,10 +459,11 @@ def _sampler_mib(case: _Case) -> float:
     return logits * SAMPLER_BYTES + verified + rows
 
 
-def _tower_mib(case: _Case) -> float:
-    """A vision tower's pass; its true size depends on the processor's limits."""
+def _tower_mib(case: _Case) -> tuple[float, float]:
+    """A vision tower's pass, whose true size depends on the processor's limits, and of it what is
+    kept while the model's pass is profiled (`profile_run`: `encoder_cache`)."""
     if not case.vision or (case.newer and case.version < ALL_COUNTED):
-        return 0.0
+        return 0.0, 0.0
     words = case.geometry.model_type
     usual = (max(1, case.tokens), USUAL_PATCHES)
     tokens, patches = next((image for word, image in IMAGES.items() if word in words), usual)
@@ -462,8 +473,8 @@ def _tower_mib(case: _Case) -> float:
     if "qwen2_" in words and allowed_items(case.launch, "video"):
         images = max(images, min(held, LONGEST_VIDEO))
     levels = DEEPSTACK_LEVELS if "qwen3_vl" in words else 1
-    made = levels * tokens * case.geometry.hidden * 2
-    return images * (patches * PATCH_BYTES + made) / MIB
+    made = images * levels * tokens * case.geometry.hidden * 2 / MIB
+    return images * patches * PATCH_BYTES / MIB + made, made
 
 
 def _graphs(case: _Case) -> Range:
