@@ -112,18 +112,21 @@ SPLITS, LARGEST_SPLIT = 32, 992
 `flash_attn_max_num_splits_for_cuda_graph`), and most requests for which it does: a batch of 1,024
 held none (measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
 
-HOST_GIB = (1.0, 3.6, 5.6)
+HOST_GIB = (0.8, 2.6, 4.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own
-(`MemorySnapshot.measure` reads psutil there): least, usual, most. Eleven published starts on Sparks
-with vLLM 0.19 to 0.27 and weights of 22 to 75 GiB: 1.2, 2.4 to 2.9 (four), 4.4 to 5.0 (five), and
-one above 5 with a vision tower (source: published-kv-share). One launch line took 5.0 and, eleven
-minutes later, 2.4. Firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
+(`MemorySnapshot.measure` reads psutil there): least, usual, most, without a tower. Seven published
+starts on Sparks with vLLM 0.19 to 0.27 and weights of 18 to 75 GiB: 1.1 to 4.1, 2.6 on average
+(source: published-kv-share). Firmware that reports 119.6 GiB in place of 121.7 shows as part."""
+HOST_OF_TOWER_GIB = (1.2, 2.1, 3.2)
+"""More of it where a tower is profiled: its largest images are made and processed on the CPU
+(`_get_mm_dummy_batch`). 21 starts of seven owners took 2.4 to 7.7 in all, by owner 3.6 to 5.4; one
+launch line took 5.8 and, eleven minutes later, 2.4 (source: published-kv-share)."""
 HOST_OF_SMALL_GIB = (0.0, 1.1, 2.6)
 """The same of small models: 0.2, 1.8 and about none in three published starts with weights of 0.4,
 1.1 and 2.0 GiB, vLLM 0.27 (source: small-kv-share). The range is assumed."""
 HOST_GROWS_GIB = (2.0, 17.0)
 """Weights on a node between which it grows evenly; assumed (one start with 7.4 GiB took 1.5)."""
-RANKS_GIB = (0.6, 1.9, 3.0)
+RANKS_GIB = (0.8, 2.9, 4.0)
 """More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
 start, MiniMax-M2.7 over two Sparks; the range is assumed)."""
 
@@ -131,6 +134,10 @@ UNIFIED_GRAPHS = (0.75, 2.5, 4.6)
 """Times what graphs take on a GPU of its own, on one Spark: there the readings before and after a
 capture hold what the host took meanwhile (source: published-kv-share, eight starts: 0.76 to 4.6).
 Over several it is part of what one report says of NCCL (NETWORK_ALLREDUCE_MIB)."""
+LEAST_READ_GIB = -0.9
+"""Least that vLLM estimated for graphs on one Spark: it reads CUDA's free memory there, to which
+page cache does not belong, so that cache given back meanwhile makes it negative. Four of thirteen
+starts were at -0.9 to -0.2 (source: published-kv-share); one of -4.7 was seen too."""
 
 IMAGES = {"qwen2_": (16_384, 88_000), "qwen": (16_384, 65_536), "gemma3_": (256, 4096)}
 """Tokens and patches of the largest image, by the word in the model type: Qwen's processors allow
@@ -504,6 +511,8 @@ def _graphs(case: _Case) -> Range:
         total += max(1.0, piece) * max(0, len(case.piecewise) - 1)
         total += max(1.0, step) * max(0, len(case.full) - 1)
         ends.append(total / MIB_OF_GIB)
+    if not case.own and case.tp == 1:
+        ends[0] = min(ends[0], LEAST_READ_GIB)
     return Range(*ends)
 
 
@@ -517,4 +526,5 @@ def _outside(case: _Case, weights_gib: float) -> Range:
     large = min(max((weights_gib - few) / (many - few), 0.0), 1.0)
     ends = zip(HOST_OF_SMALL_GIB, HOST_GIB, strict=True)
     host = Range(*(least + large * (most - least) for least, most in ends))
+    host += Range(*HOST_OF_TOWER_GIB) if case.vision else NOTHING
     return own + host + (Range(*RANKS_GIB) if case.tp > 1 else NOTHING)

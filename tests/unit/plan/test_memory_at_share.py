@@ -139,7 +139,7 @@ def spark(version: str, **flags: Any) -> Fit:
 def test_a_published_start_on_a_spark() -> None:
     """MedGemma 27B in FP8, vLLM 0.24.0: 76.93 GiB (styles01)."""
     found = spark("0.24.0", **{"kv-cache-dtype": "fp8", "max-num-seqs": 75})
-    assert found.kv_gib == pytest.approx(76.93, rel=0.01)
+    assert found.kv_gib == pytest.approx(76.93, rel=0.02)
     assert found.kv_low_gib < 76.93 < found.kv_high_gib
 
 
