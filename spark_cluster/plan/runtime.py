@@ -119,7 +119,7 @@ starts on Sparks with vLLM 0.19 to 0.27 and weights of 18 to 75 GiB: 1.1 to 4.1,
 (source: published-kv-share). Firmware that reports 119.6 GiB in place of 121.7 shows as part."""
 HOST_OF_TOWER_GIB = (1.2, 2.1, 3.2)
 """More of it where a tower is profiled: its largest images are made and processed on the CPU
-(`_get_mm_dummy_batch`). 21 starts of seven owners took 2.4 to 7.7 in all, by owner 3.6 to 5.4; one
+(`_get_mm_dummy_batch`). 28 starts of seven owners took 2.4 to 7.7 in all, by owner 3.6 to 5.4; one
 launch line took 5.8 and, eleven minutes later, 2.4 (source: published-kv-share)."""
 HOST_OF_SMALL_GIB = (0.0, 1.1, 2.6)
 """The same of small models: 0.2, 1.8 and about none in three published starts with weights of 0.4,
@@ -136,8 +136,8 @@ capture hold what the host took meanwhile (source: published-kv-share, eight sta
 Over several it is part of what one report says of NCCL (NETWORK_ALLREDUCE_MIB)."""
 LEAST_READ_GIB = -0.9
 """Least that vLLM estimated for graphs on one Spark: it reads CUDA's free memory there, to which
-page cache does not belong, so that cache given back meanwhile makes it negative. Four of thirteen
-starts were at -0.9 to -0.2 (source: published-kv-share); one of -4.7 was seen too."""
+page cache does not belong, so that cache given back meanwhile makes it negative. Five of 20 starts
+were at -0.9 to -0.1 (source: published-kv-share); others, not counted, at -4.7 to about -28."""
 
 IMAGES = {"qwen2_": (16_384, 88_000), "qwen": (16_384, 65_536), "gemma3_": (256, 4096)}
 """Tokens and patches of the largest image, by the word in the model type: Qwen's processors allow
