@@ -149,12 +149,14 @@ def test_published_starts_on_sparks_are_in_the_range(case: dict[str, Any]) -> No
     launch = Launch(
         case["model"],
         quantization=case.get("quantization", "bf16"),
+        tp=case.get("tp", 1),
         vllm=case["vllm"],
         args=case["args"],
     )
     total = round(case.get("total_gib", 121.69) * GIB_KIB)
-    room = NodeMemory("spark", Memory(total, round(116.5 * GIB_KIB)))
-    found = fit(launch, find(case["model"]), [room])
+    memory = Memory(total, round(116.5 * GIB_KIB))
+    rooms = [NodeMemory(f"spark{n}", memory) for n in range(launch.tp)]
+    found = fit(launch, find(case["model"]), rooms)
     assert found.kv_gib == pytest.approx(case["logged"], rel=0.06)
     assert found.kv_low_gib < case["logged"] < found.kv_high_gib
 
