@@ -262,7 +262,7 @@ def test_what_served_before_is_named_with_the_way_back(run, cluster):
     cluster.fake.head.run_container(SERVER, labels)
     SHIPPED.load_playbook("bench").function(cluster.play, run=run)
     assert cluster.fake.notes[-1] == (
-        "other (tp 1) served before and is stopped; it serves again: "
+        "other (tp 1) served before and is stopped; to serve it again: "
         "spark-cluster up --recipe other --tp 1"
     )
 
