@@ -244,8 +244,7 @@ class Display:
     # -- drawing ---------------------------------------------------------------------------------
 
     def _line(self, node: str, text: Text) -> None:
-        whose = visible(node).ljust(self._width)
-        self.console.say("  [bold]{}[/]  {}", whose, text)
+        self.console.say("  [bold]{}[/]  {}", visible(node).ljust(self._width), text)
 
     def _draw(self) -> Text:
         from rich.text import Text
