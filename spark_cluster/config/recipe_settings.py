@@ -24,7 +24,7 @@ from spark_cluster.node.store.manifest import whole_folder
 
 REPLICAS_INSTEAD = (
     "leave data_parallel (--data-parallel) out, and serve one replica on each Spark "
-    "(`up --replicas 2`), or share the model with --tp"
+    "(`spark-cluster up --replicas 2`), or share the model with --tp"
 )
 
 

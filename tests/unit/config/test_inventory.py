@@ -131,8 +131,9 @@ def test_secrets_are_read_where_they_are(tmp_path, monkeypatch):
     assert key.read("the API key") == "from-env"
     assert password.read("the sudo password") == "from-file"
     monkeypatch.delenv("SPARK_KEY")
-    with pytest.raises(UsageError, match="environment variable SPARK_KEY is not set"):
+    with pytest.raises(UsageError, match="environment variable SPARK_KEY is not set") as unset:
         key.read("the API key")
+    assert unset.value.hint == "export SPARK_KEY=..."
     (tmp_path / "pw").unlink()
     with pytest.raises(UsageError, match="No such file"):
         password.read("the sudo password")
