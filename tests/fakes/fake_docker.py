@@ -141,7 +141,7 @@ def load(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 def save(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     (ref,) = rest
-    print(json.dumps({ref: state["images"][ref]}))
+    print(json.dumps({ref: {**state["images"][ref], "RepoDigests": []}}))
 
 
 def tag(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
