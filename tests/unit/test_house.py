@@ -29,7 +29,7 @@ BUDGETS = {
     "plan": 3_827,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_760,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
     "importers": 4_569,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_865,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
+    "engine": 8_867,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_763,
     "dashboard": 350,
