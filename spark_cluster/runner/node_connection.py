@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 from spark_cluster.errors import Failed, Refused, Unreachable, naming
 from spark_cluster.node.processes import SEARCH_PATH
 from spark_cluster.runner import wire
-from spark_cluster.runner.wire import SLICE, Channel
+from spark_cluster.runner.wire import SAID_BYTES, SLICE, Channel
 
 if TYPE_CHECKING:
     from spark_cluster.runner.session import Session
@@ -185,9 +185,6 @@ def why_no_agent(node: str, user: str, stderr: str, status: int | None) -> Faile
 
 KEPT = ("HOME", "LANG", "LC_ALL", "LOGNAME", "USER")
 """Variables of the caller that an agent gets; others may hold secrets."""
-
-SAID_BYTES = 1 << 20
-"""Of standard error that are kept."""
 
 LEAVES_WITHIN_S = 5.0
 """Seconds in which an agent usually ends after its input has; it is not waited for longer, and
