@@ -57,14 +57,16 @@ _REFUSALS = (
         "as root on the node: usermod -aG sudo {user}",
     ),
     (
-        r"(?s)(?=.*python3).*(not found|no such file|permission denied|unable to execute)",
+        r"(?s)\A(?=.*python3).*(not found|no such file|permission denied|unable to execute)",
         "there is no Python 3 on the node",
         "the only thing it needs besides sshd: sudo apt-get install python3",
     ),
-    (r"(?s)(?=.*sudo).*not found", "there is no sudo on the node", "log in as root"),
+    (r"(?s)\A(?=.*sudo).*not found", "there is no sudo on the node", "log in as root"),
 )
-"""Known errors of sudo, of sudo-rs and of shells: the pattern of what was printed, in lower case;
-message and hint for `user`."""
+r"""Known errors of sudo, of sudo-rs and of shells: the pattern of what was printed, in lower case;
+message and hint for `user`. A node can say SAID_BYTES: with \A all of it is read once, not from
+each place on.
+"""
 
 
 class NodeConnection(ABC):
