@@ -24,7 +24,7 @@ BUDGETS = {
     "resources": 3_912,
     "agent": 1_878,
     "config": 5_590,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
-    "runner": 2_810,  # dialer.py: the other nodes' sessions while one is off
+    "runner": 2_813,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_827,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_760,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
