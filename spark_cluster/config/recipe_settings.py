@@ -116,6 +116,7 @@ def model_settings(recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
     )
     venv = recipe.venv.path if recipe.venv else ""
     common = {"image": recipe.image.ref, "mounts": mounts, "venv": venv}
+    common["allowed_env"] = recipe.allowances.env
     found = []
     if not model.in_hub_cache:
         chosen = model.model_dump(include={"name", "revision", "source", "directory"})

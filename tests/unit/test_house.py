@@ -34,7 +34,7 @@ BUDGETS = {
     "bench": 5_763,
     "dashboard": 350,
     "cli": 8_531,  # hints to paste; screens of 80 columns; lists while a node is off
-    "roles, playbooks": 1_949,
+    "roles, playbooks": 1_953,
     "spark_cluster_lab": 5_500,
     "__main__": 5,
     PACKAGE: 20,
