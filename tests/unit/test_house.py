@@ -23,7 +23,7 @@ BUDGETS = {
     "node": 8_387,  # dockerd.py: names of archives; host.py: proxies; http.py: whose port
     "resources": 3_912,
     "agent": 1_878,
-    "config": 5_598,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
+    "config": 5_604,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_813,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_827,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP

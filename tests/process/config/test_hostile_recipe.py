@@ -71,6 +71,15 @@ def test_no_image_comes_out_of_a_download_or_of_a_container(project, image, arch
     assert not isinstance(invoke("lint", recipe.NAME).exception, InvalidFile)
 
 
+@pytest.mark.parametrize("image", [recipe.ARCHIVE, recipe.BASE_ARCHIVE])
+def test_nor_out_of_the_folder_of_caches_that_settings_name(project, image):
+    (project / "inventory.yaml").write_text(INVENTORY + OWN_ROOT)
+    recipe.write(project, recipe.text(image % "/data/caches/images/a/i.tar"))
+    with pytest.raises(Refused, match="archive"):
+        invoke("up", "--recipe", recipe.NAME, "--allow-build", catch_exceptions=False,
+               standalone_mode=False)  # fmt: skip
+
+
 @pytest.mark.parametrize("source", recipe.REACHED)
 def test_import_leaves_it_out(source):
     line = f"docker run -v {source}:/data ghcr.io/evil/vllm:1 vllm serve evil/m"
