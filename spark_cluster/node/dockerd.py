@@ -100,7 +100,7 @@ Ask = Callable[[Sequence[str]], str | None]
 @contextlib.contextmanager
 def keeping_names(ask: Ask, ref: str, said: Callable[[], str]) -> Iterator[list[str]]:
     """Have an archive loaded in the block; of its images only `ref` gets its name, whatever comes
-    of the load. Other images get theirs back.
+    of the load. Other images get theirs back, or nobody has it.
 
     Args:
         said: returns what `docker load` has said.
@@ -117,15 +117,19 @@ def keeping_names(ask: Ask, ref: str, said: Callable[[], str]) -> Iterator[list[
     try:
         yield others
     finally:
-        text, now, own = said(), _named(ask(NAMES)) or {}, shown(ref)
-        loaded = set(re.findall(r"^Loaded image: (\S+)$", text, re.MULTILINE))
-        loaded |= now.keys() - before.keys() if len(text) >= MOST_SAID else set()
-        others += sorted(loaded - {own})
+        text, own = said(), shown(ref)
+        loaded = set(re.findall(r"^Loaded image: (\S+)$", text, re.MULTILINE)) - {own}
+        now = _named(ask(NAMES)) or {**before, **dict.fromkeys(loaded, "")}
+        if len(text) >= MOST_SAID:
+            loaded |= now.keys() - before.keys() - {own}
+        others += sorted(loaded)
+        gone = loaded - before.keys()
         for name, number in before.items():
-            if name != own and now.get(name) != number:
-                ask(("docker", "tag", number, name))
-        if new := sorted(loaded - {own} - before.keys()):
-            ask(("docker", "image", "rm", "--", *new))
+            moved = name != own and now.get(name) != number
+            if moved and ask(("docker", "tag", number, name)) is None:  # Docker kept nothing of it
+                gone.add(name)
+        if gone:
+            ask(("docker", "image", "rm", "--", *sorted(gone)))
 
 
 def _named(printed: str | None) -> dict[str, str] | None:
