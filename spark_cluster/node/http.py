@@ -80,7 +80,10 @@ BODY_LIMIT = 16 * 1024 * 1024
 BLOCK = 64 * 1024
 """Bytes read at once."""
 
-ACCEPTED_S = 5.0
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp (source: linux/include/net/tcp_states.h)."""
+
+ACCEPTED_S = 3.0
 """Seconds within which a server accepts a connection, if it is to be given a token."""
 
 LONGEST_HEADER = 4000
@@ -227,21 +230,25 @@ def must_be_roots(connection: socket.socket) -> None:
     """Look who has accepted a connection of the loopback: while a server is down any user can
     listen at its port, who would be given its token.
 
-    Who listens by now may be another one, and a connection that waits to be accepted has no owner.
+    Who listens by now may be another one than has accepted it, and what waits to be accepted has no
+    owner.
 
     Raises:
         OSError: it is another user's program than root's, or than one of who asks; or none.
     """
     server, client = map(_in_proc, (connection.getpeername(), connection.getsockname()))
+    port, own, accepted = connection.getpeername()[1], (0, os.geteuid()), False
     for _ in looks(ACCEPTED_S, 0.02):
         texts = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
-        rows = (row for text in texts if text.exists() for row in text.read_text().splitlines())
+        rows = [row for text in texts if text.exists() for row in text.read_text().splitlines()]
         for row in map(str.split, rows):
-            if row[1].endswith(server) and row[2].endswith(client) and row[9] != "0":
-                if int(row[7]) in (0, os.geteuid()):
-                    return
-                port = connection.getpeername()[1]
+            listens = row[3] == LISTENS and row[1].endswith(f":{port:04X}")
+            is_it = row[1].endswith(server) and row[2].endswith(client) and row[9] != "0"
+            if (listens or is_it) and int(row[7]) not in own:
                 raise OSError(f"port {port} belongs to another user, who gets no token")
+            accepted |= is_it
+        if accepted:
+            return
     raise OSError("who has accepted the connection is not known, and gets no token")
 
 
